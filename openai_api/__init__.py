@@ -1,0 +1,1 @@
+"""The OpenAI wire format: schemas, endpoints, chat templates and the error table."""

@@ -1,0 +1,69 @@
+"""The protocol of an attention back end: plan once a step, run once a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from runtime.registry import Registry
+
+if TYPE_CHECKING:
+    from runtime.forward_batch import ForwardBatch
+
+
+@dataclass
+class AttentionLayer:
+    """What one layer's attention needs besides q, k and v.
+
+    Attributes:
+        layer_idx: index into `ForwardBatch.kv`.
+        num_heads, num_kv_heads: of this rank.
+        scale: multiplies the scores, usually `head_dim ** -0.5`.
+        cos_sin: `[max_positions, head_dim]` float32, cosines then sines (half each), shared by layers.
+        q_norm, k_norm: `[head_dim]` weights of a per-head RMSNorm before rotation, or `None`.
+        eps: of that norm.
+        window_left: keys a query may look back on besides itself; -1 for all.
+    """
+
+    layer_idx: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    cos_sin: Tensor
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 1e-6
+    window_left: int = -1
+
+
+class AttentionBackend(Protocol):
+    """Rotates, writes and attends; owns the layout of no tensor but its own plan."""
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Prepare for `batch`, once for all layers."""
+        ...
+
+    def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attend one layer.
+
+        Args:
+            layer: the layer's constants.
+            qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, changed in place.
+            batch: the planned batch; its cache gets the new keys and values.
+
+        Returns:
+            `[num_tokens, num_heads * head_dim]`.
+        """
+        ...
+
+
+ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
+    "attention backend",
+    {
+        "cpu": "runtime.attention.paged:PagedAttention",
+        "torch": "runtime.attention.paged:ReferenceAttention",
+    },
+)

@@ -1,0 +1,127 @@
+"""Checks that need only lengths: what can never fit is answered here, never queued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from runtime.errors import InvalidRequest
+from runtime.sampling_params import SamplingParams
+
+# A byte-level token rarely holds more than this; longer texts cannot fit whatever they say.
+MAX_CHARS_PER_TOKEN = 128
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What a request may ask for.
+
+    Attributes:
+        context_len: most tokens of prompt and output together.
+        max_total_num_tokens: capacity of the KV pool, tokens.
+        vocab_size: width of the logits; every token id is below it.
+        allow_auto_truncate: shorten instead of refusing.
+    """
+
+    context_len: int
+    max_total_num_tokens: int
+    vocab_size: int
+    allow_auto_truncate: bool = False
+
+    @property
+    def max_req_len(self) -> int:
+        """Longest prompt plus output that the context and an otherwise empty pool both hold."""
+        return min(self.context_len, self.max_total_num_tokens)
+
+
+def check_text_size(text: str, limits: EngineLimits) -> None:
+    """Refuse a text that is too long before spending time on tokenizing it.
+
+    Raises:
+        InvalidRequest: more characters than the context could hold.
+    """
+    most = limits.context_len * MAX_CHARS_PER_TOKEN
+    if len(text) > most and not limits.allow_auto_truncate:
+        raise InvalidRequest(
+            f"The prompt has {len(text)} characters, which is longer than the model's context "
+            f"length ({limits.context_len} tokens)."
+        )
+
+
+def check_token_ids(input_ids: list[int], limits: EngineLimits) -> None:
+    """Check ids against the width of the logits.
+
+    Raises:
+        InvalidRequest: no ids, or one outside the vocabulary.
+    """
+    if not input_ids:
+        raise InvalidRequest("input_ids cannot be empty.", param="input_ids")
+    low, high = min(input_ids), max(input_ids)
+    if low < 0 or high >= limits.vocab_size:
+        wrong = low if low < 0 else high
+        raise InvalidRequest(
+            f"input_ids must be in [0, {limits.vocab_size}), got {wrong}.", param="input_ids"
+        )
+
+
+def admit(
+    input_ids: list[int],
+    sampling: SamplingParams,
+    limits: EngineLimits,
+    *,
+    explicit_max_new_tokens: bool,
+) -> tuple[list[int], SamplingParams]:
+    """Fit a request into the context and the pool.
+
+    Args:
+        input_ids: the prompt.
+        sampling: checked parameters; `max_new_tokens` may be `None` (as much as fits).
+        limits: the engine's.
+        explicit_max_new_tokens: whether the client named the number: then it is refused, not cut.
+
+    Returns:
+        The prompt (shorter with `allow_auto_truncate`) and parameters whose `max_new_tokens` fits.
+
+    Raises:
+        InvalidRequest: what was asked for can never fit.
+    """
+    check_token_ids(input_ids, limits)
+    num_prompt = len(input_ids)
+    if num_prompt >= limits.context_len:
+        if not limits.allow_auto_truncate:
+            raise InvalidRequest(
+                f"The input ({num_prompt} tokens) is longer than the model's context length "
+                f"({limits.context_len} tokens)."
+            )
+        num_prompt = limits.context_len - 1
+    if num_prompt >= limits.max_total_num_tokens:
+        if not limits.allow_auto_truncate:
+            raise InvalidRequest(
+                f"The input ({num_prompt} tokens) is longer than the KV pool holds "
+                f"({limits.max_total_num_tokens} tokens)."
+            )
+        num_prompt = limits.max_total_num_tokens - 1
+    room = limits.max_req_len - num_prompt
+    wanted = sampling.max_new_tokens
+    if wanted is None:
+        fitting = room
+    elif wanted > room and explicit_max_new_tokens and not limits.allow_auto_truncate:
+        which = (
+            "model's maximum context length"
+            if limits.context_len <= limits.max_total_num_tokens
+            else "KV pool's capacity"
+        )
+        raise InvalidRequest(
+            f"Requested token count exceeds the {which} of {limits.max_req_len} tokens: {num_prompt}"
+            f" tokens of input and max_new_tokens {wanted}."
+        )
+    else:
+        fitting = min(wanted, room)
+    if sampling.min_new_tokens > fitting:
+        raise InvalidRequest(
+            f"min_new_tokens must be in [0, {fitting}], the tokens that still fit, got "
+            f"{sampling.min_new_tokens}.",
+            param="min_new_tokens",
+        )
+    return input_ids[:num_prompt], msgspec.structs.replace(sampling, max_new_tokens=fitting)

@@ -1,0 +1,324 @@
+"""The client: opens a stream per request, routes deltas to it, aborts what nobody reads any more.
+
+The HTTP front and the offline engine both use this object, on their own event loop.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from runtime.client.admission import EngineLimits, admit
+from runtime.errors import EngineDead, EngineNotReady, HeadraceError, InvalidRequest, Overloaded
+from runtime.messages import (
+    AbortAll,
+    AbortRequests,
+    ControlReply,
+    FinishReason,
+    FlushCache,
+    GenerateRequest,
+    RequestError,
+    SchedulerInbound,
+    TextDelta,
+    TextDeltas,
+)
+from runtime.sampling_params import SamplingParams
+
+
+@dataclass(kw_only=True)
+class GenerationInput:
+    """One sample to generate, as the endpoints hand it over.
+
+    Attributes:
+        rid: the caller's name for it, unique among the requests in flight.
+        input_ids: the prompt's token ids.
+        sampling: checked parameters (`n` is unrolled by the caller: one input per sample).
+        stream: whether deltas are wanted as they come; else one chunk at the end.
+        explicit_max_new_tokens: whether the client itself named `max_new_tokens`.
+    """
+
+    rid: str
+    input_ids: list[int]
+    sampling: SamplingParams
+    stream: bool
+    explicit_max_new_tokens: bool = True
+    cache_namespace: str = ""
+    priority: int = 0
+
+
+@dataclass
+class GenerationChunk:
+    """What is new since the chunk before.
+
+    Attributes:
+        text: new characters.
+        token_ids: new tokens.
+        finish_reason: set on the last chunk.
+        prompt_tokens, cached_tokens: of the whole request, the same in every chunk.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass
+class _Stream:
+    request_id: int
+    rid: str
+    prompt_tokens: int
+    arrival: float
+    cached_tokens: int = 0
+    # Deltas that wait to be read; a reader that falls behind gets them joined, so memory stays
+    # bounded by the text itself.
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: HeadraceError | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class GenerationStream:
+    """An async iterator of chunks; leaving it early aborts the request."""
+
+    def __init__(self, client: EngineClient, stream: _Stream) -> None:
+        """Made by `EngineClient.generate` only."""
+        self._client = client
+        self._stream = stream
+        self._done = False
+
+    @property
+    def rid(self) -> str:
+        """The caller's name for the request."""
+        return self._stream.rid
+
+    def __aiter__(self) -> AsyncIterator[GenerationChunk]:
+        return self
+
+    async def __anext__(self) -> GenerationChunk:
+        if self._done:
+            raise StopAsyncIteration
+        stream = self._stream
+        try:
+            await stream.wake.wait()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        stream.wake.clear()
+        if stream.error is not None:
+            self._done = True
+            self._client.forget(stream.request_id)
+            raise stream.error
+        chunk = GenerationChunk(
+            text="".join(stream.text),
+            token_ids=stream.token_ids,
+            finish_reason=stream.finish_reason,
+            prompt_tokens=stream.prompt_tokens,
+            cached_tokens=stream.cached_tokens,
+        )
+        stream.text, stream.token_ids = [], []
+        if chunk.finish_reason is not None:
+            self._done = True
+            self._client.forget(stream.request_id)
+            _raise_if_refused(chunk)
+        return chunk
+
+    def close(self) -> None:
+        """Stop reading; a request that still runs is aborted."""
+        if not self._done:
+            self._done = True
+            self._client.abort_ids([self._stream.request_id])
+            self._client.forget(self._stream.request_id)
+
+
+def _raise_if_refused(chunk: GenerationChunk) -> None:
+    # The scheduler refuses with a status; a caller's own abort has none and keeps its text.
+    reason = chunk.finish_reason
+    if reason is None or reason.status_code is None:
+        return
+    message = reason.message or "The request was refused."
+    if reason.status_code == 503:
+        raise Overloaded(message)
+    if 400 <= reason.status_code < 500:
+        raise InvalidRequest(message)
+    error = HeadraceError(message)
+    error.status_code = reason.status_code
+    raise error
+
+
+class EngineClient:
+    """Requests in, chunks out; knows nothing of HTTP.
+
+    Attributes:
+        limits: known once the worker is ready.
+        accepting: false while draining.
+    """
+
+    def __init__(self, limits: EngineLimits, random_seed: int | None = None) -> None:
+        """Start with provisional `limits`; `connect` and `on_ready` complete them."""
+        self.limits = limits
+        self.accepting = True
+        self.ready = False
+        self._send: Callable[[SchedulerInbound], None] | None = None
+        self._streams: dict[int, _Stream] = {}
+        self._rids: dict[str, int] = {}
+        self._ids = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[ControlReply]] = {}
+        self._seed_source = _seed_source(random_seed)
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that have not had their final chunk yet."""
+        return len(self._streams)
+
+    def connect(self, send: Callable[[SchedulerInbound], None]) -> None:
+        """Use `send` for messages to the scheduler (of the current generation)."""
+        self._send = send
+
+    def generate(self, item: GenerationInput) -> GenerationStream:
+        """Admit one request and open its stream.
+
+        Raises:
+            InvalidRequest: it can never fit, or its `rid` is in flight already.
+            EngineNotReady: the worker is loading.
+            Overloaded: the server is draining.
+        """
+        if not self.accepting:
+            raise Overloaded("The server is shutting down and takes no new requests.")
+        if not self.ready or self._send is None:
+            raise EngineNotReady("The model is still loading; see /startupz for progress.")
+        if item.rid in self._rids:
+            raise InvalidRequest(f"A request with rid {item.rid[:64]!r} is already in flight.", param="rid")
+        input_ids, sampling = admit(
+            item.input_ids,
+            item.sampling,
+            self.limits,
+            explicit_max_new_tokens=item.explicit_max_new_tokens,
+        )
+        if sampling.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=self._seed_source())
+        request_id = next(self._ids)
+        stream = _Stream(request_id, item.rid, len(input_ids), time.monotonic())
+        self._streams[request_id] = stream
+        self._rids[item.rid] = request_id
+        self._send(
+            GenerateRequest(
+                request_id=request_id,
+                input_ids=array.array("i", input_ids).tobytes(),
+                sampling=sampling,
+                stream=item.stream,
+                cache_namespace=item.cache_namespace,
+                priority=item.priority,
+                arrival=stream.arrival,
+            )
+        )
+        return GenerationStream(self, stream)
+
+    def abort(self, rid: str) -> int:
+        """Abort the request called `rid`, or the batch `rid_0`, `rid_1`, ...; how many matched."""
+        ids = [i for name, i in self._rids.items() if name == rid or _is_batch_member(name, rid)]
+        self.abort_ids(ids)
+        return len(ids)
+
+    def abort_all(self) -> None:
+        """Abort everything in flight."""
+        if self._send is not None and self._streams:
+            self._send(AbortAll())
+
+    def abort_ids(self, request_ids: list[int]) -> None:
+        """Abort by internal id; finished ones are ignored by the scheduler."""
+        if request_ids and self._send is not None:
+            self._send(AbortRequests(request_ids))
+
+    async def flush_cache(self, timeout_s: float = 30.0) -> ControlReply:
+        """Drop the prefix cache; refused (`success` false) while requests are in flight."""
+        call_id = next(self._ids)
+        return await self._call(call_id, FlushCache(call_id), timeout_s)
+
+    async def _call(self, call_id: int, message: SchedulerInbound, timeout_s: float) -> ControlReply:
+        if self._send is None or not self.ready:
+            raise EngineNotReady("The model is still loading; see /startupz for progress.")
+        future: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            self._send(message)
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            return ControlReply(call_id, False, "The worker did not answer in time.")
+        finally:
+            self._calls.pop(call_id, None)
+
+    def forget(self, request_id: int) -> None:
+        """Drop a stream that is over or no longer read."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None and self._rids.get(stream.rid) == request_id:
+            del self._rids[stream.rid]
+
+    # ---- called by the owner of the sockets ----
+
+    def on_deltas(self, message: TextDeltas) -> None:
+        """Hand each delta to its stream."""
+        streams = self._streams
+        for delta in message.deltas:
+            stream = streams.get(delta.request_id)
+            if stream is not None:
+                self._extend(stream, delta)
+
+    @staticmethod
+    def _extend(stream: _Stream, delta: TextDelta) -> None:
+        if delta.text:
+            stream.text.append(delta.text)
+        if delta.token_ids:
+            stream.token_ids.extend(memoryview(delta.token_ids).cast("i"))
+        if delta.cached_tokens >= 0:
+            stream.cached_tokens = delta.cached_tokens
+        stream.finish_reason = delta.reason
+        stream.wake.set()
+
+    def on_request_error(self, message: RequestError) -> None:
+        """Fail these requests only."""
+        for request_id in message.request_ids:
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.error = HeadraceError(message.message)
+                stream.wake.set()
+
+    def on_control_reply(self, message: ControlReply) -> None:
+        """Complete the call that waits for this reply."""
+        future = self._calls.get(message.call_id)
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def fail_all(self, message: str) -> None:
+        """A process died: every request in flight gets a final error."""
+        for stream in self._streams.values():
+            stream.error = EngineDead(message)
+            stream.wake.set()
+        for call_id, future in self._calls.items():
+            if not future.done():
+                future.set_result(ControlReply(call_id, False, message))
+
+
+def _is_batch_member(name: str, rid: str) -> bool:
+    prefix, _, index = name.rpartition("_")
+    return prefix == rid and index.isdigit()
+
+
+def _seed_source(random_seed: int | None) -> Callable[[], int]:
+    if random_seed is None:
+        return lambda: secrets.randbits(62)
+    # Stafford's mix of a counter: reproducible when the server is started with a seed.
+    counter = itertools.count(random_seed)
+    return lambda: (next(counter) * 0x9E3779B97F4A7C15) & (2**62 - 1)

@@ -1,0 +1,189 @@
+"""Configuration: frozen dataclasses in sections, made once, never written after.
+
+The command line is generated from these fields (`server.args`): the field's name is the option's
+name, `option(...)` holds its help text and choices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def option(
+    default: Any,
+    help_text: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    aliases: tuple[str, ...] = (),
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field that is also a command-line option."""
+    metadata = {"help": help_text, "choices": choices, "aliases": aliases, "metavar": metavar}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArgs:
+    """Which model, and how its numbers are stored."""
+
+    model_path: str | None = option(
+        None, "Folder or hub id of the model; the bundled demo model when absent.", aliases=("--model",)
+    )
+    tokenizer_path: str | None = option(None, "Folder of the tokenizer; the model's when absent.")
+    load_format: str = option(
+        "auto", "How weights are found.", choices=("auto", "safetensors", "dummy")
+    )
+    dtype: str = option(
+        "auto",
+        "Type of weights and activations; auto takes the checkpoint's where the device is good at it.",
+        choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
+    )
+    context_length: int | None = option(None, "Longest prompt plus output, tokens; the model's when absent.")
+    served_model_name: str | None = option(None, "Name shown at /v1/models; the model path when absent.")
+    weight_version: str = option("default", "Label of the weights, returned with every answer.")
+    revision: str | None = option(None, "Branch, tag or commit on the hub.")
+    trust_remote_code: bool = option(False, "Accepted for compatibility; code from a model folder never runs.")
+    device: str = option("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
+    random_seed: int | None = option(None, "Seed for dummy weights and for requests that bring none.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpArgs:
+    """The HTTP server and the API's behaviour."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(30000, "Port to listen on.")
+    api_key: str | None = option(None, "Key that clients must send as a bearer token.")
+    admin_api_key: str | None = option(None, "Key for the routes that change the server.")
+    chat_template: str | None = option(None, "Chat template: a file, or the text itself.")
+    enable_cache_report: bool = option(False, "Report cached prompt tokens in `usage`.")
+    sampling_defaults: str = option(
+        "model", "Where chat's sampling defaults come from.", choices=("model", "openai")
+    )
+    preferred_sampling_params: str | None = option(None, "JSON object that fills absent sampling keys.")
+    stream_interval: int = option(1, "Tokens between two events of a stream.")
+    incremental_streaming_output: bool = option(
+        False, "/generate streams disjoint deltas instead of the text so far."
+    )
+    skip_server_warmup: bool = option(False, "Be ready without a first request of our own.")
+    allow_auto_truncate: bool = option(False, "Shorten a prompt that is too long instead of refusing it.")
+    drain_timeout: float = option(60.0, "Seconds that running requests get after SIGTERM.")
+    max_body_mb: float = option(64.0, "Largest request body, MiB.")
+    allow_origins: list[str] = option([], "Web origins that may call this server (CORS).", metavar="ORIGIN")
+    fastapi_root_path: str = option("", "Path prefix when behind a proxy.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulingArgs:
+    """Memory, batching and the prefix cache."""
+
+    mem_fraction_static: float | None = option(
+        None, "Share of device memory for weights and KV pool together."
+    )
+    max_total_tokens: int | None = option(None, "Size of the KV pool, tokens.")
+    max_running_requests: int | None = option(None, "Most requests in the running batch.")
+    max_queued_requests: int | None = option(None, "Most requests waiting; further ones get 503.")
+    chunked_prefill_size: int | None = option(
+        None, "Most prompt tokens computed in one step; -1 computes prompts whole."
+    )
+    schedule_policy: str = option(
+        "fcfs", "Order of waiting requests.", choices=("fcfs", "lpm", "priority")
+    )
+    page_size: int | None = option(None, "Tokens per page of the KV pool.")
+    disable_radix_cache: bool = option(False, "Do not share prefixes between requests.")
+    disable_overlap_schedule: bool = option(False, "Wait for each step before planning the next.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelArgs:
+    """How the model is spread over devices."""
+
+    tp_size: int = option(
+        1, "Devices that share each layer.", aliases=("--tensor-parallel-size", "--tp")
+    )
+    dp_size: int = option(1, "Copies of the model.", aliases=("--data-parallel-size", "--dp"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelArgs:
+    """Which implementations compute."""
+
+    attention_backend: str = option("auto", "Attention implementation.", choices=("auto", "cpu", "torch"))
+    num_threads: int | None = option(None, "CPU threads of the model's worker; the physical cores when absent.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingArgs:
+    """Logs and metrics."""
+
+    log_level: str = option(
+        "info", "Verbosity of our logs.", choices=("debug", "info", "warning", "error", "critical")
+    )
+    log_level_http: str | None = option(None, "Verbosity of the HTTP access log.")
+    log_requests: bool = option(False, "One line per finished request.")
+    enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
+    decode_log_interval: int = option(40, "Decode steps between two throughput lines.")
+    watchdog_timeout: float = option(300.0, "Seconds without a scheduler turn before the worker is restarted.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Everything the server was asked for, resolved: no `auto` is left where the front can decide."""
+
+    model: ModelArgs = field(default_factory=ModelArgs)
+    http: HttpArgs = field(default_factory=HttpArgs)
+    scheduling: SchedulingArgs = field(default_factory=SchedulingArgs)
+    parallel: ParallelArgs = field(default_factory=ParallelArgs)
+    kernels: KernelArgs = field(default_factory=KernelArgs)
+    logging: LoggingArgs = field(default_factory=LoggingArgs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """What the scheduler/worker process gets on its stdin.
+
+    Attributes:
+        model_folder: local folder with `config.json` and the weights.
+        dtype: `float32`, `float16` or `bfloat16`.
+        context_len: most tokens of a request, prompt and output together.
+        generation: how many workers this front has started before.
+    """
+
+    run_folder: str
+    generation: int
+    model_folder: str
+    load_format: str
+    dtype: str
+    device: str
+    context_len: int
+    eos_token_ids: list[int]
+    random_seed: int
+    mem_fraction_static: float | None
+    max_total_tokens: int | None
+    max_running_requests: int
+    max_queued_requests: int | None
+    chunked_prefill_size: int
+    schedule_policy: str
+    page_size: int
+    disable_radix_cache: bool
+    overlap: bool
+    attention_backend: str
+    num_threads: int
+    log_level: str
+    decode_log_interval: int
+    stream_interval: int
+    show_progress: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetokenizerConfig:
+    """What the detokenizer process gets on its stdin."""
+
+    run_folder: str
+    generation: int
+    scheduler_generation: int
+    tokenizer_folder: str
+    log_level: str

@@ -1,0 +1,62 @@
+"""What can go wrong, as types: one place decides which HTTP status each one becomes.
+
+    HeadraceError
+    |-- InvalidRequest   the caller's mistake            400
+    |-- Overloaded       more work than the queue takes  503, Retry-After
+    |-- EngineDead       a process behind the front died 503, Retry-After
+    |-- EngineNotReady   weights are still loading       503, Retry-After
+    |-- RequestFailed    our mistake, this request only  500
+    `-- StartupError     the server cannot start at all  exit code 1
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """Root of every error raised on purpose."""
+
+    status_code = 500
+    retry_after_s: int | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        """Keep `message` for the client and `param`, the request field it is about."""
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(HeadraceError):
+    """The request cannot be served as asked; the message says what is wrong and what is allowed."""
+
+    status_code = 400
+
+
+class Overloaded(HeadraceError):
+    """The waiting queue is full, or the server is draining."""
+
+    status_code = 503
+    retry_after_s = 1
+
+
+class EngineDead(HeadraceError):
+    """A process behind the front died while the request was in flight; it is being restarted."""
+
+    status_code = 503
+    retry_after_s = 5
+
+
+class EngineNotReady(HeadraceError):
+    """The worker is still loading its model."""
+
+    status_code = 503
+    retry_after_s = 2
+
+
+class RequestFailed(HeadraceError):
+    """An unexpected failure while serving one request; other requests go on."""
+
+    status_code = 500
+
+
+class StartupError(HeadraceError):
+    """The server cannot start; one line says why and what to do."""

@@ -1,0 +1,53 @@
+"""One step's input to the model: plain tensors, no requests, no configuration, no globals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from runtime.attention.backend import AttentionBackend
+
+
+@dataclass
+class KVCache:
+    """One layer's pages.
+
+    Attributes:
+        k, v: `[num_pages, num_kv_heads, page_size, head_dim]`. Page 0 belongs to nobody: padding
+            may write there.
+    """
+
+    k: Tensor
+    v: Tensor
+
+
+@dataclass
+class ForwardBatch:
+    """New tokens of several sequences, flattened; sequences with one new token come first.
+
+    Attributes:
+        input_ids: `[num_tokens]` int64.
+        positions: `[num_tokens]` int64, each token's place in its own sequence.
+        slots: `[num_tokens]` int64, where each token's key and value go: `page * page_size + offset`.
+        qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's new tokens.
+        seq_lens: `[num_seqs]` int32, keys each sequence has once this step's are written.
+        page_table: `[num_seqs, max_pages]` int32.
+        num_decodes: the first so many sequences have exactly one new token.
+        logits_indices: `[num_samples]` int64, the tokens whose logits are wanted.
+        kv: one entry per layer.
+        attention: planned for this batch.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    qo_indptr: Tensor
+    seq_lens: Tensor
+    page_table: Tensor
+    num_decodes: int
+    logits_indices: Tensor
+    kv: list[KVCache]
+    attention: AttentionBackend

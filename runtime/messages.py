@@ -1,0 +1,235 @@
+"""Every message that crosses a process: one union per receiver, msgpack, no object construction.
+
+Ids are made by the client (`request_id`, an integer); the caller's `rid` is only echoed. Token ids
+travel as little-endian int32 bytes: a 100,000-token prompt costs a copy, not a Python loop.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from runtime.sampling_params import SamplingParams
+
+Phase = Literal[
+    "starting", "importing", "loading_weights", "allocating_cache", "warming_up", "ready", "failed"
+]
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    pass
+
+
+# ---- front -> scheduler -------------------------------------------------------------------------
+
+
+class GenerateRequest(_Message):
+    """One prompt to continue.
+
+    Attributes:
+        input_ids: little-endian int32 bytes, checked against the logits' width.
+        sampling: checked; `max_new_tokens` is a number that fits the context, `seed` is set.
+        stream: whether the client wants text as it comes, or once.
+        cache_namespace: requests share cached prefixes only inside one namespace.
+        priority: larger is sooner under the priority policy.
+        arrival: `time.monotonic()` at the front, comparable across processes of one machine.
+    """
+
+    request_id: int
+    input_ids: bytes
+    sampling: SamplingParams
+    stream: bool = False
+    cache_namespace: str = ""
+    priority: int = 0
+    arrival: float = 0.0
+
+
+class AbortRequests(_Message):
+    """Stop these requests; each still gets its final message."""
+
+    request_ids: list[int]
+
+
+class AbortAll(_Message):
+    """Stop every request, running or waiting."""
+
+
+class StopHit(_Message):
+    """The detokenizer found a stop string: the scheduler may drop the request in silence."""
+
+    request_ids: list[int]
+
+
+class FlushCache(_Message):
+    """Drop the prefix cache; refused while requests run or wait."""
+
+    call_id: int
+
+
+class Ping(_Message):
+    """Answered by the scheduler loop itself: proof of life beyond the heartbeat."""
+
+    call_id: int
+
+
+SchedulerInbound = GenerateRequest | AbortRequests | AbortAll | StopHit | FlushCache | Ping
+
+
+# ---- scheduler -> detokenizer -------------------------------------------------------------------
+
+
+class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Why a request ended, in the native API's words.
+
+    Attributes:
+        matched: the token id or stop string that ended it.
+        length: the token limit that was reached.
+        message, status_code, err_type: set for `abort`.
+    """
+
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+    length: int | None = None
+    message: str | None = None
+    status_code: int | None = None
+    err_type: str | None = None
+
+
+class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the detokenizer must know before a request's first token."""
+
+    request_id: int
+    stream: bool
+    stop: list[str]
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    no_stop_trim: bool
+    stream_interval: int
+    prompt_tail: bytes
+
+
+class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request's end as the scheduler sees it, with the counts the answer reports."""
+
+    request_id: int
+    reason: FinishReason
+
+
+class TokenDeltas(_Message):
+    """One step's new tokens of the whole batch.
+
+    Attributes:
+        starts: requests that appear for the first time.
+        request_ids: one entry per request with new tokens or an end.
+        token_counts: how many of `token_ids` belong to each entry of `request_ids`.
+        token_ids: int32 bytes, concatenated.
+        cached_tokens: for each entry of `starts`, prompt tokens found in the prefix cache.
+        ends: requests that end with this step.
+    """
+
+    starts: list[StreamStart]
+    cached_tokens: list[int]
+    request_ids: list[int]
+    token_counts: list[int]
+    token_ids: bytes
+    ends: list[StreamEnd]
+
+
+class ResetStreams(_Message):
+    """Forget every stream: the scheduler that fed them is gone."""
+
+
+DetokenizerInbound = TokenDeltas | ResetStreams
+
+
+# ---- scheduler and detokenizer -> front ---------------------------------------------------------
+
+
+class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """New text of one request.
+
+    Attributes:
+        text: new characters, never cutting one in half; empty while a stop string may be forming.
+        token_ids: the new tokens, int32 bytes.
+        reason: set on the last delta of the request.
+        cached_tokens: set on the first delta, else -1.
+        num_retractions: times the request was put back and recomputed.
+    """
+
+    request_id: int
+    text: str
+    token_ids: bytes
+    reason: FinishReason | None = None
+    cached_tokens: int = -1
+
+
+class TextDeltas(_Message):
+    """One step's new text for the whole batch."""
+
+    deltas: list[TextDelta]
+
+
+class Progress(_Message):
+    """Where the worker's start-up is; `fraction` counts within the phase, 0 to 1."""
+
+    phase: Phase
+    fraction: float = 0.0
+    detail: str = ""
+
+
+class WorkerReady(_Message):
+    """The worker can take requests; what the front tells users about it.
+
+    Attributes:
+        max_total_num_tokens: capacity of the KV pool, tokens.
+        max_running_requests: rows of the running batch.
+        weight_bytes, kv_bytes: memory held by each.
+        load_seconds: from process start to ready.
+    """
+
+    max_total_num_tokens: int
+    max_running_requests: int
+    page_size: int
+    dtype: str
+    device: str
+    attention_backend: str
+    weight_bytes: int
+    kv_bytes: int
+    load_seconds: float
+
+
+class DetokenizerReady(_Message):
+    """The detokenizer has loaded its tokenizer."""
+
+
+class StartupFailed(_Message):
+    """The worker cannot start; `message` is one line for the user."""
+
+    message: str
+
+
+class ControlReply(_Message):
+    """Answer to a message with a `call_id`."""
+
+    call_id: int
+    success: bool
+    message: str = ""
+
+
+class RequestError(_Message):
+    """Requests that failed before any token of theirs reached the detokenizer."""
+
+    request_ids: list[int]
+    message: str
+
+
+FrontInbound = (
+    TextDeltas
+    | Progress
+    | WorkerReady
+    | DetokenizerReady
+    | StartupFailed
+    | ControlReply
+    | RequestError
+)

@@ -1,0 +1,131 @@
+"""Child processes: started by name, configured by msgpack on stdin, ended when the parent ends.
+
+A child is `python -m runtime.process <entry>`: no fork of a threaded parent, no pickled arguments,
+no `__main__` guard needed in a user's script. The parent keeps the write end of the child's stdin;
+when the parent dies, however it dies, the child reads end-of-file there and leaves at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from runtime.registry import Registry
+
+CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
+    "child process",
+    {
+        "scheduler": "runtime.scheduler.process:main",
+        "detokenizer": "runtime.detokenizer.process:main",
+    },
+)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Child:
+    """One running child process and the thread that waits for its end."""
+
+    def __init__(
+        self,
+        entry: str,
+        config: Any,
+        on_exit: Callable[[Child, int], None],
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """Start `entry` with `config`; `on_exit(child, code)` is called on a thread when it ends."""
+        self.entry = entry
+        self._process = subprocess.Popen(
+            # -P keeps the user's current folder, which may hold a `runtime` of its own, off the path.
+            [sys.executable, "-P", "-m", "runtime.process", entry],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": _import_path(), **(environment or {})},
+            # A terminal's Ctrl-C must reach the front alone, which then drains its children.
+            start_new_session=True,
+        )
+        payload = _encoder.encode(config)
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            stdin.write(len(payload).to_bytes(8, "little") + payload)
+            stdin.flush()
+        self._on_exit = on_exit
+        self._thread = threading.Thread(
+            target=self._wait, name=f"wait-{entry}-{self.pid}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        self._on_exit(self, code)
+
+    def kill(self) -> None:
+        """End the process now."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Close the child's stdin, which tells it to leave; kill it when it does not."""
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
+
+
+def _import_path() -> str:
+    ours = str(Path(__file__).resolve().parents[1])
+    return os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _leave_with_parent() -> None:
+    # A blocking read returns only at end-of-file: the parent closed the pipe or died.
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(0)
+
+
+def _read_exactly(size_bytes: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size_bytes:
+        part = os.read(0, size_bytes - len(parts))
+        if not part:
+            os._exit(0)
+        parts += part
+    return bytes(parts)
+
+
+def run_child(entry: str) -> None:
+    """Run `entry` with the configuration that waits on stdin."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    size_bytes = int.from_bytes(_read_exactly(8), "little")
+    payload = _read_exactly(size_bytes)
+    threading.Thread(target=_leave_with_parent, name="parent-watch", daemon=True).start()
+    cast("Callable[[bytes], None]", CHILD_ENTRIES.load(entry))(payload)
+
+
+if __name__ == "__main__":
+    run_child(sys.argv[1])

@@ -1,0 +1,79 @@
+"""Numbers the worker publishes and the front reads, in a small shared file: no message, no queue.
+
+The heartbeat proves that the scheduler's loop turns without a request that would wait behind a long
+prefill; the gauges are as fresh as the last step whenever someone asks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+FIELDS = (
+    "heartbeat",
+    "heartbeat_time",
+    "has_work",
+    "num_running_reqs",
+    "num_queue_reqs",
+    "num_used_tokens",
+    "num_cached_tokens",
+    "max_total_num_tokens",
+    "gen_throughput",
+    "prompt_tokens_total",
+    "cached_tokens_total",
+    "generation_tokens_total",
+    "num_retractions_total",
+    "num_steps_total",
+    "evicted_tokens_total",
+    "decode_sum_seq_lens",
+)
+_INDEX = {name: index for index, name in enumerate(FIELDS)}
+_SIZE_BYTES = 8 * len(FIELDS)
+
+
+class SharedState:
+    """Named float64 cells in a memory-mapped file; one process writes, any process reads."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        """Map the file at `path`; `create` makes it, filled with zeros."""
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            if create:
+                os.ftruncate(descriptor, _SIZE_BYTES)
+            self._map = mmap.mmap(descriptor, _SIZE_BYTES)
+        finally:
+            os.close(descriptor)
+        self._cells = memoryview(self._map).cast("d")
+
+    def beat(self) -> None:
+        """Count one turn of the scheduler's loop and note when it was."""
+        self._cells[0] += 1.0
+        self._cells[1] = time.monotonic()
+
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the last beat; infinite before the first."""
+        last = self._cells[1]
+        return time.monotonic() - last if last else float("inf")
+
+    def __getitem__(self, name: str) -> float:
+        return self._cells[_INDEX[name]]
+
+    def __setitem__(self, name: str, value: float) -> None:
+        self._cells[_INDEX[name]] = value
+
+    def reset(self) -> None:
+        """Zero every cell: a new worker starts from nothing."""
+        for index in range(len(FIELDS)):
+            self._cells[index] = 0.0
+
+    def snapshot(self) -> dict[str, float]:
+        """All cells by name."""
+        return dict(zip(FIELDS, self._cells, strict=True))
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._cells.release()
+        self._map.close()

@@ -1,0 +1,136 @@
+"""ZMQ over unix sockets in a private folder, carrying msgspec-encoded messages.
+
+Every address lives in one run folder (mode 0700), so nothing off this machine and no other user can
+reach a socket. Bytes that do not decode are counted and dropped: they never end a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M")
+RUN_FOLDER_PREFIX = "headrace-"
+
+
+def create_run_folder() -> Path:
+    """Make the private folder of one server's sockets; stale ones of dead servers are removed."""
+    base = Path(tempfile.gettempdir())
+    for old in base.glob(f"{RUN_FOLDER_PREFIX}*"):
+        pid = old.name.removeprefix(RUN_FOLDER_PREFIX).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and old.stat().st_uid == os.getuid():
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{RUN_FOLDER_PREFIX}{os.getpid()}-", dir=base))
+
+
+def scheduler_address(run_folder: Path, generation: int) -> str:
+    """Where the worker of this generation listens; a restarted worker gets a fresh address."""
+    return f"ipc://{run_folder}/scheduler-{generation}"
+
+
+def detokenizer_address(run_folder: Path, generation: int) -> str:
+    """Where the detokenizer of this generation listens."""
+    return f"ipc://{run_folder}/detokenizer-{generation}"
+
+
+def front_address(run_folder: Path) -> str:
+    """Where the front listens; it outlives its children."""
+    return f"ipc://{run_folder}/front"
+
+
+def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
+    socket = context.socket(kind)
+    # Admission bounds the work in flight, so queues need no second, silent bound that drops.
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.LINGER, 0)
+    return socket
+
+
+class Outbox:
+    """The sending end towards one address; `send` never blocks."""
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        """Connect to `address`, which may not exist yet."""
+        self._socket = _socket(context, zmq.PUSH)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue one message."""
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK, copy=True)
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close, giving queued messages up to `linger_ms` to leave."""
+        self._socket.close(linger_ms)
+
+
+class Inbox(Generic[M]):
+    """The receiving end of a synchronous process: bound, drained without blocking, or waited on."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, message_type: Any) -> None:
+        """Bind `address`; only messages of the union `message_type` are let in."""
+        self._socket = _socket(context, zmq.PULL)
+        self._socket.bind(address)
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
+        self.num_rejected = 0
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until a message waits or the time is over; whether one waits."""
+        return bool(self._socket.poll(int(timeout_s * 1000)))
+
+    def drain(self) -> Iterator[M]:
+        """Every message that has arrived, without blocking."""
+        while True:
+            try:
+                payload = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = self._decode(payload)
+            if message is not None:
+                yield message
+
+    def _decode(self, payload: bytes) -> M | None:
+        try:
+            return self._decoder.decode(payload)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            self.num_rejected += 1
+            logger.warning("Dropped a message of %d bytes: %s", len(payload), error)
+            return None
+
+
+class AsyncInbox(Generic[M]):
+    """The receiving end of an asyncio process."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str, message_type: Any) -> None:
+        """Bind `address`; only messages of the union `message_type` are let in."""
+        self._socket = _socket(context, zmq.PULL)
+        self._socket.bind(address)
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
+        self.num_rejected = 0
+
+    async def receive(self) -> M:
+        """The next message; undecodable ones are counted and skipped."""
+        while True:
+            payload = await self._socket.recv()
+            try:
+                return self._decoder.decode(payload)
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                self.num_rejected += 1
+                logger.warning("Dropped a message of %d bytes: %s", len(payload), error)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close(0)

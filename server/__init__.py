@@ -1,0 +1,1 @@
+"""The HTTP server: launch, arguments, the app, native routes, health, metrics, supervision."""
