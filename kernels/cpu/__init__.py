@@ -1,0 +1,1 @@
+"""The C++ library behind the `cpu` implementations: sources, build, ctypes binding."""

@@ -1,0 +1,106 @@
+"""Matrix products with weights that are laid out once, at load.
+
+Which implementation: see the measured table at the end of `kernels/linear/cpu.py`.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.table import Choice, Entry, Table
+
+__all__ = ["LINEAR", "LinearKernels", "PackedLinear", "pack"]
+
+
+class PackedLinear(ABC):
+    """A weight in the layout its implementation likes, callable on activations.
+
+    Attributes:
+        in_features: columns of the plain weight.
+        out_features: rows of the plain weight.
+        implementation: name in the `LINEAR` table.
+    """
+
+    implementation: str
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        self.in_features = in_features
+        self.out_features = out_features
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Bytes held by the packed weight and the bias."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return `x @ weight.T + bias`.
+
+        Args:
+            x: `[num_tokens, in_features]`, contiguous, the dtype of the weight.
+
+        Returns:
+            A new `[num_tokens, out_features]` tensor, the dtype of the weight.
+        """
+
+    @abstractmethod
+    def unpack(self) -> Tensor:
+        """Return the plain `[out_features, in_features]` weight; bit for bit what was packed.
+
+        The tensor may share memory with the packed one: do not write into it.
+        """
+
+    @abstractmethod
+    def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Replace the weight in place; the bias too when one is given.
+
+        Args:
+            weight: `[out_features, in_features]`, the dtype that was packed first.
+            bias: `[out_features]` or None to keep the present one.
+
+        Raises:
+            ValueError: the shape or dtype differs from what was packed first.
+        """
+
+
+class LinearKernels(Protocol):
+    """What an implementation of this op offers."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        """See `kernels.linear.pack`."""
+
+
+LINEAR: Table[LinearKernels] = Table(
+    "linear",
+    {
+        "reference": Entry("kernels.linear.reference"),
+        "mkldnn": Entry("kernels.linear.mkldnn", probe="kernels.linear.mkldnn:unavailable"),
+    },
+    {"cpu": ("mkldnn",)},
+)
+
+
+def choose(device_type: str, wanted: str | None = None) -> Choice[LinearKernels]:
+    """Pick the implementation for a device type; see `kernels.table.Table.choose`."""
+    return LINEAR.choose(device_type, wanted)
+
+
+def pack(
+    weight: Tensor, bias: Tensor | None = None, implementation: str | None = None
+) -> PackedLinear:
+    """Lay a weight out for fast products.
+
+    The packed layout replaces the plain one: drop `weight` afterwards, or both stay in memory.
+    Only `reference` keeps (and shares) the tensor it was given.
+
+    Args:
+        weight: `[out_features, in_features]`, float16, bfloat16 or float32, contiguous.
+        bias: `[out_features]`, the dtype of `weight`, or None.
+        implementation: a name in `LINEAR`, or None to pick one for the weight's device.
+
+    Raises:
+        ValueError: `implementation` is unknown.
+        RuntimeError: `implementation` cannot run here.
+    """
+    return choose(weight.device.type, implementation).kernels.pack(weight, bias)

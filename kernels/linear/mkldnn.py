@@ -1,0 +1,74 @@
+"""Linear layers through oneDNN with weights reordered once.
+
+Uses two private torch ops (`mkldnn._reorder_linear_weight`, `mkldnn._linear_pointwise`), so the
+probe tries them on a small product before anything depends on them. Worth it because
+`F.linear` reorders the weight on every call.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from kernels.linear import PackedLinear
+from kernels.linear.reference import TorchLinear
+
+_PACKED_DTYPES = (torch.bfloat16, torch.float32)
+
+
+@cache
+def unavailable() -> str | None:
+    """Return why the private oneDNN ops cannot be used here, or None."""
+    if not torch.backends.mkldnn.is_available():
+        return "torch was built without oneDNN"
+    try:
+        weight = torch.ones(16, 32, dtype=torch.float32)
+        packed = _reorder(weight)
+        product = torch.ops.mkldnn._linear_pointwise(weight, packed, None, "none", [], "")
+    except (RuntimeError, AttributeError, TypeError) as error:
+        return f"oneDNN's packed linear does not work with torch {torch.__version__}: {error}"
+    return None if torch.equal(product, weight @ weight.T) else "oneDNN's packed linear is wrong"
+
+
+def _reorder(weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+
+
+class MkldnnLinear(PackedLinear):
+    """A weight in oneDNN's blocked layout; about as many bytes as the plain one."""
+
+    implementation = "mkldnn"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0])
+        self.dtype = weight.dtype
+        self.bias = bias
+        self._packed = _reorder(weight)
+        self._linear = torch.ops.mkldnn._linear_pointwise.default
+
+    @property
+    def size_bytes(self) -> int:
+        weight_bytes = self.in_features * self.out_features * self.dtype.itemsize
+        return weight_bytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._linear(x, self._packed, self.bias, "none", [], "")
+
+    def unpack(self) -> Tensor:
+        return self._packed.to_dense(self.dtype)
+
+    def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        if weight.shape != (self.out_features, self.in_features) or weight.dtype != self.dtype:
+            raise ValueError(
+                f"weight {tuple(weight.shape)} {weight.dtype} does not fit "
+                f"({self.out_features}, {self.in_features}) {self.dtype}"
+            )
+        self._packed = _reorder(weight)
+        self.bias = self.bias if bias is None else bias
+
+
+def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """Reorder a bfloat16 or float32 weight; other dtypes go through torch unpacked."""
+    if weight.dtype not in _PACKED_DTYPES:
+        return TorchLinear(weight, bias)
+    return MkldnnLinear(weight, bias)

@@ -1,0 +1,40 @@
+"""Linear layers through `torch.nn.functional.linear`: nothing is packed."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.linear import PackedLinear
+
+
+class TorchLinear(PackedLinear):
+    """The plain weight, used as it is."""
+
+    implementation = "reference"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0])
+        self.weight = weight
+        self.bias = bias
+
+    @property
+    def size_bytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+    def unpack(self) -> Tensor:
+        return self.weight
+
+    def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        if weight.shape != self.weight.shape or weight.dtype != self.weight.dtype:
+            raise ValueError(
+                f"weight {weight.shape} {weight.dtype} does not fit {self.weight.shape}"
+            )
+        self.weight = weight
+        self.bias = self.bias if bias is None else bias
+
+
+def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """Keep the weight as it is; see `kernels.linear.pack`."""
+    return TorchLinear(weight, bias)

@@ -1,0 +1,68 @@
+"""RMS normalisation, alone or behind a residual add."""
+
+from functools import cache
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.table import Entry, Table
+
+__all__ = ["NORM", "NormKernels", "fused_add_rms_norm", "rms_norm"]
+
+
+class NormKernels(Protocol):
+    """What an implementation of this op offers."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `kernels.norm.rms_norm`."""
+
+    def fused_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `kernels.norm.fused_add_rms_norm`."""
+
+
+NORM: Table[NormKernels] = Table(
+    "norm",
+    {
+        "reference": Entry("kernels.norm.reference"),
+        "cpu": Entry("kernels.norm.cpu", probe="kernels.cpu.library:unavailable"),
+    },
+    {"cpu": ("cpu",)},
+)
+
+
+@cache
+def _kernels(device_type: str) -> NormKernels:
+    return NORM.choose(device_type).kernels
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale each row of `x` to unit root mean square, then by `weight`.
+
+    The numerics are those of `transformers`: the mean of squares in float32, the normalised row
+    rounded to the dtype of `x`, then multiplied by `weight` in that dtype.
+
+    Args:
+        x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous.
+        weight: `[hidden_size]`, the dtype of `x`.
+        eps: added to the mean square.
+
+    Returns:
+        A new `[num_tokens, hidden_size]` tensor, the dtype of `x`.
+    """
+    return _kernels(x.device.type).rms_norm(x, weight, eps)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add `x` to the residual stream in place and return the norm of the sum.
+
+    Args:
+        x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous; left as it is.
+        residual: the shape and dtype of `x`, contiguous; becomes `residual + x`, rounded to its
+            dtype before the norm is taken.
+        weight: `[hidden_size]`, the dtype of `x`.
+        eps: added to the mean square.
+
+    Returns:
+        A new `[num_tokens, hidden_size]` tensor, the dtype of `x`.
+    """
+    return _kernels(x.device.type).fused_add_rms_norm(x, residual, weight, eps)

@@ -1,0 +1,17 @@
+"""RMS normalisation in plain torch."""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the norm of each row; see `kernels.norm.rms_norm`."""
+    wide = x.float()
+    normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * normalised.to(x.dtype)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add in place, then norm; see `kernels.norm.fused_add_rms_norm`."""
+    residual.add_(x)
+    return rms_norm(residual, weight, eps)

@@ -1,0 +1,82 @@
+"""Causal attention of a step's queries over the paged key and value caches."""
+
+from functools import cache
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.table import Entry, Table
+
+__all__ = ["PAGED_ATTENTION", "PagedAttentionKernels", "paged_attention"]
+
+
+class PagedAttentionKernels(Protocol):
+    """What an implementation of this op offers."""
+
+    def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and two numbers
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        seq_lens: Tensor,
+        qo_indptr: Tensor,
+        scale: float,
+        window_left: int,
+        out: Tensor | None,
+    ) -> Tensor:
+        """See `kernels.paged_attention.paged_attention`."""
+
+
+PAGED_ATTENTION: Table[PagedAttentionKernels] = Table(
+    "paged_attention",
+    {
+        "reference": Entry("kernels.paged_attention.reference"),
+        "cpu": Entry("kernels.paged_attention.cpu", probe="kernels.cpu.library:unavailable"),
+    },
+    {"cpu": ("cpu",)},
+)
+
+
+@cache
+def _kernels(device_type: str) -> PagedAttentionKernels:
+    return PAGED_ATTENTION.choose(device_type).kernels
+
+
+def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and two numbers
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    qo_indptr: Tensor,
+    scale: float,
+    window_left: int = -1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attend from each query to the cached keys of its sequence up to its own position.
+
+    The queries of a sequence are its last `qo_indptr[i + 1] - qo_indptr[i]` tokens, whose keys
+    and values are in the cache already. Decode rows (one query) and prefill chunks (many, with
+    or without a cached prefix) mix freely.
+
+    Args:
+        q: `[num_tokens, num_heads, head_dim]`, usually a view into `qkv`: heads and elements
+            contiguous, rows at any stride; float16, bfloat16 or float32.
+        k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q`;
+            `num_kv_heads` divides `num_heads`. Slots outside the sequences are never used.
+        v_cache: likewise.
+        page_table: `[num_seqs, max_pages]` int32, the pages of each sequence in order.
+        seq_lens: `[num_seqs]` int32, key length including this step's tokens.
+        qo_indptr: `[num_seqs + 1]` int32, where each sequence's queries start in `q`.
+        scale: factor on the scores, usually `head_dim ** -0.5`.
+        window_left: -1, or how many keys before its own position a query sees.
+        out: `[num_tokens, num_heads * head_dim]` to write into, contiguous, or None for a new
+            tensor.
+
+    Returns:
+        `out`: `[num_tokens, num_heads * head_dim]`, the dtype of `q`.
+    """
+    return _kernels(q.device.type).paged_attention(
+        q, k_cache, v_cache, page_table, seq_lens, qo_indptr, scale, window_left, out
+    )

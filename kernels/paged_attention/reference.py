@@ -1,0 +1,46 @@
+"""Paged attention in plain torch: gather a sequence's pages, then the textbook formula."""
+
+import torch
+from torch import Tensor
+
+
+def paged_attention(  # noqa: PLR0913 the op's signature
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    qo_indptr: Tensor,
+    scale: float,
+    window_left: int,
+    out: Tensor | None,
+) -> Tensor:
+    """Attend sequence by sequence in float32; see `kernels.paged_attention.paged_attention`."""
+    num_tokens, num_heads, head_dim = q.shape
+    if out is None:
+        out = q.new_empty(num_tokens, num_heads * head_dim)
+    page_size = k_cache.shape[2]
+    bounds = qo_indptr.tolist()
+    for i, kv_len in enumerate(seq_lens.tolist()):
+        start, stop = bounds[i], bounds[i + 1]
+        if start == stop:
+            continue
+        pages = page_table[i, : -(-kv_len // page_size)].long()
+        query = q[start:stop].transpose(0, 1).float()
+        key, value = (
+            cache[pages]
+            .transpose(0, 1)
+            .reshape(cache.shape[1], -1, head_dim)[:, :kv_len]
+            .float()
+            .repeat_interleave(num_heads // cache.shape[1], dim=0)
+            for cache in (k_cache, v_cache)
+        )
+        query_at = torch.arange(kv_len - (stop - start), kv_len, device=q.device).unsqueeze(1)
+        key_at = torch.arange(kv_len, device=q.device)
+        visible = key_at <= query_at
+        if window_left >= 0:
+            visible &= key_at >= query_at - window_left
+        scores = (query @ key.transpose(1, 2) * scale).masked_fill(~visible, float("-inf"))
+        attended = torch.softmax(scores, dim=-1) @ value
+        out[start:stop] = attended.transpose(0, 1).flatten(1).to(out.dtype)
+    return out

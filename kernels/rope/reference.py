@@ -1,0 +1,40 @@
+"""Rotary embedding and the cache write in plain torch."""
+
+import torch
+from torch import Tensor
+
+from kernels.norm.reference import rms_norm
+
+
+def rope_kv_write(  # noqa: PLR0913 the op's signature
+    qkv: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> None:
+    """Norm, rotate and store; see `kernels.rope.rope_kv_write`."""
+    heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
+    query = heads[:, :num_heads]
+    key = heads[:, num_heads : num_heads + num_kv_heads]
+    value = heads[:, num_heads + num_kv_heads :]
+    if q_norm is not None:
+        query.copy_(rms_norm(query, q_norm, eps))
+    if k_norm is not None:
+        key.copy_(rms_norm(key, k_norm, eps))
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    for part in (query, key):
+        first, second = part.float().chunk(2, dim=-1)
+        part.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+    stored = slots >= 0
+    pages = slots[stored] // k_cache.shape[2]
+    offsets = slots[stored] % k_cache.shape[2]
+    k_cache[pages, :, offsets] = key[stored]
+    v_cache[pages, :, offsets] = value[stored]

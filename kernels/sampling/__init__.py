@@ -1,0 +1,184 @@
+"""From logits to token ids: sampling, penalties, masks, log-probabilities.
+
+Everything works row by row and gives a row the same result whatever else is in the batch.
+"""
+
+from functools import cache
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.sampling.rows import SamplingRows
+from kernels.table import Entry, Table
+
+__all__ = [
+    "SAMPLING",
+    "SamplingKernels",
+    "SamplingRows",
+    "apply_logit_bias",
+    "apply_penalties",
+    "apply_token_bitmask",
+    "gather_logprobs",
+    "mask_tokens",
+    "nan_rows",
+    "sample",
+]
+
+
+class SamplingKernels(Protocol):
+    """What an implementation of this op offers."""
+
+    def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """See `kernels.sampling.sample`."""
+
+    def apply_penalties(
+        self,
+        logits: Tensor,
+        output_ids: Tensor,
+        output_lens: Tensor,
+        frequency: Tensor,
+        presence: Tensor,
+        repetition: Tensor,
+    ) -> None:
+        """See `kernels.sampling.apply_penalties`."""
+
+    def apply_logit_bias(
+        self, logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor
+    ) -> None:
+        """See `kernels.sampling.apply_logit_bias`."""
+
+    def mask_tokens(self, logits: Tensor, row_index: Tensor, token_ids: Tensor) -> None:
+        """See `kernels.sampling.mask_tokens`."""
+
+    def apply_token_bitmask(self, logits: Tensor, bitmask: Tensor) -> None:
+        """See `kernels.sampling.apply_token_bitmask`."""
+
+    def gather_logprobs(
+        self, logits: Tensor, token_ids: Tensor, top_k: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `kernels.sampling.gather_logprobs`."""
+
+    def nan_rows(self, logits: Tensor) -> Tensor:
+        """See `kernels.sampling.nan_rows`."""
+
+
+SAMPLING: Table[SamplingKernels] = Table(
+    "sampling", {"reference": Entry("kernels.sampling.reference")}, {}
+)
+
+
+@cache
+def _kernels(device_type: str) -> SamplingKernels:
+    return SAMPLING.choose(device_type).kernels
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Choose one token per row.
+
+    A row of temperature 0 takes its largest logit, the lowest id among equals. Any other row
+    draws from `softmax(logits / temperature)` after its filters:
+
+    - `min_p` 0: top-k and top-p are both judged on that one distribution. A token stays when it
+      is among the `top_k` most probable AND the mass of the tokens before it, in descending
+      order, is below `top_p`.
+    - `min_p` > 0: one after another, renormalising each time: `top_k`, then `top_p`, then
+      tokens below `min_p` times the largest probability go.
+
+    Equal probabilities rank by ascending id, and the most probable token always stays. The draw
+    is an inverse CDF over the survivors in vocabulary order with one uniform number made from
+    `(seed, position)` alone, so a recomputed token is the same token.
+
+    Args:
+        logits: `[batch, vocab_size]` float32; left as it is. A row must hold a finite logit and
+            no NaN (`nan_rows`) for its result to mean anything; the id returned is valid anyway.
+        rows: the parameters of the rows.
+
+    Returns:
+        `[batch]` int64.
+    """
+    return _kernels(logits.device.type).sample(logits, rows)
+
+
+def apply_penalties(
+    logits: Tensor,
+    output_ids: Tensor,
+    output_lens: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+    repetition: Tensor,
+) -> None:
+    """Lower, in place, the logits of the tokens a row has generated so far.
+
+    For a token that was generated `count > 0` times, in this order: the logit is divided by
+    `repetition` when it is >= 0 and multiplied by it when negative; then
+    `frequency * count + presence` is subtracted. Prompt tokens do not count.
+
+    Args:
+        logits: `[batch, vocab_size]` float32, changed in place.
+        output_ids: `[batch, max_output_len]` int64, generated ids; what stands beyond a row's
+            length is ignored.
+        output_lens: `[batch]` int64.
+        frequency: `[batch]` float32, 0 is neutral.
+        presence: `[batch]` float32, 0 is neutral.
+        repetition: `[batch]` float32, 1 is neutral.
+    """
+    _kernels(logits.device.type).apply_penalties(
+        logits, output_ids, output_lens, frequency, presence, repetition
+    )
+
+
+def apply_logit_bias(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor) -> None:
+    """Add `values` to single logits in place; the same place named twice gets both.
+
+    Args:
+        logits: `[batch, vocab_size]` float32, changed in place.
+        row_index: `[n]` int64.
+        token_ids: `[n]` int64.
+        values: `[n]` float32.
+    """
+    _kernels(logits.device.type).apply_logit_bias(logits, row_index, token_ids, values)
+
+
+def mask_tokens(logits: Tensor, row_index: Tensor, token_ids: Tensor) -> None:
+    """Set single logits to minus infinity in place.
+
+    Args:
+        logits: `[batch, vocab_size]` float32, changed in place.
+        row_index: `[n]` int64.
+        token_ids: `[n]` int64.
+    """
+    _kernels(logits.device.type).mask_tokens(logits, row_index, token_ids)
+
+
+def apply_token_bitmask(logits: Tensor, bitmask: Tensor) -> None:
+    """Set the logits of forbidden tokens to minus infinity in place.
+
+    Args:
+        logits: `[batch, vocab_size]` float32, changed in place.
+        bitmask: `[batch, ceil(vocab_size / 32)]` int32; bit `i % 32` of word `i // 32` set means
+            that token `i` is allowed (xgrammar's layout). A row of -1 allows everything.
+    """
+    _kernels(logits.device.type).apply_token_bitmask(logits, bitmask)
+
+
+def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probabilities of the chosen tokens and of the most probable ones.
+
+    All values are finite: what has probability 0 (masked tokens) reads -1e9.
+
+    Args:
+        logits: `[batch, vocab_size]` float32; left as it is.
+        token_ids: `[batch]` int64, the tokens to look up.
+        top_k: how many most probable tokens to return, 0 for none; at most `vocab_size` come.
+
+    Returns:
+        `[batch]` float32 log-probabilities of `token_ids`, `[batch, top_k]` float32 largest
+        log-probabilities in descending order, and their `[batch, top_k]` int64 ids (equal values
+        by ascending id).
+    """
+    return _kernels(logits.device.type).gather_logprobs(logits, token_ids, top_k)
+
+
+def nan_rows(logits: Tensor) -> Tensor:
+    """Return `[batch]` bool: which rows of `[batch, vocab_size]` logits hold a NaN."""
+    return _kernels(logits.device.type).nan_rows(logits)

@@ -1,0 +1,51 @@
+"""What changes logits in place before sampling: penalties, biases, masks."""
+
+import torch
+from torch import Tensor
+
+
+def apply_penalties(
+    logits: Tensor,
+    output_ids: Tensor,
+    output_lens: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+    repetition: Tensor,
+) -> None:
+    """Lower the logits of generated tokens; see `kernels.sampling.apply_penalties`."""
+    vocab_size = logits.shape[1]
+    max_len = output_ids.shape[1]
+    if max_len == 0 or logits.shape[0] == 0:
+        return
+    valid = torch.arange(max_len, device=logits.device) < output_lens.unsqueeze(1)
+    # Counts by looking each id up in the row's sorted ids: no [batch, vocab_size] tensor.
+    in_order = output_ids.masked_fill(~valid, vocab_size).sort(dim=-1).values
+    ids = torch.where(valid, output_ids, output_ids[:, :1])
+    # Padding repeats the row's first token and so writes what that token writes anyway; a row
+    # without output writes token 0 back unchanged.
+    ids = ids.masked_fill((output_lens == 0).unsqueeze(1), 0)
+    stop = torch.searchsorted(in_order, ids, right=True)
+    count = stop - torch.searchsorted(in_order, ids)
+    old = logits.gather(1, ids)
+    factor = repetition.unsqueeze(1)
+    repeated = torch.where(old >= 0, old / factor, old * factor)
+    new = repeated - frequency.unsqueeze(1) * count - presence.unsqueeze(1)
+    logits.scatter_(1, ids, torch.where(count > 0, new, old))
+
+
+def apply_logit_bias(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor) -> None:
+    """Add to single logits; see `kernels.sampling.apply_logit_bias`."""
+    logits.index_put_((row_index, token_ids), values, accumulate=True)
+
+
+def mask_tokens(logits: Tensor, row_index: Tensor, token_ids: Tensor) -> None:
+    """Forbid single tokens; see `kernels.sampling.mask_tokens`."""
+    logits[row_index, token_ids] = float("-inf")
+
+
+def apply_token_bitmask(logits: Tensor, bitmask: Tensor) -> None:
+    """Forbid the tokens whose bit is clear; see `kernels.sampling.apply_token_bitmask`."""
+    bits = torch.arange(32, device=bitmask.device, dtype=torch.int32)
+    allowed = (bitmask.unsqueeze(-1) >> bits) & 1
+    allowed = allowed.view(bitmask.shape[0], bitmask.shape[1] * 32)[:, : logits.shape[1]]
+    logits.masked_fill_(allowed == 0, float("-inf"))

@@ -1,0 +1,39 @@
+"""The sampling parameters of a step, one tensor row per request."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """Parameters of the `batch` rows of a step, with what the caller knows about them.
+
+    The Python values let the op skip work without looking at the tensors. They may say more than
+    is true (`any_top_k` without a row that uses it costs time only), never less.
+
+    Attributes:
+        temperature: `[batch]` float32; 0 means greedy.
+        top_k: `[batch]` int32; -1, 0 or at least `vocab_size` mean off.
+        top_p: `[batch]` float32; 1 or more means off, 0 or less keeps the top token only.
+        min_p: `[batch]` float32 in `[0, 1]`; 0 means off.
+        seed: `[batch]` int64.
+        position: `[batch]` int64, index in its sequence of the token being sampled.
+        all_greedy: every temperature is 0.
+        any_top_k: a sampled row has top-k on.
+        any_top_p: a sampled row has top-p on.
+        any_min_p: a sampled row has min-p on.
+        max_top_k: the largest `top_k` that is on, 0 when there is none.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    position: Tensor
+    all_greedy: bool
+    any_top_k: bool
+    any_top_p: bool
+    any_min_p: bool
+    max_top_k: int

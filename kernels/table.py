@@ -1,0 +1,117 @@
+"""Tables of strings that pick one implementation of an op per device.
+
+A table lists module paths; nothing is imported until an entry is chosen, so a missing library
+speaks only when its implementation is asked for. The choice is a value: callers log it, keep it,
+or name another one.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
+
+KernelsT = TypeVar("KernelsT")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one implementation lives and what it needs.
+
+    Attributes:
+        module: dotted path of the module (or `module:attribute`) that holds the functions.
+        probe: `module:function` returning None when the implementation can run here, or the
+            reason why it cannot. Empty: it always can.
+    """
+
+    module: str
+    probe: str = ""
+
+
+@dataclass(frozen=True)
+class Choice(Generic[KernelsT]):
+    """The implementation that was picked for an op on a device, and why.
+
+    Attributes:
+        op: name of the op.
+        name: name of the implementation in its table.
+        reason: one phrase for the log.
+        kernels: the implementation itself.
+    """
+
+    op: str
+    name: str
+    reason: str
+    kernels: KernelsT
+
+
+class Table(Generic[KernelsT]):
+    """The implementations of one op: names, module paths, and the order per device type."""
+
+    def __init__(
+        self, op: str, entries: Mapping[str, Entry], preferred: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        """Describe an op; imports nothing.
+
+        Args:
+            op: name for messages.
+            entries: implementation name to where it lives.
+            preferred: device type (`cpu`, `cuda`) to implementation names, best first. Device
+                types that are not listed use `reference`.
+        """
+        self.op = op
+        self.entries = dict(entries)
+        self.preferred = dict(preferred)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the known implementation names."""
+        return tuple(self.entries)
+
+    def unavailable(self, name: str) -> str | None:
+        """Return why implementation `name` cannot run here, or None when it can."""
+        probe = self._entry(name).probe
+        return None if not probe else cast("str | None", _resolve(probe)())  # type: ignore[operator]
+
+    def load(self, name: str) -> KernelsT:
+        """Import implementation `name`.
+
+        Raises:
+            ValueError: the table has no such name.
+        """
+        return cast("KernelsT", _resolve(self._entry(name).module))
+
+    def choose(self, device_type: str, wanted: str | None = None) -> Choice[KernelsT]:
+        """Pick the implementation for a device type.
+
+        Args:
+            device_type: `torch.device.type`.
+            wanted: name of an implementation to use whatever the order says.
+
+        Raises:
+            ValueError: `wanted` is unknown.
+            RuntimeError: `wanted` cannot run here.
+        """
+        if wanted is not None:
+            why_not = self.unavailable(wanted)
+            if why_not is not None:
+                raise RuntimeError(f"{self.op}: {wanted!r} cannot run here: {why_not}")
+            return Choice(self.op, wanted, "asked for", self.load(wanted))
+        passed_over: list[str] = []
+        for name in (*self.preferred.get(device_type, ()), "reference"):
+            why_not = self.unavailable(name)
+            if why_not is None:
+                reason = "; ".join(passed_over) or f"first choice on {device_type}"
+                return Choice(self.op, name, reason, self.load(name))
+            passed_over.append(f"{name}: {why_not}")
+        raise RuntimeError(f"{self.op}: nothing runs on {device_type}: {'; '.join(passed_over)}")
+
+    def _entry(self, name: str) -> Entry:
+        if name not in self.entries:
+            known = ", ".join(self.entries)
+            raise ValueError(f"unknown implementation of {self.op}: {name!r}; known: {known}")
+        return self.entries[name]
+
+
+def _resolve(path: str) -> object:
+    module_path, _, attribute = path.partition(":")
+    module = importlib.import_module(module_path)
+    return getattr(module, attribute) if attribute else module
