@@ -1,0 +1,133 @@
+"""What each request cost, seen from the client's side: one record per request, handed to sinks.
+
+`RecordingClient` is the `EngineClient` of the HTTP front: every route that generates is counted by
+going through it, so no endpoint has to think of metrics or of the request log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runtime.client.admission import EngineLimits
+from runtime.client.client import (
+    EngineClient,
+    GenerationChunk,
+    GenerationInput,
+    GenerationStream,
+)
+from runtime.errors import HeadraceError
+
+Outcome = Literal["stop", "length", "abort", "error", "disconnect"]
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request, from its admission to its last chunk; times are `time.perf_counter()`.
+
+    Attributes:
+        outcome: how it ended; `disconnect` when nobody read it to the end.
+        token_gaps: (seconds, tokens) for each chunk after the first.
+    """
+
+    rid: str
+    is_streaming: bool
+    prompt_tokens: int
+    started_at: float
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    first_token_at: float | None = None
+    last_token_at: float = 0.0
+    ended_at: float = 0.0
+    outcome: Outcome = "error"
+    token_gaps: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def e2e_s(self) -> float:
+        """Seconds from admission to the end."""
+        return self.ended_at - self.started_at
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from admission to the first token; `None` when there was none."""
+        return None if self.first_token_at is None else self.first_token_at - self.started_at
+
+    def add(self, chunk: GenerationChunk) -> None:
+        """Count a chunk's tokens and note when they came."""
+        now = time.perf_counter()
+        num_tokens = len(chunk.token_ids)
+        self.prompt_tokens = chunk.prompt_tokens
+        self.cached_tokens = chunk.cached_tokens
+        if not num_tokens:
+            return
+        if self.first_token_at is None:
+            self.first_token_at = now
+        else:
+            self.token_gaps.append((now - self.last_token_at, num_tokens))
+        self.completion_tokens += num_tokens
+        self.last_token_at = now
+
+
+RecordSink = Callable[[RequestRecord], None]
+
+
+class _RecordedStream(GenerationStream):
+    def __init__(
+        self, stream: GenerationStream, record: RequestRecord, sinks: list[RecordSink]
+    ) -> None:
+        super().__init__(stream._client, stream._stream)
+        self._record = record
+        self._sinks = sinks
+        self._reported = False
+
+    async def __anext__(self) -> GenerationChunk:
+        try:
+            chunk = await super().__anext__()
+        except HeadraceError:
+            self._report("error")
+            raise
+        self._record.add(chunk)
+        if chunk.finish_reason is not None:
+            self._report(chunk.finish_reason.type)
+        return chunk
+
+    def close(self) -> None:
+        super().close()
+        self._report("disconnect")
+
+    def _report(self, outcome: Outcome) -> None:
+        if self._reported:
+            return
+        self._reported = True
+        self._record.outcome = outcome
+        self._record.ended_at = time.perf_counter()
+        for sink in self._sinks:
+            sink(self._record)
+
+
+class RecordingClient(EngineClient):
+    """An `EngineClient` that tells its `sinks` about every request that ended."""
+
+    def __init__(self, limits: EngineLimits, random_seed: int | None = None) -> None:
+        """Start without sinks: then nothing is recorded and nothing is paid."""
+        super().__init__(limits, random_seed)
+        self.sinks: list[RecordSink] = []
+
+    def generate(self, item: GenerationInput) -> GenerationStream:
+        """Admit one request and open its stream; see `EngineClient.generate`."""
+        stream = super().generate(item)
+        if not self.sinks:
+            return stream
+        record = RequestRecord(
+            rid=item.rid,
+            is_streaming=item.stream,
+            prompt_tokens=len(item.input_ids),
+            started_at=time.perf_counter(),
+        )
+        return _RecordedStream(stream, record, self.sinks)
+
+    def generate_unrecorded(self, item: GenerationInput) -> GenerationStream:
+        """Like `generate`, for probes that must not show in metrics and logs."""
+        return super().generate(item)
