@@ -74,6 +74,7 @@ class HttpArgs:
     max_body_mb: float = option(64.0, "Largest request body, MiB.")
     allow_origins: list[str] = option([], "Web origins that may call this server (CORS).", metavar="ORIGIN")
     fastapi_root_path: str = option("", "Path prefix when behind a proxy.")
+    disable_docs: bool = option(False, "Do not serve /docs and /openapi.json.")
 
 
 @dataclass(frozen=True, kw_only=True)
