@@ -30,7 +30,8 @@ class ModelConfig:
         context_len: longest sequence the positions allow, scaling included.
         attention_bias, output_bias, mlp_bias: whether q/k/v, o and the MLP have biases.
         qk_norm: whether each head of q and k is normalised (Qwen3).
-        sliding_window: keys each query may look back on; `None` for all.
+        sliding_window: keys each query may see, its own included; `None` for all.
+        windowed_layers: indices of the layers that have the window; `None` for every layer.
         eos_token_ids: ids that end a text, from `generation_config.json`, else `config.json`.
         dtype: the checkpoint's own type, such as `bfloat16`.
         generation_defaults: sampling keys of `generation_config.json`, native names.
@@ -55,8 +56,15 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    windowed_layers: frozenset[int] | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "float32"
     generation_defaults: dict[str, float | int] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
+
+    def layer_window(self, layer_idx: int) -> int | None:
+        """Return how many keys a query of this layer sees, its own included; `None` for all."""
+        if self.windowed_layers is not None and layer_idx not in self.windowed_layers:
+            return None
+        return self.sliding_window

@@ -1,0 +1,79 @@
+"""Attention over the paged cache through `kernels`: the device's best, or the plain-torch truth."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.paged_attention import PAGED_ATTENTION, PagedAttentionKernels
+from kernels.rope import ROPE, RopeKernels
+from kernels.table import Choice
+from runtime.attention.backend import AttentionLayer
+from runtime.forward_batch import ForwardBatch
+
+Chosen = tuple[Choice[RopeKernels], Choice[PagedAttentionKernels]]
+
+
+class PagedAttention:
+    """Rotates, writes and attends with the implementations that the device's tables choose.
+
+    Attributes:
+        choices: what was chosen and why, for the log.
+    """
+
+    def __init__(self, device_type: str = "cpu") -> None:
+        """Choose implementations for `device_type`, a `torch.device.type`.
+
+        Raises:
+            RuntimeError: an implementation that was asked for cannot run here.
+        """
+        rope, attention = self._choose(device_type)
+        self.choices = (rope, attention)
+        self._rope_kv_write = rope.kernels.rope_kv_write
+        self._paged_attention = attention.kernels.paged_attention
+
+    def _choose(self, device_type: str) -> Chosen:
+        return ROPE.choose(device_type), PAGED_ATTENTION.choose(device_type)
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Nothing to prepare: the kernels read the batch's own tensors."""
+
+    def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attend one layer; see `AttentionBackend.run`."""
+        num_heads, head_dim = layer.num_heads, layer.head_dim
+        kv = batch.kv[layer.layer_idx]
+        self._rope_kv_write(
+            qkv,
+            num_heads,
+            layer.num_kv_heads,
+            head_dim,
+            layer.cos_sin,
+            batch.positions,
+            batch.slots,
+            kv.k,
+            kv.v,
+            layer.q_norm,
+            layer.k_norm,
+            layer.eps,
+        )
+        num_tokens, row = qkv.shape
+        return self._paged_attention(
+            qkv.as_strided((num_tokens, num_heads, head_dim), (row, head_dim, 1)),
+            kv.k,
+            kv.v,
+            batch.page_table,
+            batch.seq_lens,
+            batch.qo_indptr,
+            layer.scale,
+            layer.window_left,
+            None,
+        )
+
+
+class ReferenceAttention(PagedAttention):
+    """The same in plain torch on any device: slow, and what the others are tested against."""
+
+    def _choose(self, device_type: str) -> Chosen:
+        return (
+            ROPE.choose(device_type, "reference"),
+            PAGED_ATTENTION.choose(device_type, "reference"),
+        )

@@ -1,0 +1,78 @@
+"""Does a folder hold the weights its configuration promises? Headers only, no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.checkpoint.headers import TensorInfo, read_tensor_infos
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.weights import decoder_weights, is_ignored
+from runtime.errors import StartupError
+
+# Types we cast from, and the type a model of them runs in.
+_FLOAT_DTYPES = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class CheckpointSummary:
+    """What the weights are.
+
+    Attributes:
+        total_bytes: on disk, of the tensors that are used.
+        dtype: `float32`, `float16` or `bfloat16`: the type of most of the bytes.
+        tensors: those that are used, by name, in the order of files and bytes.
+    """
+
+    total_bytes: int
+    dtype: str
+    tensors: dict[str, TensorInfo]
+
+
+def check_model_folder(folder: Path, config: ModelConfig) -> CheckpointSummary:
+    """Compare the headers in `folder` with the weight map of `config`.
+
+    Raises:
+        StartupError: weights cannot be read, or tensors are missing, unexpected, or of the wrong
+            shape or type; one line that names the first few.
+    """
+    found = read_tensor_infos(folder)
+    specs = {spec.name: spec for spec in decoder_weights(config)}
+    used = {name: info for name, info in found.items() if name in specs}
+    missing = [name for name in specs if name not in found]
+    unexpected = [name for name in found if name not in specs and not is_ignored(name, config)]
+    wrong_shape = [
+        f"{name} is {list(info.shape)}, expected {list(specs[name].shape)}"
+        for name, info in used.items()
+        if info.shape != specs[name].shape
+    ]
+    wrong_type = [
+        f"{name} is {info.dtype}" for name, info in used.items() if info.dtype not in _FLOAT_DTYPES
+    ]
+    problems = [
+        describe("missing", missing),
+        describe("of the wrong shape", wrong_shape),
+        describe("not of a floating type", wrong_type),
+        describe("unexpected", unexpected),
+    ]
+    if any(problems):
+        raise StartupError(
+            f"The weights in {folder} do not fit {config.architecture} as its config.json"
+            f" describes it: {'; '.join(filter(None, problems))}"
+        )
+    sizes: Counter[str] = Counter()
+    for info in used.values():
+        sizes[_FLOAT_DTYPES[info.dtype]] += info.size_bytes
+    return CheckpointSummary(sizes.total(), sizes.most_common(1)[0][0], used)
+
+
+def describe(problem: str, names: Iterable[str]) -> str:
+    """Return `2 tensors missing (a, b)`, the first three named; empty when there are none."""
+    listed = list(names)
+    if not listed:
+        return ""
+    shown = ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")
+    noun = "tensor" if len(listed) == 1 else "tensors"
+    return f"{len(listed)} {noun} {problem} ({shown})"

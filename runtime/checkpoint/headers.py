@@ -1,0 +1,173 @@
+"""Headers of safetensors files: which tensors a folder has, and where. Front-safe: no torch.
+
+Source: the format, an 8-byte little-endian length, that much JSON, then the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.checkpoint.json_file import read_json_object
+from runtime.errors import StartupError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# As in the reference implementation.
+MAX_HEADER_BYTES = 100_000_000
+DTYPE_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of a checkpoint.
+
+    Attributes:
+        dtype: safetensors' name, such as `BF16`.
+        start, end: byte range in the file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk."""
+        return self.end - self.start
+
+
+def read_tensor_infos(folder: Path) -> dict[str, TensorInfo]:
+    """Read the headers of all weight files of `folder`.
+
+    Raises:
+        StartupError: no weights, pickled weights only, a shard that is missing, truncated or
+            malformed, a tensor in two files; one line each.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    for path in weight_files(folder):
+        for info in read_header(path):
+            if info.name in tensors:
+                raise StartupError(
+                    f"{folder}: tensor {info.name!r} is in {tensors[info.name].file.name}"
+                    f" and in {path.name}"
+                )
+            tensors[info.name] = info
+    return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of `folder`: the single file, or the index's shards, or all.
+
+    Raises:
+        StartupError: there are none, or one that the index names is missing.
+    """
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    if (folder / INDEX_FILE).is_file():
+        return _indexed_files(folder)
+    # `consolidated` holds the same weights under other names; adapters are not a model.
+    others = sorted(
+        path
+        for path in folder.glob("*.safetensors")
+        if not path.name.startswith(("consolidated", "adapter"))
+    )
+    if others:
+        return others
+    pickled = sorted(
+        path.name for suffix in ("bin", "pt", "pth") for path in folder.glob(f"*.{suffix}")
+        if path.name != "training_args.bin"
+    )  # fmt: skip
+    if pickled:
+        raise StartupError(
+            f"{folder} has only pickled weights ({_few(pickled)}), which are not loaded because"
+            " they can run code; convert to safetensors: load with transformers, then"
+            " `save_pretrained`"
+        )
+    raise StartupError(f"{folder} has no weights: expected {SINGLE_FILE} or {INDEX_FILE}")
+
+
+def read_header(path: Path) -> list[TensorInfo]:
+    """Read one file's header, in the order of the bytes.
+
+    Raises:
+        StartupError: truncated or malformed; one line.
+    """
+    try:
+        with path.open("rb") as file:
+            file_bytes = path.stat().st_size
+            prefix = file.read(8)
+            if len(prefix) < 8:
+                raise StartupError(f"{path} is truncated: {file_bytes} bytes, no header")
+            (header_bytes,) = struct.unpack("<Q", prefix)
+            if header_bytes > min(MAX_HEADER_BYTES, file_bytes - 8):
+                raise StartupError(
+                    f"{path} is truncated or not a safetensors file: its header would be"
+                    f" {header_bytes} bytes of {file_bytes}"
+                )
+            header = json.loads(file.read(header_bytes))
+    except OSError as error:
+        raise StartupError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise StartupError(f"{path} has a malformed header: {error}") from error
+    if not isinstance(header, dict):
+        raise StartupError(f"{path} has a malformed header: not an object")
+    header.pop("__metadata__", None)
+    data_start = 8 + header_bytes
+    infos = [_tensor_info(path, name, entry, data_start) for name, entry in header.items()]
+    infos.sort(key=lambda info: info.start)
+    for info in infos:
+        if info.end > file_bytes:
+            raise StartupError(
+                f"{path} is truncated: tensor {info.name!r} ends at byte {info.end} of {file_bytes}"
+            )
+    return infos
+
+
+def _tensor_info(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
+    try:
+        dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        numbers = (*shape, start, end)
+        if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in numbers):
+            raise ValueError
+        if (end - start) * 8 != math.prod(shape) * DTYPE_BITS[dtype]:
+            raise ValueError
+    except (KeyError, TypeError, ValueError) as error:
+        raise StartupError(
+            f"{path} has a malformed header: type, shape and bytes of {name!r} do not agree"
+        ) from error
+    return TensorInfo(name, dtype, shape, path, data_start + start, data_start + end)
+
+
+def _indexed_files(folder: Path) -> list[Path]:
+    index = read_json_object(folder / INDEX_FILE)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise StartupError(f"{folder / INDEX_FILE}: 'weight_map' is not an object with tensors")
+    names: set[str] = set()
+    for name in weight_map.values():
+        # A name that climbs out of the folder would read any file of this machine.
+        if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+            raise StartupError(f"{folder / INDEX_FILE}: {name!r} is not a file name")
+        names.add(name)
+    absent = sorted(name for name in names if not (folder / name).is_file())
+    if absent:
+        raise StartupError(
+            f"{folder} lacks {len(absent)} of {len(names)} weight files: {_few(absent)}"
+        )
+    return [folder / name for name in sorted(names)]
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,119 @@
+"""Reading JSON that others wrote, with errors that name the file and the key. Front-safe."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import StartupError
+
+MAX_JSON_BYTES = 64 * 2**20
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        StartupError: unreadable, absurdly large, not JSON or not an object; one line.
+    """
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise StartupError(f"{path} is larger than {MAX_JSON_BYTES // 2**20} MiB")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StartupError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise StartupError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise StartupError(f"{path} holds {type(value).__name__}, expected an object")
+    return value
+
+
+class Keys:
+    """Typed access to the keys of a JSON object; null counts as absent."""
+
+    def __init__(self, source: str, values: dict[str, Any]) -> None:
+        """Remember `source`, such as the file's path, for error messages."""
+        self.source = source
+        self.values = values
+
+    def error(self, key: str, expected: str) -> StartupError:
+        """Return the error that `key` is not what was `expected`."""
+        if self.values.get(key) is None:
+            return StartupError(f"{self.source}: {key!r} is missing; expected {expected}")
+        shown = repr(self.values[key])
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        return StartupError(f"{self.source}: {key!r} is {shown}; expected {expected}")
+
+    def integer(self, key: str, high: int, default: int | None = None, *, low: int = 1) -> int:
+        """Return an integer in `[low, high]`.
+
+        Raises:
+            StartupError: absent without a default, or not such an integer.
+        """
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.error(key, f"an integer from {low} to {high}")
+        return value
+
+    def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
+        """Return a finite number in `[low, high]`.
+
+        Raises:
+            StartupError: absent without a default, or not such a number.
+        """
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or not low <= value <= high
+        ):
+            raise self.error(key, f"a number from {low:g} to {high:g}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a boolean.
+
+        Raises:
+            StartupError: something else.
+        """
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return value
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """Return an object, empty when absent.
+
+        Raises:
+            StartupError: something else.
+        """
+        value = self.values.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self.error(key, "an object")
+        return value
+
+    def token_ids(self, key: str) -> list[int]:
+        """Return one id or a list of ids as a list, empty when absent.
+
+        Raises:
+            StartupError: something else.
+        """
+        value = self.values.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+            raise self.error(key, "a token id or a list of token ids")
+        return ids

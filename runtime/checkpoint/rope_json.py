@@ -1,0 +1,102 @@
+"""The rotary part of `config.json`, as transformers 4 and 5 write it. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.model_config import RopeConfig
+
+MAX_POSITIONS = 2**27
+_MAX_FACTOR = 2.0**20
+
+
+def read_rope(config: Keys) -> tuple[RopeConfig, int]:
+    """Return the rotary embedding and the longest sequence it allows, scaling included.
+
+    Version 5 keeps everything in `rope_parameters`; version 4 has `rope_theta` and an optional
+    `rope_scaling`, which wins where a file has both.
+
+    Raises:
+        StartupError: a kind of scaling we do not have, or a number that is missing or absurd.
+    """
+    max_positions = config.integer("max_position_embeddings", MAX_POSITIONS)
+    key = "rope_scaling" if config.mapping("rope_scaling") else "rope_parameters"
+    rope = Keys(f"{config.source}: {key}", _without_layer_types(config, key))
+    theta = rope.number("rope_theta", 1.0, 1e12, config.number("rope_theta", 1.0, 1e12, 10000.0))
+    for keys in (config, rope):
+        if keys.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+            raise keys.error("partial_rotary_factor", "1: partial rotation is not supported")
+    # Old files call it `type`.
+    kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
+    if kind == "default":
+        return RopeConfig(theta=theta), max_positions
+    if kind == "dynamic":
+        # Its frequencies change with the length of the sequence once that passes the original
+        # context, so keys in the cache would go stale: it is served within the original context,
+        # where it changes nothing.
+        return RopeConfig(theta=theta, scaling="dynamic"), max_positions
+    if kind == "linear":
+        factor = rope.number("factor", 1.0, _MAX_FACTOR)
+        numbers: dict[str, Any] = {"factor": factor}
+        context_len = _stretched(max_positions, factor)
+        return RopeConfig(theta=theta, scaling="linear", parameters=numbers), context_len
+    if kind == "llama3":
+        numbers = _llama3_numbers(config, rope, max_positions)
+        return RopeConfig(theta=theta, scaling="llama3", parameters=numbers), max_positions
+    if kind == "yarn":
+        numbers = _yarn_numbers(config, rope, max_positions)
+        original = int(numbers["original_max_position_embeddings"])
+        context_len = max(max_positions, _stretched(original, float(numbers["factor"])))
+        return RopeConfig(theta=theta, scaling="yarn", parameters=numbers), context_len
+    raise rope.error(
+        "rope_type" if rope.values.get("rope_type") else "type",
+        "one of default, linear, dynamic, llama3, yarn",
+    )
+
+
+def _without_layer_types(config: Keys, key: str) -> dict[str, Any]:
+    """Return the one set of numbers; version 5 may nest equal ones under layer types."""
+    rope = config.mapping(key)
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    if not nested:
+        return rope
+    if any(value != nested[0] for value in nested):
+        raise config.error(key, "the same rotary embedding for every layer")
+    return nested[0]
+
+
+def _stretched(positions: int, factor: float) -> int:
+    return min(int(positions * factor), MAX_POSITIONS)
+
+
+def _original_positions(config: Keys, rope: Keys, max_positions: int) -> int:
+    key = "original_max_position_embeddings"
+    inner = rope.integer(key, MAX_POSITIONS, max_positions)
+    return config.integer(key, MAX_POSITIONS, inner)
+
+
+def _llama3_numbers(config: Keys, rope: Keys, max_positions: int) -> dict[str, Any]:
+    low = rope.number("low_freq_factor", 1e-6, _MAX_FACTOR)
+    high = rope.number("high_freq_factor", 1e-6, _MAX_FACTOR)
+    if high <= low:
+        raise rope.error("high_freq_factor", f"more than low_freq_factor, {low:g}")
+    return {
+        "factor": rope.number("factor", 1.0, _MAX_FACTOR),
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": _original_positions(config, rope, max_positions),
+    }
+
+
+def _yarn_numbers(config: Keys, rope: Keys, max_positions: int) -> dict[str, Any]:
+    original = _original_positions(config, rope, max_positions)
+    numbers: dict[str, Any] = {
+        "factor": rope.number("factor", 1.0, _MAX_FACTOR, max(1.0, max_positions / original)),
+        "original_max_position_embeddings": original,
+        "truncate": rope.flag("truncate", True),
+    }
+    for key in ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+        if rope.values.get(key) is not None:
+            numbers[key] = rope.number(key, 0.0, _MAX_FACTOR)
+    return numbers

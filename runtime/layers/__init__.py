@@ -1,0 +1,1 @@
+"""What models are built from: linears, norms, embeddings, rotary tables."""

@@ -1,0 +1,51 @@
+"""Where and how a model is built: all that layers may know of the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.errors import StartupError
+
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """Return the torch type called `name`.
+
+    Raises:
+        StartupError: not one of the types that models run in.
+    """
+    if name not in DTYPES:
+        raise StartupError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """What a model needs to be built, besides its own shape.
+
+    Attributes:
+        dtype: of weights and activations.
+        device: where they live.
+        max_positions: rows of the rotary table; `None` for the model's whole context.
+        tp_rank, tp_size: this rank's place among the ranks that share each layer.
+        all_reduce: sums a tensor over those ranks in place and returns it; needed when
+            `tp_size > 1`.
+        linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    max_positions: int | None = None
+    tp_rank: int = 0
+    tp_size: int = 1
+    all_reduce: Callable[[Tensor], Tensor] | None = None
+    linear: str | None = None

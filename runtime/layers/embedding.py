@@ -1,0 +1,61 @@
+"""Token embeddings, and the head that scores the vocabulary with the same matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from kernels.embedding import embedding
+from kernels.linear import PackedLinear, pack
+from runtime.layers.context import BuildContext
+from runtime.layers.parameter import Parameter, WeightHolder, whole
+
+
+class Embedding(WeightHolder):
+    """The embedding matrix, whole on every rank.
+
+    Attributes:
+        weight: `[vocab_size, hidden_size]`; keeps its address for life.
+        head: the tied language-model head, `None` when the model brings its own. Packing copies
+            the matrix where the device's linear wants another layout than a row lookup needs
+            (oneDNN: an unpacked product would reorder it at every step); elsewhere both share it.
+    """
+
+    __slots__ = ("head", "implementation", "parameter", "tied", "weight")
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, context: BuildContext, *, tied: bool
+    ) -> None:
+        shape = (vocab_size, hidden_size)
+        self.parameter = Parameter(shape, whole(shape), context.dtype, context.device)
+        self.weight = self.parameter.allocate()
+        self.tied = tied
+        self.implementation = context.linear
+        self.head: PackedLinear | None = None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of `ids`, `[num_tokens]` int64, as a new `[num_tokens, hidden_size]`."""
+        return embedding(ids, self.weight)
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield "weight", self.parameter
+
+    def finalize(self, kept: list[tuple[str, str]]) -> None:  # noqa: ARG002 filled in one go
+        """Pack the head, if it is ours."""
+        if not self.tied:
+            return
+        if self.head is None:
+            self.head = pack(self.weight, None, self.implementation)
+        else:
+            self.head.repack(self.weight)
+
+    def discard(self) -> None:
+        """Nothing to do: the matrix is filled in one go."""
+
+    @property
+    def size_bytes(self) -> int:
+        # Only the plain-torch linear keeps the tensor it was given.
+        if self.head is None or self.head.implementation == "reference":
+            return self.weight.nbytes
+        return self.weight.nbytes + self.head.size_bytes

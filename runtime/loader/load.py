@@ -1,0 +1,125 @@
+"""Build a model and fill it: from safetensors, or with seeded random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from runtime.checkpoint.check import CheckpointSummary, check_model_folder
+from runtime.checkpoint.headers import TensorInfo
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.weights import decoder_weights
+from runtime.errors import StartupError
+from runtime.layers.context import BuildContext
+from runtime.loader.update import load_weights
+from runtime.models.causal_lm import CausalLM
+from runtime.models.registry import MODELS
+
+_DUMMY_STD = 0.02
+
+
+def load_model(
+    folder: Path,
+    config: ModelConfig,
+    context: BuildContext,
+    progress: Callable[[float], None],
+    *,
+    load_format: str = "auto",
+    seed: int = 0,
+) -> CausalLM:
+    """Build the model that `config` names and load its weights.
+
+    Args:
+        folder: local, with the safetensors; not read for dummy weights.
+        config: what `load_model_config` returned.
+        context: type, device and rank.
+        progress: called with the share of bytes that are loaded, from 0 to 1.
+        load_format: `auto` or `safetensors` for the folder's weights, `dummy` for random ones.
+        seed: of dummy weights.
+
+    Raises:
+        StartupError: the folder's weights cannot be read or do not fit; one line.
+    """
+    progress(0.0)
+    if load_format == "dummy":
+        model = build_model(config, context)
+        total = sum(torch.Size(spec.shape).numel() for spec in decoder_weights(config))
+        tensors = dummy_tensors(config, seed)
+        load_weights(model, _counted(tensors, total, Tensor.numel, progress))
+    else:
+        summary = check_model_folder(folder, config)
+        model = build_model(config, context)
+        tensors = checkpoint_tensors(summary)
+        load_weights(model, _counted(tensors, summary.total_bytes, _nbytes, progress))
+    progress(1.0)
+    return model
+
+
+def build_model(config: ModelConfig, context: BuildContext) -> CausalLM:
+    """Build the layers of the model that `config` names, without weights.
+
+    Raises:
+        InvalidRequest: no such architecture in `runtime.models.registry`.
+    """
+    return MODELS.load(config.architecture)(config, context)
+
+
+def checkpoint_tensors(summary: CheckpointSummary) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a checked folder one by one, in the order of the bytes on disk.
+
+    They are views of the mapped file: use them before the next one, or copy.
+
+    Raises:
+        StartupError: a file changed since it was checked.
+    """
+    for path, infos in groupby(summary.tensors.values(), key=_file):
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for info in infos:
+                    yield info.name, file.get_tensor(info.name)
+        except (SafetensorError, OSError) as error:
+            raise StartupError(f"{path} cannot be read: {error}") from error
+
+
+def dummy_tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield random float32 weights of the right shapes, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    for spec in decoder_weights(config):
+        if spec.kind == "norm":
+            yield spec.name, torch.ones(spec.shape)
+        elif spec.kind == "bias":
+            yield spec.name, torch.zeros(spec.shape)
+        else:
+            yield spec.name, torch.empty(spec.shape).normal_(0.0, _DUMMY_STD, generator=generator)
+
+
+def parameter_bytes(model: CausalLM) -> int:
+    """Return the bytes that the model's weights hold, packed, on this rank."""
+    return sum(holder.size_bytes for _, holder in model.holders())
+
+
+def _counted(
+    tensors: Iterator[tuple[str, Tensor]],
+    total: int,
+    size_of: Callable[[Tensor], int],
+    progress: Callable[[float], None],
+) -> Iterator[tuple[str, Tensor]]:
+    """Pass tensors through; report the share that has been taken in."""
+    done = 0
+    for name, tensor in tensors:
+        yield name, tensor
+        done += size_of(tensor)
+        progress(done / total)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.nbytes
+
+
+def _file(info: TensorInfo) -> Path:
+    return info.file
