@@ -1,12 +1,12 @@
 """What can go wrong, as types: one place decides which HTTP status each one becomes.
 
-    HeadraceError
-    |-- InvalidRequest   the caller's mistake            400
-    |-- Overloaded       more work than the queue takes  503, Retry-After
-    |-- EngineDead       a process behind the front died 503, Retry-After
-    |-- EngineNotReady   weights are still loading       503, Retry-After
-    |-- RequestFailed    our mistake, this request only  500
-    `-- StartupError     the server cannot start at all  exit code 1
+HeadraceError
+|-- InvalidRequest   the caller's mistake            400
+|-- Overloaded       more work than the queue takes  503, Retry-After
+|-- EngineDead       a process behind the front died 503, Retry-After
+|-- EngineNotReady   weights are still loading       503, Retry-After
+|-- RequestFailed    our mistake, this request only  500
+`-- StartupError     the server cannot start at all  exit code 1
 """
 
 from __future__ import annotations

@@ -174,8 +174,6 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[ControlReply]] = {}
         self._seed_source = _seed_source(random_seed)
-        self._resumed = asyncio.Event()
-        self._resumed.set()
 
     @property
     def num_in_flight(self) -> int:
@@ -199,7 +197,9 @@ class EngineClient:
         if not self.ready or self._send is None:
             raise EngineNotReady("The model is still loading; see /startupz for progress.")
         if item.rid in self._rids:
-            raise InvalidRequest(f"A request with rid {item.rid[:64]!r} is already in flight.", param="rid")
+            raise InvalidRequest(
+                f"A request with rid {item.rid[:64]!r} is already in flight.", param="rid"
+            )
         input_ids, sampling = admit(
             item.input_ids,
             item.sampling,
@@ -241,12 +241,19 @@ class EngineClient:
         if request_ids and self._send is not None:
             self._send(AbortRequests(request_ids))
 
+    def stop_orphans(self) -> None:
+        """Stop whatever the scheduler still runs after `fail_all`: nobody reads it."""
+        if self._send is not None:
+            self._send(AbortAll())
+
     async def flush_cache(self, timeout_s: float = 30.0) -> ControlReply:
         """Drop the prefix cache; refused (`success` false) while requests are in flight."""
         call_id = next(self._ids)
         return await self._call(call_id, FlushCache(call_id), timeout_s)
 
-    async def _call(self, call_id: int, message: SchedulerInbound, timeout_s: float) -> ControlReply:
+    async def _call(
+        self, call_id: int, message: SchedulerInbound, timeout_s: float
+    ) -> ControlReply:
         if self._send is None or not self.ready:
             raise EngineNotReady("The model is still loading; see /startupz for progress.")
         future: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()

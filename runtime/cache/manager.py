@@ -1,0 +1,172 @@
+"""The only writer of pages and prefix tree.
+
+Every page is in exactly one place: free in the pool, cached in the tree, or held by one request:
+
+    request.pages:  [ shared with the tree (locked by request.node) | the request's own ]
+                      0 ............................ num_shared_pages ....... len(pages)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.cache.page_pool import EMPTY_PAGES, PagePool, Pages
+from runtime.cache.radix_tree import PrefixMatch, RadixNode, RadixTree, Tokens
+
+
+class PageHold:
+    """The pages of one request.
+
+    Attributes:
+        pages: `[num_pages]` int32, in sequence order.
+        num_shared: the first so many belong to the tree.
+        node: where the shared part ends, locked; `None` when nothing is held.
+        version: grows when `pages` changes before its end, so that device copies are renewed.
+    """
+
+    __slots__ = ("node", "num_pages", "num_shared", "pages", "version")
+
+    def __init__(self) -> None:
+        self.pages: Pages = EMPTY_PAGES
+        self.num_pages = 0
+        self.num_shared = 0
+        self.node: RadixNode | None = None
+        self.version = 0
+
+    def held(self) -> Pages:
+        """The page numbers in order."""
+        return self.pages[: self.num_pages]
+
+    def append(self, pages: Pages) -> None:
+        """Add pages at the end, growing the array by doubling."""
+        needed = self.num_pages + len(pages)
+        if needed > len(self.pages):
+            grown = np.zeros(max(needed, 2 * len(self.pages), 8), dtype=np.int32)
+            grown[: self.num_pages] = self.held()
+            self.pages = grown
+        self.pages[self.num_pages : needed] = pages
+        self.num_pages = needed
+
+
+class CacheManager:
+    """Matches, allocates, shares and frees pages; evicts cached ones when the pool runs dry.
+
+    Attributes:
+        num_evicted_tokens: tokens dropped from the tree so far.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, *, enable_prefix_cache: bool = True) -> None:
+        """Manage `num_pages` pages of `page_size` tokens each."""
+        self.page_size = page_size
+        self.pool = PagePool(num_pages)
+        self.tree = RadixTree(page_size)
+        self.enable_prefix_cache = enable_prefix_cache
+        self.num_evicted_tokens = 0
+
+    @property
+    def num_available_pages(self) -> int:
+        """Pages that are free or could be evicted."""
+        return self.pool.num_free + self.tree.num_pages - self.tree.num_locked_pages
+
+    @property
+    def num_held_pages(self) -> int:
+        """Pages that running requests need: their own and the shared ones they lock."""
+        return self.pool.num_pages - self.num_available_pages
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that `num_tokens` tokens fill or begin."""
+        return -(-num_tokens // self.page_size)
+
+    def match_length(self, tokens: Tokens, namespace: str) -> int:
+        """Tokens of the longest cached prefix, for policies that order by it."""
+        if not self.enable_prefix_cache:
+            return 0
+        return len(self.tree.match(tokens, namespace).pages) * self.page_size
+
+    def attach_prefix(self, hold: PageHold, tokens: Tokens, namespace: str) -> int:
+        """Give an empty `hold` the longest cached prefix of `tokens`, locked; returns its tokens.
+
+        At least one token is left to compute, since its logits are needed.
+        """
+        assert hold.num_pages == 0
+        if not self.enable_prefix_cache:
+            return 0
+        match = self.tree.match(tokens[: len(tokens) - 1], namespace)
+        hold.append(match.pages)
+        hold.num_shared = len(match.pages)
+        hold.node = match.node
+        hold.version += 1
+        self.tree.lock(match.node)
+        return hold.num_shared * self.page_size
+
+    def extend(self, hold: PageHold, num_tokens: int) -> bool:
+        """Make room for `num_tokens` tokens in all; false, with nothing changed, when it cannot."""
+        missing = self.pages_for(num_tokens) - hold.num_pages
+        if missing <= 0:
+            return True
+        if missing > self.num_available_pages:
+            return False
+        shortage = missing - self.pool.num_free
+        if shortage > 0:
+            # A little more than needed, since finding the oldest leaves walks the whole tree.
+            evicted = self.tree.evict(shortage + self.pool.num_pages // 128)
+            self.num_evicted_tokens += len(evicted) * self.page_size
+            self.pool.give_back(evicted)
+        hold.append(self.pool.take(missing))
+        return True
+
+    def share(self, hold: PageHold, tokens: Tokens, namespace: str) -> None:
+        """Let other requests find what `hold` has computed of `tokens`; the request goes on."""
+        if not self.enable_prefix_cache:
+            return
+        num_full = len(tokens) // self.page_size
+        if num_full <= hold.num_shared:
+            return
+        match = self._insert(hold, tokens, num_full, namespace)
+        self.tree.lock(match.node)
+        if hold.node is not None:
+            self.tree.unlock(hold.node)
+        hold.pages[:num_full] = match.pages
+        hold.num_shared = num_full
+        hold.node = match.node
+        hold.version += 1
+
+    def release(self, hold: PageHold, tokens: Tokens, namespace: str) -> None:
+        """Free what `hold` has; full pages of `tokens`, all computed, stay cached in the tree."""
+        num_kept = hold.num_shared
+        if self.enable_prefix_cache and len(tokens):
+            num_full = min(len(tokens) // self.page_size, hold.num_pages)
+            if num_full > hold.num_shared:
+                self._insert(hold, tokens, num_full, namespace)
+                num_kept = num_full
+        self.pool.give_back(hold.held()[num_kept:])
+        if hold.node is not None:
+            self.tree.unlock(hold.node)
+        hold.pages, hold.num_pages, hold.num_shared, hold.node = EMPTY_PAGES, 0, 0, None
+        hold.version += 1
+
+    def _insert(self, hold: PageHold, tokens: Tokens, num_full: int, namespace: str) -> PrefixMatch:
+        known = tokens[: num_full * self.page_size]
+        match = self.tree.insert(known, hold.held()[:num_full], namespace)
+        # Another request computed part of the same prefix first: its pages stay, ours go.
+        ours = hold.held()[hold.num_shared : num_full]
+        theirs = match.pages[hold.num_shared :]
+        self.pool.give_back(ours[ours != theirs])
+        return match
+
+    def flush(self) -> None:
+        """Drop every cached prefix that no request holds."""
+        self.pool.give_back(self.tree.evict(self.tree.num_pages))
+
+    def check_invariants(self, holds: list[PageHold]) -> None:
+        """Assert that every page is in exactly one place.
+
+        Raises:
+            AssertionError: a page is lost or owned twice.
+        """
+        own = [hold.held()[hold.num_shared :] for hold in holds]
+        everything = np.concatenate([self.pool.free_pages(), self.tree.all_pages(), *own])
+        expected = np.arange(1, self.pool.num_pages + 1, dtype=np.int32)
+        assert np.array_equal(np.sort(everything), expected), "pages were lost or doubled"
+        if not holds:
+            assert self.tree.num_locked_pages == 0, "the tree is locked though nothing runs"

@@ -1,0 +1,198 @@
+"""A radix tree from token ids to pages: which computed prefixes are still in the KV pool.
+
+Source: RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model
+Programs", 2024). Edges hold whole pages, so a child is found by the bytes of its first page and a
+match costs one array comparison per node, no loop over tokens.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.cache.page_pool import EMPTY_PAGES, Pages
+
+Tokens = NDArray[np.int32]
+
+
+class RadixNode:
+    """An edge and its end: `tokens` (whole pages) lead here from `parent`, kept in `pages`."""
+
+    __slots__ = ("children", "last_access", "lock_count", "pages", "parent", "tokens")
+
+    def __init__(self, parent: RadixNode | None, tokens: Tokens, pages: Pages) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.pages = pages
+        self.children: dict[bytes, RadixNode] = {}
+        self.lock_count = 0
+        self.last_access = 0
+
+
+@dataclass
+class PrefixMatch:
+    """The longest cached prefix: its pages in order and the node where it ends."""
+
+    pages: Pages
+    node: RadixNode
+
+
+class RadixTree:
+    """Prefixes of one KV pool, a separate root for each name space.
+
+    Attributes:
+        num_pages: pages held by all nodes.
+        num_locked_pages: those below which a running request stands, so they cannot be evicted.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        """Start empty; `page_size` is in tokens."""
+        self.page_size = page_size
+        self.num_pages = 0
+        self.num_locked_pages = 0
+        self._roots: dict[str, RadixNode] = {}
+        self._clock = itertools.count(1)
+
+    def root(self, namespace: str) -> RadixNode:
+        """The root of a name space, made on first use."""
+        root = self._roots.get(namespace)
+        if root is None:
+            root = RadixNode(None, np.empty(0, dtype=np.int32), EMPTY_PAGES)
+            self._roots[namespace] = root
+        return root
+
+    def match(self, tokens: Tokens, namespace: str) -> PrefixMatch:
+        """Find the longest prefix of `tokens`, in whole pages; splits a node it ends inside of."""
+        node = self.root(namespace)
+        now = next(self._clock)
+        node.last_access = now
+        found: list[Pages] = []
+        rest = tokens[: len(tokens) - len(tokens) % self.page_size]
+        while len(rest):
+            child = node.children.get(self._key(rest))
+            if child is None:
+                break
+            num_pages = self._common_pages(child.tokens, rest)
+            if num_pages < len(child.pages):
+                child = self._split(child, num_pages)
+            child.last_access = now
+            found.append(child.pages)
+            rest = rest[len(child.tokens) :]
+            node = child
+        return PrefixMatch(np.concatenate(found) if found else EMPTY_PAGES, node)
+
+    def insert(self, tokens: Tokens, pages: Pages, namespace: str) -> PrefixMatch:
+        """Make `tokens` (whole pages, kept in `pages`) known.
+
+        Where the tree already has a prefix, its own pages win: the returned match says which, and
+        the caller gives its duplicates back.
+        """
+        match = self.match(tokens, namespace)
+        num_known = len(match.pages)
+        if num_known == len(pages):
+            return match
+        rest = tokens[num_known * self.page_size :].copy()
+        node = RadixNode(match.node, rest, pages[num_known:].copy())
+        node.last_access = match.node.last_access
+        match.node.children[self._key(rest)] = node
+        self.num_pages += len(node.pages)
+        return PrefixMatch(np.concatenate([match.pages, node.pages]), node)
+
+    def lock(self, node: RadixNode) -> None:
+        """Keep the path to `node` from being evicted."""
+        step: RadixNode | None = node
+        while step is not None and step.parent is not None:
+            if step.lock_count == 0:
+                self.num_locked_pages += len(step.pages)
+            step.lock_count += 1
+            step = step.parent
+
+    def unlock(self, node: RadixNode) -> None:
+        """Undo one `lock` of the same node."""
+        step: RadixNode | None = node
+        while step is not None and step.parent is not None:
+            assert step.lock_count > 0, "unlocked more often than locked"
+            step.lock_count -= 1
+            if step.lock_count == 0:
+                self.num_locked_pages -= len(step.pages)
+            step = step.parent
+
+    def evict(self, num_pages: int) -> Pages:
+        """Remove least recently used unlocked leaves until `num_pages` are free; returns the pages.
+
+        Fewer are returned when the rest is locked.
+        """
+        leaves = [(node.last_access, id(node), node) for node in self._nodes() if _evictable(node)]
+        heapq.heapify(leaves)
+        freed: list[Pages] = []
+        num_freed = 0
+        while leaves and num_freed < num_pages:
+            _, _, node = heapq.heappop(leaves)
+            excess = num_freed + len(node.pages) - num_pages
+            if excess > 0:
+                # Only the tail of a long leaf is needed: the beginning stays useful.
+                tail = self._split_tail(node, excess)
+                node = tail
+            parent = node.parent
+            assert parent is not None
+            del parent.children[self._key(node.tokens)]
+            freed.append(node.pages)
+            num_freed += len(node.pages)
+            if _evictable(parent):
+                heapq.heappush(leaves, (parent.last_access, id(parent), parent))
+        self.num_pages -= num_freed
+        self._drop_empty_roots()
+        return np.concatenate(freed) if freed else EMPTY_PAGES
+
+    def all_pages(self) -> Pages:
+        """Every page the tree holds, for the invariant check."""
+        held = [node.pages for node in self._nodes()]
+        return np.concatenate(held) if held else EMPTY_PAGES
+
+    def _nodes(self) -> Iterator[RadixNode]:
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            yield node
+
+    def _drop_empty_roots(self) -> None:
+        for name in [name for name, root in self._roots.items() if not root.children]:
+            del self._roots[name]
+
+    def _key(self, tokens: Tokens) -> bytes:
+        return tokens[: self.page_size].tobytes()
+
+    def _common_pages(self, left: Tokens, right: Tokens) -> int:
+        length = min(len(left), len(right))
+        different = left[:length] != right[:length]
+        first = int(different.argmax()) if different.any() else length
+        return first // self.page_size
+
+    def _split(self, node: RadixNode, num_pages: int) -> RadixNode:
+        """Cut `node` after `num_pages`; the new upper part takes its place and is returned."""
+        parent = node.parent
+        assert parent is not None
+        cut = num_pages * self.page_size
+        upper = RadixNode(parent, node.tokens[:cut].copy(), node.pages[:num_pages].copy())
+        upper.lock_count = node.lock_count
+        upper.last_access = node.last_access
+        parent.children[self._key(upper.tokens)] = upper
+        node.tokens = node.tokens[cut:].copy()
+        node.pages = node.pages[num_pages:].copy()
+        node.parent = upper
+        upper.children[self._key(node.tokens)] = node
+        return upper
+
+    def _split_tail(self, leaf: RadixNode, num_kept: int) -> RadixNode:
+        self._split(leaf, num_kept)
+        return leaf
+
+
+def _evictable(node: RadixNode) -> bool:
+    return node.parent is not None and not node.children and node.lock_count == 0

@@ -1,0 +1,1 @@
+"""Runs what the scheduler decided: batches, the model, sampling; owns device memory."""

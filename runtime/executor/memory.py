@@ -1,0 +1,110 @@
+"""How many pages fit: the arithmetic, and one line that shows it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+# Of the memory that is free once the weights are loaded; the rest is for activations and others.
+CPU_SHARE_FOR_KV = 0.4
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """The KV pool, `num_pages` of `page_size` tokens, and the bytes it takes."""
+
+    num_pages: int
+    page_size: int
+    size_bytes: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Capacity in tokens."""
+        return self.num_pages * self.page_size
+
+
+def available_memory_bytes() -> int:
+    """Memory this process may still take: the machine's, or its control group's if that is less."""
+    available = 0
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, int(limit) - int(used))
+
+
+def size_pool(
+    config: ModelConfig,
+    *,
+    dtype_bytes: int,
+    page_size: int,
+    max_total_tokens: int | None,
+    max_running_requests: int,
+    context_len: int,
+    fraction: float | None,
+    weight_bytes: int,
+) -> PoolSize:
+    """Choose the number of pages and log why.
+
+    Args:
+        config: the model's.
+        dtype_bytes: size of one number in the cache.
+        page_size: tokens per page.
+        max_total_tokens: the user's wish, or `None` for as much as is useful and fits.
+        max_running_requests: more than all of them at full length is never needed.
+        context_len: longest request, tokens.
+        fraction: share of memory for weights and pool together, or `None`.
+        weight_bytes: memory the weights take already.
+
+    Raises:
+        StartupError: not even one page fits, or less than the user asked for.
+    """
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype_bytes
+    available = available_memory_bytes()
+    if fraction is not None:
+        budget = int((available + weight_bytes) * fraction) - weight_bytes
+    else:
+        budget = int(available * CPU_SHARE_FOR_KV)
+    fits = budget // per_token
+    useful = max_running_requests * context_len
+    if max_total_tokens is not None:
+        if max_total_tokens > max(fits, int(available * 0.9) // per_token):
+            raise StartupError(
+                f"--max-total-tokens {max_total_tokens} needs "
+                f"{max_total_tokens * per_token / GIB:.1f} GiB but only {available / GIB:.1f} GiB "
+                "are free; lower it."
+            )
+        wanted = max_total_tokens
+    else:
+        wanted = min(fits, useful)
+    num_pages = wanted // page_size
+    if num_pages < 1:
+        raise StartupError(
+            f"No memory is left for the KV pool ({max(budget, 0) / GIB:.2f} GiB for "
+            f"{per_token} bytes a token); raise --mem-fraction-static or free memory."
+        )
+    size = PoolSize(num_pages, page_size, num_pages * page_size * per_token)
+    logger.info(
+        "KV pool: %d tokens = %d pages of %d; %d bytes a token, %.2f GiB of %.2f GiB free (%s)",
+        size.num_tokens,
+        num_pages,
+        page_size,
+        per_token,
+        size.size_bytes / GIB,
+        available / GIB,
+        "--max-total-tokens"
+        if max_total_tokens is not None
+        else ("limited by memory" if fits < useful else "every running request at full length"),
+    )
+    return size

@@ -1,0 +1,98 @@
+"""The seam between scheduler and executor: plain data in, plain data out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.sampling_params import SamplingParams
+
+Int64Array = NDArray[np.int64]
+Int32Array = NDArray[np.int32]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass
+class RowJoin:
+    """A request takes a row: its sampling parameters are set there, once.
+
+    Attributes:
+        vocab_masks: ids masked while fewer than `min_new_tokens` are generated.
+        output_ids: tokens generated before a retraction, for the penalties.
+    """
+
+    row: int
+    sampling: SamplingParams
+    num_prompt: int
+    stop_ids: list[int]
+    output_ids: Int32Array
+
+
+@dataclass
+class PageUpdate:
+    """Pages `pages` of the row's table from entry `start` on."""
+
+    row: int
+    start: int
+    pages: Int32Array
+
+
+@dataclass
+class StepPlan:
+    """What to compute: sequences with one new token first, then prompt chunks.
+
+    Attributes:
+        rows: `[num_seqs]` int64.
+        num_decodes: the first so many sequences decode; their token is on the device.
+        start_lens: `[num_seqs]` int64, keys and values each sequence already has.
+        query_lens: `[num_seqs]` int64, new tokens of each sequence.
+        chunk_tokens: int32, the prompt chunks' tokens, concatenated.
+        samples: `[num_seqs]` bool, sequences that get a token sampled.
+        joins, page_updates: changes of rows, applied before the step.
+    """
+
+    rows: Int64Array
+    num_decodes: int
+    start_lens: Int64Array
+    query_lens: Int64Array
+    chunk_tokens: Int32Array
+    samples: BoolArray
+    joins: list[RowJoin] = field(default_factory=list)
+    page_updates: list[PageUpdate] = field(default_factory=list)
+
+    @property
+    def sample_rows(self) -> Int64Array:
+        """Rows that get a token, in order."""
+        return self.rows[self.samples]
+
+    def only(self, index: int) -> StepPlan:
+        """The same step for one of its sequences, to find out which one fails."""
+        first = (
+            int(self.query_lens[self.num_decodes : index].sum()) if index >= self.num_decodes else 0
+        )
+        last = first + int(self.query_lens[index]) if index >= self.num_decodes else 0
+        one = slice(index, index + 1)
+        return StepPlan(
+            rows=self.rows[one],
+            num_decodes=int(index < self.num_decodes),
+            start_lens=self.start_lens[one],
+            query_lens=self.query_lens[one],
+            chunk_tokens=self.chunk_tokens[first:last],
+            samples=self.samples[one],
+        )
+
+
+@dataclass
+class StepResult:
+    """What came out.
+
+    Attributes:
+        token_ids: `[num_samples]` int32, one per row of `StepPlan.sample_rows`.
+        failed: row to error text, for sequences that could not be computed; their entries of
+            `token_ids` mean nothing.
+    """
+
+    token_ids: Int32Array
+    failed: dict[int, str] = field(default_factory=dict)

@@ -1,0 +1,82 @@
+"""One request as the scheduler sees it; nobody else holds one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.cache.manager import PageHold
+from runtime.cache.radix_tree import Tokens
+from runtime.messages import FinishReason, GenerateRequest, StreamStart
+from runtime.sampling_params import SamplingParams
+
+# So many prompt tokens let the detokenizer give the first output token its left context.
+PROMPT_TAIL_TOKENS = 8
+
+
+class Request:
+    """A prompt and what has become of it.
+
+    Attributes:
+        tokens: prompt and output so far, while the request waits; while it runs, its row of
+            `RequestTable.tokens` is the truth.
+        row: its row in the running batch, -1 while it waits.
+        num_computed: tokens whose keys and values are written or in flight.
+        cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
+        started: whether the detokenizer has been told of it.
+    """
+
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "hold",
+        "max_new_tokens",
+        "namespace",
+        "num_computed",
+        "num_prompt",
+        "num_retractions",
+        "priority",
+        "request_id",
+        "row",
+        "sampling",
+        "started",
+        "stream",
+        "tokens",
+    )
+
+    def __init__(self, message: GenerateRequest) -> None:
+        """Take a checked message over."""
+        self.request_id = message.request_id
+        self.tokens: Tokens = np.frombuffer(message.input_ids, dtype=np.int32)
+        self.num_prompt = len(self.tokens)
+        self.sampling: SamplingParams = message.sampling
+        assert message.sampling.max_new_tokens is not None, "the client fills it in"
+        self.max_new_tokens: int = message.sampling.max_new_tokens
+        self.stream = message.stream
+        self.namespace = message.cache_namespace
+        self.priority = message.priority
+        self.arrival = message.arrival
+        self.hold = PageHold()
+        self.row = -1
+        self.num_computed = 0
+        self.cached_tokens = -1
+        self.num_retractions = 0
+        self.started = False
+
+    def start_message(self, stream_interval: int) -> StreamStart:
+        """What the detokenizer needs to know; `stream_interval` is the server's default."""
+        sampling = self.sampling
+        self.started = True
+        return StreamStart(
+            request_id=self.request_id,
+            stream=self.stream,
+            stop=sampling.stop,
+            skip_special_tokens=sampling.skip_special_tokens,
+            spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+            no_stop_trim=sampling.no_stop_trim,
+            stream_interval=sampling.stream_interval or stream_interval,
+            prompt_tail=self.tokens[: self.num_prompt][-PROMPT_TAIL_TOKENS:].tobytes(),
+        )
+
+    def length_reason(self) -> FinishReason:
+        """The reason when the token limit is reached."""
+        return FinishReason("length", length=self.max_new_tokens)

@@ -1,0 +1,164 @@
+"""What a step's tokens mean: appended, checked against the finish rules, reported in one message."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.executor.step import Int32Array, Int64Array, StepResult
+from runtime.messages import FinishReason, StreamEnd, StreamStart, TokenDeltas
+from runtime.request import Request
+from runtime.scheduler.planner import PlannedStep, Planner
+from runtime.scheduler.table import RequestTable
+from runtime.scheduler.waiting import WaitingQueue
+
+
+class OutputBuffer:
+    """Collects one step's starts, tokens and ends for the detokenizer."""
+
+    def __init__(self, stream_interval: int) -> None:
+        """Use `stream_interval` tokens between events where a request names none."""
+        self._stream_interval = stream_interval
+        self._clear()
+
+    def _clear(self) -> None:
+        self._starts: list[StreamStart] = []
+        self._cached: list[int] = []
+        self._ids: list[int] = []
+        self._counts: list[int] = []
+        self._tokens: list[bytes] = []
+        self._ends: list[StreamEnd] = []
+
+    def start(self, request: Request) -> None:
+        """Announce a request before its first token or end."""
+        if not request.started:
+            self._starts.append(request.start_message(self._stream_interval))
+            self._cached.append(max(request.cached_tokens, 0))
+
+    def tokens(self, request_ids: list[int], token_ids: bytes) -> None:
+        """One new token for each of `request_ids`."""
+        self._ids += request_ids
+        self._counts += [1] * len(request_ids)
+        self._tokens.append(token_ids)
+
+    def end(self, request: Request, reason: FinishReason) -> None:
+        """The request is over."""
+        self.start(request)
+        self._ends.append(StreamEnd(request.request_id, reason))
+
+    def take(self) -> TokenDeltas | None:
+        """The message for what has collected, if anything has."""
+        if not self._ids and not self._ends and not self._starts:
+            return None
+        message = TokenDeltas(
+            starts=self._starts,
+            cached_tokens=self._cached,
+            request_ids=self._ids,
+            token_counts=self._counts,
+            token_ids=b"".join(self._tokens),
+            ends=self._ends,
+        )
+        self._clear()
+        return message
+
+
+class OutputProcessor:
+    """Applies a step's result to the table and to the requests that end with it."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        planner: Planner,
+        waiting: WaitingQueue,
+        buffer: OutputBuffer,
+        requests: dict[int, Request],
+        eos_token_ids: list[int],
+    ) -> None:
+        """`requests` holds every live request by id; ended ones are removed from it."""
+        self._table = table
+        self._planner = planner
+        self._buffer = buffer
+        self._requests = requests
+        self._waiting = waiting
+        self._eos = np.array(eos_token_ids, dtype=np.int32)
+        self._eos_ids = frozenset(eos_token_ids)
+        self.num_generated = 0
+
+    def process(self, step: PlannedStep, result: StepResult) -> None:
+        """Append the tokens and finish what is done."""
+        for row, message in result.failed.items():
+            self._fail(step, row, message)
+        for request in step.prompts_done:
+            if request.row >= 0 and request.request_id in self._requests:
+                self._buffer.start(request)
+                self._planner.share(request)
+                if request.max_new_tokens == 0:
+                    self.finish(request, request.length_reason())
+        rows = step.plan.sample_rows
+        if not len(rows):
+            return
+        token_ids = result.token_ids
+        current = self._table.request_ids[rows] == step.request_ids
+        if not current.all():
+            self._append_to_retracted(step.request_ids[~current], token_ids[~current])
+            rows, token_ids = rows[current], token_ids[current]
+        self._append(rows, token_ids)
+
+    def _append(self, rows: Int64Array, token_ids: Int32Array) -> None:
+        table = self._table
+        lengths = table.num_tokens[rows]
+        table.tokens[rows, lengths] = token_ids
+        table.num_tokens[rows] = lengths + 1
+        self.num_generated += len(rows)
+        self._buffer.tokens(table.request_ids[rows].tolist(), token_ids.tobytes())
+        at_eos = (token_ids[:, None] == self._eos).any(axis=1) & table.ends_at_eos[rows]
+        at_end = lengths + 1 >= table.end_len[rows]
+        for index in np.flatnonzero(at_eos | at_end | table.has_stop_ids[rows]).tolist():
+            request = table.request(int(rows[index]))
+            reason = self._reason(request, int(token_ids[index]), int(lengths[index]) + 1)
+            if reason is not None:
+                self.finish(request, reason)
+
+    def _reason(self, request: Request, token_id: int, num_tokens: int) -> FinishReason | None:
+        sampling = request.sampling
+        if not sampling.ignore_eos and (
+            token_id in self._eos_ids or token_id in sampling.stop_token_ids
+        ):
+            return FinishReason("stop", matched=token_id)
+        if num_tokens >= request.num_prompt + request.max_new_tokens:
+            return request.length_reason()
+        return None
+
+    def _append_to_retracted(self, request_ids: Int64Array, token_ids: Int32Array) -> None:
+        # Only with overlap: the request was put back while its token was in flight.
+        for request_id, token_id in zip(request_ids.tolist(), token_ids.tolist(), strict=True):
+            request = self._requests.get(request_id)
+            if request is not None and request.row < 0:
+                request.tokens = np.append(request.tokens, np.int32(token_id))
+                self.num_generated += 1
+                self._buffer.start(request)
+                self._buffer.tokens([request_id], np.int32(token_id).tobytes())
+                reason = self._reason(request, token_id, len(request.tokens))
+                if reason is not None:
+                    self._buffer.end(request, reason)
+                    self._waiting.remove(request)
+                    del self._requests[request_id]
+
+    def _fail(self, step: PlannedStep, row: int, message: str) -> None:
+        request = self._table.requests[row]
+        if request is None:
+            return
+        # Nothing of its sequence may be trusted, so nothing of it is cached.
+        reason = FinishReason(
+            "abort", message=message, status_code=500, err_type="InternalServerError"
+        )
+        self.finish(request, reason, keep_cached=False)
+
+    def finish(self, request: Request, reason: FinishReason, *, keep_cached: bool = True) -> None:
+        """End a running request with `reason`."""
+        self._buffer.end(request, reason)
+        self.remove(request, keep_cached=keep_cached)
+
+    def remove(self, request: Request, *, keep_cached: bool = True) -> None:
+        """Forget a running request without a word."""
+        self._planner.drop(request, keep_cached=keep_cached)
+        del self._requests[request.request_id]

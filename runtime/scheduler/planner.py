@@ -1,0 +1,257 @@
+"""Plans a step: every running request decodes one token, the rest of the budget computes prompts."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime.cache.manager import CacheManager
+from runtime.executor.step import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
+from runtime.request import Request
+from runtime.scheduler.table import RequestTable
+from runtime.scheduler.waiting import WaitingQueue
+
+logger = logging.getLogger(__name__)
+
+# A prompt that shares this much with one being computed waits a step for it instead.
+SHARED_PREFIX_TOKENS = 64
+
+
+@dataclass
+class PlannedStep:
+    """A step with what the scheduler must remember until its result is read.
+
+    Attributes:
+        request_ids: `[num_samples]`, whose token each sample is; rows may have changed hands since.
+        prompts_done: requests whose whole prompt this step computes.
+    """
+
+    plan: StepPlan
+    request_ids: Int64Array
+    prompts_done: list[Request] = field(default_factory=list)
+
+
+@dataclass
+class _Chunk:
+    request: Request
+    start: int
+    length: int
+    is_last: bool
+    samples: bool
+
+
+class Planner:
+    """Chooses what the next step computes, within the token budget and the pages."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        waiting: WaitingQueue,
+        cache: CacheManager,
+        *,
+        token_budget: int | None,
+        eos_token_ids: list[int],
+    ) -> None:
+        """Plan over `table`; `token_budget` prompt tokens a step, `None` for whole prompts."""
+        self._table = table
+        self._waiting = waiting
+        self._cache = cache
+        self._token_budget = token_budget
+        self._eos = eos_token_ids
+        self._joins: list[RowJoin] = []
+        self._page_updates: list[PageUpdate] = []
+        # Requests whose prompt no other request can find in the tree yet.
+        self._unshared: dict[int, Request] = {}
+        self.num_retractions = 0
+        self.num_cached_tokens = 0
+
+    def plan(self) -> PlannedStep | None:
+        """The next step, or `None` when there is nothing to compute."""
+        retracted_before = self.num_retractions
+        decode_rows = self._plan_decodes()
+        # After a retraction pages are scarce, and a token of the retracted request may still be in
+        # flight: admitting it again must wait until that token is known.
+        may_admit = self.num_retractions == retracted_before
+        chunks = self._plan_chunks(len(decode_rows), may_admit=may_admit)
+        if not len(decode_rows) and not chunks:
+            return None
+        table = self._table
+        chunk_rows = np.array([chunk.request.row for chunk in chunks], dtype=np.int64)
+        rows = np.concatenate([decode_rows, chunk_rows])
+        query_lens = np.ones(len(rows), dtype=np.int64)
+        query_lens[len(decode_rows) :] = [chunk.length for chunk in chunks]
+        samples = np.ones(len(rows), dtype=bool)
+        samples[len(decode_rows) :] = [chunk.samples for chunk in chunks]
+        plan = StepPlan(
+            rows=rows,
+            num_decodes=len(decode_rows),
+            start_lens=table.num_computed[rows],
+            query_lens=query_lens,
+            chunk_tokens=self._chunk_tokens(chunks),
+            samples=samples,
+            joins=self._joins,
+            page_updates=self._page_updates,
+        )
+        self._joins, self._page_updates = [], []
+        table.num_computed[rows] += query_lens
+        table.sampled_len[rows[samples]] += 1
+        done = [chunk.request for chunk in chunks if chunk.is_last]
+        for request in done:
+            table.is_decoding[request.row] = True
+        return PlannedStep(plan, table.request_ids[rows[samples]], done)
+
+    # ---- decode ----
+
+    def _plan_decodes(self) -> Int64Array:
+        table = self._table
+        rows = np.flatnonzero(table.is_decoding & (table.sampled_len < table.end_len))
+        full = rows[table.num_computed[rows] >= table.capacity[rows]]
+        for row in full.tolist():
+            # An earlier turn of this loop may have retracted the row.
+            if table.is_decoding[row]:
+                self._grow_or_retract(row)
+        return rows[table.is_decoding[rows]]
+
+    def _grow_or_retract(self, row: int) -> None:
+        table = self._table
+        request = table.request(row)
+        while not self._grow(request, int(table.num_computed[row]) + 1):
+            newest = table.request(table.order[-1])
+            self.retract(newest)
+            if newest is request:
+                return
+
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        hold = request.hold
+        before = hold.num_pages
+        if not self._cache.extend(hold, num_tokens):
+            return False
+        self._table.capacity[request.row] = hold.num_pages * self._cache.page_size
+        added = hold.held()[before:].copy()
+        self._page_updates.append(PageUpdate(request.row, before, added))
+        return True
+
+    def retract(self, request: Request) -> None:
+        """Put a running request back to wait; it is recomputed later as if nothing had happened."""
+        logger.info("Retracting request %d: the KV pool is full", request.request_id)
+        self.num_retractions += 1
+        request.num_retractions += 1
+        self.drop(request)
+        self._waiting.push_retracted(request)
+
+    def drop(self, request: Request, *, keep_cached: bool = True) -> None:
+        """Take a running request out of its row and free its pages."""
+        row = request.row
+        table = self._table
+        # The last known token is an input of the next step: its key and value may not exist yet.
+        num_valid = min(int(table.num_computed[row]), int(table.num_tokens[row]) - 1)
+        self._unshared.pop(request.request_id, None)
+        self._joins = [join for join in self._joins if join.row != row]
+        self._page_updates = [update for update in self._page_updates if update.row != row]
+        known = table.known_tokens(row)[: max(num_valid, 0) if keep_cached else 0]
+        self._cache.release(request.hold, known, request.namespace)
+        table.leave(request)
+        request.num_computed = 0
+
+    # ---- prompts ----
+
+    def _plan_chunks(self, num_decodes: int, *, may_admit: bool) -> list[_Chunk]:
+        table = self._table
+        budget = 1 << 60 if self._token_budget is None else self._token_budget
+        # Decoding rows count too, but a full batch must not keep prompts out for good.
+        budget = max(budget - num_decodes, budget // 4, 1)
+        chunks: list[_Chunk] = []
+        for request in [r for r in table.running() if not table.is_decoding[r.row]]:
+            if budget <= 0:
+                return chunks
+            chunks.append(self._chunk(request, budget))
+            budget -= chunks[-1].length
+        if not may_admit or not len(self._waiting):
+            return chunks
+        for request in self._waiting.in_order():
+            if budget <= 0 or not table.has_free_row:
+                break
+            if self._waits_for_prefix(request):
+                continue
+            if not self._admit(request):
+                break
+            chunks.append(self._chunk(request, budget))
+            budget -= chunks[-1].length
+        return chunks
+
+    def _chunk(self, request: Request, budget: int) -> _Chunk:
+        table, row = self._table, request.row
+        start = int(table.num_computed[row])
+        left = int(table.num_tokens[row]) - start
+        length = min(left, budget)
+        is_last = length == left
+        samples = is_last and bool(table.sampled_len[row] < table.end_len[row])
+        return _Chunk(request, start, length, is_last, samples)
+
+    def _chunk_tokens(self, chunks: list[_Chunk]) -> Int32Array:
+        table = self._table
+        parts = [table.tokens[c.request.row, c.start : c.start + c.length] for c in chunks]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+    def _admit(self, request: Request) -> bool:
+        """Give a waiting request a row and pages for its whole prompt; false when they lack."""
+        cache, hold = self._cache, request.hold
+        num_tokens = len(request.tokens)
+        matched = cache.attach_prefix(hold, request.tokens, request.namespace)
+        missing = cache.pages_for(num_tokens + 1) - hold.num_pages
+        # Each running request may need another page before this one has ended.
+        headroom = self._table.num_running
+        if missing + headroom > cache.num_available_pages and self._table.num_running:
+            cache.release(hold, request.tokens[:0], request.namespace)
+            return False
+        request.num_computed = matched
+        if request.cached_tokens < 0:
+            request.cached_tokens = matched
+            self.num_cached_tokens += matched
+        self._waiting.remove(request)
+        row = self._table.join(request)
+        sampling = request.sampling
+        self._joins.append(
+            RowJoin(
+                row=row,
+                sampling=sampling,
+                num_prompt=request.num_prompt,
+                stop_ids=[*self._eos, *sampling.stop_token_ids],
+                output_ids=request.tokens[request.num_prompt :],
+            )
+        )
+        self._page_updates.append(PageUpdate(row, 0, hold.held().copy()))
+        self._table.capacity[row] = hold.num_pages * cache.page_size
+        grown = self._grow(request, num_tokens)
+        assert grown, "pages were counted before"
+        self._unshared[request.request_id] = request
+        return True
+
+    def _waits_for_prefix(self, request: Request) -> bool:
+        if not self._cache.enable_prefix_cache or not self._unshared:
+            return False
+        tokens = request.tokens
+        matched = self._cache.match_length(tokens[:-1], request.namespace)
+        end = matched + SHARED_PREFIX_TOKENS
+        if len(tokens) <= end:
+            return False
+        return any(
+            other.namespace == request.namespace
+            and int(self._table.num_tokens[other.row]) >= end
+            and np.array_equal(self._table.tokens[other.row, :end], tokens[:end])
+            for other in self._unshared.values()
+        )
+
+    def share(self, request: Request) -> None:
+        """Let others find the prompt that `request` has computed."""
+        self._unshared.pop(request.request_id, None)
+        if request.row < 0:
+            return
+        hold, row = request.hold, request.row
+        version = hold.version
+        num_computed = min(int(self._table.num_computed[row]), int(self._table.num_tokens[row]) - 1)
+        self._cache.share(hold, self._table.tokens[row, :num_computed], request.namespace)
+        if hold.version != version:
+            self._page_updates.append(PageUpdate(row, 0, hold.held()[: hold.num_shared].copy()))

@@ -1,0 +1,273 @@
+"""The loop of the worker: take messages, plan a step, launch it, report what the last one gave."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from runtime.cache.manager import CacheManager
+from runtime.executor.step import StepPlan, StepResult
+from runtime.messages import (
+    AbortAll,
+    AbortRequests,
+    ControlReply,
+    FinishReason,
+    FlushCache,
+    FrontInbound,
+    GenerateRequest,
+    Ping,
+    RequestError,
+    SchedulerInbound,
+    StopHit,
+    TokenDeltas,
+)
+from runtime.request import Request
+from runtime.scheduler.output import OutputBuffer, OutputProcessor
+from runtime.scheduler.planner import PlannedStep, Planner
+from runtime.scheduler.stats import SchedulerStats
+from runtime.scheduler.table import RequestTable
+from runtime.scheduler.waiting import WaitingQueue
+
+logger = logging.getLogger(__name__)
+
+
+class Pending(Protocol):
+    """A launched step."""
+
+    def wait(self) -> StepResult:
+        """Block until its tokens are known."""
+        ...
+
+
+class Runner(Protocol):
+    """What the scheduler needs of the executor."""
+
+    def launch(self, plan: StepPlan) -> Pending:
+        """Start computing a step."""
+        ...
+
+
+class Scheduler:
+    """Continuous batching over one runner.
+
+    With `overlap` the next step is launched before the last one's tokens are read: finish rules
+    apply one step late and the extra token is dropped.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        cache: CacheManager,
+        stats: SchedulerStats,
+        *,
+        send_tokens: Callable[[TokenDeltas], None],
+        send_front: Callable[[FrontInbound], None],
+        max_running_requests: int,
+        max_queued_requests: int | None,
+        context_len: int,
+        token_budget: int | None,
+        policy: str,
+        eos_token_ids: list[int],
+        stream_interval: int,
+        overlap: bool,
+    ) -> None:
+        """Put the parts together; lengths and budgets are in tokens."""
+        self._runner = runner
+        self._cache = cache
+        self._stats = stats
+        self._send_tokens = send_tokens
+        self._send_front = send_front
+        self._max_queued = max_queued_requests
+        self._max_req_len = min(context_len, cache.pool.num_pages * cache.page_size)
+        self._overlap = overlap
+        self._requests: dict[int, Request] = {}
+        # One more than the context: with overlap a last, dropped token is still written.
+        self._table = RequestTable(max_running_requests, context_len + 1)
+        self._waiting = WaitingQueue(policy, cache)
+        self._planner = Planner(
+            self._table,
+            self._waiting,
+            cache,
+            token_budget=token_budget,
+            eos_token_ids=eos_token_ids,
+        )
+        self._buffer = OutputBuffer(stream_interval)
+        self._output = OutputProcessor(
+            self._table,
+            self._planner,
+            self._waiting,
+            self._buffer,
+            self._requests,
+            eos_token_ids,
+        )
+        self._in_flight: tuple[PlannedStep, Pending] | None = None
+        self._was_idle = True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request lives or a step is in flight."""
+        return bool(self._requests) or self._in_flight is not None
+
+    # ---- messages ----
+
+    def receive(self, messages: Iterable[SchedulerInbound]) -> None:
+        """Take everything that has arrived; a failure ends the request it is about, no other."""
+        for message in messages:
+            try:
+                self._dispatch(message)
+            except Exception:
+                logger.exception("A message of kind %s failed", type(message).__name__)
+                if isinstance(message, GenerateRequest):
+                    self._forget_failed(message.request_id)
+
+    def _dispatch(self, message: SchedulerInbound) -> None:
+        match message:
+            case GenerateRequest():
+                self._add(message)
+            case AbortRequests():
+                for request_id in message.request_ids:
+                    self._abort(request_id)
+            case AbortAll():
+                for request_id in list(self._requests):
+                    self._abort(request_id)
+            case StopHit():
+                for request_id in message.request_ids:
+                    self._remove(request_id)
+            case FlushCache():
+                self._send_front(self._flush(message.call_id))
+            case Ping():
+                self._send_front(ControlReply(message.call_id, True))
+
+    def _add(self, message: GenerateRequest) -> None:
+        request = Request(message)
+        self._requests[request.request_id] = request
+        if (
+            request.num_prompt + request.max_new_tokens > self._max_req_len
+            or not request.num_prompt
+        ):
+            self._refuse(
+                request,
+                f"The request needs {request.num_prompt + request.max_new_tokens} tokens, more than "
+                f"the {self._max_req_len} that context and KV pool hold.",
+                400,
+            )
+        elif self._max_queued is not None and len(self._waiting) >= self._max_queued:
+            self._refuse(request, "The request queue is full.", 503)
+        else:
+            self._waiting.push(request)
+            self._stats.num_prompt_tokens += request.num_prompt
+
+    def _refuse(self, request: Request, message: str, status_code: int) -> None:
+        err_type = "BadRequestError" if status_code == 400 else "SERVICE_UNAVAILABLE"
+        reason = FinishReason("abort", message=message, status_code=status_code, err_type=err_type)
+        self._buffer.end(request, reason)
+        del self._requests[request.request_id]
+
+    def _abort(self, request_id: int) -> None:
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        if request.row >= 0:
+            self._output.finish(request, FinishReason("abort", message="Aborted"))
+        else:
+            queued = "Aborted" if request.num_retractions else "Abort in waiting queue"
+            self._buffer.end(request, FinishReason("abort", message=queued))
+            self._remove(request_id)
+
+    def _remove(self, request_id: int) -> None:
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        if request.row >= 0:
+            self._output.remove(request)
+        else:
+            self._waiting.remove(request)
+            del self._requests[request_id]
+
+    def _forget_failed(self, request_id: int) -> None:
+        self._remove(request_id)
+        self._requests.pop(request_id, None)
+        self._send_front(RequestError([request_id], "The request could not be taken."))
+
+    def _flush(self, call_id: int) -> ControlReply:
+        if self.has_work:
+            running, waiting = self._table.num_running, len(self._waiting)
+            return ControlReply(
+                call_id,
+                False,
+                f"Cache not flushed: {running} requests are running and {waiting} are waiting.",
+            )
+        self._cache.flush()
+        return ControlReply(call_id, True, "Cache flushed.")
+
+    # ---- steps ----
+
+    def step(self) -> None:
+        """Compute one step, if there is anything to compute, and report."""
+        try:
+            self._step()
+        except Exception:
+            logger.exception("A scheduler step failed; every running request ends")
+            self._fail_running()
+        self._report()
+
+    def _step(self) -> None:
+        if not self._overlap:
+            self._finish_in_flight(self._launch())
+            return
+        last, self._in_flight = self._in_flight, self._launch()
+        self._finish_in_flight(last)
+
+    def _launch(self) -> tuple[PlannedStep, Pending] | None:
+        planned = self._planner.plan()
+        if planned is None:
+            return None
+        self._stats.count_step(planned.plan)
+        return planned, self._runner.launch(planned.plan)
+
+    def _finish_in_flight(self, launched: tuple[PlannedStep, Pending] | None) -> None:
+        if launched is not None:
+            planned, pending = launched
+            self._output.process(planned, pending.wait())
+
+    def _fail_running(self) -> None:
+        self._in_flight = None
+        reason = FinishReason(
+            "abort",
+            message="Internal error while computing a step.",
+            status_code=500,
+            err_type="InternalServerError",
+        )
+        running = self._table.running()
+        for request in running:
+            self._output.finish(request, reason, keep_cached=False)
+        if not running:
+            # Then one that waits is to blame; which one is unknown.
+            for request in list(self._waiting):
+                self._buffer.end(request, reason)
+                self._remove(request.request_id)
+        self._check_invariants()
+
+    def _report(self) -> None:
+        message = self._buffer.take()
+        if message is not None:
+            self._send_tokens(message)
+        idle = not self.has_work
+        if idle and not self._was_idle:
+            self._check_invariants()
+        self._was_idle = idle
+        self._stats.publish(
+            now=time.monotonic(),
+            has_work=not idle,
+            table=self._table,
+            cache=self._cache,
+            num_waiting=len(self._waiting),
+            num_generated=self._output.num_generated,
+            num_retractions=self._planner.num_retractions,
+            num_prefix_hits=self._planner.num_cached_tokens,
+        )
+
+    def _check_invariants(self) -> None:
+        self._cache.check_invariants([request.hold for request in self._table.running()])

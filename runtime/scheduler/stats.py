@@ -1,0 +1,103 @@
+"""Gauges and counters of the scheduler: published to shared memory, logged now and then."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from runtime.cache.manager import CacheManager
+from runtime.executor.step import StepPlan
+from runtime.scheduler.table import RequestTable
+from runtime.shared_state import SharedState
+
+logger = logging.getLogger(__name__)
+
+THROUGHPUT_WINDOW_S = 1.0
+
+
+class SchedulerStats:
+    """Numbers of one worker.
+
+    Attributes:
+        num_prompt_tokens: of all requests taken in.
+    """
+
+    def __init__(self, shared: SharedState, log_interval: int) -> None:
+        """Publish to `shared`; log every `log_interval` decode steps."""
+        self._shared = shared
+        self._log_interval = log_interval
+        self.num_prompt_tokens = 0
+        self._num_steps = 0
+        self._num_decode_steps = 0
+        self._window_start = 0.0
+        self._window_tokens = 0
+        self._throughput = 0.0
+
+    def count_step(self, plan: StepPlan) -> None:
+        """Note a launched step."""
+        self._num_steps += 1
+        chunks = len(plan.rows) - plan.num_decodes
+        if plan.num_decodes:
+            self._num_decode_steps += 1
+        if chunks:
+            logger.debug(
+                "Prefill: %d sequences, %d tokens, %d decoding",
+                chunks,
+                int(plan.query_lens[plan.num_decodes :].sum()),
+                plan.num_decodes,
+            )
+
+    def publish(
+        self,
+        *,
+        now: float,
+        has_work: bool,
+        table: RequestTable,
+        cache: CacheManager,
+        num_waiting: int,
+        num_generated: int,
+        num_retractions: int,
+        num_prefix_hits: int,
+    ) -> None:
+        """Write everything to shared memory."""
+        self._update_throughput(now, num_generated, has_work)
+        shared = self._shared
+        page_size = cache.page_size
+        shared["has_work"] = float(has_work)
+        shared["num_running_reqs"] = table.num_running
+        shared["num_queue_reqs"] = num_waiting
+        shared["num_used_tokens"] = cache.num_held_pages * page_size
+        shared["num_cached_tokens"] = cache.tree.num_pages * page_size
+        shared["max_total_num_tokens"] = cache.pool.num_pages * page_size
+        shared["gen_throughput"] = self._throughput
+        shared["prompt_tokens_total"] = self.num_prompt_tokens
+        shared["cached_tokens_total"] = num_prefix_hits
+        shared["generation_tokens_total"] = num_generated
+        shared["num_retractions_total"] = num_retractions
+        shared["num_steps_total"] = self._num_steps
+        shared["evicted_tokens_total"] = cache.num_evicted_tokens
+        shared["decode_sum_seq_lens"] = (
+            int(table.num_computed[np.array(table.order, dtype=np.int64)].sum())
+            if table.order
+            else 0
+        )
+        if has_work and self._num_decode_steps >= self._log_interval:
+            self._num_decode_steps = 0
+            logger.info(
+                "Decode: %d running, %d waiting, %.2f of the KV pool used, %.1f tokens/s",
+                table.num_running,
+                num_waiting,
+                cache.num_held_pages / cache.pool.num_pages,
+                self._throughput,
+            )
+
+    def _update_throughput(self, now: float, num_generated: int, has_work: bool) -> None:
+        elapsed = now - self._window_start
+        if not has_work:
+            self._throughput = 0.0
+        elif elapsed >= THROUGHPUT_WINDOW_S:
+            self._throughput = (num_generated - self._window_tokens) / elapsed
+        else:
+            return
+        self._window_start, self._window_tokens = now, num_generated

@@ -1,0 +1,104 @@
+"""The running batch on the host: one row per request, in arrays, so that a step costs no loop."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.cache.radix_tree import Tokens
+from runtime.executor.step import Int64Array
+from runtime.request import Request
+
+NO_LIMIT = np.iinfo(np.int64).max
+
+
+class RequestTable:
+    """Rows of running requests.
+
+    Attributes:
+        requests: the request of each row, `None` when free.
+        tokens: `[max_rows, max_len]` int32, prompt and known output.
+        num_tokens: known tokens of each row.
+        num_computed: tokens whose keys and values are written or in flight.
+        capacity: tokens the row's pages hold.
+        end_len: number of tokens at which the request has all it asked for.
+        sampled_len: tokens known or in flight; at `end_len` no further step is planned.
+        ends_at_eos: whether end-of-sequence ids stop the row.
+        has_stop_ids: whether the row has stop ids of its own.
+        min_len: number of tokens below which no end-of-sequence counts.
+        is_decoding: rows whose prompt is computed.
+    """
+
+    def __init__(self, max_rows: int, max_len: int) -> None:
+        """Make `max_rows` free rows for sequences of at most `max_len` tokens."""
+        self.max_rows = max_rows
+        self.requests: list[Request | None] = [None] * max_rows
+        self.tokens: NDArray[np.int32] = np.zeros((max_rows, max_len), dtype=np.int32)
+        self.request_ids: Int64Array = np.zeros(max_rows, dtype=np.int64)
+        self.num_tokens: Int64Array = np.zeros(max_rows, dtype=np.int64)
+        self.num_computed: Int64Array = np.zeros(max_rows, dtype=np.int64)
+        self.capacity: Int64Array = np.zeros(max_rows, dtype=np.int64)
+        self.end_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
+        self.sampled_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
+        self.ends_at_eos = np.zeros(max_rows, dtype=bool)
+        self.has_stop_ids = np.zeros(max_rows, dtype=bool)
+        self.is_decoding = np.zeros(max_rows, dtype=bool)
+        self._free = list(range(max_rows - 1, -1, -1))
+        # Rows in order of admission: the newest is retracted first.
+        self.order: list[int] = []
+
+    @property
+    def num_running(self) -> int:
+        """Rows in use."""
+        return len(self.order)
+
+    @property
+    def has_free_row(self) -> bool:
+        """Whether another request can run."""
+        return bool(self._free)
+
+    def join(self, request: Request) -> int:
+        """Give `request` a row and copy its tokens there."""
+        row = self._free.pop()
+        num_tokens = len(request.tokens)
+        self.requests[row] = request
+        self.request_ids[row] = request.request_id
+        self.tokens[row, :num_tokens] = request.tokens
+        self.num_tokens[row] = num_tokens
+        self.sampled_len[row] = num_tokens
+        self.num_computed[row] = request.num_computed
+        self.capacity[row] = 0
+        self.end_len[row] = request.num_prompt + request.max_new_tokens
+        self.ends_at_eos[row] = not request.sampling.ignore_eos
+        self.has_stop_ids[row] = (
+            bool(request.sampling.stop_token_ids) and not request.sampling.ignore_eos
+        )
+        self.is_decoding[row] = False
+        request.row = row
+        self.order.append(row)
+        return row
+
+    def leave(self, request: Request) -> None:
+        """Take the row back; the request keeps its tokens."""
+        row = request.row
+        request.tokens = self.known_tokens(row).copy()
+        self.requests[row] = None
+        self.request_ids[row] = 0
+        self.is_decoding[row] = False
+        self.order.remove(row)
+        self._free.append(row)
+        request.row = -1
+
+    def known_tokens(self, row: int) -> Tokens:
+        """Prompt and known output of a row, a view."""
+        return self.tokens[row, : self.num_tokens[row]]
+
+    def request(self, row: int) -> Request:
+        """The request of a row in use."""
+        request = self.requests[row]
+        assert request is not None, "the row is free"
+        return request
+
+    def running(self) -> list[Request]:
+        """All running requests in order of admission."""
+        return [self.request(row) for row in self.order]

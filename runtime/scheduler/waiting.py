@@ -1,0 +1,89 @@
+"""Requests that wait for a row or for pages, and the policies that order them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from runtime.cache.manager import CacheManager
+from runtime.registry import Registry
+from runtime.request import Request
+
+# Ordering by cached prefix walks the tree for every waiting request: not worth it for long queues.
+LONGEST_PREFIX_QUEUE_LIMIT = 128
+
+Policy = Callable[[list[Request], CacheManager], list[Request]]
+
+
+def first_come_first_served(requests: list[Request], cache: CacheManager) -> list[Request]:
+    """Leave the order of arrival."""
+    del cache
+    return requests
+
+
+def longest_prefix_match(requests: list[Request], cache: CacheManager) -> list[Request]:
+    """Put those first whose prompt is cached furthest; equal ones keep their order."""
+    if len(requests) > LONGEST_PREFIX_QUEUE_LIMIT:
+        return requests
+    return sorted(requests, key=lambda r: -cache.match_length(r.tokens[:-1], r.namespace))
+
+
+def highest_priority(requests: list[Request], cache: CacheManager) -> list[Request]:
+    """Put the largest `priority` first; equal ones keep their order."""
+    del cache
+    return sorted(requests, key=lambda r: -r.priority)
+
+
+POLICIES: Registry[Policy] = Registry(
+    "schedule policy",
+    {
+        "fcfs": "runtime.scheduler.waiting:first_come_first_served",
+        "lpm": "runtime.scheduler.waiting:longest_prefix_match",
+        "priority": "runtime.scheduler.waiting:highest_priority",
+    },
+)
+
+
+class WaitingQueue:
+    """New requests behind retracted ones; the policy orders the new ones only.
+
+    A retracted request has been promised its place: it goes first, oldest first.
+    """
+
+    def __init__(self, policy: str, cache: CacheManager) -> None:
+        """Order by the policy called `policy`."""
+        self._policy = POLICIES.load(policy)
+        self._is_fcfs = policy == "fcfs"
+        self._cache = cache
+        self._retracted: list[Request] = []
+        self._new: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._retracted) + len(self._new)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._retracted
+        yield from self._new
+
+    def push(self, request: Request) -> None:
+        """Add a new request."""
+        self._new.append(request)
+
+    def push_retracted(self, request: Request) -> None:
+        """Add one that ran already."""
+        self._retracted.append(request)
+        self._retracted.sort(key=lambda r: r.arrival)
+
+    def in_order(self) -> list[Request]:
+        """All requests as the policy orders them now."""
+        new = list(self._new)
+        return self._retracted + (new if self._is_fcfs else self._policy(new, self._cache))
+
+    def remove(self, request: Request) -> None:
+        """Take one out, wherever it stands."""
+        if request in self._retracted:
+            self._retracted.remove(request)
+        elif self._new and self._new[0] is request:
+            self._new.popleft()
+        else:
+            self._new.remove(request)

@@ -1,0 +1,75 @@
+"""A runner whose "KV cache" holds the tokens themselves: a wrong page, a lost page or a stale
+prefix changes the next token, because it is a hash of the sequence as read back through the pages.
+"""
+
+import zlib
+
+import numpy as np
+
+from runtime.executor.step import StepPlan, StepResult
+
+
+def next_token(sequence: np.ndarray, vocab_size: int = 1000) -> int:
+    """The model: a hash of the whole sequence, never 0 (0 is the end of sequence in the tests)."""
+    return (
+        zlib.crc32(np.ascontiguousarray(sequence, dtype=np.int32).tobytes()) % (vocab_size - 1) + 1
+    )
+
+
+class _Pending:
+    def __init__(self, result: StepResult) -> None:
+        self.result = result
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+class HashRunner:
+    """Implements the scheduler's `Runner`."""
+
+    def __init__(self, num_pages: int, page_size: int, max_rows: int, max_len: int) -> None:
+        self.page_size = page_size
+        self.slots = np.full((num_pages + 1) * page_size, -1, dtype=np.int32)
+        self.page_table = np.zeros((max_rows, max_len // page_size + 2), dtype=np.int64)
+        self.last_token = np.zeros(max_rows, dtype=np.int32)
+        self.num_steps = 0
+        self.eos_at: dict[int, int] = {}
+        self.fail_rows_with_token: int | None = None
+
+    def launch(self, plan: StepPlan) -> _Pending:
+        self.num_steps += 1
+        for join in plan.joins:
+            self.page_table[join.row] = 0
+        for update in plan.page_updates:
+            self.page_table[update.row, update.start : update.start + len(update.pages)] = (
+                update.pages
+            )
+        tokens: list[int] = []
+        failed: dict[int, str] = {}
+        offset = 0
+        for index, row in enumerate(plan.rows.tolist()):
+            start, length = int(plan.start_lens[index]), int(plan.query_lens[index])
+            if index < plan.num_decodes:
+                new = self.last_token[row : row + 1]
+            else:
+                new = plan.chunk_tokens[offset : offset + length]
+                offset += length
+            if self.fail_rows_with_token is not None and self.fail_rows_with_token in new:
+                failed[row] = "planted failure"
+            places = np.arange(start, start + length)
+            pages = self.page_table[row, places // self.page_size]
+            assert (pages > 0).all(), "a token was written to a page the row does not have"
+            self.slots[pages * self.page_size + places % self.page_size] = new
+            if plan.samples[index]:
+                everything = np.arange(start + length)
+                pages = self.page_table[row, everything // self.page_size]
+                sequence = self.slots[pages * self.page_size + everything % self.page_size]
+                token = (
+                    0
+                    if len(sequence) == self.eos_at.get(int(sequence[0]))
+                    else next_token(sequence)
+                )
+                self.last_token[row] = token
+                tokens.append(token)
+        assert offset == len(plan.chunk_tokens)
+        return _Pending(StepResult(np.array(tokens, dtype=np.int32), failed))

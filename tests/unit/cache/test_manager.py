@@ -1,0 +1,128 @@
+"""Pages are never lost or doubled, whatever order requests come, share, grow and go in."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.cache.manager import CacheManager, PageHold
+
+
+def tokens(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def test_second_request_reuses_the_pages_of_the_first() -> None:
+    manager = CacheManager(8, 2)
+    first = PageHold()
+    prompt = tokens(1, 2, 3, 4, 5)
+    assert manager.attach_prefix(first, prompt, "") == 0
+    assert manager.extend(first, 5)
+    pages = first.held().copy()
+    manager.release(first, prompt, "")
+    second = PageHold()
+    assert manager.attach_prefix(second, prompt, "") == 4
+    assert second.held().tolist() == pages[:2].tolist()
+    manager.check_invariants([second])
+
+
+def test_a_whole_cached_prompt_leaves_one_token_to_compute() -> None:
+    manager = CacheManager(8, 2)
+    first = PageHold()
+    prompt = tokens(1, 2, 3, 4)
+    manager.attach_prefix(first, prompt, "")
+    manager.extend(first, 4)
+    manager.release(first, prompt, "")
+    second = PageHold()
+    assert manager.attach_prefix(second, prompt, "") == 2
+
+
+def test_name_spaces_share_nothing() -> None:
+    manager = CacheManager(8, 2)
+    first = PageHold()
+    prompt = tokens(1, 2, 3, 4, 5)
+    manager.attach_prefix(first, prompt, "a")
+    manager.extend(first, 5)
+    manager.release(first, prompt, "a")
+    assert manager.match_length(prompt, "b") == 0
+    assert manager.match_length(prompt, "a") == 4
+
+
+def test_concurrent_duplicates_are_given_back_and_swapped() -> None:
+    manager = CacheManager(8, 2)
+    prompt = tokens(1, 2, 3, 4, 5)
+    one, two = PageHold(), PageHold()
+    for hold in (one, two):
+        manager.attach_prefix(hold, prompt, "")
+        assert manager.extend(hold, 5)
+    manager.share(one, prompt, "")
+    manager.share(two, prompt, "")
+    assert one.held()[:2].tolist() == two.held()[:2].tolist()
+    manager.check_invariants([one, two])
+
+
+def test_eviction_takes_the_least_recently_used_and_only_as_much_as_needed() -> None:
+    manager = CacheManager(6, 2)
+    for start in (10, 20):
+        hold = PageHold()
+        prompt = np.arange(start, start + 6, dtype=np.int32)
+        manager.attach_prefix(hold, prompt, "")
+        manager.extend(hold, 6)
+        manager.release(hold, prompt, "")
+    hold = PageHold()
+    assert manager.extend(hold, 2)
+    assert manager.match_length(np.arange(20, 26, dtype=np.int32), "") == 6
+    assert manager.match_length(np.arange(10, 16, dtype=np.int32), "") == 4
+    manager.check_invariants([hold])
+
+
+def test_locked_prefixes_are_not_evicted() -> None:
+    manager = CacheManager(3, 2)
+    hold = PageHold()
+    prompt = tokens(1, 2, 3, 4, 5)
+    manager.attach_prefix(hold, prompt, "")
+    assert manager.extend(hold, 5)
+    manager.share(hold, prompt, "")
+    assert not manager.extend(PageHold(), 2)
+    manager.release(hold, prompt, "")
+    assert manager.extend(PageHold(), 6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["start", "grow", "share", "finish", "drop", "flush"]),
+            st.integers(0, 7),
+            st.integers(0, 40),
+        ),
+        max_size=60,
+    )
+)
+def test_invariants_hold_over_random_histories(history: list[tuple[str, int, int]]) -> None:
+    page_size = 4
+    manager = CacheManager(24, page_size)
+    holds: dict[int, tuple[PageHold, np.ndarray, int]] = {}
+    for action, key, number in history:
+        if action == "start" and key not in holds:
+            sequence = (np.arange(60, dtype=np.int32) // (1 + number % 3)) + (number % 2)
+            hold = PageHold()
+            manager.attach_prefix(hold, sequence[: 4 + number], "")
+            holds[key] = (hold, sequence, hold.num_pages * page_size)
+        elif action == "grow" and key in holds:
+            hold, sequence, length = holds[key]
+            target = min(length + number, len(sequence))
+            if manager.extend(hold, target):
+                holds[key] = (hold, sequence, target)
+        elif action == "share" and key in holds:
+            hold, sequence, length = holds[key]
+            manager.share(hold, sequence[:length], "")
+        elif action in ("finish", "drop") and key in holds:
+            hold, sequence, length = holds.pop(key)
+            manager.release(hold, sequence[: length if action == "finish" else 0], "")
+        elif action == "flush":
+            manager.flush()
+        manager.check_invariants([entry[0] for entry in holds.values()])
+    for hold, _, _ in holds.values():
+        manager.release(hold, np.empty(0, dtype=np.int32), "")
+    manager.flush()
+    assert manager.pool.num_free == 24

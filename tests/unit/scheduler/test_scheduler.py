@@ -1,0 +1,350 @@
+"""The scheduler's promises, checked on a runner that notices any wrong page."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.cache.manager import CacheManager
+from runtime.messages import (
+    AbortAll,
+    AbortRequests,
+    ControlReply,
+    FinishReason,
+    FlushCache,
+    GenerateRequest,
+    StopHit,
+    TokenDeltas,
+)
+from runtime.sampling_params import SamplingParams
+from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.stats import SchedulerStats
+from runtime.shared_state import SharedState
+from tests.support.hash_runner import HashRunner, next_token
+
+PAGE = 4
+
+
+class Harness:
+    def __init__(self, folder: Path, **options: Any) -> None:
+        settings_ = {
+            "num_pages": 64,
+            "rows": 8,
+            "context_len": 128,
+            "token_budget": 16,
+            "policy": "fcfs",
+            "overlap": False,
+            "max_queued": None,
+            "prefix_cache": True,
+        } | options
+        self.cache = CacheManager(
+            settings_["num_pages"], PAGE, enable_prefix_cache=settings_["prefix_cache"]
+        )
+        self.runner = HashRunner(
+            settings_["num_pages"], PAGE, settings_["rows"], settings_["context_len"]
+        )
+        self.shared = SharedState(folder / "state", create=True)
+        self.tokens: dict[int, list[int]] = {}
+        self.reasons: dict[int, FinishReason] = {}
+        self.cached: dict[int, int] = {}
+        self.replies: list[Any] = []
+        self.scheduler = Scheduler(
+            self.runner,
+            self.cache,
+            SchedulerStats(self.shared, 10**9),
+            send_tokens=self._collect,
+            send_front=self.replies.append,
+            max_running_requests=settings_["rows"],
+            max_queued_requests=settings_["max_queued"],
+            context_len=settings_["context_len"],
+            token_budget=settings_["token_budget"],
+            policy=settings_["policy"],
+            eos_token_ids=[0],
+            stream_interval=1,
+            overlap=settings_["overlap"],
+        )
+
+    def _collect(self, message: TokenDeltas) -> None:
+        for start, cached in zip(message.starts, message.cached_tokens, strict=True):
+            assert start.request_id not in self.tokens, "announced twice"
+            self.tokens[start.request_id] = []
+            self.cached[start.request_id] = cached
+        ids = np.frombuffer(message.token_ids, dtype=np.int32).tolist()
+        for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
+            assert request_id not in self.reasons, "a token came after the end"
+            self.tokens[request_id] += ids[:count]
+            ids = ids[count:]
+        for end in message.ends:
+            assert end.request_id not in self.reasons, "ended twice"
+            self.reasons[end.request_id] = end.reason
+
+    def add(self, request_id: int, prompt: list[int], max_new: int, **sampling: Any) -> None:
+        namespace = sampling.pop("namespace", "")
+        priority = sampling.pop("priority", 0)
+        self.scheduler.receive(
+            [
+                GenerateRequest(
+                    request_id=request_id,
+                    input_ids=np.array(prompt, dtype=np.int32).tobytes(),
+                    sampling=SamplingParams(max_new_tokens=max_new, seed=1, **sampling),
+                    cache_namespace=namespace,
+                    priority=priority,
+                    arrival=float(request_id),
+                )
+            ]
+        )
+
+    def run(self, limit: int = 2000) -> None:
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                break
+            self.scheduler.step()
+        assert not self.scheduler.has_work, "the scheduler never came to rest"
+        self.scheduler.step()
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    sequence = list(prompt)
+    for _ in range(count):
+        sequence.append(next_token(np.array(sequence, dtype=np.int32)))
+    return sequence[len(prompt) :]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("budget", [None, 3, 16])
+def test_output_does_not_depend_on_batching(
+    folder: Path, overlap: bool, budget: int | None
+) -> None:
+    harness = Harness(folder, overlap=overlap, token_budget=budget)
+    prompts = {i: list(range(i, i + 3 * i + 1)) for i in range(1, 14)}
+    for i, prompt in prompts.items():
+        harness.add(i, prompt, 3 + i)
+    harness.run()
+    for i, prompt in prompts.items():
+        assert harness.tokens[i] == expected(prompt, 3 + i)
+        assert harness.reasons[i] == FinishReason("length", length=3 + i)
+    assert harness.shared["num_running_reqs"] == harness.shared["num_used_tokens"] == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_retraction_changes_nothing(folder: Path, overlap: bool) -> None:
+    harness = Harness(folder, overlap=overlap, num_pages=14)
+    for i in range(1, 7):
+        harness.add(i, [i, i + 1, i + 2], 40)
+    harness.run()
+    assert harness.shared["num_retractions_total"] > 0
+    for i in range(1, 7):
+        assert harness.tokens[i] == expected([i, i + 1, i + 2], 40)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_end_of_sequence_stops_at_once(folder: Path, overlap: bool) -> None:
+    harness = Harness(folder, overlap=overlap)
+    harness.runner.eos_at = {7: 9}
+    harness.add(1, [7, 1, 2], 50)
+    harness.add(2, [8, 1, 2], 12)
+    harness.run()
+    assert harness.tokens[1][-1] == 0
+    assert len(harness.tokens[1]) == 7
+    assert harness.reasons[1] == FinishReason("stop", matched=0)
+    assert harness.tokens[2] == expected([8, 1, 2], 12)
+
+
+def test_ignore_eos_and_own_stop_ids(folder: Path) -> None:
+    harness = Harness(folder)
+    harness.runner.eos_at = {7: 5}
+    harness.add(1, [7, 1, 2], 10, ignore_eos=True)
+    third = expected([9, 9], 3)[2]
+    harness.add(2, [9, 9], 10, stop_token_ids=[third])
+    harness.run()
+    assert len(harness.tokens[1]) == 10
+    assert harness.reasons[2] == FinishReason("stop", matched=third)
+    assert len(harness.tokens[2]) == 3
+
+
+def test_second_request_finds_the_prefix(folder: Path) -> None:
+    harness = Harness(folder)
+    prompt = list(range(1, 23))
+    harness.add(1, prompt, 4)
+    harness.run()
+    harness.add(2, prompt, 4)
+    harness.add(3, prompt, 4, namespace="other")
+    harness.run()
+    assert harness.cached == {1: 0, 2: 20, 3: 0}
+    assert harness.tokens[2] == harness.tokens[1] == harness.tokens[3]
+
+
+def test_simultaneous_requests_share_a_long_prefix(folder: Path) -> None:
+    harness = Harness(folder, num_pages=400, context_len=400, token_budget=256)
+    prefix = list(range(1, 201))
+    for i in range(1, 5):
+        harness.add(i, [*prefix, 500 + i], 3)
+    harness.run()
+    assert [harness.cached[i] for i in range(1, 5)] == [0, 200, 200, 200]
+    for i in range(1, 5):
+        assert harness.tokens[i] == expected([*prefix, 500 + i], 3)
+
+
+def test_no_new_tokens_means_compute_the_prompt_only(folder: Path) -> None:
+    harness = Harness(folder)
+    harness.add(1, list(range(1, 40)), 0)
+    harness.run()
+    assert harness.tokens[1] == []
+    assert harness.reasons[1] == FinishReason("length", length=0)
+    harness.add(2, list(range(1, 40)), 1)
+    harness.run()
+    assert harness.cached[2] == 36
+
+
+def test_aborts_of_running_and_waiting_requests(folder: Path) -> None:
+    harness = Harness(folder, rows=1)
+    harness.add(1, [1, 2, 3], 50)
+    harness.add(2, [4, 5, 6], 50)
+    for _ in range(5):
+        harness.scheduler.step()
+    harness.scheduler.receive([AbortRequests([1, 2, 99])])
+    harness.run()
+    assert harness.reasons[1] == FinishReason("abort", message="Aborted")
+    assert harness.reasons[2] == FinishReason("abort", message="Abort in waiting queue")
+    assert harness.tokens[1] == expected([1, 2, 3], len(harness.tokens[1]))
+
+
+def test_a_stop_hit_ends_in_silence(folder: Path) -> None:
+    harness = Harness(folder)
+    harness.add(1, [1, 2, 3], 50)
+    harness.scheduler.step()
+    harness.scheduler.receive([StopHit([1])])
+    harness.run()
+    assert 1 not in harness.reasons
+    assert harness.shared["num_used_tokens"] == 0
+
+
+def test_a_full_queue_refuses(folder: Path) -> None:
+    harness = Harness(folder, rows=1, max_queued=1)
+    for i in range(1, 5):
+        harness.add(i, [i], 5)
+        harness.scheduler.step()
+    harness.run()
+    refused = [i for i, reason in harness.reasons.items() if reason.status_code == 503]
+    assert refused == [3, 4]
+
+
+def test_what_never_fits_is_refused(folder: Path) -> None:
+    harness = Harness(folder, num_pages=4)
+    harness.add(1, list(range(1, 10)), 8)
+    harness.add(2, [1, 2], 5)
+    harness.run()
+    assert harness.reasons[1].status_code == 400
+    assert harness.tokens[2] == expected([1, 2], 5)
+
+
+def test_only_the_guilty_request_fails(folder: Path) -> None:
+    harness = Harness(folder)
+    harness.runner.fail_rows_with_token = 666
+    harness.add(1, [1, 2, 3], 8)
+    harness.add(2, [5, 666, 7], 8)
+    harness.run()
+    assert harness.reasons[2].status_code == 500
+    assert harness.tokens[1] == expected([1, 2, 3], 8)
+
+
+def test_flush_is_refused_while_busy(folder: Path) -> None:
+    harness = Harness(folder)
+    harness.add(1, list(range(1, 20)), 5)
+    harness.scheduler.step()
+    harness.scheduler.receive([FlushCache(7)])
+    harness.run()
+    harness.scheduler.receive([FlushCache(8)])
+    assert [(r.call_id, r.success) for r in harness.replies if isinstance(r, ControlReply)] == [
+        (7, False),
+        (8, True),
+    ]
+    assert harness.cache.pool.num_free == 64
+
+
+def test_priority_policy(folder: Path) -> None:
+    harness = Harness(folder, rows=1, policy="priority")
+    for i, priority in ((1, 0), (2, 1), (3, 5)):
+        harness.add(i, [i], 2, priority=priority)
+    harness.run()
+    assert list(harness.reasons) == [3, 2, 1]
+
+
+def test_longest_prefix_policy(folder: Path) -> None:
+    harness = Harness(folder, rows=1, policy="lpm")
+    prompt = list(range(1, 20))
+    harness.add(1, prompt, 2)
+    harness.run()
+    harness.add(2, [50, 51], 2)
+    harness.add(3, prompt, 2)
+    harness.run()
+    assert list(harness.reasons) == [1, 3, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    overlap=st.booleans(),
+    num_pages=st.integers(20, 60),
+    budget=st.sampled_from([None, 1, 5, 32]),
+    prefix_cache=st.booleans(),
+)
+def test_random_traffic_is_exact_and_leaves_nothing_behind(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    overlap: bool,
+    num_pages: int,
+    budget: int | None,
+    prefix_cache: bool,
+) -> None:
+    harness = Harness(
+        tmp_path_factory.mktemp("run"),
+        overlap=overlap,
+        num_pages=num_pages,
+        token_budget=budget,
+        prefix_cache=prefix_cache,
+        rows=5,
+        context_len=80,
+    )
+    rng = np.random.default_rng(seed)
+    prompts: dict[int, list[int]] = {}
+    limits: dict[int, int] = {}
+    stopped: set[int] = set()
+    for step in range(60):
+        if rng.random() < 0.35:
+            request_id = len(prompts) + 1
+            shared = list(range(1, 1 + int(rng.integers(0, 30))))
+            prompts[request_id] = [*shared, *rng.integers(1, 900, int(rng.integers(1, 8))).tolist()]
+            limits[request_id] = int(rng.integers(0, 79 - len(prompts[request_id])))
+            harness.add(request_id, prompts[request_id], limits[request_id])
+        if prompts and rng.random() < 0.1:
+            harness.scheduler.receive([AbortRequests([int(rng.integers(1, len(prompts) + 1))])])
+        if prompts and rng.random() < 0.05:
+            request_id = int(rng.integers(1, len(prompts) + 1))
+            if request_id not in harness.reasons:
+                stopped.add(request_id)
+            harness.scheduler.receive([StopHit([request_id])])
+        if rng.random() < 0.01:
+            harness.scheduler.receive([AbortAll()])
+        for _ in range(int(rng.integers(0, 4))):
+            harness.scheduler.step()
+        harness.scheduler._check_invariants()
+    harness.run()
+    for request_id, prompt in prompts.items():
+        if request_id in stopped:
+            continue
+        tokens = harness.tokens[request_id]
+        assert tokens == expected(prompt, len(tokens))
+        if harness.reasons[request_id].type == "length":
+            assert len(tokens) == limits[request_id]
+    harness.cache.check_invariants([])
+    harness.scheduler.receive([FlushCache(1)])
+    assert harness.cache.pool.num_free == num_pages
