@@ -1,0 +1,104 @@
+"""A model path or hub id becomes a local folder. Front-safe: no torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from runtime.checkpoint.headers import weight_files
+from runtime.errors import StartupError
+
+# What serving reads: no pickles, no code, no weights for other frameworks.
+ALLOW_PATTERNS = [
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+    "*.model",
+    "*.tiktoken",
+    "merges.txt",
+    "vocab.txt",
+]
+IGNORE_PATTERNS = ["original/*", "consolidated*", "onnx/*"]
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def resolve_model_folder(path_or_id: str, revision: str | None = None) -> Path:
+    """Return the folder of a model, downloading it when it is on the hub and not yet cached.
+
+    Args:
+        path_or_id: a local folder, or `owner/name` on the hub.
+        revision: branch, tag or commit on the hub; a local folder has none.
+
+    Raises:
+        StartupError: neither a folder nor a repository that can be fetched; says what to do.
+    """
+    folder = Path(path_or_id).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise StartupError(f"{path_or_id} is a file; give the folder that holds config.json")
+    if _HUB_ID.fullmatch(path_or_id) is None:
+        raise StartupError(f"{path_or_id} is not a folder")
+    return _cached_folder(path_or_id, revision) or _download(path_or_id, revision)
+
+
+def _cached_folder(repo_id: str, revision: str | None) -> Path | None:
+    """Return the cached copy if it is complete; asks nobody."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        folder = Path(
+            snapshot_download(
+                repo_id,
+                revision=revision,
+                local_files_only=True,
+                allow_patterns=ALLOW_PATTERNS,
+                ignore_patterns=IGNORE_PATTERNS,
+            )
+        )
+        weight_files(folder)
+    # LocalEntryNotFoundError is an OSError; an interrupted download leaves a part of the files.
+    except (OSError, HFValidationError, StartupError):
+        return None
+    return folder if (folder / "config.json").is_file() else None
+
+
+def _download(repo_id: str, revision: str | None) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                repo_id,
+                revision=revision,
+                allow_patterns=ALLOW_PATTERNS,
+                ignore_patterns=IGNORE_PATTERNS,
+            )
+        )
+    except errors.GatedRepoError as error:
+        raise StartupError(
+            f"{repo_id} (gated repository): accept its terms on the hub, then set HF_TOKEN"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise StartupError(
+            f"{repo_id} (repository not found): neither a local folder nor a repository on the hub"
+            " that this machine may read; check the name, or set HF_TOKEN if it is private"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise StartupError(
+            f"{repo_id} (revision {revision!r} not found): check the branch, tag or commit"
+        ) from error
+    except errors.HFValidationError as error:
+        raise StartupError(
+            f"{repo_id} is neither a folder nor a hub id of the form owner/name"
+        ) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise StartupError(
+            f"{repo_id} (repository not found): no such local folder, it is not in the cache, and"
+            " the hub cannot be reached; give a folder, or connect and unset HF_HUB_OFFLINE"
+        ) from error
+    except (OSError, errors.HfHubHTTPError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise StartupError(f"{repo_id} cannot be downloaded: {reason}") from error

@@ -1,0 +1,157 @@
+"""Our decoders against `transformers` on the same tiny weights."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.attention.backend import ATTENTION_BACKENDS
+from runtime.checkpoint.families import FAMILIES
+from runtime.models.registry import MODELS
+from tests.support.driver import Driver, load
+from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, tiny_model
+
+FLOAT32 = [name for name, variant in TINY_MODELS.items() if variant.dtype == "float32"]
+HALF = [name for name, variant in TINY_MODELS.items() if variant.dtype != "float32"]
+# The first variant of each architecture goes through every batch size.
+BY_ARCHITECTURE = list({v.architecture: n for n, v in reversed(TINY_MODELS.items())}.values())
+TOLERANCE = 1e-4
+NUM_NEW = 64
+
+ours = cache(load)
+
+
+@cache
+def theirs(name: str):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(name), dtype=torch.float32)
+    return model.eval()
+
+
+def their_logits(name: str, tokens: list[int]) -> Tensor:
+    with torch.inference_mode():
+        return theirs(name)(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def prompts(count: int, *, longest: int = 40) -> list[list[int]]:
+    source = random.Random(count)
+    lengths = [1, longest, *(source.randint(2, longest) for _ in range(count))][:count]
+    return [[source.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+def difference(mine: Tensor, reference: Tensor) -> float:
+    """Largest deviation, relative to the largest logit of the row."""
+    scale = reference.abs().amax(dim=-1, keepdim=True)
+    return float(((mine - reference).abs() / scale).max())
+
+
+def assert_greedy(name: str, prompt: list[int], tokens: list[int]) -> None:
+    """Every generated token is `transformers`' most likely one after all that came before it."""
+    expected = their_logits(name, tokens[:-1])[len(prompt) - 1 :].argmax(dim=-1)
+    assert tokens[len(prompt) :] == expected.tolist()
+
+
+def test_tables_list_the_same_architectures():
+    assert set(MODELS) == set(FAMILIES) == {v.architecture for v in TINY_MODELS.values()}
+
+
+@pytest.mark.parametrize("backend", list(ATTENTION_BACKENDS))
+@pytest.mark.parametrize("name", FLOAT32)
+def test_logits_equal_transformers(name: str, backend: str):
+    driver = Driver(ours(tiny_model(name)), backend)
+    for tokens in prompts(3, longest=150):
+        logits = driver.prefill(driver.start(tokens))
+        assert difference(logits, their_logits(name, tokens)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_half_precision_is_close_to_float32(name: str):
+    dtype = TINY_MODELS[name].dtype
+    driver = Driver(ours(tiny_model(name), dtype))
+    for tokens in prompts(3):
+        logits = driver.prefill(driver.start(tokens))
+        assert logits.dtype == torch.float32
+        assert difference(logits, their_logits(name, tokens)) < 0.06
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_half_precision_checkpoints_run_in_float32(name: str):
+    driver = Driver(ours(tiny_model(name), "float32"))
+    for tokens in prompts(2):
+        logits = driver.prefill(driver.start(tokens))
+        assert difference(logits, their_logits(name, tokens)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", BY_ARCHITECTURE)
+def test_greedy_tokens_equal_transformers_in_every_batch_size(name: str):
+    model = ours(tiny_model(name))
+    for batch_size in range(1, 17):
+        driver = Driver(model)
+        batch = prompts(batch_size)
+        sequences = [driver.start(prompt) for prompt in batch]
+        driver.greedy(sequences, NUM_NEW)
+        # Rows do not depend on their neighbours: checked in full for the largest batch, and for
+        # the one that differs most from it.
+        if batch_size in (1, 16):
+            for prompt, sequence in zip(batch, sequences, strict=True):
+                assert_greedy(name, prompt, sequence.tokens)
+        else:
+            assert_greedy(name, batch[-1], sequences[-1].tokens)
+
+
+@pytest.mark.parametrize("name", [name for name in FLOAT32 if name not in BY_ARCHITECTURE])
+def test_greedy_tokens_equal_transformers(name: str):
+    driver = Driver(ours(tiny_model(name)))
+    batch = prompts(4)
+    sequences = [driver.start(prompt) for prompt in batch]
+    driver.greedy(sequences, NUM_NEW)
+    for prompt, sequence in zip(batch, sequences, strict=True):
+        assert_greedy(name, prompt, sequence.tokens)
+
+
+@pytest.mark.parametrize("backend", list(ATTENTION_BACKENDS))
+@pytest.mark.parametrize("name", [*BY_ARCHITECTURE, "mistral_window", "qwen2_window"])
+def test_prefill_whole_chunked_and_cached_agree(name: str, backend: str):
+    driver = Driver(ours(tiny_model(name)), backend, page_size=8)
+    tokens = prompts(2, longest=61)[1]
+    first = driver.start(tokens)
+    whole = driver.prefill(first)
+    for chunk in (1, 7, 8, 24):
+        assert difference(driver.prefill(driver.start(tokens), chunk), whole) < 1e-5
+    cached = driver.start(tokens, shared=first)
+    assert cached.computed == 56
+    assert difference(driver.prefill(cached), whole[56:]) < 1e-5
+
+
+@pytest.mark.parametrize("name", [*BY_ARCHITECTURE, "mistral_window"])
+def test_a_retracted_sequence_goes_on_where_it_stopped(name: str):
+    driver = Driver(ours(tiny_model(name)))
+    prompt, other = prompts(2)
+    undisturbed = driver.start(prompt)
+    driver.greedy([undisturbed], 40)
+
+    retracted, neighbour = driver.start(prompt), driver.start(other)
+    driver.greedy([retracted, neighbour], 20)
+    driver.release(retracted)
+    driver.greedy([neighbour], 5)
+    # The recomputed prompt shares its step with a decode.
+    driver.greedy([retracted, neighbour], 20)
+    assert retracted.tokens == undisturbed.tokens
+    assert_greedy(name, other, neighbour.tokens)
+
+
+def test_prefill_and_decode_mix_in_one_step():
+    driver = Driver(ours(tiny_model("qwen3")))
+    running, joining = (driver.start(prompt) for prompt in prompts(2))
+    alone = Driver(driver.model)
+    expected = [alone.start(running.tokens), alone.start(joining.tokens)]
+    driver.greedy([running], 8)
+    driver.greedy([joining, running], 8)
+    alone.greedy(expected[:1], 16)
+    alone.greedy(expected[1:], 8)
+    assert [running.tokens, joining.tokens] == [one.tokens for one in expected]

@@ -1,0 +1,141 @@
+"""A decoder driven by hand: pages, batches and greedy decoding without a scheduler."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runtime.attention.backend import ATTENTION_BACKENDS, AttentionBackend
+from runtime.checkpoint.config_json import load_model_config
+from runtime.forward_batch import ForwardBatch, KVCache
+from runtime.layers.context import BuildContext, parse_dtype
+from runtime.loader.load import load_model
+from runtime.models.causal_lm import CausalLM
+
+
+def load(folder: Path, dtype: str = "float32") -> CausalLM:
+    """Load the model in `folder` on the CPU."""
+    context = BuildContext(dtype=parse_dtype(dtype), device=torch.device("cpu"))
+    return load_model(folder, load_model_config(folder), context, lambda share: None)
+
+
+@dataclass
+class Sequence:
+    """One request's tokens; the first `computed` of them are in the cache."""
+
+    tokens: list[int]
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+
+
+class Driver:
+    """Owns a page pool for one model."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: str = "cpu",
+        page_size: int = 16,
+        num_pages: int = 160,
+    ) -> None:
+        self.model = model
+        self.attention: AttentionBackend = ATTENTION_BACKENDS.load(backend)()
+        self.page_size = page_size
+        config, dtype = model.config, model.context.dtype
+        shape = (num_pages, config.num_kv_heads, page_size, config.head_dim)
+        # NaN in what was never written shows any read beyond a sequence's end.
+        self.kv = [
+            KVCache(
+                torch.full(shape, float("nan"), dtype=dtype),
+                torch.full(shape, float("nan"), dtype=dtype),
+            )
+            for _ in range(config.num_layers)
+        ]
+        self.free = list(range(1, num_pages))
+        # Out of order, so that no test passes because page i follows page i - 1.
+        random.Random(0).shuffle(self.free)
+
+    def start(self, tokens: SequenceOf[int], shared: Sequence | None = None) -> Sequence:
+        """Open a sequence; with `shared`, on the full pages of their common prefix."""
+        sequence = Sequence(list(tokens))
+        if shared is not None:
+            common = 0
+            for mine, theirs in zip(sequence.tokens, shared.tokens[: shared.computed], strict=False):
+                if mine != theirs:
+                    break
+                common += 1
+            num_pages = min(common, len(sequence.tokens) - 1) // self.page_size
+            sequence.pages = shared.pages[:num_pages]
+            sequence.computed = num_pages * self.page_size
+        return sequence
+
+    def release(self, sequence: Sequence) -> None:
+        """Drop a sequence's pages (which must not be shared); its tokens can be computed again."""
+        self.free += sequence.pages
+        sequence.pages = []
+        sequence.computed = 0
+
+    def step(self, work: list[tuple[Sequence, int]]) -> list[Tensor]:
+        """Compute the next so many tokens of each sequence.
+
+        Returns:
+            For each entry of `work`, float32 logits of its new tokens, `[num_new, vocab_size]`.
+        """
+        order = sorted(range(len(work)), key=lambda i: work[i][1] > 1)
+        plan = [work[i] for i in order]
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        indptr = [0]
+        for sequence, count in plan:
+            end = sequence.computed + count
+            while len(sequence.pages) * self.page_size < end:
+                sequence.pages.append(self.free.pop())
+            for position in range(sequence.computed, end):
+                page = sequence.pages[position // self.page_size]
+                ids.append(sequence.tokens[position])
+                positions.append(position)
+                slots.append(page * self.page_size + position % self.page_size)
+            sequence.computed = end
+            indptr.append(len(ids))
+        width = max(len(sequence.pages) for sequence, _ in plan)
+        table = [seq.pages + [0] * (width - len(seq.pages)) for seq, _ in plan]
+        batch = ForwardBatch(
+            input_ids=torch.tensor(ids),
+            positions=torch.tensor(positions),
+            slots=torch.tensor(slots),
+            qo_indptr=torch.tensor(indptr, dtype=torch.int32),
+            seq_lens=torch.tensor([seq.computed for seq, _ in plan], dtype=torch.int32),
+            page_table=torch.tensor(table, dtype=torch.int32),
+            num_decodes=sum(count == 1 for _, count in plan),
+            logits_indices=torch.arange(len(ids)),
+            kv=self.kv,
+            attention=self.attention,
+        )
+        with torch.inference_mode():
+            self.attention.plan(batch)
+            hidden = self.model.forward(batch)
+            logits = self.model.compute_logits(hidden[batch.logits_indices])
+        rows = logits.split([count for _, count in plan])
+        by_entry = dict(zip(order, rows, strict=True))
+        return [by_entry[i] for i in range(len(work))]
+
+    def prefill(self, sequence: Sequence, chunk: int | None = None) -> Tensor:
+        """Compute all that is open, `chunk` tokens a step; return the logits of every new token."""
+        parts = []
+        while sequence.computed < len(sequence.tokens):
+            remaining = len(sequence.tokens) - sequence.computed
+            parts += self.step([(sequence, min(chunk or remaining, remaining))])
+        return torch.cat(parts)
+
+    def greedy(self, sequences: list[Sequence], num_tokens: int) -> None:
+        """Append the most likely token `num_tokens` times to each sequence, all in one batch."""
+        for _ in range(num_tokens):
+            work = [(seq, len(seq.tokens) - seq.computed) for seq in sequences]
+            for sequence, logits in zip(sequences, self.step(work), strict=True):
+                sequence.tokens.append(int(logits[-1].argmax()))

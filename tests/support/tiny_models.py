@@ -1,0 +1,232 @@
+"""Tiny random Hugging Face folders, one a variant, written by `transformers` itself.
+
+`tiny_model("qwen3")` returns a folder with weights, `config.json`, `generation_config.json`, a
+byte-level BPE tokenizer and a ChatML template. Folders are made once a process, in a temporary
+folder that goes away with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+VOCAB_SIZE = 512
+CHATML_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+ENDOFTEXT_ID, IM_START_ID, IM_END_ID = range(3)
+
+_TEXT = (
+    "A headrace is the channel that brings water to a mill wheel; the tailrace takes it away. "
+    "The miller opens the gate, the wheel turns, and the stones grind wheat, barley and oats. "
+    "Numbers such as 0 1 2 3 4 5 6 7 8 9 and signs such as {}[]()<>\"'`,.;:!?+-*/=_ are known. "
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. Où est la rivière ? "
+    "def wheel(water: float) -> float:\n    return water * 0.85\n"
+)
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": IM_END_ID,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A variant.
+
+    Attributes:
+        architecture: class in `transformers`.
+        options: of its configuration, over the common small sizes.
+        dtype: of the stored weights.
+        max_shard_size: such as `40KB`; `None` for a single file.
+        generation: keys of `generation_config.json` besides the end of sequence.
+    """
+
+    architecture: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+    max_shard_size: str | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_UPPER_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+
+TINY_MODELS: dict[str, TinyModel] = {
+    "llama": TinyModel("LlamaForCausalLM"),
+    "llama_tied": TinyModel("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "llama_biased": TinyModel("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama_wide_heads": TinyModel("LlamaForCausalLM", {"head_dim": 32, "num_key_value_heads": 4}),
+    "llama_llama3": TinyModel("LlamaForCausalLM", {"rope_parameters": _LLAMA3_ROPE}),
+    "llama_linear": TinyModel(
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
+    "llama_dynamic": TinyModel(
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
+    "llama_sharded": TinyModel("LlamaForCausalLM", max_shard_size="200KB"),
+    "llama_float16": TinyModel("LlamaForCausalLM", dtype="float16"),
+    "mistral": TinyModel("MistralForCausalLM", {"sliding_window": None}),
+    "mistral_window": TinyModel("MistralForCausalLM", {"sliding_window": 8}),
+    "qwen2": TinyModel("Qwen2ForCausalLM"),
+    "qwen2_yarn": TinyModel("Qwen2ForCausalLM", {"rope_parameters": _YARN_ROPE}),
+    "qwen2_window": TinyModel("Qwen2ForCausalLM", _UPPER_WINDOW),
+    "qwen3": TinyModel(
+        "Qwen3ForCausalLM",
+        {"head_dim": 32, "tie_word_embeddings": True},
+        generation={"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20},
+    ),
+    "qwen3_untied": TinyModel("Qwen3ForCausalLM", {"head_dim": 16, "attention_bias": True}),
+    "qwen3_bfloat16": TinyModel(
+        "Qwen3ForCausalLM", {"head_dim": 32, "tie_word_embeddings": True}, dtype="bfloat16"
+    ),
+}
+
+
+@cache
+def tiny_model(name: str) -> Path:
+    """Return the folder of the variant `name`, made on first use; do not write into it."""
+    import torch
+    import transformers
+
+    assert_version_is_safe()
+    variant = TINY_MODELS[name]
+    folder = _root() / name
+    model_class = getattr(transformers, variant.architecture)
+    options = {**_SMALL, **variant.options}
+    # Deep copies, because transformers writes into the dictionaries it is given.
+    model = model_class(model_class.config_class(**json.loads(json.dumps(options))))
+    _randomise(model, seed=sum(name.encode()))
+    model = model.to(getattr(torch, variant.dtype))
+    model.generation_config.update(eos_token_id=[IM_END_ID, ENDOFTEXT_ID], **variant.generation)
+    shards = {} if variant.max_shard_size is None else {"max_shard_size": variant.max_shard_size}
+    model.save_pretrained(folder, **shards)
+    write_tokenizer(folder)
+    return folder
+
+
+def copy_of(name: str, target: Path) -> Path:
+    """Copy the variant `name` to `target`, for tests that break or change it."""
+    shutil.copytree(tiny_model(name), target)
+    return target
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Set keys of a JSON object on disk; `...` removes one."""
+    values = json.loads(path.read_text())
+    for key, value in changes.items():
+        if value is ...:
+            values.pop(key, None)
+        else:
+            values[key] = value
+    path.write_text(json.dumps(values))
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`: at most `VOCAB_SIZE` ids."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(_tokenizer_json())
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "bos_token": None,
+        "chat_template": CHATML_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": _SMALL["max_position_embeddings"],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+
+
+def assert_version_is_safe() -> None:
+    """Check that `transformers` will not take our `kernels` package for the one on PyPI.
+
+    It asks for the version of the distribution that owns `kernels`, and only 0.10 to 0.19 look
+    like theirs.
+    """
+    try:
+        major, minor = (int(part) for part in version("headrace").split(".")[:2])
+    except PackageNotFoundError:
+        return
+    assert (major, minor) < (0, 10) or (major, minor) > (0, 19), "see docs: versions 0.10 to 0.19"
+
+
+@cache
+def _root() -> Path:
+    root = Path(tempfile.mkdtemp(prefix="headrace-tiny-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return root
+
+
+@cache
+def _tokenizer_json() -> str:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([_TEXT], trainer)
+    text: str = tokenizer.to_str()
+    return text
+
+
+def _randomise(model: Any, seed: int) -> None:
+    """Give every parameter values that matter.
+
+    `transformers` starts with norms of one, biases of zero and logits so small that the largest
+    two are nearly equal; here each matrix keeps the size of what it multiplies, and the head
+    spreads logits out, so that greedy tokens are not a matter of rounding.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.empty(parameter.shape).normal_(generator=generator)
+        if name.endswith("norm.weight"):
+            parameter.data.copy_(1 + 0.2 * noise)
+        elif name.endswith("bias"):
+            parameter.data.copy_(0.2 * noise)
+        else:
+            gain = 4.0 if "lm_head" in name or "embed" in name else 1.0
+            parameter.data.copy_(gain * noise / parameter.shape[-1] ** 0.5)
