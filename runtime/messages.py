@@ -24,7 +24,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False)
 # ---- front -> scheduler -------------------------------------------------------------------------
 
 
-class GenerateRequest(_Message):
+class GenerateRequest(_Message, frozen=True):
     """One prompt to continue.
 
     Attributes:
@@ -45,29 +45,29 @@ class GenerateRequest(_Message):
     arrival: float = 0.0
 
 
-class AbortRequests(_Message):
+class AbortRequests(_Message, frozen=True):
     """Stop these requests; each still gets its final message."""
 
     request_ids: list[int]
 
 
-class AbortAll(_Message):
+class AbortAll(_Message, frozen=True):
     """Stop every request, running or waiting."""
 
 
-class StopHit(_Message):
+class StopHit(_Message, frozen=True):
     """The detokenizer found a stop string: the scheduler may drop the request in silence."""
 
     request_ids: list[int]
 
 
-class FlushCache(_Message):
+class FlushCache(_Message, frozen=True):
     """Drop the prefix cache; refused while requests run or wait."""
 
     call_id: int
 
 
-class Ping(_Message):
+class Ping(_Message, frozen=True):
     """Answered by the scheduler loop itself: proof of life beyond the heartbeat."""
 
     call_id: int
@@ -116,7 +116,7 @@ class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: FinishReason
 
 
-class TokenDeltas(_Message):
+class TokenDeltas(_Message, frozen=True):
     """One step's new tokens of the whole batch.
 
     Attributes:
@@ -136,7 +136,7 @@ class TokenDeltas(_Message):
     ends: list[StreamEnd]
 
 
-class ResetStreams(_Message):
+class ResetStreams(_Message, frozen=True):
     """Forget every stream: the scheduler that fed them is gone."""
 
 
@@ -164,13 +164,13 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cached_tokens: int = -1
 
 
-class TextDeltas(_Message):
+class TextDeltas(_Message, frozen=True):
     """One step's new text for the whole batch."""
 
     deltas: list[TextDelta]
 
 
-class Progress(_Message):
+class Progress(_Message, frozen=True):
     """Where the worker's start-up is; `fraction` counts within the phase, 0 to 1."""
 
     phase: Phase
@@ -178,7 +178,7 @@ class Progress(_Message):
     detail: str = ""
 
 
-class WorkerReady(_Message):
+class WorkerReady(_Message, frozen=True):
     """The worker can take requests; what the front tells users about it.
 
     Attributes:
@@ -199,17 +199,17 @@ class WorkerReady(_Message):
     load_seconds: float
 
 
-class DetokenizerReady(_Message):
+class DetokenizerReady(_Message, frozen=True):
     """The detokenizer has loaded its tokenizer."""
 
 
-class StartupFailed(_Message):
+class StartupFailed(_Message, frozen=True):
     """The worker cannot start; `message` is one line for the user."""
 
     message: str
 
 
-class ControlReply(_Message):
+class ControlReply(_Message, frozen=True):
     """Answer to a message with a `call_id`."""
 
     call_id: int
@@ -217,7 +217,7 @@ class ControlReply(_Message):
     message: str = ""
 
 
-class RequestError(_Message):
+class RequestError(_Message, frozen=True):
     """Requests that failed before any token of theirs reached the detokenizer."""
 
     request_ids: list[int]

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -124,7 +124,7 @@ def run_child(entry: str) -> None:
     size_bytes = int.from_bytes(_read_exactly(8), "little")
     payload = _read_exactly(size_bytes)
     threading.Thread(target=_leave_with_parent, name="parent-watch", daemon=True).start()
-    cast("Callable[[bytes], None]", CHILD_ENTRIES.load(entry))(payload)
+    CHILD_ENTRIES.load(entry)(payload)
 
 
 if __name__ == "__main__":

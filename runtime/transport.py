@@ -50,7 +50,7 @@ def front_address(run_folder: Path) -> str:
     return f"ipc://{run_folder}/front"
 
 
-def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
+def _socket(context: zmq.Context[Any], kind: int) -> Any:
     socket = context.socket(kind)
     # Admission bounds the work in flight, so queues need no second, silent bound that drops.
     socket.set_hwm(0)

@@ -40,6 +40,7 @@ class BatchRows:
         self.is_greedy = np.ones(max_rows, dtype=bool)
         # Anything that changes logits before sampling: such rows leave the fast path.
         self.is_special = np.zeros(max_rows, dtype=bool)
+        self.has_penalties = np.zeros(max_rows, dtype=bool)
         self._history: torch.Tensor | None = None
 
     def join(self, join: RowJoin) -> None:
@@ -50,6 +51,7 @@ class BatchRows:
         self.stop_ids[row] = join.stop_ids
         self.num_prompt[row] = join.num_prompt
         self.is_greedy[row] = greedy
+        self.has_penalties[row] = sampling.has_penalties
         self.is_special[row] = (
             sampling.has_penalties or bool(sampling.logit_bias) or sampling.min_new_tokens > 0
         )

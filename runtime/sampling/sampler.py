@@ -133,12 +133,8 @@ class Sampler:
         state = self._rows
         index = torch.from_numpy(rows)
         state.last_token[index] = token_ids
-        special = [i for i in np.flatnonzero(state.is_special[rows]) if _penalises(state, rows[i])]
-        if special:
-            places = torch.from_numpy((positions - state.num_prompt[rows])[special])
-            state.history()[index[special], places] = token_ids[special]
+        lines = np.flatnonzero(state.has_penalties[rows])
+        if len(lines):
+            places = torch.from_numpy((positions - state.num_prompt[rows])[lines])
+            state.history()[index[lines], places] = token_ids[lines]
 
-
-def _penalises(state: BatchRows, row: np.int64) -> bool:
-    sampling = state.sampling[int(row)]
-    return sampling is not None and sampling.has_penalties

@@ -250,6 +250,10 @@ class Scheduler:
                 self._remove(request.request_id)
         self._check_invariants()
 
+    def rest(self) -> None:
+        """Nothing to compute: report what messages alone have ended."""
+        self._report()
+
     def _report(self) -> None:
         message = self._buffer.take()
         if message is not None:

@@ -1,0 +1,31 @@
+"""Logs of every process in one form; escape sequences in a user's text cannot forge lines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+_FORMAT = "%(asctime)s %(levelname)-7s [%(process_name)s] %(message)s"
+
+
+class _OneLineFormatter(logging.Formatter):
+    """Escapes control characters of the message; tracebacks keep their lines."""
+
+    def __init__(self, process_name: str) -> None:
+        super().__init__(_FORMAT, "%H:%M:%S", defaults={"process_name": process_name})
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own name
+        record.message = "".join(
+            c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
+            for c in record.message
+        )
+        return super().formatMessage(record)
+
+
+def configure_logging(level: str, process_name: str) -> None:
+    """Send this process's logs to standard error, each line naming `process_name`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLineFormatter(process_name))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())

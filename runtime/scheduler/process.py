@@ -1,0 +1,80 @@
+"""The worker process: loads the model, builds every part once, then turns the scheduler's loop."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from runtime.config import WorkerConfig
+from runtime.errors import HeadraceError
+from runtime.logging import configure_logging
+from runtime.messages import Phase, Progress, SchedulerInbound, StartupFailed
+from runtime.shared_state import SharedState
+from runtime.transport import (
+    Inbox,
+    Outbox,
+    detokenizer_address,
+    front_address,
+    scheduler_address,
+)
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 0.25
+SHARED_STATE_FILE = "state"
+
+
+def main(payload: bytes) -> None:
+    """Run the worker with an encoded `WorkerConfig`."""
+    started = time.monotonic()
+    config = msgspec.msgpack.decode(payload, type=WorkerConfig)
+    configure_logging(config.log_level, "worker")
+    run_folder = Path(config.run_folder)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    front = Outbox(context, front_address(run_folder))
+
+    def report(phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
+        front.send(Progress(phase, fraction, detail))
+
+    try:
+        report("importing")
+        # Importing torch takes seconds: the front hears of it first.
+        from runtime.scheduler.worker import build_worker
+
+        inbox: Inbox[SchedulerInbound] = Inbox(
+            context, scheduler_address(run_folder, config.generation), SchedulerInbound
+        )
+        tokens = Outbox(context, detokenizer_address(run_folder, config.generation))
+        shared = SharedState(run_folder / SHARED_STATE_FILE)
+        scheduler, ready = build_worker(config, shared, tokens.send, front.send, report)
+    except HeadraceError as error:
+        _fail(front, error.message)
+    except MemoryError as error:
+        _fail(front, f"Out of memory while loading the model: {error}")
+    except Exception as error:
+        logger.exception("The worker could not start")
+        _fail(front, f"The worker could not start: {type(error).__name__}: {error}")
+    front.send(msgspec.structs.replace(ready, load_seconds=time.monotonic() - started))
+    # What start-up made lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    while True:
+        shared.beat()
+        scheduler.receive(inbox.drain())
+        if scheduler.has_work:
+            scheduler.step()
+        else:
+            scheduler.rest()
+            inbox.wait(IDLE_WAIT_S)
+
+
+def _fail(front: Outbox, message: str) -> None:
+    front.send(StartupFailed(" ".join(message.split())))
+    front.close(linger_ms=1000)
+    sys.exit(1)
