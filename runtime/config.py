@@ -30,7 +30,9 @@ class ModelArgs:
     """Which model, and how its numbers are stored."""
 
     model_path: str | None = option(
-        None, "Folder or hub id of the model; the bundled demo model when absent.", aliases=("--model",)
+        None,
+        "Folder or hub id of the model; the bundled demo model when absent.",
+        aliases=("--model",),
     )
     tokenizer_path: str | None = option(None, "Folder of the tokenizer; the model's when absent.")
     load_format: str = option(
@@ -41,13 +43,21 @@ class ModelArgs:
         "Type of weights and activations; auto takes the checkpoint's where the device is good at it.",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
-    context_length: int | None = option(None, "Longest prompt plus output, tokens; the model's when absent.")
-    served_model_name: str | None = option(None, "Name shown at /v1/models; the model path when absent.")
+    context_length: int | None = option(
+        None, "Longest prompt plus output, tokens; the model's when absent."
+    )
+    served_model_name: str | None = option(
+        None, "Name shown at /v1/models; the model path when absent."
+    )
     weight_version: str = option("default", "Label of the weights, returned with every answer.")
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
-    trust_remote_code: bool = option(False, "Accepted for compatibility; code from a model folder never runs.")
+    trust_remote_code: bool = option(
+        False, "Accepted for compatibility; code from a model folder never runs."
+    )
     device: str = option("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
-    random_seed: int | None = option(None, "Seed for dummy weights and for requests that bring none.")
+    random_seed: int | None = option(
+        None, "Seed for dummy weights and for requests that bring none."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +73,22 @@ class HttpArgs:
     sampling_defaults: str = option(
         "model", "Where chat's sampling defaults come from.", choices=("model", "openai")
     )
-    preferred_sampling_params: str | None = option(None, "JSON object that fills absent sampling keys.")
+    preferred_sampling_params: str | None = option(
+        None, "JSON object that fills absent sampling keys."
+    )
     stream_interval: int = option(1, "Tokens between two events of a stream.")
     incremental_streaming_output: bool = option(
         False, "/generate streams disjoint deltas instead of the text so far."
     )
     skip_server_warmup: bool = option(False, "Be ready without a first request of our own.")
-    allow_auto_truncate: bool = option(False, "Shorten a prompt that is too long instead of refusing it.")
+    allow_auto_truncate: bool = option(
+        False, "Shorten a prompt that is too long instead of refusing it."
+    )
     drain_timeout: float = option(60.0, "Seconds that running requests get after SIGTERM.")
     max_body_mb: float = option(64.0, "Largest request body, MiB.")
-    allow_origins: list[str] = option([], "Web origins that may call this server (CORS).", metavar="ORIGIN")
+    allow_origins: list[str] = option(
+        [], "Web origins that may call this server (CORS).", metavar="ORIGIN"
+    )
     fastapi_root_path: str = option("", "Path prefix when behind a proxy.")
     disable_docs: bool = option(False, "Do not serve /docs and /openapi.json.")
 
@@ -112,8 +128,12 @@ class ParallelArgs:
 class KernelArgs:
     """Which implementations compute."""
 
-    attention_backend: str = option("auto", "Attention implementation.", choices=("auto", "cpu", "torch"))
-    num_threads: int | None = option(None, "CPU threads of the model's worker; the physical cores when absent.")
+    attention_backend: str = option(
+        "auto", "Attention implementation.", choices=("auto", "cpu", "torch")
+    )
+    num_threads: int | None = option(
+        None, "CPU threads of the model's worker; the physical cores when absent."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +147,9 @@ class LoggingArgs:
     log_requests: bool = option(False, "One line per finished request.")
     enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
     decode_log_interval: int = option(40, "Decode steps between two throughput lines.")
-    watchdog_timeout: float = option(300.0, "Seconds without a scheduler turn before the worker is restarted.")
+    watchdog_timeout: float = option(
+        300.0, "Seconds without a scheduler turn before the worker is restarted."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

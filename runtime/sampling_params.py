@@ -67,7 +67,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 def _in_range(low: float, high: float, *, open_low: bool = False) -> Callable[[float], bool]:
     def check(value: float) -> bool:
-        return math.isfinite(value) and (low < value if open_low else low <= value) and value <= high
+        return (
+            math.isfinite(value) and (low < value if open_low else low <= value) and value <= high
+        )
 
     return check
 
@@ -124,7 +126,9 @@ def validate_sampling_params(params: SamplingParams, vocab_size: int) -> None:
 def _check_lengths(params: SamplingParams) -> None:
     limit = params.max_new_tokens
     if limit is not None and not 0 <= limit <= INT64_MAX:
-        raise InvalidRequest(f"max_new_tokens must be at least 0, got {limit}.", param="max_new_tokens")
+        raise InvalidRequest(
+            f"max_new_tokens must be at least 0, got {limit}.", param="max_new_tokens"
+        )
     if params.min_new_tokens < 0:
         raise InvalidRequest(
             f"min_new_tokens must be at least 0, got {params.min_new_tokens}.",
@@ -258,6 +262,8 @@ def parse_logit_bias(bias: dict[str, float]) -> dict[int, float]:
     parsed: dict[int, float] = {}
     for key, value in bias.items():
         if not _TOKEN_ID.fullmatch(key):
-            raise InvalidRequest(f"logit_bias keys must be token ids, got {key[:32]!r}.", param="logit_bias")
+            raise InvalidRequest(
+                f"logit_bias keys must be token ids, got {key[:32]!r}.", param="logit_bias"
+            )
         parsed[int(key)] = value
     return parsed

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from runtime.attention.backend import AttentionBackend
-from runtime.executor.rows import BatchRows
-from runtime.executor.step import StepPlan
+from runtime.batch_rows import BatchRows
+from runtime.step import StepPlan
 from runtime.forward_batch import ForwardBatch, KVCache
 
 

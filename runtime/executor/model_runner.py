@@ -11,8 +11,8 @@ from torch import Tensor
 
 from runtime.attention.backend import AttentionBackend
 from runtime.executor.batch import build_batch
-from runtime.executor.rows import BatchRows
-from runtime.executor.step import StepPlan, StepResult
+from runtime.batch_rows import BatchRows
+from runtime.step import StepPlan, StepResult
 from runtime.forward_batch import ForwardBatch, KVCache
 from runtime.sampling.sampler import Sampler
 

@@ -14,8 +14,8 @@ from kernels.sampling import (
     nan_rows,
     sample,
 )
-from runtime.executor.rows import BatchRows
-from runtime.executor.step import Int64Array
+from runtime.batch_rows import BatchRows
+from runtime.step import Int64Array
 
 NAN_MESSAGE = "The model produced NaN logits for this request."
 

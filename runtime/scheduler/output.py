@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.executor.step import Int32Array, Int64Array, StepResult
+from runtime.step import Int32Array, Int64Array, StepResult
 from runtime.messages import FinishReason, StreamEnd, StreamStart, TokenDeltas
 from runtime.request import Request
 from runtime.scheduler.planner import PlannedStep, Planner

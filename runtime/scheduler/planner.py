@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.cache.manager import CacheManager
-from runtime.executor.step import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
+from runtime.step import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
 from runtime.request import Request
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from runtime.cache.manager import CacheManager
-from runtime.executor.step import StepPlan, StepResult
+from runtime.step import StepPlan, StepResult
 from runtime.messages import (
     AbortAll,
     AbortRequests,

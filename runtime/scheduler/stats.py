@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from runtime.cache.manager import CacheManager
-from runtime.executor.step import StepPlan
+from runtime.step import StepPlan
 from runtime.scheduler.table import RequestTable
 from runtime.shared_state import SharedState
 

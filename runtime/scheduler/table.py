@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.cache.radix_tree import Tokens
-from runtime.executor.step import Int64Array
+from runtime.step import Int64Array
 from runtime.request import Request
 
 NO_LIMIT = np.iinfo(np.int64).max

@@ -7,7 +7,7 @@ import numpy as np
 from runtime.config import WorkerConfig
 from runtime.errors import StartupError
 from runtime.executor.model_runner import ModelRunner
-from runtime.executor.step import PageUpdate, RowJoin, StepPlan
+from runtime.step import PageUpdate, RowJoin, StepPlan
 from runtime.sampling_params import SamplingParams
 
 

@@ -15,7 +15,7 @@ from runtime.checkpoint.config_json import load_model_config
 from runtime.config import WorkerConfig
 from runtime.executor.memory import PoolSize, size_pool
 from runtime.executor.model_runner import ModelRunner
-from runtime.executor.rows import BatchRows
+from runtime.batch_rows import BatchRows
 from runtime.forward_batch import KVCache
 from runtime.layers.context import BuildContext, parse_dtype
 from runtime.loader.load import load_model, parameter_bytes

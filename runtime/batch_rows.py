@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.executor.step import Int64Array, PageUpdate, RowJoin
+from runtime.step import Int64Array, PageUpdate, RowJoin
 from runtime.sampling_params import SamplingParams
 
 

@@ -1,0 +1,54 @@
+# Every target sets up what it needs; when nothing changed that costs a second.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: install install-dev serve chat test check format bench docs clean
+
+install: $(VENV)/installed
+
+install-dev: $(VENV)/installed-dev
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes from the range of pyproject.toml; pip is told to be quiet but for problems.
+$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing Headrace and what it needs into $(VENV) (the first time takes a minute or two)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing Headrace and its test tools into $(VENV)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/installed
+
+serve: install  ## serve the bundled demo model; make serve ARGS="--port 8000 --model-path DIR"
+	$(BIN)/python -m server.launch $(ARGS)
+
+chat: install  ## talk to the server that make serve started
+	$(BIN)/headrace chat $(ARGS)
+
+test: install-dev  ## all tests; make test ARGS="-k radix"
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install-dev  ## what CI checks besides the tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m docs.generate --check
+
+format: install-dev  ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install-dev  ## the CPU benchmark against transformers
+	$(BIN)/python -m benchmarks.cpu_engine $(ARGS)
+
+docs: install-dev  ## renew the generated pages
+	$(BIN)/python -m docs.generate
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
