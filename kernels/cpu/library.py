@@ -1,6 +1,96 @@
-"""ctypes binding of the C++ library."""
+"""ctypes binding of the C++ library: loaded once per process, on first use.
+
+Calls release the interpreter lock. Every function takes raw addresses and 64-bit sizes; the
+modules that call them check shapes and dtypes first.
+"""
+
+import ctypes
+import logging
+import re
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kernels.cpu.build import BuildError, build
+
+logger = logging.getLogger(__name__)
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+_POINTER = ctypes.c_void_p
+_SIZE = ctypes.c_int64
+_REAL = ctypes.c_double
+
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "hr_rms_norm": (_SIZE, *[_POINTER] * 4, _SIZE, _SIZE, _REAL, _SIZE),
+    "hr_silu_and_mul": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
+    "hr_rope_kv_write": (
+        *(_SIZE, _POINTER, *[_SIZE] * 4, *[_POINTER] * 5),
+        *(_SIZE, _POINTER, _POINTER, _REAL, _SIZE),
+    ),
+    "hr_paged_attention": (
+        *(_SIZE, _POINTER, _SIZE, *[_POINTER] * 3, _SIZE, _POINTER, _POINTER),
+        *(*[_SIZE] * 5, _REAL, _SIZE, _POINTER, _SIZE),
+    ),
+    "hr_linear_pack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
+    "hr_linear_unpack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
+    "hr_linear": (_SIZE, *[_POINTER] * 4, *[_SIZE] * 4),
+}
+
+
+@cache
+def _load() -> ctypes.CDLL | str:
+    """Return the library, or why there is none; says so once in the log."""
+    try:
+        library = _bind(build())
+    except (BuildError, OSError) as error:
+        logger.warning(
+            "No C++ kernels: %s. Plain torch runs instead; expect a fraction of the speed on CPU.",
+            error,
+        )
+        return str(error)
+    return library
+
+
+def _bind(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    runtimes = openmp_runtimes()
+    if len(runtimes) > 1:
+        # Two pools of threads on the same cores make every call wait for the other's spinning.
+        raise BuildError(f"it would bring a second OpenMP runtime: {', '.join(runtimes)}")
+    for name, argtypes in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = argtypes
+        function.restype = None
+    library.hr_panel_columns.argtypes = ()
+    library.hr_panel_columns.restype = _SIZE
+    return library
+
+
+def openmp_runtimes() -> list[str]:
+    """Return the paths of the OpenMP runtimes mapped into this process (Linux only)."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    found = re.findall(r"\s(/\S*/lib(?:gomp|iomp5|omp)[-.\w]*\.so[.\d]*)", maps)
+    return sorted(set(found))
 
 
 def unavailable() -> str | None:
-    """Return why the C++ library cannot be used here, or None."""
-    return "not built yet"
+    """Return why the C++ library cannot be used here, or None; builds it on first use."""
+    loaded = _load()
+    return loaded if isinstance(loaded, str) else None
+
+
+def library() -> ctypes.CDLL:
+    """Return the loaded library.
+
+    Raises:
+        RuntimeError: it cannot be built or loaded here.
+    """
+    loaded = _load()
+    if isinstance(loaded, str):
+        raise RuntimeError(loaded)
+    return loaded

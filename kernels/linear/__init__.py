@@ -75,9 +75,10 @@ LINEAR: Table[LinearKernels] = Table(
     "linear",
     {
         "reference": Entry("kernels.linear.reference"),
+        "cpu": Entry("kernels.linear.cpu", probe="kernels.cpu.library:unavailable"),
         "mkldnn": Entry("kernels.linear.mkldnn", probe="kernels.linear.mkldnn:unavailable"),
     },
-    {"cpu": ("mkldnn",)},
+    {"cpu": ("cpu", "mkldnn")},
 )
 
 

@@ -25,18 +25,22 @@ def paged_attention(  # noqa: PLR0913 the op's signature
         start, stop = bounds[i], bounds[i + 1]
         if start == stop:
             continue
-        pages = page_table[i, : -(-kv_len // page_size)].long()
+        # With a window, pages that no query sees any more may have been given away.
+        first = 0 if window_left < 0 else max(0, kv_len - (stop - start) - window_left)
+        first_page = first // page_size
+        pages = page_table[i, first_page : -(-kv_len // page_size)].long()
+        held = slice(first - first_page * page_size, kv_len - first_page * page_size)
         query = q[start:stop].transpose(0, 1).float()
         key, value = (
             cache[pages]
             .transpose(0, 1)
-            .reshape(cache.shape[1], -1, head_dim)[:, :kv_len]
+            .reshape(cache.shape[1], -1, head_dim)[:, held]
             .float()
             .repeat_interleave(num_heads // cache.shape[1], dim=0)
             for cache in (k_cache, v_cache)
         )
         query_at = torch.arange(kv_len - (stop - start), kv_len, device=q.device).unsqueeze(1)
-        key_at = torch.arange(kv_len, device=q.device)
+        key_at = torch.arange(first, kv_len, device=q.device)
         visible = key_at <= query_at
         if window_left >= 0:
             visible &= key_at >= query_at - window_left

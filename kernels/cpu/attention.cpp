@@ -1,0 +1,348 @@
+// Paged causal attention: blocks of queries against blocks of keys, online softmax.
+//
+// The query heads that share a key head are rows of one small product, so decode and prefill are
+// the same code with few or many rows. Keys and values of a block are repacked into cache-sized
+// scratch (see gemm.h); the caches themselves are read once per query block and never copied.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "gemm.h"
+
+namespace hr {
+
+constexpr int64_t KEYS = 64;          // keys of a block
+constexpr int64_t TARGET_ROWS = 192;  // query rows of a block: scratch stays in a 1 MiB L2
+constexpr int64_t PART = 256;         // keys that are worth a task of their own
+constexpr int64_t MAX_DIM = 512;
+const float MINUS_INF = -std::numeric_limits<float>::infinity();
+
+struct Sizes {
+    int64_t heads, kv_heads, dim, page_size, max_pages, q_stride, window_left;
+    float scale_log2;
+};
+
+// Queries [query, query + queries) of a sequence, one key head, keys [key, key_end).
+struct Task {
+    int64_t seq, kv_head, query, queries, first_position, key, key_end;
+};
+
+// One query row's unfinished softmax over part of its keys.
+struct Partial {
+    float max, sum;
+};
+
+struct Scratch {
+    char *bytes = nullptr;
+    size_t size = 0;
+    char *get(size_t wanted) {
+        if (wanted > size) {
+            std::free(bytes);
+            size = (wanted + 4095) / 4096 * 4096;
+            bytes = (char *)std::aligned_alloc(4096, size);
+        }
+        return bytes;
+    }
+    ~Scratch() { std::free(bytes); }
+};
+
+inline size_t round64(size_t n) { return (n + 63) / 64 * 64; }
+
+// What stands for a key that is not there: whatever the cache holds may be a NaN.
+alignas(64) const uint32_t ZEROS[MAX_DIM] = {};
+
+// Pairs two rows of bfloat16 into words (row 0 low), or copies a row of floats.
+inline void pack_values(const float *const *rows, int64_t count, int64_t dim, uint32_t *out) {
+    for (int64_t i = 0; i < count; i++) std::memcpy(out + i * dim, rows[i], dim * 4);
+}
+inline void pack_values(const bf16 *const *rows, int64_t count, int64_t dim, uint32_t *out) {
+    for (int64_t i = 0; i < count; i += 2) {
+        uint32_t *to = out + i / 2 * dim;
+        for (int64_t d = 0; d < dim; d += W) {
+            vu words = __builtin_convertvector(load_as<vh>(rows[i] + d), vu);
+            words |= __builtin_convertvector(load_as<vh>(rows[i + 1] + d), vu) << 16;
+            std::memcpy(to + d, &words, sizeof words);
+        }
+    }
+}
+
+template <class T>
+struct Attention {
+    Sizes s;
+    const T *q, *k_cache, *v_cache;
+    const int32_t *page_table;
+    T *out;
+
+    int64_t group() const { return s.heads / s.kv_heads; }
+
+    size_t scratch_bytes(int64_t rows) const {
+        return round64(rows * s.dim * sizeof(T)) + round64(rows * KEYS * 4) +
+               round64(rows * KEYS * sizeof(T)) + 2 * round64(KEYS * s.dim * sizeof(T)) +
+               result_bytes(rows);
+    }
+    // One set of unfinished results: sums `[rows, dim]`, then the state of each row.
+    size_t result_bytes(int64_t rows) const {
+        return round64(rows * s.dim * 4) + round64(rows * sizeof(Partial));
+    }
+    Partial *states(char *results, int64_t rows) const {
+        return (Partial *)(results + round64(rows * s.dim * 4));
+    }
+
+    // Where the keys [base + begin, base + end) of a sequence lie; the rest of the block is 0.
+    void locate(const Task &t, int64_t base, int64_t begin, int64_t end, const T **keys,
+                const T **values) const {
+        const int32_t *pages = page_table + t.seq * s.max_pages;
+        for (int64_t i = 0; i < begin; i++) keys[i] = values[i] = (const T *)ZEROS;
+        for (int64_t i = end; i < KEYS; i++) keys[i] = values[i] = (const T *)ZEROS;
+        for (int64_t i = begin; i < end;) {
+            int64_t page = pages[(base + i) / s.page_size], offset = (base + i) % s.page_size;
+            int64_t run = std::min(end - i, s.page_size - offset);
+            int64_t at = ((page * s.kv_heads + t.kv_head) * s.page_size + offset) * s.dim;
+            for (int64_t j = 0; j < run; j++, i++, at += s.dim) {
+                keys[i] = k_cache + at;
+                values[i] = v_cache + at;
+            }
+        }
+    }
+
+    // Turns one row of scores into probabilities (relative to its running maximum) and returns
+    // the factor that what was gathered before must be scaled by.
+    float softmax_row(const float *scores, T *probs, Partial &state, int64_t low,
+                      int64_t high) const {
+        float masked[KEYS];
+        if (low > 0 || high < KEYS) {
+            for (int64_t i = 0; i < KEYS; i++)
+                masked[i] = i >= low && i < high ? scores[i] : MINUS_INF;
+            scores = masked;
+        }
+        vf top = load(scores);
+        for (int64_t i = W; i < KEYS; i += W) top = max(top, load(scores + i));
+        float row_max = std::max(state.max, max_of(top) * s.scale_log2);
+        // Only masked keys so far: any finite number keeps inf - inf away.
+        float origin = row_max == MINUS_INF ? 0.0f : row_max;
+        vf total = {};
+        for (int64_t i = 0; i < KEYS; i += W) {
+            vf p = exp2(load(scores + i) * s.scale_log2 - origin);
+            total += p;
+            store(probs + i, p);
+        }
+        float factor = state.max == MINUS_INF ? 0.0f : std::exp2(state.max - origin);
+        state.sum = state.sum * factor + sum(total);
+        state.max = row_max;
+        return factor;
+    }
+
+    // Attends to the keys [from, to) of a task's range; `results` receives what is not yet
+    // normalised. `query` holds the rows, `scratch` the rest.
+    void part(const Task &t, int64_t from, int64_t to, const T *query, char *scratch,
+              char *results) const {
+        const int64_t g = group(), rows = t.queries * g, dim = s.dim;
+        constexpr int64_t PER = Words<T>::PER_WORD;
+        float *scores = (float *)scratch;
+        scratch += round64(rows * KEYS * 4);
+        T *probs = (T *)scratch;
+        scratch += round64(rows * KEYS * sizeof(T));
+        uint32_t *packed_k = (uint32_t *)scratch;
+        uint32_t *packed_v = (uint32_t *)(scratch + round64(KEYS * dim * sizeof(T)));
+        float *acc = (float *)results;
+        Partial *state = states(results, rows);
+        std::memset(acc, 0, rows * dim * sizeof(float));
+        for (int64_t r = 0; r < rows; r++) state[r] = {MINUS_INF, 0.0f};
+
+        const T *keys[KEYS], *values[KEYS];
+        for (int64_t base = from / KEYS * KEYS; base < to; base += KEYS) {
+            int64_t begin = std::max<int64_t>(0, from - base), end = std::min(KEYS, to - base);
+            // Queries before the block's first key see none of it; with a window, neither do
+            // those that are past its last.
+            int64_t first = std::max<int64_t>(0, base + begin - t.first_position);
+            int64_t last = t.queries;
+            if (s.window_left >= 0)
+                last = std::min(last, base + end + s.window_left - t.first_position);
+            if (first >= last) continue;
+            // Columns past `end` are never looked at, whatever the packed keys held before.
+            int64_t columns = (end + 15) / 16 * 16;
+            locate(t, base, begin, end, keys, values);
+            for (int64_t i = 0; i < columns; i += 16)
+                transpose16((const uint32_t *const *)(keys + i), 16, dim / PER, packed_k + i, KEYS);
+            pack_values(values, end, dim, packed_v);
+
+            int64_t row = first * g, n = (last - first) * g;
+            product<T, false>((const uint32_t *)(query + row * dim), dim / PER, packed_k, KEYS,
+                              dim / PER, scores + row * KEYS, KEYS, n, columns);
+            for (int64_t r = row; r < row + n; r++) {
+                int64_t position = t.first_position + r / g;
+                int64_t high = std::min(end, position + 1 - base);
+                int64_t low = s.window_left >= 0 ? position - s.window_left - base : 0;
+                float factor = softmax_row(scores + r * KEYS, probs + r * KEYS, state[r], low, high);
+                if (factor != 1.0f) scale_row(acc + r * dim, factor);
+            }
+            // An odd last key is paired with a value of 0.
+            product<T, true>((const uint32_t *)(probs + row * KEYS), KEYS / PER, packed_v, dim,
+                             (end + PER - 1) / PER, acc + row * dim, dim, n, dim);
+        }
+    }
+
+    void scale_row(float *row, float factor) const {
+        for (int64_t d = 0; d < s.dim; d += W) store(row + d, load(row + d) * factor);
+    }
+
+    // Adds the results of a later part to those of the parts before it.
+    void absorb(const Task &t, char *results, const char *later) const {
+        const int64_t rows = t.queries * group();
+        Partial *state = states(results, rows);
+        const Partial *more = states((char *)later, rows);
+        for (int64_t r = 0; r < rows; r++) {
+            if (more[r].max == MINUS_INF && more[r].sum == 0) continue;
+            float top = std::max(state[r].max, more[r].max);
+            float keep = state[r].max == MINUS_INF ? 0.0f : std::exp2(state[r].max - top);
+            float take = more[r].max == MINUS_INF ? 1.0f : std::exp2(more[r].max - top);
+            state[r] = {top, state[r].sum * keep + more[r].sum * take};
+            float *sums = (float *)results + r * s.dim;
+            const float *extra = (const float *)later + r * s.dim;
+            for (int64_t d = 0; d < s.dim; d += W)
+                store(sums + d, load(sums + d) * keep + load(extra + d) * take);
+        }
+    }
+
+    void gather_queries(const Task &t, T *query) const {
+        const int64_t width = group() * s.dim;
+        for (int64_t i = 0; i < t.queries; i++)
+            std::memcpy(query + i * width, q + (t.query + i) * s.q_stride + t.kv_head * width,
+                        width * sizeof(T));
+    }
+
+    // Attends to the keys [from, to), part by part; `scratch` has scratch_bytes.
+    void run(const Task &t, int64_t from, int64_t to, char *scratch, char *results) const {
+        const int64_t rows = t.queries * group();
+        T *query = (T *)scratch;
+        char *later = scratch + round64(rows * s.dim * sizeof(T));
+        scratch = later + result_bytes(rows);
+        gather_queries(t, query);
+        for (int64_t begin = from; begin < to;) {
+            int64_t end = std::min(to, (begin / PART + 1) * PART);
+            part(t, begin, end, query, scratch, begin == from ? results : later);
+            if (begin != from) absorb(t, results, later);
+            begin = end;
+        }
+    }
+
+    T *out_row(const Task &t, int64_t row) const {
+        int64_t token = t.query + row / group(), head = t.kv_head * group() + row % group();
+        return out + (token * s.heads + head) * s.dim;
+    }
+
+    void write(const Task &t, char *results) const {
+        const int64_t rows = t.queries * group();
+        const Partial *state = states(results, rows);
+        for (int64_t r = 0; r < rows; r++) {
+            const float *sums = (const float *)results + r * s.dim;
+            float inverse = 1.0f / state[r].sum;
+            T *to = out_row(t, r);
+            for (int64_t d = 0; d < s.dim; d += W) store(to + d, load(sums + d) * inverse);
+        }
+    }
+};
+
+// Cuts the step into tasks, the most expensive first.
+void plan(const Sizes &s, const int32_t *seq_lens, const int32_t *qo_indptr, int64_t seqs,
+          std::vector<Task> &tasks) {
+    const int64_t block = std::max<int64_t>(1, TARGET_ROWS / (s.heads / s.kv_heads));
+    for (int64_t i = 0; i < seqs; i++) {
+        int64_t begin = qo_indptr[i], queries = qo_indptr[i + 1] - begin, keys = seq_lens[i];
+        for (int64_t at = 0; at < queries; at += block) {
+            int64_t n = std::min(block, queries - at), position = keys - queries + at;
+            int64_t key = s.window_left < 0 ? 0 : std::max<int64_t>(0, position - s.window_left);
+            for (int64_t head = 0; head < s.kv_heads; head++)
+                tasks.push_back({i, head, begin + at, n, position, key, position + n});
+        }
+    }
+    auto cost = [](const Task &t) { return t.queries * (t.key_end - t.key); };
+    std::stable_sort(tasks.begin(), tasks.end(),
+                     [&](const Task &a, const Task &b) { return cost(a) > cost(b); });
+}
+
+// Few tasks that do not share out evenly: every part of every task becomes work of its own.
+template <class T>
+void attend_in_parts(const Attention<T> &a, const std::vector<Task> &tasks, size_t scratch_bytes,
+                     size_t result_bytes, int64_t threads) {
+    std::vector<int64_t> owner, first(1, 0);
+    for (size_t i = 0; i < tasks.size(); i++) {
+        int64_t parts = (tasks[i].key_end + PART - 1) / PART - tasks[i].key / PART;
+        owner.insert(owner.end(), parts, (int64_t)i);
+        first.push_back(first.back() + parts);
+    }
+    static thread_local Scratch shared;
+    char *results = shared.get(result_bytes * owner.size());
+#pragma omp parallel num_threads(threads)
+    {
+        static thread_local Scratch memory;
+        char *scratch = memory.get(scratch_bytes);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < (int64_t)owner.size(); i++) {
+            const Task &t = tasks[owner[i]];
+            int64_t part = t.key / PART + i - first[owner[i]];
+            a.run(t, std::max(t.key, part * PART), std::min(t.key_end, (part + 1) * PART), scratch,
+                  results + i * result_bytes);
+        }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < (int64_t)tasks.size(); i++) {
+            char *sums = results + first[i] * result_bytes;
+            for (int64_t j = first[i] + 1; j < first[i + 1]; j++)
+                a.absorb(tasks[i], sums, results + j * result_bytes);
+            a.write(tasks[i], sums);
+        }
+    }
+}
+
+template <class T>
+void attend(const Attention<T> &a, const std::vector<Task> &tasks, int64_t threads) {
+    int64_t count = (int64_t)tasks.size(), rows = 0, elements = 0;
+    bool decode = true;
+    for (const Task &t : tasks) {
+        decode = decode && t.queries == 1;
+        rows = std::max(rows, t.queries * a.group());
+        elements += (t.queries * a.group() + 8) * (t.key_end - t.key) * a.s.dim / 4;
+    }
+    const size_t scratch_bytes = a.scratch_bytes(rows), result_bytes = a.result_bytes(rows);
+    auto whole = [&](int64_t i) {
+        static thread_local Scratch memory;
+        char *scratch = memory.get(scratch_bytes + result_bytes);
+        char *results = scratch + scratch_bytes;
+        a.run(tasks[i], tasks[i].key, tasks[i].key_end, scratch, results);
+        a.write(tasks[i], results);
+    };
+    if (threads <= 1 || elements < (1 << 15)) {
+        for (int64_t i = 0; i < count; i++) whole(i);
+    } else if (decode && count < 4 * threads && count % threads) {
+        attend_in_parts(a, tasks, scratch_bytes, result_bytes, threads);
+    } else {
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+        for (int64_t i = 0; i < count; i++) whole(i);
+    }
+}
+
+}  // namespace hr
+
+using namespace hr;
+
+extern "C" void hr_paged_attention(int64_t is_bf16, const void *q, int64_t q_stride,
+                                   const void *k_cache, const void *v_cache,
+                                   const int32_t *page_table, int64_t max_pages,
+                                   const int32_t *seq_lens, const int32_t *qo_indptr,
+                                   int64_t seqs, int64_t heads, int64_t kv_heads, int64_t dim,
+                                   int64_t page_size, double scale, int64_t window_left,
+                                   void *out, int64_t threads) {
+    Sizes s{heads, kv_heads, dim, page_size, max_pages, q_stride, window_left,
+            (float)(scale * LOG2E)};
+    std::vector<Task> tasks;
+    plan(s, seq_lens, qo_indptr, seqs, tasks);
+    auto run = [&](auto *typed) {
+        using T = std::remove_pointer_t<decltype(typed)>;
+        Attention<T> a{s, (const T *)q, (const T *)k_cache, (const T *)v_cache, page_table, typed};
+        attend(a, tasks, threads);
+    };
+    is_bf16 ? run((bf16 *)out) : run((float *)out);
+}

@@ -1,0 +1,129 @@
+"""Compiles the C++ library once per machine and keeps it in the user's cache folder.
+
+The key covers the sources, the flags, the compiler and what the CPU can do, so a cache shared
+between machines never hands out instructions the machine does not have.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+_SOURCE_DIR = Path(__file__).parent
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno")
+_TIMEOUT_S = 300.0
+
+
+class BuildError(RuntimeError):
+    """The library could not be built; the message says why."""
+
+
+def cache_dir() -> Path:
+    """Return the folder of built libraries: `$XDG_CACHE_HOME/headrace` or `~/.cache/headrace`."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if root else Path.home() / ".cache") / "headrace"
+
+
+def build() -> Path:
+    """Return the path of the built library, compiling it when the cache does not hold it.
+
+    Two processes may do this at once: each writes a file of its own and renames it into place.
+
+    Raises:
+        BuildError: no compiler, it failed, or the cache folder cannot be written.
+    """
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise BuildError("no C++ compiler (g++) on the path")
+    sources = sorted(_SOURCE_DIR.glob("*.cpp"))
+    runtime = _openmp_runtime()
+    target = cache_dir() / f"cpu_kernels-{_key(compiler, runtime)}.so"
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as work:
+            _compile(compiler, sources, runtime, Path(work), target)
+    except OSError as error:
+        raise BuildError(f"cannot build in {target.parent}: {error}") from error
+    return target
+
+
+def _compile(
+    compiler: str, sources: list[Path], runtime: Path | None, work: Path, target: Path
+) -> None:
+    objects = [work / f"{source.stem}.o" for source in sources]
+    compiles = [
+        subprocess.Popen(
+            [compiler, *_FLAGS, "-c", str(source), "-o", str(built)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for source, built in zip(sources, objects, strict=True)
+    ]
+    _wait(compiles)
+    library = work / target.name
+    # Linked without -fopenmp against torch's own file: its name becomes the dependency, and the
+    # loader answers it with the copy that torch has loaded already.
+    openmp = [str(runtime), f"-Wl,-rpath,{runtime.parent}"] if runtime else ["-fopenmp"]
+    _wait(
+        [
+            subprocess.Popen(
+                [compiler, "-shared", "-o", str(library), *map(str, objects), *openmp],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        ]
+    )
+    library.replace(target)
+
+
+def _wait(processes: list[subprocess.Popen[str]]) -> None:
+    failures = []
+    for process in processes:
+        try:
+            output, _ = process.communicate(timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            failures.append("the compiler took too long")
+        if process.returncode != 0:
+            failures.append(output.strip()[-500:] or f"exit status {process.returncode}")
+    if failures:
+        raise BuildError(f"the compiler failed: {failures[0]}")
+
+
+def _openmp_runtime() -> Path | None:
+    """Return the OpenMP library inside the torch wheel, or None when torch uses the system's."""
+    torch_dir = Path(torch.__file__).parent
+    for folder in (torch_dir / "lib", torch_dir.parent / "torch.libs"):
+        for found in sorted(folder.glob("libgomp*.so*")):
+            return found
+    return None
+
+
+def _key(compiler: str, runtime: Path | None) -> str:
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+    )
+    parts = [*_FLAGS, str(runtime), version.stdout, platform.machine(), _cpu_flags()]
+    for path in sorted((*_SOURCE_DIR.glob("*.cpp"), *_SOURCE_DIR.glob("*.h"))):
+        parts += [path.name, path.read_text(encoding="utf-8")]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("flags", "Features", "model name", "CPU part")
+    found = [line for line in lines if line.startswith(wanted)]
+    return "\n".join(dict.fromkeys(found))

@@ -1,0 +1,148 @@
+// Products with a weight packed once into panels of NR columns (see gemm.h).
+//
+// A panel is read in one forward sweep, so one token is bound by memory bandwidth alone; more
+// tokens reuse the panel from the second-level cache, block of rows by block of rows.
+#include <algorithm>
+#include <cstdlib>
+#include <type_traits>
+
+#include "gemm.h"
+
+namespace hr {
+
+constexpr int64_t K_WORDS = 2560;             // words of a panel swept at once: 640 KiB of a 1 MiB L2
+constexpr int PREFETCH = 16 * NR;             // words ahead: 4 KiB with AVX-512
+
+template <class T>
+void pack_panels(const T *weight, uint32_t *packed, int64_t in, int64_t out, int64_t threads) {
+    const int64_t words = in / Words<T>::PER_WORD, panels = (out + NR - 1) / NR;
+    parallel(panels, threads, panels * words * NR, [=](int64_t begin, int64_t end) {
+        for (int64_t panel = begin; panel < end; panel++)
+            for (int64_t col = 0; col < NR; col += 16) {
+                const uint32_t *rows[16];
+                int64_t first = panel * NR + col;
+                int count = (int)std::max<int64_t>(0, std::min<int64_t>(16, out - first));
+                for (int i = 0; i < count; i++)
+                    rows[i] = (const uint32_t *)weight + (first + i) * words;
+                transpose16(rows, count, words, packed + panel * words * NR + col, NR);
+            }
+    });
+}
+
+template <class T>
+void unpack_panels(const uint32_t *packed, T *weight, int64_t in, int64_t out, int64_t threads) {
+    const int64_t words = in / Words<T>::PER_WORD;
+    parallel(out, threads, out * words, [=](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) {
+            const uint32_t *from = packed + row / NR * words * NR + row % NR;
+            uint32_t *to = (uint32_t *)weight + row * words;
+            for (int64_t i = 0; i < words; i++) to[i] = from[i * NR];
+        }
+    });
+}
+
+template <class T>
+void finish(const float *tile, int64_t ld, int64_t rows, int64_t cols, const T *bias, T *out,
+            int64_t out_stride) {
+    for (int64_t r = 0; r < rows; r++) {
+        const float *from = tile + r * ld;
+        T *to = out + r * out_stride;
+        int64_t i = 0;
+        for (; i + W <= cols; i += W) store(to + i, bias ? load(from + i) + load(bias + i) : load(from + i));
+        for (; i < cols; i++) from_float(bias ? from[i] + to_float(bias[i]) : from[i], to + i);
+    }
+}
+
+template <class T>
+void linear_rows(const T *x, const uint32_t *packed, const T *bias, T *out, int64_t tokens,
+                 int64_t in, int64_t out_features, int64_t threads) {
+    const int64_t words = in / Words<T>::PER_WORD, panels = (out_features + NR - 1) / NR;
+    const uint32_t *rows = (const uint32_t *)x;
+    if (tokens == 0) return;
+    auto sweep = [=](int64_t begin, int64_t end) {
+        const bool cut = words > K_WORDS && tokens > MR;
+        alignas(64) float block_tile[MR * NR];
+        float *tile = cut ? (float *)std::malloc(tokens * NR * sizeof(float)) : block_tile;
+        int64_t panel = begin;
+        // One or two rows leave a panel's few sums waiting for one another: take two panels.
+        for (; tokens <= 2 && panel + 2 <= end; panel += 2) {
+            const uint32_t *weight = packed + panel * words * NR;
+            if (tokens == 1)
+                block<T, 1, NV, 2, false, PREFETCH>(rows, words, weight, NR, words * NR, words,
+                                                    tile, 2 * NR);
+            else
+                block<T, 2, NV, 2, false, PREFETCH>(rows, words, weight, NR, words * NR, words,
+                                                    tile, 2 * NR);
+            finish(tile, 2 * NR, tokens, std::min<int64_t>(2 * NR, out_features - panel * NR),
+                   bias ? bias + panel * NR : nullptr, out + panel * NR, out_features);
+        }
+        for (; panel < end; panel++) {
+            const uint32_t *weight = packed + panel * words * NR;
+            int64_t cols = std::min<int64_t>(NR, out_features - panel * NR);
+            const T *panel_bias = bias ? bias + panel * NR : nullptr;
+            T *to = out + panel * NR;
+            if (!cut) {
+                for (int64_t row = 0, n; row < tokens; row += n) {
+                    n = next_rows(tokens - row);
+                    const uint32_t *from = rows + row * words;
+                    if (row == 0)
+                        rows_of_block<T, NV, false, PREFETCH>(n, from, words, weight, NR, words,
+                                                              tile, NR);
+                    else
+                        rows_of_block<T, NV, false, 0>(n, from, words, weight, NR, words, tile, NR);
+                    finish(tile, NR, n, cols, panel_bias, to + row * out_features, out_features);
+                }
+                continue;
+            }
+            int64_t parts = (words + K_WORDS - 1) / K_WORDS;
+            for (int64_t part = 0; part < parts; part++) {
+                int64_t first = words * part / parts, count = words * (part + 1) / parts - first;
+                const uint32_t *b = weight + first * NR;
+                for (int64_t row = 0, n; row < tokens; row += n) {
+                    n = next_rows(tokens - row);
+                    const uint32_t *from = rows + row * words + first;
+                    if (part == 0)
+                        rows_of_block<T, NV, false, 0>(n, from, words, b, NR, count, tile + row * NR, NR);
+                    else
+                        rows_of_block<T, NV, true, 0>(n, from, words, b, NR, count, tile + row * NR, NR);
+                }
+            }
+            finish(tile, NR, tokens, cols, panel_bias, to, out_features);
+        }
+        if (cut) std::free(tile);
+    };
+    parallel(panels, threads, panels * NR * words * 2, sweep);
+}
+
+}  // namespace hr
+
+using namespace hr;
+
+extern "C" int64_t hr_panel_columns(void) { return NR; }
+
+extern "C" void hr_linear_pack(int64_t is_bf16, const void *weight, void *packed, int64_t in,
+                               int64_t out, int64_t threads) {
+    if (is_bf16)
+        pack_panels((const bf16 *)weight, (uint32_t *)packed, in, out, threads);
+    else
+        pack_panels((const float *)weight, (uint32_t *)packed, in, out, threads);
+}
+
+extern "C" void hr_linear_unpack(int64_t is_bf16, const void *packed, void *weight, int64_t in,
+                                 int64_t out, int64_t threads) {
+    if (is_bf16)
+        unpack_panels((const uint32_t *)packed, (bf16 *)weight, in, out, threads);
+    else
+        unpack_panels((const uint32_t *)packed, (float *)weight, in, out, threads);
+}
+
+extern "C" void hr_linear(int64_t is_bf16, const void *x, const void *packed, const void *bias,
+                          void *out, int64_t tokens, int64_t in, int64_t out_features,
+                          int64_t threads) {
+    if (is_bf16)
+        linear_rows((const bf16 *)x, (const uint32_t *)packed, (const bf16 *)bias, (bf16 *)out,
+                    tokens, in, out_features, threads);
+    else
+        linear_rows((const float *)x, (const uint32_t *)packed, (const float *)bias, (float *)out,
+                    tokens, in, out_features, threads);
+}

@@ -1,0 +1,87 @@
+// Head norms, rotation and the write into the paged caches: one pass over a step's qkv rows.
+#include <cmath>
+#include <type_traits>
+
+#include "simd.h"
+
+namespace hr {
+
+template <class T>
+void norm_head(T *head, const T *weight, int64_t dim, float eps) {
+    float squares = 0;
+    vf wide = {};
+    int64_t i = 0;
+    for (; i + W <= dim; i += W) {
+        vf v = load(head + i);
+        wide += v * v;
+    }
+    for (; i < dim; i++) squares += to_float(head[i]) * to_float(head[i]);
+    float factor = 1.0f / std::sqrt((sum(wide) + squares) / (float)dim + eps);
+    for (i = 0; i + W <= dim; i += W)
+        store(head + i, rounded_as(load(head + i) * factor, head) * load(weight + i));
+    for (; i < dim; i++)
+        from_float(rounded_as(to_float(head[i]) * factor, head) * to_float(weight[i]), head + i);
+}
+
+template <class T>
+void rotate_head(T *head, const float *cos, const float *sin, int64_t half) {
+    int64_t i = 0;
+    for (; i + W <= half; i += W) {
+        vf first = load(head + i), second = load(head + half + i);
+        vf c = load(cos + i), s = load(sin + i);
+        store(head + i, first * c - second * s);
+        store(head + half + i, second * c + first * s);
+    }
+    for (; i < half; i++) {
+        float first = to_float(head[i]), second = to_float(head[half + i]);
+        from_float(first * cos[i] - second * sin[i], head + i);
+        from_float(second * cos[i] + first * sin[i], head + half + i);
+    }
+}
+
+template <class T>
+void rope_rows(T *qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
+               const float *cos_sin, const int64_t *positions, const int64_t *slots, T *k_cache,
+               T *v_cache, int64_t page_size, const T *q_norm, const T *k_norm, float eps,
+               int64_t threads) {
+    int64_t width = (heads + 2 * kv_heads) * dim;
+    parallel(tokens, threads, tokens * width * 2, [=](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; token++) {
+            T *row = qkv + token * width;
+            const float *cos = cos_sin + positions[token] * dim, *sin = cos + dim / 2;
+            for (int64_t h = 0; h < heads + kv_heads; h++) {
+                T *head = row + h * dim;
+                const T *weight = h < heads ? q_norm : k_norm;
+                if (weight) norm_head(head, weight, dim, eps);
+                rotate_head(head, cos, sin, dim / 2);
+            }
+            int64_t slot = slots[token];
+            if (slot < 0) continue;
+            int64_t page = slot / page_size, offset = slot % page_size;
+            const T *key = row + heads * dim, *value = key + kv_heads * dim;
+            for (int64_t h = 0; h < kv_heads; h++) {
+                int64_t to = ((page * kv_heads + h) * page_size + offset) * dim;
+                std::memcpy(k_cache + to, key + h * dim, dim * sizeof(T));
+                std::memcpy(v_cache + to, value + h * dim, dim * sizeof(T));
+            }
+        }
+    });
+}
+
+}  // namespace hr
+
+using namespace hr;
+
+extern "C" void hr_rope_kv_write(int64_t is_bf16, void *qkv, int64_t tokens, int64_t heads,
+                                 int64_t kv_heads, int64_t dim, const float *cos_sin,
+                                 const int64_t *positions, const int64_t *slots, void *k_cache,
+                                 void *v_cache, int64_t page_size, const void *q_norm,
+                                 const void *k_norm, double eps, int64_t threads) {
+    auto run = [&](auto *typed) {
+        using T = std::remove_pointer_t<decltype(typed)>;
+        rope_rows(typed, tokens, heads, kv_heads, dim, cos_sin, positions, slots, (T *)k_cache,
+                  (T *)v_cache, page_size, (const T *)q_norm, (const T *)k_norm, (float)eps,
+                  threads);
+    };
+    is_bf16 ? run((bf16 *)qkv) : run((float *)qkv);
+}

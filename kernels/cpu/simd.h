@@ -1,0 +1,153 @@
+// Portable vectors of 32-bit lanes, bfloat16 conversion and exp2, on GCC/Clang vector types.
+//
+// The compiler lowers these to AVX-512, AVX2 or NEON; intrinsics stand only where a plain
+// expression does not reach the instruction (bfloat16 dot products and rounding).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace hr {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(W * 4)));
+typedef uint32_t vu __attribute__((vector_size(W * 4)));
+typedef int32_t vi __attribute__((vector_size(W * 4)));
+typedef uint16_t vh __attribute__((vector_size(W * 2)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+template <class V>
+inline V load_as(const void *p) {
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline vf splat(float x) { return vf{} + x; }
+
+inline vf load(const float *p) { return load_as<vf>(p); }
+
+inline vf load(const bf16 *p) {
+    return (vf)(__builtin_convertvector(load_as<vh>(p), vu) << 16);
+}
+
+inline void store(float *p, vf v) { std::memcpy(p, &v, sizeof v); }
+
+// Round to nearest even; a NaN stays a NaN.
+inline vh round_bf16(vf v) {
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+    __m256bh r = _mm512_cvtneps_pbh((__m512)v);
+    vh h;
+    std::memcpy(&h, &r, sizeof h);
+    return h;
+#else
+    vu u = (vu)v;
+    vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    vu quiet = (u >> 16) | 0x40u;
+    return __builtin_convertvector((v == v) ? rounded : quiet, vh);
+#endif
+}
+
+inline void store(bf16 *p, vf v) {
+    vh h = round_bf16(v);
+    std::memcpy(p, &h, sizeof h);
+}
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(bf16 x) {
+    uint32_t u = (uint32_t)x.bits << 16;
+    float f;
+    std::memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+inline void from_float(float x, float *out) { *out = x; }
+
+inline void from_float(float x, bf16 *out) {
+    uint32_t u;
+    std::memcpy(&u, &x, sizeof u);
+    out->bits = x == x ? (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)
+                       : (uint16_t)((u >> 16) | 0x40u);
+}
+
+// What a value becomes when it is stored as T and read again.
+inline vf rounded_as(vf v, const float *) { return v; }
+inline vf rounded_as(vf v, const bf16 *) {
+    return (vf)(__builtin_convertvector(round_bf16(v), vu) << 16);
+}
+template <class T>
+inline float rounded_as(float x, const T *) {
+    T t;
+    from_float(x, &t);
+    return to_float(t);
+}
+
+inline float sum(vf v) {
+    float s = 0;
+    for (int i = 0; i < W; i++) s += v[i];
+    return s;
+}
+
+inline vf max(vf a, vf b) { return a > b ? a : b; }
+
+inline float max_of(vf v) {
+    float m = v[0];
+    for (int i = 1; i < W; i++) m = v[i] > m ? v[i] : m;
+    return m;
+}
+
+// 2^x to about 2e-7. At or below -127 the result is 0; a NaN stays a NaN.
+inline vf exp2(vf x) {
+    // Comparisons are false for a NaN, which so passes both clamps.
+    x = x < -127.0f ? splat(-127.0f) : x;
+    x = x > 127.0f ? splat(127.0f) : x;
+    const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    vf shifted = x + magic;
+    vf r = x - (shifted - magic);
+    // Cephes exp2f coefficients.
+    vf p = splat(1.535336188319500e-4f);
+    p = p * r + 1.339887440266574e-3f;
+    p = p * r + 9.618437357674640e-3f;
+    p = p * r + 5.550332471162809e-2f;
+    p = p * r + 2.402264791363012e-1f;
+    p = p * r + 6.931472028550421e-1f;
+    p = p * r + 1.0f;
+    vi n = (vi)shifted - (vi)magic;
+    return p * (vf)((n + 127) << 23);
+}
+
+constexpr float LOG2E = 1.44269504088896341f;
+
+// Runs f(begin, end) over [0, n): on this thread when `work` (elements touched, about) is small,
+// else on exactly `threads`. Never on a number in between: libgomp ends and restarts the threads
+// of its pool when the size of a team changes.
+template <class F>
+inline void parallel(int64_t n, int64_t threads, int64_t work, F f) {
+    constexpr int64_t SERIAL_WORK = 1 << 15;
+    if (threads <= 1 || n <= 1 || work < SERIAL_WORK) {
+        f((int64_t)0, n);
+        return;
+    }
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int64_t t = 0; t < threads; t++) {
+        int64_t begin = n * t / threads, end = n * (t + 1) / threads;
+        if (begin < end) f(begin, end);
+    }
+}
+
+}  // namespace hr

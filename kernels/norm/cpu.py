@@ -1,0 +1,44 @@
+"""RMS normalisation through the C++ library; float16 goes to the reference."""
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import DTYPES, library
+from kernels.norm import reference
+
+_rms_norm = library().hr_rms_norm
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the norm of each row; see `kernels.norm.rms_norm`."""
+    return _run(x, None, weight, eps)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add in place, then norm; see `kernels.norm.fused_add_rms_norm`."""
+    return _run(x, residual, weight, eps)
+
+
+def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    dtype = x.dtype
+    if dtype not in DTYPES:
+        if residual is None:
+            return reference.rms_norm(x, weight, eps)
+        return reference.fused_add_rms_norm(x, residual, weight, eps)
+    assert x.is_contiguous()
+    assert weight.dtype == dtype
+    assert residual is None or (residual.is_contiguous() and residual.dtype == dtype)
+    out = torch.empty_like(x)
+    width = x.shape[-1]
+    _rms_norm(
+        dtype is torch.bfloat16,
+        x.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        x.numel() // width,
+        width,
+        eps,
+        torch.get_num_threads(),
+    )
+    return out

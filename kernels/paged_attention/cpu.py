@@ -1,0 +1,65 @@
+"""Paged attention through the C++ library.
+
+float16, and head sizes that are not a multiple of 16, go to the reference.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import DTYPES, library
+from kernels.paged_attention import reference
+
+_paged_attention = library().hr_paged_attention
+_MAX_HEAD_DIM = 512
+
+
+def paged_attention(  # noqa: PLR0913 the op's signature
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    qo_indptr: Tensor,
+    scale: float,
+    window_left: int,
+    out: Tensor | None,
+) -> Tensor:
+    """Attend in blocks; see `kernels.paged_attention.paged_attention`."""
+    dtype = q.dtype
+    num_tokens, num_heads, head_dim = q.shape
+    if dtype not in DTYPES or k_cache.dtype != dtype or head_dim % 16 or head_dim > _MAX_HEAD_DIM:
+        return reference.paged_attention(
+            q, k_cache, v_cache, page_table, seq_lens, qo_indptr, scale, window_left, out
+        )
+    row_stride, head_stride, element_stride = q.stride()
+    assert element_stride == 1
+    assert head_stride == head_dim
+    assert k_cache.is_contiguous()
+    assert v_cache.is_contiguous()
+    assert page_table.is_contiguous()
+    assert page_table.dtype is torch.int32
+    assert seq_lens.dtype is torch.int32
+    assert qo_indptr.dtype is torch.int32
+    if out is None:
+        out = q.new_empty(num_tokens, num_heads * head_dim)
+    _paged_attention(
+        dtype is torch.bfloat16,
+        q.data_ptr(),
+        row_stride,
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        page_table.data_ptr(),
+        page_table.shape[1],
+        seq_lens.data_ptr(),
+        qo_indptr.data_ptr(),
+        seq_lens.shape[0],
+        num_heads,
+        k_cache.shape[1],
+        head_dim,
+        k_cache.shape[2],
+        scale,
+        window_left,
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out

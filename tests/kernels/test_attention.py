@@ -1,0 +1,194 @@
+"""Paged attention: every implementation against a literal float64 loop."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.paged_attention import PAGED_ATTENTION
+
+IMPLEMENTATIONS = [n for n in PAGED_ATTENTION.names() if not PAGED_ATTENTION.unavailable(n)]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def literal(q, keys, values, scale, window_left):
+    """q `[n, H, D]`, keys and values `[len, K, D]`, float64; the queries are the last tokens."""
+    n, heads, _ = q.shape
+    length, kv_heads, _ = keys.shape
+    out = torch.empty_like(q)
+    for i in range(n):
+        position = length - n + i
+        low = 0 if window_left < 0 else max(0, position - window_left)
+        for h in range(heads):
+            k = keys[low : position + 1, h * kv_heads // heads]
+            v = values[low : position + 1, h * kv_heads // heads]
+            out[i, h] = torch.softmax(k @ q[i, h] * scale, 0) @ v
+    return out.flatten(1)
+
+
+def step(seqs, heads, kv_heads, dim, page_size, dtype, window_left, seed=0):
+    """Build the op's arguments for `seqs` = [(prefix, new), ...] and the expected result."""
+    g = torch.Generator().manual_seed(seed)
+    scale = 1 / math.sqrt(dim)
+    total = sum(new for _, new in seqs)
+    qkv = torch.randn(total, (heads + 2 * kv_heads) * dim, generator=g).to(dtype)
+    q = qkv.view(total, heads + 2 * kv_heads, dim)[:, :heads]
+    pages_each = [-(-(prefix + new) // page_size) for prefix, new in seqs]
+    num_pages = sum(pages_each) + 3
+    caches = [torch.full((num_pages, kv_heads, page_size, dim), math.nan).to(dtype) for _ in "kv"]
+    free = torch.randperm(num_pages, generator=g).tolist()
+    table = torch.full((len(seqs), max(pages_each, default=0) + 1), 2**30, dtype=torch.int32)
+    expected, start = [], 0
+    for i, (prefix, new) in enumerate(seqs):
+        length = prefix + new
+        kv = [torch.randn(length, kv_heads, dim, generator=g).to(dtype) for _ in "kv"]
+        pages = [free.pop() for _ in range(pages_each[i])]
+        table[i, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        for at in range(length):
+            # What no query can see any more may hold anything.
+            hidden = window_left >= 0 and at < prefix - window_left
+            for cache, rows in zip(caches, kv, strict=True):
+                if not hidden:
+                    cache[pages[at // page_size], :, at % page_size] = rows[at]
+        expected.append(
+            literal(q[start : start + new].double(), *(x.double() for x in kv), scale, window_left)
+        )
+        start += new
+    lens = torch.tensor([p + n for p, n in seqs], dtype=torch.int32)
+    counts = torch.tensor([0] + [n for _, n in seqs], dtype=torch.int64)
+    indptr = counts.cumsum(0).to(torch.int32)
+    want = torch.cat(expected) if expected else torch.empty(0, heads * dim).double()
+    return (q, *caches, table, lens, indptr, scale, window_left), want
+
+
+def check(name: str, args, want: Tensor) -> None:
+    q = args[0]
+    out = torch.full((q.shape[0], q.shape[1] * q.shape[2]), math.nan, dtype=q.dtype)
+    before = [x.clone() for x in args[:3]]
+    got = PAGED_ATTENTION.load(name).paged_attention(*args, out)
+    assert got is out
+    assert got.dtype == q.dtype
+    for x, y in zip(args[:3], before, strict=True):
+        assert torch.equal(x.nan_to_num(), y.nan_to_num()), "an input was changed"
+    if want.numel():
+        error = (got.double() - want).norm() / want.norm()
+        assert error < TOLERANCE[q.dtype], f"relative error {error:.2e}"
+
+
+MIXES = {
+    "decode one": [(0, 1)],
+    "decode": [(130, 1), (0, 1), (17, 1), (63, 1), (64, 1)],
+    "long decode": [(1100, 1)],
+    "prefill": [(0, 70), (0, 1), (0, 5)],
+    "chunks": [(300, 9), (64, 65), (1, 2)],
+    "mixed": [(31, 1), (0, 33), (100, 20), (257, 1)],
+    "empty sequence": [(0, 3), (0, 0), (5, 0), (16, 1)],
+}
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mix", MIXES)
+def test_mixes(name, dtype, mix):
+    args, want = step(MIXES[mix], 4, 2, 32, 16, dtype, -1)
+    check(name, args, want)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [32, 64, 80, 96, 128, 256])
+def test_head_dims(name, dtype, dim):
+    args, want = step([(40, 1), (3, 30)], 2, 1, dim, 16, dtype, -1)
+    check(name, args, want)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("page_size", [1, 3, 16, 32, 128])
+def test_page_sizes(name, page_size):
+    args, want = step([(70, 1), (33, 30), (0, 4)], 4, 2, 32, page_size, torch.bfloat16, -1)
+    check(name, args, want)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 6, 7, 8])
+@pytest.mark.parametrize("kv_heads", [1, 3])
+def test_groups(name, group, kv_heads):
+    args, want = step([(300, 1), (10, 13)], group * kv_heads, kv_heads, 32, 16, torch.float32, -1)
+    check(name, args, want)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window_left", [0, 1, 15, 64, 1000])
+def test_windows(name, dtype, window_left):
+    mix = [(200, 1), (90, 40), (0, 150), (0, 1), (700, 1)]
+    args, want = step(mix, 2, 1, 32, 16, dtype, window_left)
+    check(name, args, want)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_float16_and_odd_head_dims_work(name):
+    check(name, *step([(40, 1), (3, 9)], 4, 2, 64, 16, torch.float16, -1))
+    check(name, *step([(40, 1), (3, 9)], 4, 2, 40, 16, torch.float32, -1))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_no_tokens(name):
+    args, want = step([], 4, 2, 32, 16, torch.float32, -1)
+    check(name, args, want)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_large_scores_do_not_overflow(name):
+    args, want = step([(100, 1), (0, 40)], 2, 1, 32, 16, torch.float32, -1)
+    q, *rest = args
+    q.mul_(1000)
+    got = PAGED_ATTENTION.load(name).paged_attention(q, *rest, None)
+    assert got.isfinite().all()
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_nan_stays_in_its_sequence(name):
+    args, want = step([(20, 1), (20, 1)], 2, 1, 32, 16, torch.float32, -1)
+    args[1][args[3][0, 0]] = math.nan
+    got = PAGED_ATTENTION.load(name).paged_attention(*args, None)
+    assert got[0].isnan().all()
+    assert (got[1].double() - want[1]).norm() < 1e-4
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_thread_counts(name, threads):
+    args, want = step([(1400, 1), (600, 1), (5, 1)], 3, 1, 32, 16, torch.float32, -1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check(name, args, want)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif("cpu" not in IMPLEMENTATIONS, reason="no C++ library")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window_left", [-1, 100])
+def test_cpu_row_has_the_same_bits_in_any_chunk_or_batch(dtype, window_left):
+    length = 1100
+    run = PAGED_ATTENTION.load("cpu").paged_attention
+    args, _ = step([(0, length)], 6, 1, 64, 16, dtype, window_left)
+    q, k, v, table, _, _, scale, window = args
+    whole = run(*args, None)
+    for counts in ([1] * 5, [64, 300, 736], [1, 1, 500, 598], [length - 1, 1]):
+        start = 0 if sum(counts) == length else length - sum(counts)
+        for count in counts:
+            lens = torch.tensor([start + count], dtype=torch.int32)
+            indptr = torch.tensor([0, count], dtype=torch.int32)
+            part = q[start : start + count]
+            got = run(part, k, v, table, lens, indptr, scale, window, None)
+            assert torch.equal(got, whole[start : start + count])
+            start += count
+    rows = torch.arange(length - 24, length)
+    lens = (rows + 1).to(torch.int32)
+    indptr = torch.arange(25, dtype=torch.int32)
+    tables = table.expand(24, -1).contiguous()
+    assert torch.equal(run(q[rows], k, v, tables, lens, indptr, scale, window, None), whole[rows])

@@ -1,0 +1,164 @@
+"""Norm, rope, activation, embedding: every implementation against float64 formulas."""
+
+import math
+
+import pytest
+import torch
+
+from kernels.activation import ACTIVATION
+from kernels.embedding import EMBEDDING, embedding
+from kernels.norm import NORM, fused_add_rms_norm, rms_norm
+from kernels.rope import ROPE
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+SHAPES = [(0, 64), (1, 1), (1, 384), (3, 37), (7, 896), (130, 640), (5, 4096)]
+
+
+def names(table):
+    return [name for name in table.names() if not table.unavailable(name)]
+
+
+def close(got, want, dtype):
+    assert got.dtype == dtype
+    assert got.shape == want.shape
+    if want.numel():
+        error = (got.double() - want).norm() / want.norm()
+        assert error < TOLERANCE[dtype], f"relative error {error:.2e}"
+
+
+def norm64(x, weight, eps):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+@pytest.mark.parametrize("name", names(NORM))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_norm(name, dtype, shape):
+    kernels = NORM.load(name)
+    x, residual = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    weight = torch.randn(shape[1]).to(dtype)
+    x_before = x.clone()
+    close(kernels.rms_norm(x, weight, 1e-5), norm64(x.double(), weight.double(), 1e-5), dtype)
+    stream = (residual + x).double()
+    got = kernels.fused_add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(residual.double(), stream), "the residual is the sum rounded once"
+    close(got, norm64(stream, weight.double(), 1e-5), dtype)
+    assert torch.equal(x, x_before)
+
+
+@pytest.mark.parametrize("name", names(NORM))
+def test_norm_rounds_like_transformers(name):
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    theirs = LlamaRMSNorm(512, eps=1e-6).bfloat16()
+    theirs.weight.data.normal_()
+    x = torch.randn(64, 512).bfloat16()
+    got = NORM.load(name).rms_norm(x, theirs.weight.data, 1e-6)
+    same = (got == theirs(x)).float().mean()
+    # The order of the sum may move a value across a rounding edge now and then.
+    assert same > 0.999
+
+
+@pytest.mark.parametrize("name", names(NORM))
+def test_norm_keeps_nan_and_survives_extremes(name):
+    kernels = NORM.load(name)
+    x = torch.randn(3, 100)
+    x[1, 5] = math.nan
+    got = kernels.rms_norm(x, torch.ones(100), 1e-6)
+    assert got[1].isnan().all()
+    assert got[[0, 2]].isfinite().all()
+    assert kernels.rms_norm(torch.zeros(2, 100), torch.ones(100), 1e-6).eq(0).all()
+
+
+@pytest.mark.parametrize("name", names(ACTIVATION))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_silu_and_mul(name, dtype, shape):
+    x = (torch.randn(shape[0], 2 * shape[1]) * 4).to(dtype)
+    gate, up = x.double().chunk(2, -1)
+    close(ACTIVATION.load(name).silu_and_mul(x), gate * torch.sigmoid(gate) * up, dtype)
+
+
+@pytest.mark.parametrize("name", names(ACTIVATION))
+def test_silu_of_extremes(name):
+    gate = torch.tensor([-1e4, -100.0, -88.0, 0.0, 88.0, 1e4, math.nan] + [1.0] * 30)
+    x = torch.cat((gate, torch.ones(37))).unsqueeze(0)
+    got = ACTIVATION.load(name).silu_and_mul(x)[0]
+    want = torch.nn.functional.silu(gate)
+    assert torch.allclose(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def rope64(x, angles):
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+@pytest.mark.parametrize("name", names(ROPE))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_norm", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "dim", "page_size"),
+    [(0, 4, 2, 64, 16), (1, 6, 2, 64, 16), (9, 7, 1, 80, 1), (40, 2, 2, 96, 32), (5, 8, 1, 6, 4)],
+)
+def test_rope_kv_write(name, dtype, head_norm, tokens, heads, kv_heads, dim, page_size):
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
+    frequencies = 10000.0 ** (-torch.arange(0, dim, 2).double() / dim)
+    angles = torch.arange(100).double().unsqueeze(1) * frequencies
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1).float()
+    positions = torch.randint(0, 100, (tokens,))
+    num_pages = tokens // page_size + 3
+    slots = torch.randperm(num_pages * page_size)[:tokens]
+    slots[::4] = -1
+    weights = [torch.randn(dim).to(dtype) if head_norm else None for _ in "qk"]
+    caches = [
+        torch.full((num_pages, kv_heads, page_size, dim), math.nan, dtype=dtype) for _ in "kv"
+    ]
+
+    parts = (
+        qkv.double().view(tokens, heads + 2 * kv_heads, dim).split([heads, kv_heads, kv_heads], 1)
+    )
+    query, key = (
+        part if weight is None else norm64(part, weight.double(), 1e-6)
+        for part, weight in zip(parts, weights, strict=False)
+    )
+    query, key = (rope64(part, angles[positions]) for part in (query, key))
+    value = parts[2]
+
+    shape = (heads, kv_heads, dim, cos_sin, positions, slots, *caches, *weights, 1e-6)
+    ROPE.load(name).rope_kv_write(qkv, *shape)
+    after = qkv.view(tokens, heads + 2 * kv_heads, dim).split([heads, kv_heads, kv_heads], 1)
+    close(after[0], query, dtype)
+    close(after[1], key, dtype)
+    assert torch.equal(after[2].double(), value)
+    stored = slots >= 0
+    for cache, rows in zip(caches, after[1:], strict=True):
+        by_slot = cache.transpose(1, 2).reshape(-1, kv_heads, dim)
+        assert torch.equal(by_slot[slots[stored]], rows[stored])
+        by_slot[slots[stored]] = math.nan
+        assert by_slot.isnan().all(), "a slot that was not named was written"
+
+
+def test_embedding():
+    weight = torch.randn(50, 12).bfloat16()
+    ids = torch.tensor([3, 0, 49, 3])
+    for name in names(EMBEDDING):
+        assert torch.equal(EMBEDDING.load(name).embedding(ids, weight), weight[ids])
+    assert embedding(ids[:0], weight).shape == (0, 12)
+
+
+def test_public_functions_reach_an_implementation():
+    x = torch.randn(2, 8)
+    weight = torch.ones(8)
+    want = norm64(x.double(), 1.0, 1e-6)
+    close(rms_norm(x, weight, 1e-6), want, torch.float32)
+    close(fused_add_rms_norm(x, torch.zeros_like(x), weight, 1e-6), want, torch.float32)
+
+
+def test_tables_speak_plainly():
+    with pytest.raises(ValueError, match="unknown implementation of norm: 'nope'; known: ref"):
+        NORM.load("nope")
+    assert NORM.choose("cpu", "reference").reason == "asked for"
+    assert NORM.choose("meta").name == "reference"

@@ -1,0 +1,84 @@
+"""Packed linear layers: products, the way back to the plain weight, replacement."""
+
+import pytest
+import torch
+
+from kernels.linear import LINEAR, pack
+
+IMPLEMENTATIONS = [name for name in LINEAR.names() if not LINEAR.unavailable(name)]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+SHAPES = [(1, 2), (37, 34), (64, 64), (65, 33), (130, 896), (384, 1024), (31, 6000)]
+
+
+def weights(out_features, in_features, dtype):
+    weight = torch.randn(out_features, in_features).to(dtype)
+    return weight, torch.randn(out_features).to(dtype)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products(name, dtype, shape):
+    weight, bias = weights(*shape, dtype)
+    for with_bias in (None, bias):
+        packed = pack(weight, with_bias, name)
+        assert torch.equal(packed.unpack(), weight)
+        for tokens in (0, 1, 2, 3, 5, 6, 7, 8, 13, 64):
+            x = torch.randn(tokens, shape[1]).to(dtype)
+            got = packed(x)
+            assert got.dtype == dtype
+            assert got.shape == (tokens, shape[0])
+            want = x.double() @ weight.double().T
+            if with_bias is not None:
+                want += with_bias.double()
+            if tokens:
+                error = (got.double() - want).norm() / want.norm()
+                assert error < TOLERANCE[dtype], f"{tokens} tokens: relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_repack(name, dtype):
+    weight, bias = weights(70, 48, dtype)
+    packed = pack(weight, bias, name)
+    other, other_bias = weights(70, 48, dtype)
+    packed.repack(other)
+    x = torch.randn(4, 48).to(dtype)
+    tolerance = TOLERANCE[dtype] * 20
+    assert torch.allclose(packed(x), torch.nn.functional.linear(x, other, bias), atol=tolerance)
+    packed.repack(other, other_bias)
+    assert torch.allclose(
+        packed(x), torch.nn.functional.linear(x, other, other_bias), atol=tolerance
+    )
+    assert torch.equal(packed.unpack(), other)
+    for wrong in (torch.randn(48, 70).to(dtype), torch.randn(70, 48).double()):
+        with pytest.raises(ValueError, match="does not fit"):
+            packed.repack(wrong)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_slice_of_a_larger_tensor_packs(name):
+    whole = torch.randn(64, 100)
+    part = whole[:, 10:42]
+    x = torch.randn(3, 32)
+    assert torch.allclose(pack(part, None, name)(x), x @ part.T, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_default_costs_no_more_memory_than_padding(dtype):
+    packed = pack(torch.randn(896, 896).to(dtype))
+    assert packed.size_bytes == 896 * 896 * dtype.itemsize
+    assert (packed.in_features, packed.out_features) == (896, 896)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(200, 300), (131, 7000)], ids=str)
+def test_cpu_row_has_the_same_bits_in_any_batch(dtype, shape):
+    if "cpu" not in IMPLEMENTATIONS:
+        pytest.skip("no C++ library")
+    weight, bias = weights(*shape, dtype)
+    packed = pack(weight, bias, "cpu")
+    x = torch.randn(40, shape[1]).to(dtype)
+    whole = packed(x)
+    for tokens in (1, 2, 3, 5, 8, 19):
+        assert torch.equal(torch.cat([packed(part) for part in x.split(tokens)]), whole)
