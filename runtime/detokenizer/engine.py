@@ -1,0 +1,139 @@
+"""All streams of a server: one step's tokens in, one step's text out; no input or output here."""
+
+from __future__ import annotations
+
+import array
+import logging
+from collections.abc import Sequence
+
+from runtime.detokenizer.decoder_choice import DecoderFactory
+from runtime.detokenizer.stream import Stream
+from runtime.messages import FinishReason, StopHit, StreamStart, TextDelta, TextDeltas, TokenDeltas
+from runtime.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_ID_BYTES = 4
+
+
+class MalformedDeltas(ValueError):
+    """A message whose parts contradict each other; none of it was used."""
+
+
+class Detokenizer:
+    """The streams that are open, by request id."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Decode with `tokenizer`."""
+        self._decoders = DecoderFactory(tokenizer)
+        self._streams: dict[int, Stream] = {}
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that have not ended."""
+        return len(self._streams)
+
+    @property
+    def decoder_kind(self) -> str:
+        """How this tokenizer is decoded, for the log."""
+        return self._decoders.kind
+
+    def reset(self) -> None:
+        """Forget every stream."""
+        self._streams.clear()
+
+    def step(self, message: TokenDeltas) -> tuple[TextDeltas, StopHit | None]:
+        """Decode one step of the whole batch.
+
+        Unknown requests and those that have ended are ignored: the scheduler may be a step ahead
+        of a stop string. A failure ends the request it belongs to.
+
+        Returns:
+            The deltas that are due, and the requests that the scheduler does not know to be over.
+
+        Raises:
+            MalformedDeltas: the message's lists do not fit together.
+        """
+        token_ids, ends = _checked(message)
+        deltas: list[TextDelta] = []
+        hits: list[int] = []
+        for start, cached_tokens in zip(message.starts, message.cached_tokens, strict=True):
+            if start.request_id not in self._streams:
+                self._open(start, cached_tokens, deltas, hits)
+        data = message.token_ids
+        end = 0
+        for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
+            begin, end = end, end + count
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue
+            reason = ends.pop(request_id, None) if ends else None
+            try:
+                delta = stream.advance(
+                    token_ids[begin:end], data[begin * _ID_BYTES : end * _ID_BYTES], reason
+                )
+            except Exception:
+                logger.exception("Decoding failed; request %d ends", request_id)
+                delta = _failure(request_id)
+            if delta is None:
+                continue
+            deltas.append(delta)
+            if delta.reason is not None:
+                del self._streams[request_id]
+                if reason is None:
+                    hits.append(request_id)
+        for request_id, reason in ends.items():
+            self._close(request_id, reason, deltas)
+        return TextDeltas(deltas), StopHit(hits) if hits else None
+
+    def _open(
+        self, start: StreamStart, cached_tokens: int, deltas: list[TextDelta], hits: list[int]
+    ) -> None:
+        try:
+            decoder = self._decoders.create(
+                skip_special_tokens=start.skip_special_tokens,
+                prompt_tail=_ids_of(start.prompt_tail),
+            )
+            self._streams[start.request_id] = Stream(start, cached_tokens, decoder)
+        except Exception:
+            logger.exception("Opening a stream failed; request %d ends", start.request_id)
+            deltas.append(_failure(start.request_id))
+            hits.append(start.request_id)
+
+    def _close(self, request_id: int, reason: FinishReason, deltas: list[TextDelta]) -> None:
+        # An end without tokens of its own in this step.
+        stream = self._streams.pop(request_id, None)
+        if stream is None:
+            return
+        try:
+            delta = stream.advance([], b"", reason)
+        except Exception:
+            logger.exception("Decoding failed; request %d ends", request_id)
+            delta = _failure(request_id)
+        if delta is not None:
+            deltas.append(delta)
+
+
+def _ids_of(data: bytes) -> list[int]:
+    ids = array.array("i")
+    ids.frombytes(data)
+    return ids.tolist()
+
+
+def _checked(message: TokenDeltas) -> tuple[list[int], dict[int, FinishReason]]:
+    counts: Sequence[int] = message.token_counts
+    if len(message.starts) != len(message.cached_tokens) or len(message.request_ids) != len(counts):
+        raise MalformedDeltas("lists of different length")
+    if min(counts, default=0) < 0 or sum(counts) * _ID_BYTES != len(message.token_ids):
+        raise MalformedDeltas("token counts do not add up")
+    return _ids_of(message.token_ids), {end.request_id: end.reason for end in message.ends}
+
+
+def _failure(request_id: int) -> TextDelta:
+    reason = FinishReason(
+        "abort",
+        message="The output of this request could not be decoded.",
+        status_code=500,
+        err_type="InternalServerError",
+    )
+    return TextDelta(request_id, "", b"", reason)
