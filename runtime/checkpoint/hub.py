@@ -20,7 +20,7 @@ ALLOW_PATTERNS = [
 ]
 IGNORE_PATTERNS = ["original/*", "consolidated*", "onnx/*"]
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def resolve_model_folder(path_or_id: str, revision: str | None = None) -> Path:
@@ -34,12 +34,12 @@ def resolve_model_folder(path_or_id: str, revision: str | None = None) -> Path:
         StartupError: neither a folder nor a repository that can be fetched; says what to do.
     """
     folder = Path(path_or_id).expanduser()
-    if folder.is_dir():
+    if path_or_id and folder.is_dir():
         return folder
-    if folder.exists():
+    if folder.is_file():
         raise StartupError(f"{path_or_id} is a file; give the folder that holds config.json")
     if _HUB_ID.fullmatch(path_or_id) is None:
-        raise StartupError(f"{path_or_id} is not a folder")
+        raise StartupError(f"{path_or_id or 'an empty path'} is not a folder")
     return _cached_folder(path_or_id, revision) or _download(path_or_id, revision)
 
 

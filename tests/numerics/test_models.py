@@ -25,6 +25,15 @@ NUM_NEW = 64
 ours = cache(load)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Threads cost a tiny model more than they give, above all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @cache
 def theirs(name: str):
     from transformers import AutoModelForCausalLM

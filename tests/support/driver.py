@@ -65,7 +65,9 @@ class Driver:
         sequence = Sequence(list(tokens))
         if shared is not None:
             common = 0
-            for mine, theirs in zip(sequence.tokens, shared.tokens[: shared.computed], strict=False):
+            for mine, theirs in zip(
+                sequence.tokens, shared.tokens[: shared.computed], strict=False
+            ):
                 if mine != theirs:
                     break
                 common += 1
