@@ -129,7 +129,9 @@ struct Attention {
             total += p;
             store(probs + i, p);
         }
-        float factor = state.max == MINUS_INF ? 0.0f : std::exp2(state.max - origin);
+        float factor = state.max == row_max    ? 1.0f
+                       : state.max == MINUS_INF ? 0.0f
+                                                : std::exp2(state.max - origin);
         state.sum = state.sum * factor + sum(total);
         state.max = row_max;
         return factor;

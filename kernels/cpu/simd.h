@@ -97,18 +97,32 @@ inline float rounded_as(float x, const T *) {
     return to_float(t);
 }
 
-inline float sum(vf v) {
-    float s = 0;
-    for (int i = 0; i < W; i++) s += v[i];
-    return s;
-}
-
 inline vf max(vf a, vf b) { return a > b ? a : b; }
 
+// Folds the lanes in halves: a chain of W dependent steps would cost more than the row it ends.
+template <class F>
+inline float fold(vf v, F f) {
+    float lanes[W];
+    store(lanes, v);
+    for (int half = W / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] = f(lanes[i], lanes[i + half]);
+    return lanes[0];
+}
+
+inline float sum(vf v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
+    return fold(v, [](float a, float b) { return a + b; });
+#endif
+}
+
 inline float max_of(vf v) {
-    float m = v[0];
-    for (int i = 1; i < W; i++) m = v[i] > m ? v[i] : m;
-    return m;
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    return fold(v, [](float a, float b) { return a > b ? a : b; });
+#endif
 }
 
 // 2^x to about 2e-7. At or below -127 the result is 0; a NaN stays a NaN.

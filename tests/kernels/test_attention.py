@@ -141,7 +141,7 @@ def test_no_tokens(name):
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_large_scores_do_not_overflow(name):
-    args, want = step([(100, 1), (0, 40)], 2, 1, 32, 16, torch.float32, -1)
+    args, _want = step([(100, 1), (0, 40)], 2, 1, 32, 16, torch.float32, -1)
     q, *rest = args
     q.mul_(1000)
     got = PAGED_ATTENTION.load(name).paged_attention(q, *rest, None)

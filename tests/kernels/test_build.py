@@ -1,0 +1,120 @@
+"""The C++ library: its build, its cache, what happens without a compiler, other instruction sets."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu import build as build_module
+from kernels.cpu import library as library_module
+from kernels.norm import NORM
+
+ROOT = Path(__file__).parents[2]
+
+needs_compiler = pytest.mark.skipif(
+    library_module.unavailable() is not None, reason="no C++ library here"
+)
+
+
+def run_python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@needs_compiler
+def test_one_openmp_runtime():
+    assert len(library_module.openmp_runtimes()) <= 1
+
+
+@needs_compiler
+def test_two_processes_build_at_once(tmp_path):
+    # Unoptimised: what is tested is the race.
+    code = """
+from kernels.cpu import build
+build._FLAGS = (*build._FLAGS, "-O0")
+print(build.build())
+"""
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    paths = {child.communicate()[0].strip() for child in children}
+    assert [child.returncode for child in children] == [0, 0]
+    (path,) = paths
+    assert [str(left) for left in (tmp_path / "headrace").iterdir()] == [path]
+
+
+def test_without_a_compiler_everything_still_runs(tmp_path):
+    code = """
+import logging, sys
+logging.basicConfig(level=logging.INFO)
+import torch
+from kernels.norm import NORM, rms_norm
+from kernels.activation import silu_and_mul
+from kernels.linear import LINEAR
+print(rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6).shape, silu_and_mul(torch.ones(2, 8)).shape)
+print(NORM.choose("cpu").name, NORM.choose("cpu").reason, LINEAR.choose("cpu").name)
+"""
+    said = run_python(code, PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+    assert "reference cpu: no C++ compiler (g++) on the path" in said
+    assert said.count("No C++ kernels: no C++ compiler") == 1
+
+
+def test_a_compiler_that_fails_is_named(tmp_path, monkeypatch):
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho this compiler is broken; exit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(build_module.BuildError, match="this compiler is broken"):
+        build_module.build()
+    assert list((tmp_path / "cache" / "headrace").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "headrace").write_text("a file is in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if library_module.unavailable() is None:
+        with pytest.raises(build_module.BuildError, match="cannot build in"):
+            build_module.build()
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("march", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_other_instruction_sets_are_right(march, tmp_path):
+    """The vectors of narrower machines, and bfloat16 without dot products, on this one."""
+    if build_module.platform.machine() != "x86_64":
+        pytest.skip("x86 only")
+    code = f"""
+import sys, pytest
+from kernels.cpu import build
+flags = [flag.replace("native", "{march}") for flag in build._FLAGS]
+build._FLAGS = tuple(flags)
+sys.exit(pytest.main(["-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider",
+    "tests/kernels/test_attention.py", "tests/kernels/test_linear.py",
+    "tests/kernels/test_layer_ops.py", "-k", "cpu and not transformers"]))
+"""
+    said = run_python(code, XDG_CACHE_HOME=str(tmp_path))
+    assert " passed" in said
+    assert len(list((tmp_path / "headrace").iterdir())) == 1
+
+
+def test_choice_can_be_overridden():
+    assert NORM.choose("cpu", "reference").name == "reference"
