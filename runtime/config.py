@@ -69,6 +69,12 @@ class HttpArgs:
     api_key: str | None = option(None, "Key that clients must send as a bearer token.")
     admin_api_key: str | None = option(None, "Key for the routes that change the server.")
     chat_template: str | None = option(None, "Chat template: a file, or the text itself.")
+    reasoning_parser: str | None = option(
+        None, "How reasoning is split from the answer in chat: qwen3, deepseek-r1, ..."
+    )
+    tool_call_parser: str | None = option(
+        None, "How tool calls are read from the answer in chat: hermes, qwen25, ..."
+    )
     enable_cache_report: bool = option(False, "Report cached prompt tokens in `usage`.")
     sampling_defaults: str = option(
         "model", "Where chat's sampling defaults come from.", choices=("model", "openai")
