@@ -19,6 +19,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # As in the reference implementation.
 MAX_HEADER_BYTES = 100_000_000
+# How the text file begins that a clone without LFS leaves in place of a large file.
+_LFS_PREFIX = b"version "
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
@@ -110,6 +112,10 @@ def read_header(path: Path) -> list[TensorInfo]:
             prefix = file.read(8)
             if len(prefix) < 8:
                 raise StartupError(f"{path} is truncated: {file_bytes} bytes, no header")
+            if prefix == _LFS_PREFIX:
+                raise StartupError(
+                    f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` there"
+                )
             (header_bytes,) = struct.unpack("<Q", prefix)
             if header_bytes > min(MAX_HEADER_BYTES, file_bytes - 8):
                 raise StartupError(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from runtime.attention.backend import ATTENTION_BACKENDS
+from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.families import FAMILIES
+from runtime.layers.rope import cos_sin_table
 from runtime.models.registry import MODELS
 from tests.support.driver import Driver, load
+from tests.support.fake_checkpoint import write_config
 from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, tiny_model
 
 FLOAT32 = [name for name, variant in TINY_MODELS.items() if variant.dtype == "float32"]
@@ -67,6 +71,44 @@ def assert_greedy(name: str, prompt: list[int], tokens: list[int]) -> None:
 
 def test_tables_list_the_same_architectures():
     assert set(MODELS) == set(FAMILIES) == {v.architecture for v in TINY_MODELS.values()}
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+MSCALE = {"mscale": 0.7, "mscale_all_dim": 0.4}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 2.5},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "llama3", **LLAMA3, "original_max_position_embeddings": 8192},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
+        {"rope_type": "yarn", "factor": 40.0, **MSCALE},
+        {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.25, "truncate": False},
+        {"rope_type": "yarn", "factor": 8.0, "beta_fast": 16.0, "beta_slow": 2.0},
+    ],
+    ids=lambda rope: "-".join(str(value) for value in rope.values()),
+)
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+def test_rotary_tables_equal_transformers(tmp_path: Path, rope: dict[str, object], theta: float):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = {**rope, "rope_theta": theta}
+    write_config(
+        tmp_path,
+        hidden_size=512,
+        max_position_embeddings=32768,
+        rope_parameters=parameters,
+    )
+    config = load_model_config(tmp_path)
+    table = cos_sin_table(config.rope, config.head_dim, 32768, torch.device("cpu"))
+    reference = LlamaRotaryEmbedding(LlamaConfig.from_pretrained(tmp_path))
+    cos, sin = reference(torch.zeros(1), torch.arange(32768)[None])
+    half = config.head_dim // 2
+    assert torch.equal(table, torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1))
 
 
 @pytest.mark.parametrize("backend", list(ATTENTION_BACKENDS))

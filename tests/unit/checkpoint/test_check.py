@@ -156,6 +156,13 @@ def test_truncated_file(tmp_path, keep):
     assert "truncated" in error_of(folder)
 
 
+def test_a_clone_without_lfs_is_told_so(tmp_path):
+    folder = write_config(tmp_path)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    (folder / "model.safetensors").write_text(pointer)
+    assert "git lfs pull" in error_of(folder)
+
+
 @pytest.mark.parametrize(
     "header",
     [
