@@ -13,8 +13,6 @@ from torch import Tensor
 from kernels.linear import PackedLinear
 from kernels.linear.reference import TorchLinear
 
-_PACKED_DTYPES = (torch.bfloat16, torch.float32)
-
 
 @cache
 def unavailable() -> str | None:
@@ -28,6 +26,17 @@ def unavailable() -> str | None:
     except (RuntimeError, AttributeError, TypeError) as error:
         return f"oneDNN's packed linear does not work with torch {torch.__version__}: {error}"
     return None if torch.equal(product, weight @ weight.T) else "oneDNN's packed linear is wrong"
+
+
+@cache
+def _supports(dtype: torch.dtype) -> bool:
+    """Whether this CPU's oneDNN packs `dtype`: bfloat16 needs AVX-512, float16 newer CPUs yet."""
+    try:
+        _reorder(torch.ones(16, 32, dtype=dtype))
+    except RuntimeError:
+        return False
+    # Nothing was measured with float16.
+    return dtype in (torch.bfloat16, torch.float32)
 
 
 def _reorder(weight: Tensor) -> Tensor:
@@ -68,7 +77,7 @@ class MkldnnLinear(PackedLinear):
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """Reorder a bfloat16 or float32 weight; other dtypes go through torch unpacked."""
-    if weight.dtype not in _PACKED_DTYPES:
+    """Reorder the weight; a dtype that oneDNN does not pack on this CPU stays with torch."""
+    if not _supports(weight.dtype):
         return TorchLinear(weight, bias)
     return MkldnnLinear(weight, bias)

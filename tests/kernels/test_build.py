@@ -1,4 +1,4 @@
-"""The C++ library: its build, its cache, what happens without a compiler, other instruction sets."""
+"""The C++ library: its build and cache, life without a compiler, other instruction sets."""
 
 import os
 import subprocess

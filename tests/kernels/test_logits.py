@@ -1,0 +1,111 @@
+"""What changes or reads logits around sampling: penalties, biases, masks, log-probabilities."""
+
+import math
+
+import torch
+
+from kernels.sampling import (
+    apply_logit_bias,
+    apply_penalties,
+    apply_token_bitmask,
+    gather_logprobs,
+    mask_tokens,
+    nan_rows,
+)
+
+
+def test_penalties_match_a_loop():
+    batch, vocab, length = 5, 50, 30
+    logits = torch.randn(batch, vocab)
+    ids = torch.randint(0, 12, (batch, length))
+    lens = torch.tensor([0, 1, 7, 30, 29])
+    # Padding may be anything, even no token at all.
+    for row, n in zip(ids, lens.tolist(), strict=True):
+        row[n:] = torch.tensor([-1, 10**6, 3, 0])[torch.randint(0, 4, (length - n,))]
+    frequency = torch.tensor([0.5, 0.2, -0.3, 0.1, 0.0])
+    presence = torch.tensor([1.0, 0.0, 0.4, 0.7, 0.0])
+    repetition = torch.tensor([1.3, 1.2, 0.8, 1.1, 1.0])
+    want = logits.clone()
+    for row in range(batch):
+        generated = ids[row, : lens[row]].tolist()
+        for token in set(generated):
+            value = want[row, token].item()
+            factor = repetition[row].item()
+            value = value / factor if value >= 0 else value * factor
+            value -= frequency[row].item() * generated.count(token) + presence[row].item()
+            want[row, token] = value
+    apply_penalties(logits, ids, lens, frequency, presence, repetition)
+    assert torch.allclose(logits, want, atol=1e-6)
+    assert torch.equal(logits[0], want[0])
+    assert torch.equal(logits[4], want[4])
+
+
+def test_penalties_with_nothing_to_do():
+    logits = torch.randn(2, 5)
+    want = logits.clone()
+    zero, one = torch.zeros(2), torch.ones(2)
+    apply_penalties(logits, torch.empty(2, 0).long(), torch.zeros(2).long(), zero, zero, one)
+    apply_penalties(
+        logits[:0], torch.empty(0, 4).long(), torch.zeros(0).long(), zero[:0], zero[:0], one[:0]
+    )
+    assert torch.equal(logits, want)
+
+
+def test_penalties_leave_masked_tokens_masked():
+    logits = torch.full((1, 4), -math.inf)
+    apply_penalties(
+        *(logits, torch.tensor([[2, 2]]), torch.tensor([2])),
+        *(torch.tensor([0.5]), torch.tensor([0.5]), torch.tensor([1.2])),
+    )
+    assert (logits == -math.inf).all()
+
+
+def test_bias_and_mask():
+    logits = torch.zeros(3, 6)
+    rows, ids = torch.tensor([0, 2, 2, 2]), torch.tensor([1, 5, 5, 0])
+    apply_logit_bias(logits, rows, ids, torch.tensor([1.0, 2.0, 3.0, -4.0]))
+    assert logits.nonzero().tolist() == [[0, 1], [2, 0], [2, 5]]
+    assert logits[2, 5] == 5.0
+    mask_tokens(logits, torch.tensor([1, 1]), torch.tensor([0, 3]))
+    assert (logits == -math.inf).nonzero().tolist() == [[1, 0], [1, 3]]
+
+
+def test_bitmask():
+    for vocab in (1, 31, 32, 33, 100):
+        words = -(-vocab // 32)
+        allowed = torch.rand(3, words * 32) < 0.5
+        allowed[1] = True
+        weights = 2 ** torch.arange(32, dtype=torch.int64)
+        bitmask = (allowed.view(3, words, 32) * weights).sum(-1)
+        bitmask = torch.where(bitmask >= 2**31, bitmask - 2**32, bitmask).to(torch.int32)
+        assert (bitmask[1] == -1).all()
+        logits = torch.randn(3, vocab)
+        want = logits.masked_fill(~allowed[:, :vocab], -math.inf)
+        apply_token_bitmask(logits, bitmask)
+        assert torch.equal(logits, want)
+
+
+def test_logprobs():
+    logits = torch.randn(4, 200)
+    logits[1, 50:] = -math.inf
+    logits[2] = 0.0
+    ids = torch.tensor([3, 60, 5, 199])
+    for top_k in (0, 1, 5, 500):
+        chosen, values, top_ids = gather_logprobs(logits, ids, top_k)
+        want = torch.log_softmax(logits.double(), -1)
+        assert torch.allclose(chosen[[0, 2, 3]].double(), want[[0, 2, 3], ids[[0, 2, 3]]])
+        assert chosen[1] == -1e9
+        assert values.shape == top_ids.shape == (4, min(top_k, 200))
+        assert values.isfinite().all()
+        assert (values.diff(dim=-1) <= 0).all()
+        assert torch.equal(values, torch.log_softmax(logits, -1).clamp(min=-1e9).gather(1, top_ids))
+        assert top_ids[2].tolist() == list(range(min(top_k, 200)))
+
+
+def test_nan_rows():
+    logits = torch.randn(4, 10)
+    logits[1, 9] = math.nan
+    logits[2] = -math.inf
+    logits[3, 0] = math.inf
+    assert nan_rows(logits).tolist() == [False, True, False, False]
+    assert nan_rows(logits[:0]).shape == (0,)
