@@ -209,6 +209,8 @@ class EngineHost:
         self._set(last_failure=why, num_restarts=self.status.num_restarts + 1)
         if child is self._worker:
             self._set(worker=None, phase="starting", fraction=0.0)
+        else:
+            self._set(detokenizer_ready=False)
         self._run(self._restart(child))
 
     async def _restart(self, child: Child) -> None:

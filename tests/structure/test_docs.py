@@ -1,0 +1,35 @@
+"""Links lead somewhere, and the README promises only commands that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target, _ in LINK.findall(page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [*(ROOT / "docs").rglob("*.md")], ids=lambda p: p.name)
+def test_a_page_fits_in_one_sitting(page: Path) -> None:
+    if page.name not in ("options.md",):
+        assert len(page.read_text().splitlines()) < 200
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for text in ("README.md", "CONTRIBUTING.md"):
+        for target in re.findall(r"^make ([a-z-]+)", (ROOT / text).read_text(), re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_decision_records_are_short() -> None:
+    for path in (ROOT / "docs" / "decisions").glob("*.md"):
+        assert len(path.read_text().splitlines()) < 40, path.name

@@ -1,0 +1,43 @@
+"""Every line of every registry loads: a table of strings must not rot."""
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+import pytest
+
+import openai_api
+import runtime
+import runtime.process
+from runtime.registry import Registry
+
+# Imported as children only: their start-up belongs to a process of its own.
+SKIPPED = ("runtime.process",)
+
+
+def modules(package: ModuleType) -> list[ModuleType]:
+    names = [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
+    return [importlib.import_module(name) for name in names if name not in SKIPPED]
+
+
+def registries() -> dict[str, Registry[object]]:
+    found: dict[int, tuple[str, Registry[object]]] = {}
+    for module in [*modules(runtime), *modules(openai_api), runtime.process]:
+        for name, value in vars(module).items():
+            if isinstance(value, Registry):
+                found.setdefault(id(value), (f"{module.__name__}.{name}", value))
+    return dict(found.values())
+
+
+REGISTRIES = registries()
+
+
+def test_there_are_registries() -> None:
+    assert len(REGISTRIES) >= 4
+
+
+@pytest.mark.parametrize("where", sorted(REGISTRIES))
+def test_every_entry_loads(where: str) -> None:
+    registry = REGISTRIES[where]
+    for name in registry:
+        assert registry.load(name) is not None

@@ -1,0 +1,46 @@
+"""Budgets that keep the code small enough to read."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ("kernels", "runtime", "openai_api", "server", "headrace")
+MAX_FILE_LINES = 500
+MAX_PRODUCT_LINES = 35_000
+
+
+def sources(*folders: str) -> list[Path]:
+    found = [p for f in folders for s in ("*.py", "*.cpp", "*.h") for p in (ROOT / f).rglob(s)]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("folder", [*PRODUCT, "tests", "benchmarks"])
+def test_no_file_is_too_long(folder: str) -> None:
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in sources(folder)
+        if (count := len(path.read_text().splitlines())) > MAX_FILE_LINES
+    }
+    assert not long
+
+
+def test_the_product_stays_small() -> None:
+    total = sum(len(path.read_text().splitlines()) for path in sources(*PRODUCT))
+    assert total <= MAX_PRODUCT_LINES
+
+
+def test_no_grab_bag_files() -> None:
+    assert not [p for p in sources(*PRODUCT) if p.name in ("utils.py", "helpers.py")]
+
+
+@pytest.mark.parametrize("folder", ["tests", "docs", "docker"])
+def test_generic_folders_are_no_packages(folder: str) -> None:
+    assert not list((ROOT / folder).rglob("__init__.py"))
+
+
+def test_kernels_stays_out_of_the_way_of_its_namesake() -> None:
+    code = ast.parse((ROOT / "kernels" / "__init__.py").read_text()).body
+    assert len(code) == 1, "a docstring and nothing else"
