@@ -1,0 +1,65 @@
+"""One choice of a chat answer: chunks of the engine in, deltas of the wire out."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from openai_api.output_parser import Call, ContentText, OutputEvent, OutputParser
+from openai_api.usage import TokenCount
+from runtime.client.client import GenerationChunk
+from runtime.messages import FinishReason
+
+
+@dataclass
+class ChatChoice:
+    """A choice while it grows, and how it ended."""
+
+    index: int
+    parser: OutputParser
+    count: TokenCount
+    reason: FinishReason | None = None
+
+    def feed(self, chunk: GenerationChunk) -> list[dict[str, Any]]:
+        """The deltas of one chunk, in OpenAI's form; each carries one kind of thing."""
+        self.count.add(chunk)
+        events = self.parser.feed(chunk.text)
+        if chunk.finish_reason is not None:
+            self.reason = chunk.finish_reason
+            events += self.parser.finish()
+        self.count.has_reasoned = self.parser.has_reasoned
+        return [delta for each in events for delta in _deltas(each)]
+
+    def end(self) -> dict[str, Any]:
+        """`finish_reason` and `matched_stop`."""
+        reason = self.reason
+        if reason is None:
+            return {"finish_reason": None, "matched_stop": None}
+        if reason.type == "stop" and self.parser.num_calls:
+            return {"finish_reason": "tool_calls", "matched_stop": None}
+        return {"finish_reason": reason.type, "matched_stop": reason.matched}
+
+
+def _deltas(output: OutputEvent) -> list[dict[str, Any]]:
+    if isinstance(output, Call):
+        # Two steps, as clients know it from OpenAI: who is called, then with what.
+        header = {
+            "index": output.index,
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": output.call.name, "arguments": ""},
+        }
+        arguments = {
+            "index": output.index,
+            "id": None,
+            "type": None,
+            "function": {"name": None, "arguments": output.call.arguments},
+        }
+        return [
+            {"content": None, "reasoning_content": None, "tool_calls": [part]}
+            for part in (header, arguments)
+        ]
+    if isinstance(output, ContentText):
+        return [{"content": output.text, "reasoning_content": None}]
+    return [{"content": None, "reasoning_content": output.text}]

@@ -1,0 +1,100 @@
+"""From a chat request to the prompt's token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from openai_api.chat_messages import template_messages
+from openai_api.context import OpenAIContext
+from openai_api.schemas.chat import ChatCompletionRequest
+from runtime.client.admission import MAX_CHARS_PER_TOKEN, check_text_size
+from runtime.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation, rendered.
+
+    Attributes:
+        is_open: whether the text ends inside reasoning, so that the output begins there.
+    """
+
+    text: str
+    input_ids: list[int]
+    is_open: bool
+
+
+async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIContext) -> ChatPrompt:
+    """Render and encode a checked request.
+
+    Raises:
+        InvalidRequest: there is no template, it refuses the messages, or the text is too long.
+    """
+    template = context.chat_template
+    if template is None:
+        raise InvalidRequest(
+            "This model has no chat template. Start the server with --chat-template FILE, or use "
+            "/v1/completions with a prompt that is formatted already."
+        )
+    continues = bool(request.continue_final_message)
+    if continues and request.messages[-1].role.lower() != "assistant":
+        raise InvalidRequest(
+            "continue_final_message needs a last message of the assistant.",
+            param="continue_final_message",
+        )
+    tools = request.tools if request.tools and request.tool_choice != "none" else None
+    shape = template.choose(with_tools=tools is not None)
+    limits = context.client.limits
+    text = await template.render_async(
+        template_messages(
+            request.messages,
+            reads_parts=shape.reads_parts,
+            knows_developer=shape.knows_developer,
+        ),
+        tools=tools,
+        variables=template_variables(request),
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final_message=continues,
+        max_chars=limits.context_len * MAX_CHARS_PER_TOKEN,
+    )
+    if not text:
+        raise InvalidRequest(
+            "The chat template renders these messages to nothing.", param="messages"
+        )
+    check_text_size(text, limits)
+    # The template writes BOS and the like itself: added again, a model would see them twice.
+    input_ids = await context.tokenizer.encode_async(text, add_special_tokens=False)
+    return ChatPrompt(text, input_ids, _is_open(text, request, context))
+
+
+def template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
+    """`chat_template_kwargs`, and the switches that stand for some of them."""
+    reasoning = request.reasoning
+    effort = request.reasoning_effort or (reasoning.effort if reasoning else None)
+    enabled = reasoning.enabled if reasoning else None
+    if effort is not None:
+        enabled = effort != "none"
+    variables: dict[str, Any] = {}
+    if effort is not None:
+        variables["reasoning_effort"] = effort
+    if enabled is not None:
+        # Two families of templates, two names for one switch.
+        variables |= {"enable_thinking": enabled, "thinking": enabled}
+    return variables | (request.chat_template_kwargs or {})
+
+
+def _is_open(text: str, request: ChatCompletionRequest, context: OpenAIContext) -> bool:
+    parser = context.parsers.reasoning
+    if parser is None:
+        return False
+    open_tag = parser.markers[0]
+    if text.rstrip().endswith(open_tag):
+        return True
+    # Elsewhere in the prompt a tag may be a quotation; in a message to continue it is the model's.
+    last = request.messages[-1].content
+    return (
+        bool(request.continue_final_message)
+        and isinstance(last, str)
+        and last.rfind(open_tag) > last.rfind(parser.close_tag)
+    )

@@ -1,0 +1,71 @@
+"""The events of a streamed chat answer, in the order that clients rely on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from openai_api.chat_choice import ChatChoice
+from openai_api.context import OpenAIContext
+from openai_api.generation import Indexed
+from openai_api.schemas.common import StreamOptions
+from openai_api.sse import event
+from openai_api.usage import usage_of
+
+_OPEN = {"finish_reason": None, "matched_stop": None}
+
+
+async def chat_events(
+    head: dict[str, Any],
+    choices: list[ChatChoice],
+    chunks: AsyncGenerator[Indexed, None],
+    options: StreamOptions | None,
+    context: OpenAIContext,
+) -> AsyncGenerator[bytes, None]:
+    """Role chunks, deltas as they come, then the ends of all choices, then the usage if asked.
+
+    Args:
+        head: id, created and model, the same in every chunk.
+        choices: one per sample, empty still.
+        chunks: the engine's, each with its choice's index.
+        options: what to report besides.
+        context: the server's.
+    """
+    options = options or StreamOptions()
+    head = {"id": head["id"], "object": "chat.completion.chunk", **head}
+
+    def usage() -> dict[str, Any]:
+        return usage_of(
+            [choice.count for choice in choices],
+            report_cache=context.enable_cache_report,
+            samples_per_prompt=len(choices),
+        )
+
+    def chunk_event(index: int, delta: dict[str, Any], end: dict[str, Any]) -> bytes:
+        content = {
+            **head,
+            "choices": [{"index": index, "delta": delta, "logprobs": None, **end}],
+        }
+        if options.continuous_usage_stats:
+            content["usage"] = usage()
+        elif options.include_usage:
+            content["usage"] = None
+        return event(content)
+
+    async with contextlib.aclosing(chunks):
+        is_first = True
+        async for index, chunk in chunks:
+            deltas = choices[index].feed(chunk)
+            sent = []
+            if is_first:
+                is_first = False
+                role = {"role": "assistant", "content": "", "reasoning_content": None}
+                sent = [chunk_event(choice.index, role, _OPEN) for choice in choices]
+            sent += [chunk_event(index, delta, _OPEN) for delta in deltas]
+            if sent:
+                yield b"".join(sent)
+    empty = {"reasoning_content": None}
+    yield b"".join(chunk_event(choice.index, empty, choice.end()) for choice in choices)
+    if options.include_usage:
+        yield event({**head, "choices": [], "usage": usage()})

@@ -1,0 +1,265 @@
+"""A model's chat template: messages in, the prompt's text out, as `transformers` renders it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import orjson
+from jinja2 import meta, nodes
+from jinja2.exceptions import SecurityError
+
+from openai_api.template_sandbox import Budget, compile_bounded, make_environment, render_bounded
+from runtime.errors import InvalidRequest, StartupError
+
+RENDER_TIMEOUT_S = 5.0
+
+# What the server itself gives to a template; a request's `chat_template_kwargs` cannot replace it.
+RESERVED = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+        "return_dict",
+        "return_tensors",
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "pad_token",
+        "raise_exception",
+        "strftime_now",
+    }
+)
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class _Compiled:
+    """One template text.
+
+    Attributes:
+        variables: names that the text reads from outside.
+        reads_parts: whether it walks over a message's content parts itself.
+        knows_developer: whether it has a place for the developer role.
+    """
+
+    def __init__(self, source: str, name: str) -> None:
+        environment = make_environment()
+        try:
+            tree = environment.parse(source)
+            self.variables = meta.find_undeclared_variables(tree)
+            self.reads_parts = _reads_parts(tree)
+            self.template = compile_bounded(environment, tree)
+        except jinja2.TemplateSyntaxError as error:
+            raise StartupError(
+                f"The chat template ({name}) does not parse, line {error.lineno}: {error.message}"
+            ) from None
+        self.knows_developer = "developer" in source
+
+
+class ChatTemplate:
+    """The template of a model, or its named templates, compiled once."""
+
+    def __init__(
+        self, source: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
+    ) -> None:
+        """Compile.
+
+        Args:
+            source: the template's text, or texts by name (`default`, `tool_use`).
+            special_tokens: `bos_token`, `eos_token` and the like, for those that exist.
+
+        Raises:
+            StartupError: a text is no Jinja template.
+        """
+        texts = {"default": source} if isinstance(source, str) else dict(source)
+        if not texts:
+            raise StartupError("The model's list of chat templates is empty.")
+        self._compiled = {name: _Compiled(text, name) for name, text in texts.items()}
+        self._special_tokens = dict(special_tokens or {})
+
+    def choose(self, *, with_tools: bool) -> _Compiled:
+        """The template for this kind of conversation, where a model has several."""
+        if with_tools and "tool_use" in self._compiled:
+            return self._compiled["tool_use"]
+        return self._compiled.get("default") or next(iter(self._compiled.values()))
+
+    async def render_async(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """`render` in a thread: streams that share the event loop go on meanwhile."""
+        return await asyncio.to_thread(self.render, messages, **options)
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        max_chars: int = 10_000_000,
+    ) -> str:
+        """Write the prompt.
+
+        Args:
+            messages: role, content and so on, content already in the form the template reads.
+            tools: function descriptions in OpenAI's wrapping.
+            variables: the request's `chat_template_kwargs`; unknown ones are ignored.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            continue_final_message: end inside the last message instead.
+            max_chars: longest text that makes sense for the model.
+
+        Raises:
+            InvalidRequest: the template refuses these messages, or a variable is the server's.
+        """
+        compiled = self.choose(with_tools=bool(tools))
+        extra = allowed_variables(variables or {}, compiled.variables)
+        if continue_final_message:
+            messages = [*messages[:-1], _tagged(messages[-1])]
+        values = {
+            **self._special_tokens,
+            **extra,
+            "messages": messages,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        }
+        text = _render(compiled.template, {**values, "tools": tools}, max_chars)
+        if text is None and tools:
+            # Some templates were written for bare functions.
+            bare = [tool.get("function", tool) for tool in tools]
+            text = _render(compiled.template, {**values, "tools": bare}, max_chars)
+        if text is None:
+            raise InvalidRequest(
+                "The chat template cannot render these messages: it expects another shape.",
+                param="messages",
+            )
+        return _cut_at_tag(text) if continue_final_message else text
+
+
+def _render(template: jinja2.Template, values: dict[str, Any], max_chars: int) -> str | None:
+    # None for failures that are no words to the user: a template tripping over a value's type.
+    try:
+        return render_bounded(template, values, Budget(max_chars, RENDER_TIMEOUT_S))
+    except (jinja2.UndefinedError, SecurityError):
+        return None
+    except jinja2.TemplateError as error:
+        message = error.message or "it refuses these messages"
+        raise InvalidRequest(f"Chat template error: {message}", param="messages") from None
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        MemoryError,
+    ):
+        return None
+
+
+def allowed_variables(given: Mapping[str, Any], read: set[str]) -> dict[str, Any]:
+    """The request's variables that the template reads.
+
+    Raises:
+        InvalidRequest: one that is the server's to set.
+    """
+    for name in given:
+        if name in RESERVED or name.startswith("_"):
+            raise InvalidRequest(
+                f"chat_template_kwargs cannot set {name[:64]!r}.", param="chat_template_kwargs"
+            )
+    return {name: value for name, value in given.items() if name in read}
+
+
+def _tagged(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [dict(part) for part in content]
+        for part in reversed(parts):
+            if "text" in part:
+                part["text"] += _CONTINUE_TAG
+                break
+        return {**message, "content": parts}
+    return {**message, "content": f"{content or ''}{_CONTINUE_TAG}"}
+
+
+def _cut_at_tag(text: str) -> str:
+    at = text.rfind(_CONTINUE_TAG.strip())
+    if at < 0:
+        raise InvalidRequest(
+            "The chat template drops the last message's text, so it cannot be continued.",
+            param="continue_final_message",
+        )
+    kept = text[:at]
+    # A template that trims its messages has moved the tag's own space: then trim like it does.
+    return kept if text.startswith(_CONTINUE_TAG, at) else kept.rstrip()
+
+
+def _reads_parts(tree: nodes.Template) -> bool:
+    """Whether some loop walks over a message's `content`, directly or through a variable."""
+    aliases = {
+        node.target.name
+        for node in tree.find_all(nodes.Assign)
+        if isinstance(node.target, nodes.Name) and _is_content(node.node)
+    }
+    return any(
+        _is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in aliases)
+        for loop in tree.find_all(nodes.For)
+    ) or any(_macro_reads_parts(macro) for macro in tree.find_all(nodes.Macro))
+
+
+def _macro_reads_parts(macro: nodes.Macro) -> bool:
+    # A macro named or parametrised for content that loops over its first argument.
+    names = {argument.name for argument in macro.args}
+    return any(
+        isinstance(loop.iter, nodes.Name)
+        and loop.iter.name in names
+        and "content" in loop.iter.name
+        for loop in macro.find_all(nodes.For)
+    )
+
+
+def _is_content(node: nodes.Node | None) -> bool:
+    while isinstance(node, nodes.Filter):
+        node = node.node
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return False
+
+
+def load_chat_template(
+    option: str | None,
+    own: str | Mapping[str, str] | None,
+    special_tokens: Mapping[str, str],
+) -> ChatTemplate | None:
+    """The template to use: `--chat-template` (a file, or the text), else the tokenizer's own.
+
+    Returns:
+        `None` when the model has none: then only `/v1/completions` and `/generate` serve it.
+
+    Raises:
+        StartupError: the option names no file and is no template either.
+    """
+    if option is None:
+        return ChatTemplate(own, special_tokens) if own else None
+    if "{%" in option or "{{" in option:
+        return ChatTemplate(option, special_tokens)
+    try:
+        text = Path(option).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise StartupError(
+            f"--chat-template {option}: no such file, and the text is no Jinja template."
+        ) from None
+    if option.endswith(".json"):
+        try:
+            text = orjson.loads(text)["chat_template"]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            raise StartupError(f"--chat-template {option}: no key 'chat_template' in it.") from None
+    return ChatTemplate(text, special_tokens)

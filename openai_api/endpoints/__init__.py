@@ -1,0 +1,1 @@
+"""Endpoints: one file each, one line in `openai_api.router`."""

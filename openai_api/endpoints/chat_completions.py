@@ -1,0 +1,178 @@
+"""`/v1/chat/completions`: answer a conversation, at once or as a stream."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from fastapi import Request
+from starlette.responses import Response
+
+from openai_api.chat_choice import ChatChoice
+from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
+from openai_api.chat_stream import chat_events
+from openai_api.context import OpenAIContext
+from openai_api.generation import (
+    close_all,
+    first_then_rest,
+    merge,
+    new_id,
+    open_streams,
+    sample_rids,
+)
+from openai_api.output_parser import OutputParser
+from openai_api.request_body import read_body
+from openai_api.sampling import nth_sample, sampling_of, wire_names
+from openai_api.schemas.chat import (
+    DECODER,
+    ChatCompletionRequest,
+    check_chat_request,
+    tool_names,
+)
+from openai_api.schemas.common import cache_namespace, check_rid, priority_of, refuse_adapter
+from openai_api.sse import EventStream, unless_disconnected, with_errors
+from openai_api.usage import TokenCount, usage_of
+from runtime.client.client import GenerationInput, GenerationStream
+from runtime.errors import InvalidRequest
+from runtime.sampling_params import SamplingParams
+
+
+async def create_chat_completion(request: Request, context: OpenAIContext) -> Response:
+    """Answer `POST /v1/chat/completions`."""
+    body = await read_body(request, DECODER)
+    check_chat_request(body)
+    check_rid(body.rid)
+    refuse_adapter(body, context.served_model_name)
+    max_tokens_name, max_tokens = _max_tokens(body)
+    with wire_names(max_tokens_name):
+        sampling = _sampling(body, max_tokens, context)
+        prompt = await build_chat_prompt(body, context)
+        answer_id = new_id("chatcmpl", body.rid)
+        inputs = [
+            GenerationInput(
+                rid=rid,
+                input_ids=prompt.input_ids,
+                sampling=nth_sample(sampling, index),
+                stream=bool(body.stream),
+                explicit_max_new_tokens=max_tokens is not None,
+                cache_namespace=cache_namespace(body),
+                priority=priority_of(body),
+            )
+            for index, rid in enumerate(sample_rids(answer_id, sampling.n))
+        ]
+        choices = [_choice(index, body, prompt, context) for index in range(sampling.n)]
+        streams = open_streams(context.client, inputs)
+    head = {"id": answer_id, "created": int(time.time()), "model": body.model or "default"}
+    if body.stream:
+        chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
+        events = chat_events(head, choices, chunks, body.stream_options, context)
+        return EventStream(with_errors(events), lambda: close_all(streams))
+    return await unless_disconnected(request.receive, _whole(head, choices, streams, context))
+
+
+def _max_tokens(body: ChatCompletionRequest) -> tuple[str, int | None]:
+    for name in ("max_completion_tokens", "max_tokens"):
+        value: int | None = getattr(body, name)
+        if value is None:
+            continue
+        if value < 1:
+            raise InvalidRequest(f"{name} must be at least 1, got {value}.", param=name)
+        return name, value
+    return "max_tokens", None
+
+
+def _sampling(
+    body: ChatCompletionRequest, max_tokens: int | None, context: OpenAIContext
+) -> SamplingParams:
+    defaults = {**context.sampling_defaults, **context.preferred_sampling_params}
+    # Hidden special tokens would hide the markers that clients, or our parsers, look for.
+    if tool_names(body) or (_separates(body) and context.parsers.hidden_markers):
+        body.skip_special_tokens = False
+    return sampling_of(body, max_tokens, defaults, context.client.limits.vocab_size)
+
+
+def _separates(body: ChatCompletionRequest) -> bool:
+    return body.separate_reasoning is not False
+
+
+def _choice(
+    index: int, body: ChatCompletionRequest, prompt: ChatPrompt, context: OpenAIContext
+) -> ChatChoice:
+    parser: OutputParser = context.parsers.make(
+        prompt_is_open=prompt.is_open,
+        separate_reasoning=_separates(body),
+        stream_reasoning=body.stream_reasoning is not False,
+        tool_names=tool_names(body),
+        max_calls=1 if body.parallel_tool_calls is False else None,
+    )
+    close_id = context.parsers.close_id if _separates(body) else None
+    return ChatChoice(index, parser, TokenCount(close_id))
+
+
+@dataclass
+class _Message:
+    """The assistant's message, put together from the events of a whole answer."""
+
+    reasoning: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, delta: dict[str, Any]) -> None:
+        if delta.get("reasoning_content"):
+            self.reasoning.append(delta["reasoning_content"])
+        if delta.get("content"):
+            self.content.append(delta["content"])
+        for part in delta.get("tool_calls", ()):
+            if part.get("id") is not None:
+                self.tool_calls.append({**part, "function": dict(part["function"])})
+            else:
+                function = self.tool_calls[part["index"]]["function"]
+                function["arguments"] += part["function"]["arguments"]
+
+    def body(self) -> dict[str, Any]:
+        content = "".join(self.content)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            # OpenAI answers null where there are only calls, and a string everywhere else.
+            "content": None if self.tool_calls and not content else content,
+            "reasoning_content": "".join(self.reasoning) or None,
+        }
+        if self.tool_calls:
+            message["tool_calls"] = self.tool_calls
+        return message
+
+
+async def _whole(
+    head: dict[str, Any],
+    choices: list[ChatChoice],
+    streams: list[GenerationStream],
+    context: OpenAIContext,
+) -> Response:
+    messages = [_Message() for _ in choices]
+    async with contextlib.aclosing(merge(streams)) as chunks:
+        async for index, chunk in chunks:
+            for delta in choices[index].feed(chunk):
+                messages[index].add(delta)
+    body = {
+        **head,
+        "object": "chat.completion",
+        "choices": [
+            {
+                "index": choice.index,
+                "message": message.body(),
+                "logprobs": None,
+                **choice.end(),
+            }
+            for choice, message in zip(choices, messages, strict=True)
+        ],
+        "usage": usage_of(
+            [choice.count for choice in choices],
+            report_cache=context.enable_cache_report,
+            samples_per_prompt=len(choices),
+        ),
+        "metadata": {"weight_version": context.weight_version()},
+    }
+    return Response(orjson.dumps(body), media_type="application/json")

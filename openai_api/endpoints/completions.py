@@ -1,0 +1,224 @@
+"""`/v1/completions`: continue texts or token ids, without a chat template."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from fastapi import Request
+from starlette.responses import Response
+
+from openai_api.context import OpenAIContext
+from openai_api.generation import (
+    Indexed,
+    close_all,
+    first_then_rest,
+    merge,
+    new_id,
+    open_streams,
+    sample_rids,
+)
+from openai_api.request_body import read_body
+from openai_api.sampling import nth_sample, sampling_of, wire_names
+from openai_api.schemas.common import (
+    StreamOptions,
+    cache_namespace,
+    check_rid,
+    priority_of,
+    refuse_adapter,
+)
+from openai_api.schemas.completions import (
+    DECODER,
+    DEFAULT_MAX_TOKENS,
+    CompletionRequest,
+    check_completion_request,
+    prompts_of,
+)
+from openai_api.sse import EventStream, event, unless_disconnected, with_errors
+from openai_api.usage import TokenCount, usage_of
+from runtime.client.admission import check_text_size, check_token_ids
+from runtime.client.client import GenerationInput, GenerationStream
+from runtime.errors import InvalidRequest
+from runtime.messages import FinishReason
+
+
+async def create_completion(request: Request, context: OpenAIContext) -> Response:
+    """Answer `POST /v1/completions`, at once or as a stream."""
+    body = await read_body(request, DECODER)
+    with wire_names("max_tokens"):
+        plan = await _plan(body, context)
+        streams = open_streams(context.client, plan.inputs)
+    if body.stream:
+        chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
+        return EventStream(with_errors(_events(plan, chunks)), lambda: close_all(streams))
+    return await unless_disconnected(request.receive, _whole(plan, streams))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A request, ready for the engine.
+
+    Attributes:
+        inputs: prompt-major, `n` for each prompt.
+        echoes: the text to put before each choice.
+    """
+
+    id: str
+    created: int
+    model: str
+    inputs: list[GenerationInput]
+    echoes: list[str]
+    n: int
+    options: StreamOptions
+    context: OpenAIContext
+
+    def usage(self, counts: Sequence[TokenCount]) -> dict[str, Any]:
+        report_cache = self.context.enable_cache_report
+        return usage_of(counts, report_cache=report_cache, samples_per_prompt=self.n)
+
+
+async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
+    check_completion_request(body)
+    refuse_adapter(body, context.served_model_name)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens < 1:
+        raise InvalidRequest(
+            f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens"
+        )
+    sampling = sampling_of(
+        body, max_tokens, context.preferred_sampling_params, context.client.limits.vocab_size
+    )
+    prompts = prompts_of(body)
+    answer_id, rids = _rids(body, len(prompts), sampling.n)
+    ids = [await _encode(prompt, context) for prompt in prompts]
+    namespace, priority = cache_namespace(body), priority_of(body)
+    inputs = [
+        GenerationInput(
+            rid=rids[at * sampling.n + sample],
+            input_ids=ids[at],
+            sampling=nth_sample(sampling, sample),
+            stream=bool(body.stream),
+            # The default is ours: a prompt that leaves less room than that is still served.
+            explicit_max_new_tokens=body.max_tokens is not None,
+            cache_namespace=namespace,
+            priority=priority,
+        )
+        for at in range(len(prompts))
+        for sample in range(sampling.n)
+    ]
+    return _Plan(
+        id=answer_id,
+        created=int(time.time()),
+        model=body.model or "default",
+        inputs=inputs,
+        echoes=_echoes(body, prompts, context, sampling.n),
+        n=sampling.n,
+        options=body.stream_options or StreamOptions(),
+        context=context,
+    )
+
+
+def _rids(body: CompletionRequest, num_prompts: int, n: int) -> tuple[str, list[str]]:
+    """The answer's id, and the engine's name for each choice."""
+    rid = body.rid
+    if not isinstance(rid, list):
+        check_rid(rid)
+        answer_id = new_id("cmpl", rid)
+        return answer_id, sample_rids(answer_id, num_prompts * n)
+    if len(rid) != num_prompts:
+        raise InvalidRequest(
+            f"rid must have one entry for each of the {num_prompts} prompts, got {len(rid)}.",
+            param="rid",
+        )
+    for each in rid:
+        check_rid(each)
+    return rid[0], [name for each in rid for name in sample_rids(each, n)]
+
+
+async def _encode(prompt: str | list[int], context: OpenAIContext) -> list[int]:
+    limits = context.client.limits
+    if isinstance(prompt, str):
+        check_text_size(prompt, limits)
+        return await context.tokenizer.encode_async(prompt)
+    check_token_ids(prompt, limits)
+    return prompt
+
+
+def _echoes(
+    body: CompletionRequest, prompts: list[str | list[int]], context: OpenAIContext, n: int
+) -> list[str]:
+    if not body.echo:
+        return [""] * (len(prompts) * n)
+    skips = body.skip_special_tokens is not False
+    texts = [
+        prompt
+        if isinstance(prompt, str)
+        else context.tokenizer.decode(prompt, skip_special_tokens=skips)
+        for prompt in prompts
+    ]
+    return [text for text in texts for _ in range(n)]
+
+
+def _choice(index: int, text: str, reason: FinishReason | None) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": None,
+        "finish_reason": reason.type if reason else None,
+        "matched_stop": reason.matched if reason else None,
+    }
+
+
+def _head(plan: _Plan) -> dict[str, Any]:
+    return {
+        "id": plan.id,
+        "object": "text_completion",
+        "created": plan.created,
+        "model": plan.model,
+    }
+
+
+async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Response:
+    counts = [TokenCount() for _ in plan.inputs]
+    texts = [[echo] for echo in plan.echoes]
+    reasons: list[FinishReason | None] = [None] * len(plan.inputs)
+    async with contextlib.aclosing(merge(streams)) as chunks:
+        async for index, chunk in chunks:
+            counts[index].add(chunk)
+            texts[index].append(chunk.text)
+            reasons[index] = chunk.finish_reason
+    choices = [_choice(index, "".join(text), reasons[index]) for index, text in enumerate(texts)]
+    body = {
+        **_head(plan),
+        "choices": choices,
+        "usage": plan.usage(counts),
+        "metadata": {"weight_version": plan.context.weight_version()},
+    }
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+async def _events(
+    plan: _Plan, chunks: AsyncGenerator[Indexed, None]
+) -> AsyncGenerator[bytes, None]:
+    head = _head(plan)
+    counts = [TokenCount() for _ in plan.inputs]
+    echoes = list(plan.echoes)
+    async with contextlib.aclosing(chunks):
+        async for index, chunk in chunks:
+            counts[index].add(chunk)
+            text = echoes[index] + chunk.text
+            echoes[index] = ""
+            if not text and chunk.finish_reason is None:
+                continue
+            content = {**head, "choices": [_choice(index, text, chunk.finish_reason)]}
+            if plan.options.continuous_usage_stats:
+                content["usage"] = plan.usage(counts)
+            elif plan.options.include_usage:
+                content["usage"] = None
+            yield event(content)
+    if plan.options.include_usage:
+        yield event({**head, "choices": [], "usage": plan.usage(counts)})

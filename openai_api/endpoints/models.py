@@ -1,0 +1,43 @@
+"""`/v1/models`: the one model that is served; answers while its weights still load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import Request
+from starlette.responses import Response
+
+from openai_api.context import OpenAIContext
+from openai_api.errors import ModelNotFound
+
+
+async def list_models(request: Request, context: OpenAIContext) -> Response:  # noqa: ARG001
+    """The list, one card long."""
+    return _json({"object": "list", "data": [_card(context)]})
+
+
+async def retrieve_model(request: Request, context: OpenAIContext) -> Response:
+    """The card of the model that is served; any other name is 404."""
+    model_id = str(request.path_params["model_id"])
+    if model_id != context.served_model_name:
+        raise ModelNotFound(model_id)
+    return _json(_card(context))
+
+
+def _card(context: OpenAIContext) -> dict[str, Any]:
+    name = context.served_model_name
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.created,
+        # Clients of SGLang look for this word.
+        "owned_by": "sglang",
+        "root": name,
+        "parent": None,
+        "max_model_len": context.client.limits.context_len,
+    }
+
+
+def _json(content: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(content), media_type="application/json")

@@ -1,0 +1,108 @@
+"""Several samples of one request, read as one: opened together, merged, closed together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+
+from runtime.client.client import (
+    EngineClient,
+    GenerationChunk,
+    GenerationInput,
+    GenerationStream,
+)
+
+Indexed = tuple[int, GenerationChunk]
+
+
+def new_id(prefix: str, rid: str | None) -> str:
+    """The answer's id: the caller's own, else a fresh one."""
+    return rid if rid is not None else f"{prefix}-{secrets.token_hex(16)}"
+
+
+def sample_rids(rid: str, num_samples: int) -> list[str]:
+    """The engine's names for the samples; aborting `rid` reaches them all."""
+    return [rid] if num_samples == 1 else [f"{rid}_{index}" for index in range(num_samples)]
+
+
+def open_streams(client: EngineClient, inputs: Sequence[GenerationInput]) -> list[GenerationStream]:
+    """Admit every sample, or none: one refusal takes the others back."""
+    streams: list[GenerationStream] = []
+    try:
+        for item in inputs:
+            streams.append(client.generate(item))  # noqa: PERF401  # those opened must be closed
+    except BaseException:
+        close_all(streams)
+        raise
+    return streams
+
+
+def close_all(streams: Sequence[GenerationStream]) -> None:
+    """Stop reading; what still runs is aborted."""
+    for stream in streams:
+        stream.close()
+
+
+async def merge(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed, None]:
+    """Chunks of all samples as they come, each with its sample's index.
+
+    Leaving early, or the failure of one sample, ends them all.
+    """
+    try:
+        if len(streams) == 1:
+            async for chunk in streams[0]:
+                yield 0, chunk
+            return
+        async with contextlib.aclosing(_merge_many(streams)) as merged:
+            async for indexed in merged:
+                yield indexed
+    finally:
+        close_all(streams)
+
+
+async def _merge_many(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed, None]:
+    # A small queue: a reader that falls behind makes the streams join their deltas meanwhile.
+    queue: asyncio.Queue[Indexed | BaseException | None] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(index: int, stream: GenerationStream) -> None:
+        try:
+            async for chunk in stream:
+                await queue.put((index, chunk))
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    num_open = len(tasks)
+    try:
+        while num_open:
+            item = await queue.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def first_then_rest(chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Indexed, None]:
+    """Wait for the first chunk, then give a generator of all of them.
+
+    A refusal by the scheduler comes as the first thing it says: awaited here, it is still an HTTP
+    status and not an event in a stream that began with 200.
+    """
+    first = await anext(chunks)
+
+    async def all_chunks() -> AsyncGenerator[Indexed, None]:
+        async with contextlib.aclosing(chunks):
+            yield first
+            async for indexed in chunks:
+                yield indexed
+
+    return all_chunks()

@@ -1,0 +1,1 @@
+"""Reasoning parsers: one file each, one line in the registry."""

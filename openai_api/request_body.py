@@ -1,0 +1,43 @@
+"""Reading a request's body: media type, then strict JSON into typed fields."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from runtime.client.json_body import InvalidBody, decode_body
+from runtime.errors import InvalidRequest
+
+T = TypeVar("T")
+
+_MISSING = re.compile(r"missing required field `(\w+)`")
+
+
+def check_media_type(request: Request) -> None:
+    """Refuse a body that is not declared as JSON: a browser's form cannot reach these routes.
+
+    Raises:
+        InvalidRequest: another media type, or none.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise InvalidRequest("The Content-Type header must be application/json.")
+
+
+async def read_body(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode the whole body.
+
+    Raises:
+        InvalidRequest: not JSON, or a field of the wrong type; the message names the field.
+    """
+    check_media_type(request)
+    try:
+        return decode_body(await request.body(), decoder)
+    except InvalidBody as error:
+        missing = _MISSING.search(error.message)
+        if error.param is None and missing is not None:
+            error.param = missing[1]
+        raise

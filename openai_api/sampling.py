@@ -1,0 +1,99 @@
+"""OpenAI's names for sampling become the engine's; errors speak the names that the client used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+
+from openai_api.schemas.common import GenerationFields
+from runtime.errors import InvalidRequest
+from runtime.sampling_params import INT64_MAX, SamplingFields, SamplingParams, resolve_sampling
+
+# Of `generation_config.json`, these are a matter of taste in sampling; the rest is the caller's.
+MODEL_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+_SAME_NAMES = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "no_stop_trim",
+)
+
+
+def model_sampling_defaults(generation_defaults: Mapping[str, float | int]) -> dict[str, object]:
+    """The model's own taste, for requests that say nothing; keys it does not set are absent."""
+    return {
+        key: generation_defaults[key] for key in MODEL_DEFAULT_KEYS if key in generation_defaults
+    }
+
+
+def sampling_of(
+    request: GenerationFields,
+    max_tokens: int | None,
+    defaults: Mapping[str, object],
+    vocab_size: int,
+) -> SamplingParams:
+    """Check and convert.
+
+    Args:
+        request: the body.
+        max_tokens: what the request says, or `None` for as much as fits.
+        defaults: native names, for keys that the request leaves out.
+        vocab_size: width of the logits.
+
+    Raises:
+        InvalidRequest: a value out of bounds.
+    """
+    fields = SamplingFields(
+        **{name: getattr(request, name) for name in _SAME_NAMES},
+        max_new_tokens=msgspec.UNSET if max_tokens is None else max_tokens,
+        min_new_tokens=request.min_tokens,
+        sampling_seed=request.seed,
+    )
+    return resolve_sampling(fields, {"max_new_tokens": None, **defaults}, vocab_size)
+
+
+def nth_sample(params: SamplingParams, index: int) -> SamplingParams:
+    """Parameters of one sample of `n`, counted from 0."""
+    if params.n == 1:
+        return params
+    seed = params.seed
+    if seed is not None:
+        # One seed for all samples would make them one sample.
+        seed = (seed + index) % INT64_MAX
+    return msgspec.structs.replace(params, n=1, seed=seed)
+
+
+@contextmanager
+def wire_names(max_tokens: str) -> Iterator[None]:
+    """Rename the engine's fields to OpenAI's in the errors of the block.
+
+    Args:
+        max_tokens: what the endpoint calls the output's limit.
+    """
+    names = {
+        "max_new_tokens": max_tokens,
+        "min_new_tokens": "min_tokens",
+        "sampling_seed": "seed",
+        "input_ids": "prompt",
+    }
+    try:
+        yield
+    except InvalidRequest as error:
+        message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.message)
+        param = names.get(error.param, error.param) if error.param else None
+        raise InvalidRequest(message, param=param) from None

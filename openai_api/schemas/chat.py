@@ -1,0 +1,210 @@
+"""The request of `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from openai_api.schemas.common import UNSUPPORTED, GenerationFields, refuse_unsupported
+from runtime.errors import InvalidRequest
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+MAX_TOOLS = 1024
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """A call that the assistant made earlier; `arguments` is JSON text, or the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A tool call in an assistant's message."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: str | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """One message of the conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+class FunctionSpec(msgspec.Struct, kw_only=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool; functions are the only kind."""
+
+    type: str
+    function: FunctionSpec
+
+
+class NamedFunction(msgspec.Struct, kw_only=True):
+    """The function that `tool_choice` names."""
+
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, kw_only=True):
+    """`tool_choice` as an object."""
+
+    type: str
+    function: NamedFunction | None = None
+
+
+class Reasoning(msgspec.Struct, kw_only=True):
+    """Reasoning switches in OpenRouter's form."""
+
+    effort: str | None = None
+    enabled: bool | None = None
+
+
+class ChatCompletionRequest(GenerationFields, kw_only=True):
+    """The body; `tools` stays as sent because the template prints it for the model to read."""
+
+    messages: list[ChatMessage]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    rid: str | None = None
+
+    input_ids: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+
+
+DECODER = msgspec.json.Decoder(ChatCompletionRequest)
+
+_UNSUPPORTED = (
+    *UNSUPPORTED,
+    "logprobs",
+    "top_logprobs",
+    "input_ids",
+    "audio",
+    "prediction",
+    "functions",
+    "function_call",
+    "web_search_options",
+)
+
+
+def check_chat_request(request: ChatCompletionRequest) -> None:
+    """Check what needs no model: roles, tools, and features that this server lacks.
+
+    Raises:
+        InvalidRequest: the first thing wrong.
+    """
+    if not request.messages:
+        raise InvalidRequest("messages cannot be empty.", param="messages")
+    for index, message in enumerate(request.messages):
+        if message.role.lower() not in ROLES:
+            raise InvalidRequest(
+                f"messages[{index}].role must be one of {', '.join(sorted(ROLES))}.",
+                param=f"messages[{index}].role",
+            )
+    refuse_unsupported(request, _UNSUPPORTED)
+    if request.modalities and request.modalities != ["text"]:
+        raise InvalidRequest("modalities: this server answers in text only.", param="modalities")
+    if request.chat_template:
+        raise InvalidRequest(
+            "A chat template cannot come with a request; the server's operator sets it with "
+            "--chat-template.",
+            param="chat_template",
+        )
+    _check_tools(request)
+
+
+def tool_names(request: ChatCompletionRequest) -> list[str]:
+    """Names of the functions that this request offers and lets the model call."""
+    if request.tool_choice == "none":
+        return []
+    return [tool["function"]["name"] for tool in request.tools or []]
+
+
+def _check_tools(request: ChatCompletionRequest) -> None:
+    tools = _typed_tools(request.tools or [])
+    for index, tool in enumerate(tools):
+        if tool.type != "function" or not tool.function.name:
+            raise InvalidRequest(
+                f"tools[{index}] must be a function with a name.", param=f"tools[{index}]"
+            )
+        if tool.function.strict:
+            raise InvalidRequest(
+                f"tools[{index}].function.strict is not supported by this server yet.",
+                param=f"tools[{index}].function.strict",
+            )
+    _check_tool_choice(request.tool_choice, {tool.function.name for tool in tools})
+
+
+def _typed_tools(tools: list[dict[str, Any]]) -> list[Tool]:
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"At most {MAX_TOOLS} tools are allowed.", param="tools")
+    try:
+        return msgspec.convert(tools, list[Tool])
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"tools: {error}", param="tools") from None
+
+
+def _check_tool_choice(choice: str | NamedToolChoice | None, names: set[str]) -> None:
+    if choice is None or choice in ("none", "auto"):
+        return
+    if isinstance(choice, str) and choice != "required":
+        raise InvalidRequest(
+            "tool_choice must be none, auto, required or a function's name in an object.",
+            param="tool_choice",
+        )
+    if not names:
+        raise InvalidRequest("tool_choice needs tools to choose from.", param="tool_choice")
+    if isinstance(choice, NamedToolChoice):
+        name = choice.function.name if choice.function else ""
+        if name not in names:
+            raise InvalidRequest(
+                f"tool_choice names {name[:64]!r}, which is not among the tools.",
+                param="tool_choice",
+            )
+    raise InvalidRequest(
+        "tool_choice that forces a call is not supported by this server yet; use auto.",
+        param="tool_choice",
+    )

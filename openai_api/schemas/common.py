@@ -1,0 +1,171 @@
+"""Fields that chat and text completions share, and the refusal of what this server lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from runtime.errors import InvalidRequest
+from runtime.sampling_params import INT64_MAX
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream reports besides text.
+
+    Attributes:
+        include_usage: one more chunk at the end, without choices, with the usage.
+        continuous_usage_stats: the usage so far in every chunk.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """Sampling, stopping and housekeeping; null always means the default.
+
+    Fields without a use here are declared so that a request which asks for something gets told,
+    instead of an answer that silently lacks it; see `refuse_unsupported`.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+
+    priority: int | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+
+    response_format: dict[str, Any] | None = None
+    stop_regex: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    custom_params: Any = None
+    custom_logit_processor: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    return_cached_tokens_details: Any = None
+    return_token_ids: Any = None
+    return_prompt_token_ids: Any = None
+    return_meta_info: Any = None
+    data_parallel_rank: Any = None
+    bootstrap_host: Any = None
+    bootstrap_room: Any = None
+
+
+UNSUPPORTED = (
+    "stop_regex",
+    "regex",
+    "ebnf",
+    "json_schema",
+    "structural_tag",
+    "lora_path",
+    "session_params",
+    "custom_params",
+    "custom_logit_processor",
+    "return_hidden_states",
+    "return_routed_experts",
+    "return_cached_tokens_details",
+    "return_token_ids",
+    "return_prompt_token_ids",
+    "return_meta_info",
+    "data_parallel_rank",
+    "bootstrap_host",
+    "bootstrap_room",
+)
+MAX_RID_CHARS = 256
+MAX_SALT_CHARS = 256
+
+
+def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:
+    """Refuse fields that ask for something this server does not do; empty values ask for nothing.
+
+    Raises:
+        InvalidRequest: the first such field.
+    """
+    for name in names:
+        if getattr(request, name):
+            raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
+    kind = (request.response_format or {}).get("type", "text")
+    if kind != "text":
+        raise InvalidRequest(
+            "response_format is not supported by this server yet, except for {'type': 'text'}.",
+            param="response_format",
+        )
+
+
+def refuse_adapter(request: GenerationFields, served_model_name: str) -> None:
+    """Refuse `served-name:adapter`; every other model name is accepted and echoed.
+
+    Raises:
+        InvalidRequest: an adapter is asked for.
+    """
+    model = request.model or ""
+    if model != served_model_name and model.startswith(f"{served_model_name}:"):
+        raise InvalidRequest("LoRA adapters are not supported by this server yet.", param="model")
+
+
+def check_rid(rid: str | None) -> None:
+    """Check a caller's name for its request: it shows up in logs and answers.
+
+    Raises:
+        InvalidRequest: empty, too long, or with characters that are not printable.
+    """
+    if rid is None:
+        return
+    if not 0 < len(rid) <= MAX_RID_CHARS or not (rid.isascii() and rid.isprintable()):
+        raise InvalidRequest(
+            f"rid must be 1 to {MAX_RID_CHARS} printable ASCII characters.", param="rid"
+        )
+
+
+def cache_namespace(request: GenerationFields) -> str:
+    """The name space in which the prompt's prefix may be shared, as `/generate` names it.
+
+    Raises:
+        InvalidRequest: a part of it is too long.
+    """
+    key, salt = request.extra_key or "", request.cache_salt or ""
+    for name, value in (("extra_key", key), ("cache_salt", salt)):
+        if len(value) > MAX_SALT_CHARS:
+            raise InvalidRequest(
+                f"{name} may have at most {MAX_SALT_CHARS} characters.", param=name
+            )
+    # The length in front keeps ("ab", "c") and ("a", "bc") apart.
+    return f"{len(key)}:{key}{salt}" if key or salt else ""
+
+
+def priority_of(request: GenerationFields) -> int:
+    """The request's priority, 0 when it names none.
+
+    Raises:
+        InvalidRequest: more than 64 bits.
+    """
+    priority = request.priority or 0
+    if not -INT64_MAX - 1 <= priority <= INT64_MAX:
+        raise InvalidRequest("priority must fit in 64 bits.", param="priority")
+    return priority

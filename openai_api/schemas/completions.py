@@ -1,0 +1,84 @@
+"""The request of `/v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import msgspec
+
+from openai_api.schemas.common import UNSUPPORTED, GenerationFields, refuse_unsupported
+from runtime.errors import InvalidRequest
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 1024
+MAX_CHOICES = 2048
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """The body.
+
+    Attributes:
+        prompt: a text, texts, token ids, or lists of token ids.
+        rid: one name for the request, or one for each prompt.
+    """
+
+    prompt: str | list[str | int | list[int]]
+    max_tokens: int | None = None
+    echo: bool | None = None
+    logprobs: int | bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+    rid: str | list[str] | None = None
+    prompt_embeds: Any = None
+
+
+DECODER = msgspec.json.Decoder(CompletionRequest)
+
+
+def check_completion_request(request: CompletionRequest) -> None:
+    """Refuse what this server lacks.
+
+    Raises:
+        InvalidRequest: the first such field.
+    """
+    refuse_unsupported(request, (*UNSUPPORTED, "suffix", "prompt_embeds"))
+    if request.logprobs is not None and request.logprobs is not False:
+        raise InvalidRequest("logprobs is not supported by this server yet.", param="logprobs")
+    if request.best_of is not None and request.best_of > max(request.n or 1, 1):
+        raise InvalidRequest("best_of above n is not supported by this server.", param="best_of")
+
+
+def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
+    """The prompts, one by one.
+
+    Raises:
+        InvalidRequest: none, too many, or kinds mixed.
+    """
+    prompt = request.prompt
+    prompts: list[str | list[int]]
+    if isinstance(prompt, str) or (prompt and _all_ids(prompt)):
+        prompts = [prompt]
+    elif _all_texts(prompt) or _all_id_lists(prompt):
+        prompts = list(prompt)
+    else:
+        raise InvalidRequest("prompt must not mix texts and token ids.", param="prompt")
+    if not prompts or not all(prompts):
+        raise InvalidRequest("prompt cannot be empty.", param="prompt")
+    if len(prompts) > MAX_PROMPTS or len(prompts) * (request.n or 1) > MAX_CHOICES:
+        raise InvalidRequest(
+            f"At most {MAX_PROMPTS} prompts and {MAX_CHOICES} choices per request are allowed.",
+            param="prompt",
+        )
+    return prompts
+
+
+def _all_ids(prompt: list[Any]) -> TypeGuard[list[int]]:
+    return all(isinstance(item, int) for item in prompt)
+
+
+def _all_texts(prompt: list[Any]) -> TypeGuard[list[str]]:
+    return all(isinstance(item, str) for item in prompt)
+
+
+def _all_id_lists(prompt: list[Any]) -> TypeGuard[list[list[int]]]:
+    return all(isinstance(item, list) for item in prompt)

@@ -1,0 +1,224 @@
+"""Jinja as transformers sets it up, with bounds: a template can neither hang nor flood the server.
+
+A template comes with a model, so it is code from outside; and what it does depends on values that
+a request brings. Every loop, call and string operation therefore draws on the budget of its render.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Any, NoReturn, cast
+
+import jinja2
+from jinja2 import nodes, pass_context
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+BUDGET = "__budget__"
+_BOUNDED = "__bounded__"
+_JOINED = "__joined__"
+
+MAX_EXPONENT = 1000
+MAX_PADDING = 10_000
+_WIDE_FORMAT = re.compile(r"\d{6,}|\*")
+_PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
+
+
+class TemplateTooCostly(jinja2.TemplateError):
+    """A render used up its time, or would have made more text than allowed."""
+
+
+class Budget:
+    """What one render may use: characters of output and seconds."""
+
+    def __init__(self, max_chars: int, timeout_s: float) -> None:
+        """Start the clock."""
+        self.max_chars = max_chars
+        self._deadline = time.monotonic() + timeout_s
+
+    def check_time(self) -> None:
+        """Raise once the time is up."""
+        if time.monotonic() > self._deadline:
+            raise TemplateTooCostly("the chat template took too long to render")
+
+    def check_size(self, num_chars: int) -> None:
+        """Raise for a text, or a list, longer than the output may be."""
+        if num_chars > self.max_chars:
+            raise TemplateTooCostly("the chat template renders more text than the model can read")
+
+
+def _budget_of(context: Context) -> Budget:
+    budget = context.get(BUDGET)
+    assert isinstance(budget, Budget)
+    return budget
+
+
+@pass_context
+def _bounded(context: Context, iterable: Iterable[Any]) -> Iterator[Any]:
+    budget = _budget_of(context)
+    for item in iterable:
+        budget.check_time()
+        yield item
+
+
+@pass_context
+def _joined(context: Context, *values: object) -> str:
+    text = "".join(map(str, values))
+    _budget_of(context).check_size(len(text))
+    return text
+
+
+class _Bounds(NodeTransformer):
+    """Rewrites loops and `~` so that each draws on the budget."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        self._environment = environment
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self.generic_visit(node)
+        node.iter = self._call(_BOUNDED, [cast("nodes.Expr", node.iter)], node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
+        self.generic_visit(node)
+        return self._call(_JOINED, node.nodes, node.lineno)
+
+    def _call(self, name: str, args: list[nodes.Expr], line: int) -> nodes.Call:
+        call = nodes.Call(nodes.Name(name, "load"), args, [], None, None)
+        call.set_lineno(line)
+        call.set_environment(self._environment)
+        return call
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks text for training; here only its body counts."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja's own declaration
+
+    def parse(self, parser: Parser) -> nodes.CallBlock:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        block = nodes.CallBlock(self.call_method("_render"), [], [], body)
+        block.set_lineno(line)
+        return block
+
+    @staticmethod
+    def _render(caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _TemplateNamespace(Namespace):
+    # As transformers does: no way to reach Python's internals through a namespace's attributes.
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.TemplateError("namespace attributes must not begin with an underscore")
+        super().__setitem__(name, value)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        budget = _budget_of(context)
+        if operator == "*":
+            for sequence, times in ((left, right), (right, left)):
+                if isinstance(sequence, (str, list, tuple)) and isinstance(times, int):
+                    budget.check_size(len(sequence) * max(times, 0))
+        elif operator == "**" and isinstance(right, (int, float)) and abs(right) > MAX_EXPONENT:
+            raise TemplateTooCostly("the chat template computes too large a power")
+        elif operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
+            raise TemplateTooCostly("the chat template formats with too large a width")
+        result = super().call_binop(context, operator, left, right)
+        if isinstance(result, (str, list, tuple)):
+            budget.check_size(len(result))
+        return result
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        budget = _budget_of(context)
+        budget.check_time()
+        owner = getattr(called, "__self__", None)
+        if isinstance(owner, str) and getattr(called, "__name__", "") in _PADDING_METHODS:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, int):
+                    budget.check_size(value * (owner.count("\t") + 1))
+        result = super().call(context, called, *args, **kwargs)
+        if isinstance(result, str):
+            budget.check_size(len(result))
+        return result
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own escapes HTML, which no model was trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _center(value: str, width: int = 80) -> str:
+    return str(value).center(min(width, MAX_PADDING))
+
+
+def make_environment() -> jinja2.Environment:
+    """An environment with the functions and settings that chat templates are written for."""
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.filters["center"] = _center
+    environment.globals.pop("lipsum")
+    environment.globals.update(
+        {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+            "namespace": _TemplateNamespace,
+            _BOUNDED: _bounded,
+            _JOINED: _joined,
+        }
+    )
+    return environment
+
+
+def compile_bounded(environment: jinja2.Environment, tree: nodes.Template) -> jinja2.Template:
+    """Compile a parsed template so that its loops and joins draw on the render's budget."""
+    bounded = _Bounds(environment).visit(tree)
+    code = environment.compile(bounded)
+    return environment.template_class.from_code(environment, code, environment.make_globals(None))
+
+
+def render_bounded(template: jinja2.Template, values: dict[str, Any], budget: Budget) -> str:
+    """Render, stopping as soon as the budget is used up.
+
+    Raises:
+        TemplateTooCostly: out of time or characters.
+        jinja2.TemplateError: the template's own complaint.
+    """
+    pieces: list[str] = []
+    num_chars = 0
+    for piece in template.generate({**values, BUDGET: budget}):
+        num_chars += len(piece)
+        budget.check_size(num_chars)
+        budget.check_time()
+        pieces.append(piece)
+    return "".join(pieces)

@@ -1,0 +1,15 @@
+"""Tool-call parsers by the names that `--tool-call-parser` takes."""
+
+from __future__ import annotations
+
+from openai_api.tool_parsers.parser import ToolParser
+from runtime.registry import Registry
+
+TOOL_PARSERS: Registry[type[ToolParser]] = Registry(
+    "tool-call parser",
+    {
+        "hermes": "openai_api.tool_parsers.hermes:HermesParser",
+        "qwen": "openai_api.tool_parsers.hermes:HermesParser",
+        "qwen25": "openai_api.tool_parsers.hermes:HermesParser",
+    },
+)
