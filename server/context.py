@@ -1,0 +1,51 @@
+"""What routes and middlewares share: one object, built by `launch`, handed to each of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.client.host import EngineStatus
+from runtime.client.recorder import RecordingClient
+from runtime.config import ServerConfig
+from runtime.shared_state import SharedState
+from runtime.tokenizer import Tokenizer
+
+
+@dataclass
+class Lifecycle:
+    """Where the server is between its first and its last request.
+
+    Attributes:
+        warmed_up: a first token of our own was generated, or nobody asked for one.
+        draining: it was told to leave; what runs may finish.
+    """
+
+    warmed_up: bool = False
+    draining: bool = False
+    launched_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(kw_only=True)
+class ServerContext:
+    """The server as its routes see it.
+
+    Attributes:
+        config: resolved; what `/server_info` shows.
+        sampling_defaults: from `--preferred-sampling-params`, native names, checked.
+        status: the engine's, kept current by its owner.
+        shared: gauges and heartbeat that the worker writes.
+        weight_version: label of the weights that are loaded now.
+    """
+
+    config: ServerConfig
+    model: ModelConfig
+    tokenizer: Tokenizer
+    client: RecordingClient
+    status: EngineStatus
+    shared: SharedState
+    version: str
+    weight_version: str
+    sampling_defaults: dict[str, object] = field(default_factory=dict)
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)

@@ -1,0 +1,112 @@
+"""Errors become answers: the native family's one table, and the choice of family by path.
+
+Native bodies: `{"error": {"message"}}` for a value that a route refuses, the flat
+`{"object": "error", ...}` for everything else. Paths under `/v1/` speak OpenAI's dialect, whose
+table is `openai_api`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from openai_api import errors as openai_errors
+from runtime.client.json_body import InvalidBody
+from runtime.errors import HeadraceError, InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+INTERNAL_ERROR = "Internal server error: the request failed and the log says why."
+
+
+class BodyTooLarge(HeadraceError):
+    """The request's body is larger than the server takes."""
+
+    status_code = 413
+
+
+class UnsupportedEncoding(HeadraceError):
+    """The request's body is compressed; nothing is unpacked on a client's word."""
+
+    status_code = 415
+
+
+class SlowBody(HeadraceError):
+    """The request's body did not arrive in time."""
+
+    # Not 408: routers send such a request again, to the same end.
+    status_code = 400
+
+
+class DecodeError(HeadraceError):
+    """Token ids that no text belongs to."""
+
+    status_code = 400
+
+
+def json_response(content: Any, status_code: int = 200, **headers: str) -> Response:
+    """A JSON answer; `retry_after="1"` becomes the header `retry-after: 1`."""
+    return Response(
+        orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS),
+        status_code,
+        media_type="application/json",
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+    )
+
+
+def native_error(error: Exception) -> Response:
+    """The native family's answer to `error`."""
+    if not isinstance(error, HeadraceError):
+        logger.error("A native route failed", exc_info=error)
+        return json_response(_flat(INTERNAL_ERROR, "InternalServerError", 500), 500)
+    status_code = error.status_code
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry_after"] = str(error.retry_after_s)
+    if isinstance(error, InvalidRequest) and not isinstance(error, InvalidBody):
+        body: dict[str, Any] = {"error": {"message": error.message}}
+    else:
+        body = _flat(error.message, _type_name(error), status_code)
+    return json_response(body, status_code, **headers)
+
+
+def error_response(error: Exception, path: str) -> Response:
+    """The answer to `error` in the dialect of `path`."""
+    if path.startswith("/v1/"):
+        return openai_errors.error_response(openai_errors.describe_error(error))
+    return native_error(error)
+
+
+def stream_error(error: Exception) -> dict[str, Any]:
+    """The event that ends a native stream which had begun before `error` came."""
+    if isinstance(error, HeadraceError):
+        code, message = error.status_code, error.message
+        retryable = error.retry_after_s is not None
+    else:
+        logger.error("A native stream failed", exc_info=error)
+        code, message, retryable = 500, INTERNAL_ERROR, False
+    return {
+        "error": {
+            "message": message,
+            "type": _type_name(error),
+            "code": code,
+            "retryable": retryable,
+        }
+    }
+
+
+def _type_name(error: Exception) -> str:
+    if isinstance(error, InvalidBody):
+        return "Bad Request"
+    if isinstance(error, DecodeError):
+        return "DecodeError"
+    if not isinstance(error, HeadraceError) or error.status_code == 500:
+        return "InternalServerError"
+    return "BadRequest" if error.status_code == 400 else str(error.status_code)
+
+
+def _flat(message: str, type_name: str, code: int) -> dict[str, Any]:
+    return {"object": "error", "message": message, "type": type_name, "param": None, "code": code}

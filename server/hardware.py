@@ -1,0 +1,107 @@
+"""What this machine offers, read without torch: the front must not pay for its import."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Facts that the automatic choices rest on.
+
+    Attributes:
+        num_gpus: NVIDIA device nodes present.
+        torch_has_cuda: whether the installed torch is a build that can use them.
+        cpu_has_bf16: whether the CPU multiplies bfloat16 in hardware.
+        num_cores: physical cores this process may use, after affinity and the cgroup's quota.
+    """
+
+    num_gpus: int
+    torch_has_cuda: bool
+    cpu_has_bf16: bool
+    num_cores: int
+
+
+def detect_hardware() -> Hardware:
+    """Look at device nodes, `/proc/cpuinfo`, affinity and cgroups."""
+    return Hardware(
+        num_gpus=_count_gpus(),
+        torch_has_cuda=_torch_has_cuda(),
+        cpu_has_bf16=cpu_has_bf16(_read("/proc/cpuinfo")),
+        num_cores=_count_cores(),
+    )
+
+
+def cpu_has_bf16(cpuinfo: str) -> bool:
+    """Whether the text of `/proc/cpuinfo` names a bfloat16 instruction set."""
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "flags":
+            return not _BF16_FLAGS.isdisjoint(value.split())
+    return False
+
+
+def quota_cores(cpu_max: str) -> float | None:
+    """Cores that the text of a cgroup's `cpu.max` grants; `None` for no limit."""
+    quota, _, period = cpu_max.strip().partition(" ")
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
+        return None
+    return int(quota) / int(period)
+
+
+def _count_gpus() -> int:
+    nodes = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()]
+    # WSL shows its GPU through one node of its own.
+    return len(nodes) or int(Path("/dev/dxg").exists())
+
+
+def _torch_has_cuda() -> bool:
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return False
+    return "+cpu" not in version and "+rocm" not in version and "+xpu" not in version
+
+
+def _count_cores() -> int:
+    allowed = os.sched_getaffinity(0)
+    siblings = {
+        _read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").strip() or str(cpu)
+        for cpu in allowed
+    }
+    cores = len(siblings)
+    quota = _cgroup_quota()
+    if quota is not None:
+        cores = min(cores, math.ceil(quota))
+    return max(1, cores)
+
+
+def _cgroup_quota() -> float | None:
+    limits: list[float | None] = []
+    for line in _read("/proc/self/cgroup").splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if hierarchy == "0":
+            # A limit may sit on any ancestor; inside a container the root is our own cgroup.
+            folder = Path("/sys/fs/cgroup") / path.lstrip("/")
+            folders = (folder, *folder.parents[: len(folder.parents) - 3])
+            limits.extend(quota_cores(_read(each / "cpu.max")) for each in folders)
+        elif "cpu" in controllers.split(","):
+            folder = Path("/sys/fs/cgroup/cpu")
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+            limits.append(quota_cores(f"{quota.strip()} {period.strip()}"))
+    known = [limit for limit in limits if limit is not None]
+    return min(known) if known else None
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,68 @@
+"""Is the server alive, is it ready: answered from shared memory, never by a queued request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.context import ServerContext
+
+# Longer than any step of a healthy worker on a GPU, shorter than a client's patience.
+READY_HEARTBEAT_AGE_S = 10.0
+
+
+def stuck_for_s(context: ServerContext) -> float:
+    """Seconds that a worker with work has not turned its loop; 0 when it is idle or loading."""
+    if not context.status.is_ready or not context.shared["has_work"]:
+        return 0.0
+    return context.shared.heartbeat_age_s()
+
+
+def why_not_alive(context: ServerContext) -> str | None:
+    """Why this process should be replaced; `None` while it need not be.
+
+    A worker that loads or is being restarted is no reason: replacing the server would not help.
+    """
+    if context.status.phase == "failed":
+        return f"The engine failed to start: {context.status.last_failure}"
+    age = stuck_for_s(context)
+    if age > context.config.logging.watchdog_timeout:
+        return f"The worker has not turned its loop for {age:.0f} s."
+    return None
+
+
+def why_not_ready(context: ServerContext) -> str | None:
+    """Why requests should go elsewhere for now; `None` when they are welcome."""
+    if context.lifecycle.draining:
+        return "The server is shutting down."
+    if not context.status.is_ready:
+        return f"The engine is {context.status.phase.replace('_', ' ')}."
+    if not context.lifecycle.warmed_up:
+        return "The first request of the warm-up is running."
+    age = context.shared.heartbeat_age_s()
+    if age > READY_HEARTBEAT_AGE_S:
+        return f"The worker has not turned its loop for {age:.0f} s."
+    most = context.config.scheduling.max_queued_requests
+    if most and context.shared["num_queue_reqs"] >= most:
+        return "The request queue is full."
+    return None
+
+
+def progress_report(context: ServerContext) -> dict[str, Any]:
+    """Phase and progress, for people who wait and for probes."""
+    status = context.status
+    reason = why_not_ready(context)
+    phase = status.phase
+    if status.is_ready:
+        phase = "ready" if context.lifecycle.warmed_up else "warming_up"
+    report: dict[str, Any] = {
+        "ready": reason is None,
+        "phase": "draining" if context.lifecycle.draining else phase,
+        "progress": round(status.fraction, 3),
+        "detail": status.detail,
+        "num_restarts": status.num_restarts,
+    }
+    if reason is not None:
+        report["reason"] = reason
+    if status.last_failure is not None:
+        report["last_failure"] = status.last_failure
+    return report

@@ -1,0 +1,66 @@
+"""The front process: `python -m server.launch` checks everything cheap, then opens the port."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+import uvloop
+
+from runtime.config import ServerConfig
+from runtime.errors import StartupError
+from runtime.logging import configure_logging
+from server.args import parse_args
+from server.prepare import prepare
+from server.serving import serve
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the server until it is told to stop; exits with the process's status."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Like `main`, returning the status: 0 stopped in order, 1 cannot start or broke."""
+    parsed = parse_args(argv)
+    config = parsed.config
+    configure_logging(config.logging.log_level, "front")
+    _quiet_libraries(config)
+    for notice in parsed.notices:
+        logger.warning(notice)
+    _warn_about_kernels_package()
+    try:
+        prepared = prepare(config)
+        return uvloop.run(serve(prepared))
+    except StartupError as error:
+        print(f"headrace: {error.message}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _quiet_libraries(config: ServerConfig) -> None:
+    # uvicorn warns about every malformed request; those are counted and answered, not news.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    for name in ("asyncio", "httpx", "urllib3", "filelock"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if config.logging.log_level_http:
+        logging.getLogger("server.access").setLevel(config.logging.log_level_http.upper())
+
+
+def _warn_about_kernels_package() -> None:
+    try:
+        version = metadata.version("kernels")
+    except metadata.PackageNotFoundError:
+        return
+    logger.warning(
+        "The PyPI package `kernels` %s is installed; it has the name of a package of this server. "
+        "If imports fail, run: pip uninstall kernels && pip install --force-reinstall headrace",
+        version,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Prometheus metrics under the reference's names, in a registry of our own.
+
+Gauges are read from shared memory at the moment of the scrape; request counters are fed by the
+client's records, HTTP counters by the entry middleware.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import Scope
+
+from runtime.client.recorder import RequestRecord
+from server.context import ServerContext
+
+_TTFT = (*(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400),)
+_E2E = (*_TTFT, 600, 1200, 1800, 2400)
+_ITL = (
+    *(0.002, 0.004, 0.006, 0.008, 0.010, 0.015, 0.020, 0.025, 0.030, 0.035, 0.040, 0.060, 0.080),
+    *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
+)
+_TOKENS = (
+    *(100, 300, 500, 700, 1000, 1500, *range(2000, 10001, 1000), 12500, 15000, 17500, 20000),
+    *(22500, 25000, 27500, 30000, 35000, 40000, 60000, 80000, 100000, 200000),
+)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
+_SHARED_GAUGES = {
+    "num_running_reqs": "Requests in the running batch.",
+    "num_queue_reqs": "Requests that wait.",
+    "num_used_tokens": "Tokens of the KV pool in use by running requests.",
+    "max_total_num_tokens": "Capacity of the KV pool, tokens.",
+    "gen_throughput": "Generated tokens per second.",
+    "decode_sum_seq_lens": "Lengths of all running sequences together.",
+}
+_SHARED_COUNTERS = {
+    "evicted_tokens_total": "Tokens evicted from the prefix cache.",
+    "num_retractions_total": "Times a request was put back to be recomputed.",
+}
+
+
+class Metrics:
+    """The server's registry and everything in it."""
+
+    def __init__(self, context: ServerContext) -> None:
+        """Register all metrics with the served model's name as their label."""
+        self.registry = CollectorRegistry()
+        self._labels = {
+            "model_name": context.config.model.served_model_name or "",
+            "engine_type": "unified",
+        }
+        self.registry.register(_EngineCollector(context, self._labels))
+        self._prompt_tokens = self._counter("prompt_tokens_total", "Prompt tokens.")
+        self._generation_tokens = self._counter("generation_tokens_total", "Generated tokens.")
+        self._cached_tokens = self._counter(
+            "cached_tokens_total", "Prompt tokens found in the prefix cache.", "cache_source"
+        )
+        self._requests = self._counter("num_requests_total", "Requests that ended.")
+        self._aborted = self._counter("num_aborted_requests_total", "Requests that were aborted.")
+        self._ttft = self._histogram("time_to_first_token_seconds", "Time to first token.", _TTFT)
+        self._itl = self._histogram("inter_token_latency_seconds", "Time between tokens.", _ITL)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Whole requests.", _E2E)
+        self._time_per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time per token of a request.", _ITL
+        )
+        self._prompt_sizes = self._histogram("prompt_tokens_histogram", "Prompt tokens.", _TOKENS)
+        self._output_sizes = self._histogram(
+            "generation_tokens_histogram", "Generated tokens.", _TOKENS
+        )
+        self._http_requests = self._counter(
+            "http_requests_total", "HTTP requests.", "endpoint", "method"
+        )
+        self._http_responses = self._counter(
+            "http_responses_total", "HTTP responses.", "endpoint", "status_code", "method"
+        )
+        self._http_active = Gauge(
+            "sglang:http_requests_active",
+            "HTTP requests in progress.",
+            list(self._labels),
+            registry=self.registry,
+        ).labels(**self._labels)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        counter = Counter(f"sglang:{name}", text, [*self._labels, *labels], registry=self.registry)
+        if not labels:
+            counter.labels(**self._labels)
+        return counter
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(
+            f"sglang:{name}", text, list(self._labels), registry=self.registry, buckets=buckets
+        )
+        return histogram.labels(**self._labels)
+
+    def on_record(self, record: RequestRecord) -> None:
+        """Count a request that ended."""
+        labels = self._labels
+        self._requests.labels(**labels).inc()
+        if record.outcome in ("abort", "disconnect"):
+            self._aborted.labels(**labels).inc()
+        self._prompt_tokens.labels(**labels).inc(record.prompt_tokens)
+        self._generation_tokens.labels(**labels).inc(record.completion_tokens)
+        self._cached_tokens.labels(**labels, cache_source="device").inc(record.cached_tokens)
+        self._prompt_sizes.observe(record.prompt_tokens)
+        self._output_sizes.observe(record.completion_tokens)
+        self._e2e.observe(record.e2e_s)
+        if record.is_streaming and record.ttft_s is not None:
+            self._ttft.observe(record.ttft_s)
+            for seconds, num_tokens in record.token_gaps:
+                for _ in range(num_tokens):
+                    self._itl.observe(seconds / num_tokens)
+        if record.completion_tokens:
+            self._time_per_token.observe(record.e2e_s / record.completion_tokens)
+
+    def on_request(self) -> None:
+        """Count an HTTP request that began."""
+        self._http_active.inc()
+
+    def on_response(self, scope: Scope, status_code: int) -> None:
+        """Count an HTTP request that ended."""
+        self._http_active.dec()
+        # Only routes we know become label values: a scan of random paths must not fill memory.
+        route = scope.get("route")
+        endpoint = route.path if route is not None else "other"
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        labels = {**self._labels, "endpoint": endpoint, "method": method}
+        self._http_requests.labels(**labels).inc()
+        self._http_responses.labels(**labels, status_code=str(status_code)).inc()
+
+    def render(self) -> bytes:
+        """The text exposition."""
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, context: ServerContext, labels: dict[str, str]) -> None:
+        self._context = context
+        self._names = [*labels, "tp_rank", "pp_rank"]
+        self._values = [*labels.values(), "0", "0"]
+
+    def collect(self) -> Iterable[Metric]:
+        shared, status = self._context.shared, self._context.status
+        for name, text in _SHARED_GAUGES.items():
+            yield self._gauge(name, text, shared[name])
+        for name, text in _SHARED_COUNTERS.items():
+            family = CounterMetricFamily(f"sglang:{name}", text, labels=self._names)
+            family.add_metric(self._values, shared[name])
+            yield family
+        used, capacity = shared["num_used_tokens"], shared["max_total_num_tokens"]
+        prompt = shared["prompt_tokens_total"]
+        hits = shared["cached_tokens_total"] / prompt if prompt else 0.0
+        yield self._gauge(
+            "token_usage", "Share of the KV pool in use.", used / capacity if capacity else 0
+        )
+        yield self._gauge("cache_hit_rate", "Share of prompt tokens found in the cache.", hits)
+        yield self._gauge("num_grammar_queue_reqs", "Requests that wait for a grammar.", 0)
+        yield self._gauge("num_paused_reqs", "Requests that are paused.", 0)
+        yield self._gauge(
+            "engine_restarts", "Times a worker was started again.", status.num_restarts
+        )
+        yield self._gauge(
+            "startup_time_seconds", "From process start to ready.", self._load_seconds()
+        )
+        running, most = shared["num_running_reqs"], self._most_running()
+        yield self._gauge(
+            "utilization", "Running requests over the most.", running / most if most else 0
+        )
+        yield self._cache_config(capacity)
+        cpu = CounterMetricFamily(
+            "sglang:process_cpu_seconds_total", "CPU time.", labels=[*self._names, "component"]
+        )
+        times = os.times()
+        cpu.add_metric([*self._values, "front"], times.user + times.system)
+        yield cpu
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"sglang:{name}", text, labels=self._names)
+        family.add_metric(self._values, value)
+        return family
+
+    def _cache_config(self, capacity: float) -> GaugeMetricFamily:
+        page_size = self._context.config.scheduling.page_size or 1
+        labels = [*self._names, "page_size", "num_pages"]
+        family = GaugeMetricFamily(
+            "sglang:cache_config_info", "Shape of the KV pool.", labels=labels
+        )
+        family.add_metric([*self._values, str(page_size), str(int(capacity) // page_size)], 1)
+        return family
+
+    def _load_seconds(self) -> float:
+        worker = self._context.status.worker
+        return 0.0 if worker is None else worker.load_seconds
+
+    def _most_running(self) -> int:
+        worker = self._context.status.worker
+        return 0 if worker is None else worker.max_running_requests

@@ -1,0 +1,1 @@
+"""Pure ASGI middlewares: what holds for every route, before any route is chosen."""

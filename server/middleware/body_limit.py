@@ -1,0 +1,68 @@
+"""Bounds on a request's body: its size, its encoding, the time it may take to arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import BodyTooLarge, SlowBody, UnsupportedEncoding, error_response
+
+BODY_TIMEOUT_S = 120.0
+
+
+class BodyLimitMiddleware:
+    """Counts the body as it streams in; a route never sees more than the limit."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
+        """Let bodies of up to `max_bytes` through, sent within `timeout_s`."""
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refuse_by_headers(scope)
+        if refusal is not None:
+            await error_response(refusal, scope["path"])(scope, receive, send)
+            return
+        await self._app(scope, self._counting(receive), send)
+
+    def _refuse_by_headers(self, scope: Scope) -> BodyTooLarge | UnsupportedEncoding | None:
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
+                return self._too_large()
+            if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+                return UnsupportedEncoding("Compressed request bodies are not accepted.")
+        return None
+
+    def _counting(self, receive: Receive) -> Receive:
+        received = 0
+        is_complete = False
+        deadline = time.monotonic() + self._timeout_s
+
+        async def counted() -> Message:
+            nonlocal received, is_complete
+            if is_complete:
+                # From here on a route only waits for the client to go away.
+                return await receive()
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    message = await receive()
+            except TimeoutError:
+                text = f"The request body did not arrive within {self._timeout_s:.0f} s."
+                raise SlowBody(text) from None
+            if message["type"] == "http.request":
+                received += len(message.get("body", b""))
+                is_complete = not message.get("more_body", False)
+                if received > self._max_bytes:
+                    raise self._too_large()
+            return message
+
+        return counted
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The request body is larger than {self._max_bytes} bytes.")

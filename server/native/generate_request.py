@@ -1,0 +1,289 @@
+"""The body of `/generate`: its fields, its rules of shape, and the samples it asks for."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from runtime.errors import InvalidRequest
+from runtime.sampling_params import (
+    INT64_MAX,
+    MAX_SAMPLES,
+    SamplingFields,
+    SamplingParams,
+    resolve_sampling,
+)
+
+DEFAULT_MAX_NEW_TOKENS = 128
+MAX_BATCH = 4096
+MAX_LABEL_CHARS = 256
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    """`/generate` as it arrives; keys that are not listed here are ignored."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: SamplingFields | list[SamplingFields] | None = None
+    stream: bool | None = None
+    rid: str | list[str] | None = None
+    extra_key: str | list[str | None] | None = None
+    cache_salt: str | list[str | None] | None = None
+    priority: int | None = None
+    return_prompt_token_ids: bool | None = None
+    log_metrics: bool | None = None
+    data_parallel_rank: int | None = None
+    routed_dp_rank: int | None = None
+    # What follows asks for features that this server does not have: neutral values pass.
+    input_embeds: object | None = None
+    image_data: object | None = None
+    video_data: object | None = None
+    audio_data: object | None = None
+    return_logprob: object | None = None
+    return_hidden_states: object | None = None
+    return_routed_experts: object | None = None
+    return_entropy: object | None = None
+    return_bytes: object | None = None
+    return_sampling_mask: object | None = None
+    lora_path: object | None = None
+    session_params: object | None = None
+    custom_logit_processor: object | None = None
+    max_thinking_tokens: object | None = None
+    background: object | None = None
+    bootstrap_host: object | None = None
+    bootstrap_port: object | None = None
+    bootstrap_room: object | None = None
+
+
+UNSUPPORTED_FIELDS = (
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "return_logprob",
+    "return_hidden_states",
+    "return_routed_experts",
+    "return_entropy",
+    "return_bytes",
+    "return_sampling_mask",
+    "lora_path",
+    "session_params",
+    "custom_logit_processor",
+    "max_thinking_tokens",
+    "background",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One output that was asked for.
+
+    Attributes:
+        prompt_index: which prompt it continues.
+        explicit_max_new_tokens: whether the client itself named the number.
+    """
+
+    rid: str
+    prompt_index: int
+    sampling: SamplingParams
+    explicit_max_new_tokens: bool
+    cache_namespace: str
+
+
+@dataclass(frozen=True)
+class GeneratePlan:
+    """A request unrolled: prompts, and the samples of each in prompt-major order.
+
+    Attributes:
+        prompts: texts, or lists of token ids.
+        is_single: whether one object is the answer, not a list.
+        is_recorded: whether metrics and the request log count it.
+    """
+
+    prompts: list[str] | list[list[int]]
+    samples: list[Sample]
+    is_single: bool
+    stream: bool
+    priority: int
+    return_prompt_token_ids: bool
+    is_recorded: bool
+
+
+def plan_generate(
+    body: GenerateBody, preferred: dict[str, object], vocab_size: int
+) -> GeneratePlan:
+    """Apply the rules of shape and check every value that needs no tokenizer.
+
+    Args:
+        body: as decoded.
+        preferred: sampling keys for requests that lack them.
+        vocab_size: the logits' width.
+
+    Raises:
+        InvalidRequest: the first thing wrong, by its field's name.
+    """
+    _refuse_unsupported(body)
+    prompts, is_one_prompt = _prompts(body)
+    fields = _sampling_fields(body, len(prompts))
+    num_samples = {each.n or 1 for each in fields}
+    if len(num_samples) > 1:
+        raise InvalidRequest("n must be the same for all prompts of a request.", param="n")
+    n = num_samples.pop()
+    # Bounded before anything is unrolled: a huge n must cost nothing.
+    if not 1 <= n <= MAX_SAMPLES:
+        raise InvalidRequest(f"n must be in [1, {MAX_SAMPLES}], got {n}.", param="n")
+    if len(prompts) * n > MAX_BATCH:
+        raise InvalidRequest(
+            f"A request may ask for at most {MAX_BATCH} outputs, "
+            f"got {len(prompts)} prompts times n={n}."
+        )
+    rids = _rids(body.rid, len(prompts), is_one_prompt, n)
+    namespaces = _namespaces(body, len(prompts))
+    defaults = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, **preferred}
+    params = [resolve_sampling(each, defaults, vocab_size) for each in fields]
+    samples: list[Sample] = []
+    for prompt_index in range(len(prompts)):
+        which = prompt_index if len(params) > 1 else 0
+        limit = fields[which].max_new_tokens
+        samples.extend(
+            Sample(
+                rid=rids[prompt_index * n + index],
+                prompt_index=prompt_index,
+                sampling=_nth_sample(params[which], index),
+                explicit_max_new_tokens=isinstance(limit, int),
+                cache_namespace=namespaces[prompt_index],
+            )
+            for index in range(n)
+        )
+    return GeneratePlan(
+        prompts=prompts,
+        samples=samples,
+        is_single=is_one_prompt and n == 1,
+        stream=bool(body.stream),
+        priority=_int64(body.priority, "priority"),
+        return_prompt_token_ids=bool(body.return_prompt_token_ids),
+        is_recorded=body.log_metrics is not False,
+    )
+
+
+def _is_neutral(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_is_neutral(each) for each in value)
+    return value is None or value is False or value in ("", -1) or value == {}
+
+
+def _refuse_unsupported(body: GenerateBody) -> None:
+    for name in UNSUPPORTED_FIELDS:
+        if not _is_neutral(getattr(body, name)):
+            raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
+    for name, rank in (
+        ("data_parallel_rank", body.data_parallel_rank),
+        ("routed_dp_rank", body.routed_dp_rank),
+    ):
+        if rank not in (None, 0, -1):
+            raise InvalidRequest(f"{name} must be 0: there is one worker, got {rank}.", param=name)
+
+
+def _prompts(body: GenerateBody) -> tuple[list[str] | list[list[int]], bool]:
+    if body.text is not None:
+        if isinstance(body.text, str):
+            return [body.text], True
+        if not body.text:
+            raise InvalidRequest("text cannot be an empty list.", param="text")
+        return body.text, False
+    ids = body.input_ids
+    if ids is None:
+        raise InvalidRequest("Either text or input_ids must be given.", param="text")
+    if not ids:
+        raise InvalidRequest("input_ids cannot be empty.", param="input_ids")
+    flat = [each for each in ids if isinstance(each, int)]
+    if len(flat) == len(ids):
+        return [flat], True
+    nested = [each for each in ids if isinstance(each, list)]
+    if len(nested) != len(ids):
+        raise InvalidRequest(
+            "input_ids must be a list of integers or a list of such lists.", param="input_ids"
+        )
+    return nested, False
+
+
+def _sampling_fields(body: GenerateBody, num_prompts: int) -> list[SamplingFields]:
+    given = body.sampling_params
+    if not isinstance(given, list):
+        return [given or SamplingFields()]
+    if len(given) != num_prompts:
+        raise InvalidRequest(
+            f"sampling_params must have one entry for each of the {num_prompts} prompts, "
+            f"got {len(given)}.",
+            param="sampling_params",
+        )
+    return given
+
+
+def _nth_sample(params: SamplingParams, index: int) -> SamplingParams:
+    if params.n == 1:
+        return params
+    seed = params.seed
+    if seed is not None:
+        # One seed for all samples would make them one sample.
+        seed = (seed + index) % INT64_MAX
+    return msgspec.structs.replace(params, n=1, seed=seed)
+
+
+def _rids(rid: str | list[str] | None, num_prompts: int, is_one_prompt: bool, n: int) -> list[str]:
+    if isinstance(rid, list):
+        if len(rid) != num_prompts:
+            raise InvalidRequest(
+                f"rid must have one entry for each of the {num_prompts} prompts, got {len(rid)}.",
+                param="rid",
+            )
+        rids = rid
+    elif not rid:
+        rids = []
+    elif is_one_prompt:
+        rids = [rid]
+    else:
+        rids = [f"{rid}_{index}" for index in range(num_prompts)]
+    for each in rids:
+        if not each or len(each) > MAX_LABEL_CHARS or not each.isprintable():
+            raise InvalidRequest(
+                f"rid must be 1 to {MAX_LABEL_CHARS} printable characters.", param="rid"
+            )
+    if len(set(rids)) != len(rids):
+        raise InvalidRequest("rid must not repeat within a request.", param="rid")
+    if not rids or n > 1:
+        return [uuid.uuid4().hex for _ in range(num_prompts * n)]
+    return rids
+
+
+def _namespaces(body: GenerateBody, num_prompts: int) -> list[str]:
+    columns = []
+    for name, given in (("extra_key", body.extra_key), ("cache_salt", body.cache_salt)):
+        values = given if isinstance(given, list) else [given] * num_prompts
+        if len(values) != num_prompts:
+            raise InvalidRequest(
+                f"{name} must have one entry for each of the {num_prompts} prompts, "
+                f"got {len(values)}.",
+                param=name,
+            )
+        if any(len(value or "") > MAX_LABEL_CHARS for value in values):
+            raise InvalidRequest(
+                f"{name} may have at most {MAX_LABEL_CHARS} characters.", param=name
+            )
+        columns.append([value or "" for value in values])
+    # The length in front keeps ("ab", "c") and ("a", "bc") apart.
+    return [
+        f"{len(key)}:{key}{salt}" if key or salt else "" for key, salt in zip(*columns, strict=True)
+    ]
+
+
+def _int64(value: int | None, name: str) -> int:
+    if value is not None and not -INT64_MAX - 1 <= value <= INT64_MAX:
+        raise InvalidRequest(f"{name} must fit in 64 bits.", param=name)
+    return value or 0

@@ -1,0 +1,101 @@
+"""Health: liveness, readiness, start-up progress, and one probe that really generates a token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from runtime.client.client import GenerationInput, GenerationStream
+from runtime.errors import HeadraceError
+from runtime.sampling_params import SamplingParams
+from server.context import ServerContext
+from server.errors import json_response
+from server.health import progress_report, why_not_alive, why_not_ready
+
+PROBE_TIMEOUT_S = 20.0
+_PROBE_POLL_S = 0.1
+
+
+def create_router(context: ServerContext) -> APIRouter:
+    """The routes that probes call."""
+    router = APIRouter(tags=["health"])
+
+    def ready() -> Response:
+        if why_not_ready(context) is None:
+            return Response(status_code=200)
+        return json_response(progress_report(context), 503, retry_after="2")
+
+    async def health() -> Response:
+        """200 with an empty body when requests are welcome; else 503 and the reason as JSON."""
+        return ready()
+
+    for path in ("/health", "/readyz", "/ready", "/ping"):
+        router.add_api_route(path, health, methods=["GET"])
+
+    @router.get("/livez")
+    async def livez() -> Response:
+        """200 unless this process should be replaced."""
+        reason = why_not_alive(context)
+        if reason is None:
+            return Response(status_code=200)
+        return json_response({"alive": False, "reason": reason}, 503)
+
+    @router.get("/startupz")
+    async def startupz() -> Response:
+        """Phase and progress of the start-up; 200 once requests are served."""
+        started = context.status.is_ready and context.lifecycle.warmed_up
+        return json_response(progress_report(context), 200 if started else 503)
+
+    @router.get("/health_generate")
+    async def health_generate() -> Response:
+        """200 once a token has come out of the engine: ours, or anybody's while it is busy."""
+        if why_not_ready(context) is not None:
+            return ready()
+        if await _token_came(context):
+            return Response(status_code=200)
+        return json_response({"ready": False, "reason": "No token came in time."}, 503)
+
+    return router
+
+
+async def _token_came(context: ServerContext) -> bool:
+    before = context.shared["generation_tokens_total"]
+    deadline = time.monotonic() + PROBE_TIMEOUT_S
+    try:
+        stream = context.client.generate_unrecorded(
+            GenerationInput(
+                rid=f"HEALTH_CHECK_{uuid.uuid4().hex}",
+                input_ids=[0],
+                sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
+                stream=False,
+            )
+        )
+    except HeadraceError:
+        return False
+    probe = asyncio.create_task(_read(stream))
+    try:
+        while time.monotonic() < deadline:
+            done, _ = await asyncio.wait((probe,), timeout=_PROBE_POLL_S)
+            if done:
+                return probe.result()
+            # A busy engine proves its life without our probe having to wait its turn.
+            if context.shared["generation_tokens_total"] > before:
+                return True
+        return False
+    finally:
+        probe.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await probe
+        stream.close()
+
+
+async def _read(stream: GenerationStream) -> bool:
+    try:
+        return any([chunk.finish_reason is not None async for chunk in stream])
+    except HeadraceError:
+        return False

@@ -1,0 +1,267 @@
+"""From what was asked for to what runs: pure, and every automatic choice says its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.config import DetokenizerConfig, ServerConfig, WorkerConfig
+from runtime.errors import InvalidRequest, StartupError
+from runtime.sampling_params import SamplingFields, resolve_sampling
+from server.hardware import Hardware
+
+_DTYPES = {"half": "float16", "float": "float32"}
+DEFAULT_PAGE_SIZE = 16
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where things lie on this machine."""
+
+    run: Path
+    model: Path
+    tokenizer: Path
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The configuration without an `auto` left, and how it came about.
+
+    Attributes:
+        config: as asked for, with every choice filled in; shown at `/server_info`.
+        sampling_defaults: sampling keys for requests that lack them, native names, checked.
+        choices: "what: value (reason)" lines for the log.
+    """
+
+    config: ServerConfig
+    worker: WorkerConfig
+    detokenizer: DetokenizerConfig
+    sampling_defaults: dict[str, object]
+    choices: list[str]
+
+
+class _Choices:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def pick(self, name: str, value: Any, reason: str) -> Any:
+        self.lines.append(f"{name}: {value} ({reason})")
+        return value
+
+
+def resolve(
+    config: ServerConfig, model: ModelConfig, hardware: Hardware, folders: Folders, seed: int
+) -> Resolved:
+    """Fill in what was left to us.
+
+    Args:
+        config: as parsed.
+        model: the model's shape, from its folder.
+        hardware: what the machine offers.
+        folders: where the model lies and where sockets go.
+        seed: used when none was asked for.
+
+    Raises:
+        StartupError: an option that cannot be had, with what to do instead.
+    """
+    check_options(config)
+    choices = _Choices()
+    device = _device(config, hardware, choices)
+    dtype = _dtype(config, model, device, hardware, choices)
+    context_len = _context_len(config, model, choices)
+    scheduling = config.scheduling
+    chunk = scheduling.chunked_prefill_size
+    if chunk is None:
+        if device == "cpu":
+            chunk = choices.pick("chunked_prefill_size", 512, "a CPU step stays short for streams")
+        else:
+            chunk = choices.pick(
+                "chunked_prefill_size", 2048, "fills the GPU, keeps streams smooth"
+            )
+    max_running = scheduling.max_running_requests
+    if max_running is None:
+        size = 64 if device == "cpu" else 256
+        max_running = choices.pick("max_running_requests", size, f"default for {device}")
+    page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
+    threads = config.kernels.num_threads
+    if threads is None:
+        reason = "physical cores this process may use"
+        threads = choices.pick("num_threads", hardware.num_cores, reason)
+    overlap = not scheduling.disable_overlap_schedule
+    if overlap and device == "cpu":
+        overlap = choices.pick("overlap_schedule", False, "the CPU has nothing to overlap with")
+    random_seed = config.model.random_seed
+    if random_seed is None:
+        random_seed = choices.pick("random_seed", seed, "drawn at launch")
+
+    resolved = dataclasses.replace(
+        config,
+        model=dataclasses.replace(
+            config.model,
+            device=device,
+            dtype=dtype,
+            context_length=context_len,
+            tokenizer_path=config.model.tokenizer_path or config.model.model_path,
+            served_model_name=config.model.served_model_name or config.model.model_path,
+            random_seed=random_seed,
+        ),
+        scheduling=dataclasses.replace(
+            scheduling,
+            chunked_prefill_size=chunk,
+            max_running_requests=max_running,
+            page_size=page_size,
+            disable_overlap_schedule=not overlap,
+        ),
+        kernels=dataclasses.replace(config.kernels, num_threads=threads),
+    )
+    worker = WorkerConfig(
+        run_folder=str(folders.run),
+        generation=0,
+        model_folder=str(folders.model),
+        load_format=config.model.load_format,
+        dtype=dtype,
+        device=device,
+        context_len=context_len,
+        eos_token_ids=list(model.eos_token_ids),
+        random_seed=random_seed,
+        mem_fraction_static=scheduling.mem_fraction_static,
+        max_total_tokens=scheduling.max_total_tokens,
+        max_running_requests=max_running,
+        max_queued_requests=scheduling.max_queued_requests,
+        # The scheduler knows one rule, a budget per step; a whole context is "not chunked".
+        chunked_prefill_size=context_len if chunk == -1 else chunk,
+        schedule_policy=scheduling.schedule_policy,
+        page_size=page_size,
+        disable_radix_cache=scheduling.disable_radix_cache,
+        overlap=overlap,
+        attention_backend=config.kernels.attention_backend,
+        num_threads=threads,
+        log_level=config.logging.log_level,
+        decode_log_interval=config.logging.decode_log_interval,
+        stream_interval=config.http.stream_interval,
+        show_progress=False,
+    )
+    detokenizer = DetokenizerConfig(
+        run_folder=str(folders.run),
+        generation=0,
+        scheduler_generation=0,
+        tokenizer_folder=str(folders.tokenizer),
+        log_level=config.logging.log_level,
+    )
+    defaults = preferred_sampling(config.http.preferred_sampling_params, model.vocab_size)
+    return Resolved(resolved, worker, detokenizer, defaults, choices.lines)
+
+
+def check_options(config: ServerConfig) -> None:
+    """Refuse numbers that make no sense, before anything is loaded.
+
+    Raises:
+        StartupError: the first such option.
+    """
+    http, scheduling, model = config.http, config.scheduling, config.model
+    at_least_one = {
+        "--stream-interval": http.stream_interval,
+        "--max-total-tokens": scheduling.max_total_tokens,
+        "--max-running-requests": scheduling.max_running_requests,
+        "--page-size": scheduling.page_size,
+        "--context-length": model.context_length,
+        "--num-threads": config.kernels.num_threads,
+        "--decode-log-interval": config.logging.decode_log_interval,
+    }
+    for name, value in at_least_one.items():
+        if value is not None and value < 1:
+            raise StartupError(f"{name} must be at least 1, got {value}.")
+    if not 0 <= http.port <= MAX_PORT:
+        raise StartupError(f"--port must be in [0, {MAX_PORT}], got {http.port}.")
+    if scheduling.max_queued_requests is not None and scheduling.max_queued_requests < 0:
+        raise StartupError("--max-queued-requests must be at least 0.")
+    chunk = scheduling.chunked_prefill_size
+    if chunk is not None and chunk != -1 and chunk < 1:
+        raise StartupError(f"--chunked-prefill-size must be -1 or at least 1, got {chunk}.")
+    share = scheduling.mem_fraction_static
+    if share is not None and not 0.0 < share < 1.0:
+        raise StartupError(f"--mem-fraction-static must be between 0 and 1, got {share}.")
+    for name, seconds in (
+        ("--drain-timeout", http.drain_timeout),
+        ("--max-body-mb", http.max_body_mb),
+        ("--watchdog-timeout", config.logging.watchdog_timeout),
+    ):
+        if not seconds > 0:
+            raise StartupError(f"{name} must be above 0, got {seconds}.")
+    for name, count in (
+        ("--tp-size", config.parallel.tp_size),
+        ("--dp-size", config.parallel.dp_size),
+    ):
+        if count != 1:
+            raise StartupError(f"{name} {count}: only one device is supported yet.")
+
+
+def preferred_sampling(text: str | None, vocab_size: int) -> dict[str, object]:
+    """Read `--preferred-sampling-params`: a JSON object with the keys of `sampling_params`.
+
+    Raises:
+        StartupError: not such an object, or a value out of bounds.
+    """
+    if not text:
+        return {}
+    try:
+        fields = msgspec.json.decode(text.encode(), type=SamplingFields)
+        params = resolve_sampling(fields, {}, vocab_size)
+    except (msgspec.DecodeError, InvalidRequest) as error:
+        raise StartupError(f"--preferred-sampling-params: {error}") from None
+    named = set(json.loads(text))
+    renamed = {"sampling_seed": "seed"}
+    keys = (renamed.get(name, name) for name in named)
+    return {key: getattr(params, key) for key in keys if key in params.__struct_fields__}
+
+
+def _device(config: ServerConfig, hardware: Hardware, choices: _Choices) -> str:
+    asked = config.model.device
+    if asked == "cuda" and not hardware.num_gpus:
+        raise StartupError("--device cuda: this machine shows no NVIDIA device.")
+    if asked == "cuda" and not hardware.torch_has_cuda:
+        raise StartupError("--device cuda: the installed torch is a build without CUDA.")
+    if asked != "auto":
+        return asked
+    if not hardware.num_gpus:
+        return str(choices.pick("device", "cpu", "no NVIDIA device found"))
+    if not hardware.torch_has_cuda:
+        return str(choices.pick("device", "cpu", "the installed torch is a build without CUDA"))
+    return str(choices.pick("device", "cuda", f"{hardware.num_gpus} NVIDIA device(s) found"))
+
+
+def _dtype(
+    config: ServerConfig, model: ModelConfig, device: str, hardware: Hardware, choices: _Choices
+) -> str:
+    asked = config.model.dtype
+    if asked != "auto":
+        return _DTYPES.get(asked, asked)
+    stored = model.dtype
+    if device == "cpu":
+        if stored == "float32":
+            return str(choices.pick("dtype", "float32", "the checkpoint's"))
+        if hardware.cpu_has_bf16:
+            why = "the checkpoint's" if stored == "bfloat16" else f"for {stored} on this CPU"
+            return str(choices.pick("dtype", "bfloat16", f"{why}; it has bfloat16 instructions"))
+        return str(choices.pick("dtype", "float32", f"this CPU has no fast {stored}"))
+    if stored == "float32":
+        return str(choices.pick("dtype", "bfloat16", "GPUs are slow at the checkpoint's float32"))
+    return str(choices.pick("dtype", stored, "the checkpoint's"))
+
+
+def _context_len(config: ServerConfig, model: ModelConfig, choices: _Choices) -> int:
+    asked = config.model.context_length
+    if asked is None:
+        return int(choices.pick("context_length", model.context_len, "the model's"))
+    if asked > model.context_len:
+        raise StartupError(
+            f"--context-length {asked} is more than the model's {model.context_len} tokens."
+        )
+    return asked

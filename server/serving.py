@@ -1,0 +1,170 @@
+"""The life of a server on its event loop: children, HTTP, warm-up, watchdog, the orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import sys
+from importlib import metadata
+
+import uvicorn
+
+from runtime.client.admission import EngineLimits
+from runtime.client.host import EngineHost
+from runtime.client.recorder import RecordingClient
+from runtime.errors import StartupError
+from server.banner import READY_LINE, ProgressLog, banner, warn_if_open
+from server.context import Lifecycle, ServerContext
+from server.health import stuck_for_s
+from server.prepare import Prepared, describe_bind_error
+from server.shutdown import Shutdown
+from server.warmup import warm_up
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_WATCHDOG_PERIOD_S = 1.0
+# After draining, connections that only idle are closed; this is for a last answer in flight.
+_CLOSE_GRACE_S = 2
+
+
+class _HttpServer(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]  # uvicorn's own hook
+        # Signals are ours: uvicorn would close the port at once instead of draining.
+        yield
+
+
+async def serve(prepared: Prepared) -> int:
+    """Serve until told to stop; the process's exit status.
+
+    Raises:
+        StartupError: the engine or the port failed before the server was ready.
+    """
+    config, folders = prepared.resolved.config, prepared.folders
+    limits = EngineLimits(
+        context_len=prepared.resolved.worker.context_len,
+        max_total_num_tokens=prepared.resolved.worker.context_len,
+        vocab_size=prepared.model.vocab_size,
+        allow_auto_truncate=config.http.allow_auto_truncate,
+    )
+    client = RecordingClient(limits, config.model.random_seed)
+    host = EngineHost(prepared.resolved.worker, prepared.resolved.detokenizer, client, folders.run)
+    lifecycle = Lifecycle()
+    shutdown = Shutdown(lifecycle, client, config.http.drain_timeout)
+    shutdown.install()
+    try:
+        try:
+            prepared.listener.listen(_BACKLOG)
+        except OSError as error:
+            text = describe_bind_error(error, config.http.host, prepared.port)
+            raise StartupError(text) from None
+        host.on_change.append(ProgressLog())
+        await host.start()
+        context = ServerContext(
+            config=config,
+            model=prepared.model,
+            tokenizer=prepared.tokenizer,
+            client=client,
+            status=host.status,
+            shared=host.shared,
+            version=server_version(),
+            weight_version=config.model.weight_version,
+            sampling_defaults=prepared.resolved.sampling_defaults,
+            lifecycle=lifecycle,
+        )
+        return await _run(prepared, context, host, shutdown)
+    finally:
+        await host.stop()
+        prepared.listener.close()
+
+
+async def _run(
+    prepared: Prepared, context: ServerContext, host: EngineHost, shutdown: Shutdown
+) -> int:
+    http_server = _http_server(context)
+    async with asyncio.TaskGroup() as group:
+        http = group.create_task(http_server.serve(sockets=[prepared.listener]))
+        startup = group.create_task(_start_up(prepared, context, host))
+        watchdog = group.create_task(_watch(context, host))
+        stopping = group.create_task(shutdown.requested.wait())
+        try:
+            await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if startup.done() and not stopping.done():
+                error = startup.exception()
+                if error is not None:
+                    raise error
+                await asyncio.wait((http, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await shutdown.drain()
+        finally:
+            http_server.force_exit = shutdown.hurried.is_set()
+            http_server.should_exit = True
+            for task in (startup, watchdog, stopping):
+                task.cancel()
+    return 0 if shutdown.requested.is_set() else 1
+
+
+def _http_server(context: ServerContext) -> _HttpServer:
+    # Imported once the children are on their way: they load torch while we load the framework.
+    from openai_api.context import make_context
+    from server.app import create_app
+    from server.protocol import GuardedProtocol
+
+    config = context.config
+    openai = make_context(
+        config.http,
+        client=context.client,
+        tokenizer=context.tokenizer,
+        model_config=context.model,
+        served_model_name=config.model.served_model_name or "",
+        weight_version=lambda: context.weight_version,
+        preferred_sampling_params=context.sampling_defaults,
+    )
+    return _HttpServer(
+        uvicorn.Config(
+            create_app(context, openai),
+            http=GuardedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=_CLOSE_GRACE_S,
+        )
+    )
+
+
+async def _start_up(prepared: Prepared, context: ServerContext, host: EngineHost) -> None:
+    await host.wait_ready()
+    config = context.config
+    if not config.http.skip_server_warmup:
+        await warm_up(config.http, prepared.port)
+    context.lifecycle.warmed_up = True
+    # What start-up made lives for good: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    warn_if_open(config.http)
+    # Past the log's level and format: people and scripts wait for these lines.
+    sys.stderr.write(f"{banner(context, prepared.port)}\n{READY_LINE}\n")
+    sys.stderr.flush()
+
+
+async def _watch(context: ServerContext, host: EngineHost) -> None:
+    limit_s = context.config.logging.watchdog_timeout
+    while True:
+        await asyncio.sleep(_WATCHDOG_PERIOD_S)
+        stuck_s = stuck_for_s(context)
+        if stuck_s > limit_s:
+            host.kill_worker(f"no turn of its loop for {stuck_s:.0f} s while requests wait")
+
+
+def server_version() -> str:
+    """The installed version."""
+    try:
+        return metadata.version("headrace")
+    except metadata.PackageNotFoundError:
+        return "0.0.0+source"

@@ -1,0 +1,62 @@
+"""The first requests of a server's life are its own: over its socket, through every layer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+
+from runtime.config import HttpArgs
+from runtime.errors import StartupError
+
+WARMUP_TIMEOUT_S = 600.0
+_PROMPT = "The capital city of France is"
+_WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+async def warm_up(http: HttpArgs, port: int) -> None:
+    """Ask for the model's card, then for a few tokens.
+
+    Raises:
+        StartupError: the server did not answer its own request.
+    """
+    host = _WILDCARD_HOSTS.get(http.host, http.host)
+    body = {
+        "text": _PROMPT,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 8},
+        "log_metrics": False,
+    }
+    # Where only the admin key is set these routes are open, so the one key is enough.
+    key = http.api_key
+    try:
+        async with asyncio.timeout(WARMUP_TIMEOUT_S):
+            await _request(host, port, "GET", "/model_info", key, b"")
+            await _request(host, port, "POST", "/generate", key, orjson.dumps(body))
+    except TimeoutError:
+        raise StartupError(f"The warm-up got no answer in {WARMUP_TIMEOUT_S:.0f} s.") from None
+    except OSError as error:
+        raise StartupError(f"The warm-up cannot reach {host}:{port}: {error}.") from None
+
+
+async def _request(
+    host: str, port: int, method: str, path: str, key: str | None, body: bytes
+) -> None:
+    # No HTTP library: two requests to ourselves are not worth 15 MB in the front.
+    head = [
+        f"{method} {path} HTTP/1.1",
+        "Host: localhost",
+        "Connection: close",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        *([f"Authorization: Bearer {key}"] if key else []),
+    ]
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write("\r\n".join([*head, "", ""]).encode() + body)
+        answer = await reader.read()
+    finally:
+        writer.close()
+    status_line = answer.partition(b"\r\n")[0].split(b" ")
+    if len(status_line) < 2 or status_line[1] != b"200":
+        text = answer.partition(b"\r\n\r\n")[2][:300].decode(errors="replace")
+        raise StartupError(f"The warm-up request {method} {path} failed: {text or 'no answer'}")
