@@ -1,10 +1,10 @@
-"""Our engine (real processes, tokens streamed) beside `transformers` generate, in one run on the CPU.
+"""Our engine (real processes, tokens streamed) beside `transformers` generate, in one run on a CPU.
 
     python -m benchmarks.cpu_engine [--shape small 0.5b] [--batch 1 8 32] [--json out.json]
 
-Both sides get random weights of the same shape, prompts of 128 random ids, greedy, end-of-sequence
+Both sides get random weights of one shape, prompts of 128 random ids, greedy, end-of-sequence
 ignored. Output tokens per second: all tokens of the batch over the time from the first token of the
-last request to the end (decode), so prefill does not blur it; prefill is timed apart. Each figure is
+last request to the end (decode), so prefill does not blur it; prefill is timed apart. A figure is
 the best of `--repeat` runs, the sides taking turns, since neighbours on the machine only slow down.
 """
 
