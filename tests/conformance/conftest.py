@@ -1,0 +1,100 @@
+"""The API under test: our routes over a fake engine, and the whole server with its demo model."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from openai_api.chat_template import ChatTemplate
+from openai_api.context import OpenAIContext
+from openai_api.parsers import ParserSet
+from openai_api.router import create_router
+from tests.support.fake_engine import CHATML, FakeEngine, fake_model_config
+
+
+@dataclass(frozen=True)
+class Api:
+    """Where to send requests.
+
+    Attributes:
+        echoes: answers repeat the question, so that tests can compare texts.
+    """
+
+    url: str
+    model: str
+    echoes: bool
+
+
+@contextlib.contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """Serve `app` on a free port of this machine, from a thread."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(app, log_level="warning", lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(
+            target=server.run, kwargs={"sockets": [listener]}, name="api", daemon=True
+        )
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not server.started and time.monotonic() < deadline:
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(10)
+
+
+@pytest.fixture(scope="session")
+def fake_api() -> Iterator[Api]:
+    engine = FakeEngine(step_s=0.0005)
+    context = OpenAIContext(
+        client=engine.client,
+        tokenizer=engine.tokenizer,
+        model_config=fake_model_config(),
+        served_model_name="org/fake",
+        chat_template=ChatTemplate(CHATML),
+        parsers=ParserSet.choose("qwen3", "hermes", engine.tokenizer),
+    )
+    app = FastAPI()
+    app.include_router(create_router(context))
+    with served(app) as url:
+        yield Api(url, "org/fake", echoes=True)
+
+
+_HAS_SERVER = importlib.util.find_spec("tests.support.server") is not None
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        "fake",
+        pytest.param(
+            "server",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(not _HAS_SERVER, reason="no server fixture"),
+            ],
+        ),
+    ],
+)
+def api(request: pytest.FixtureRequest) -> Iterator[Api]:
+    if request.param == "fake":
+        yield request.getfixturevalue("fake_api")
+        return
+    from tests.support import server
+
+    with server.running_server() as url:
+        model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        yield Api(url, model, echoes=False)

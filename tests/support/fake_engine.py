@@ -1,0 +1,213 @@
+"""An engine without a model: the real client, and a scheduler that answers from a function.
+
+Text is bytes: token id = byte value, special tokens above. So every count in a test can be done by
+hand, and nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from runtime.checkpoint.model_config import ModelConfig, RopeConfig
+from runtime.client.admission import EngineLimits
+from runtime.client.client import EngineClient
+from runtime.messages import (
+    AbortAll,
+    AbortRequests,
+    FinishReason,
+    GenerateRequest,
+    SchedulerInbound,
+    TextDelta,
+    TextDeltas,
+)
+from runtime.tokenizer import Tokenizer
+
+IM_START, IM_END, BOS = "<|im_start|>", "<|im_end|>", "<s>"
+SPECIALS = (BOS, IM_START, IM_END)
+PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+VOCAB_SIZE = 320
+EOS_ID = 258
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content"
+    " + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def byte_tokenizer(chat_template: str | None = CHATML) -> Tokenizer:
+    """One token per byte, `SPECIALS` at 256, 257, 258, then `PLAIN`."""
+    alphabet = _byte_alphabet()
+    backend = Backend(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    backend.add_tokens([AddedToken(text, normalized=False) for text in PLAIN])
+    return Tokenizer(backend, {"eos_token": IM_END, "bos_token": BOS}, chat_template)
+
+
+def _byte_alphabet() -> list[str]:
+    # GPT-2's printable stand-ins, in the order of the bytes.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    names, extra = {}, 256
+    for byte in range(256):
+        if byte in printable:
+            names[byte] = chr(byte)
+        else:
+            names[byte] = chr(extra)
+            extra += 1
+    return [names[byte] for byte in range(256)]
+
+
+def fake_model_config(**changes: Any) -> ModelConfig:
+    """A decoder that nobody builds."""
+    values: dict[str, Any] = {
+        "architecture": "FakeForCausalLM",
+        "model_type": "fake",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_layers": 1,
+        "num_heads": 1,
+        "num_kv_heads": 1,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-6,
+        "rope": RopeConfig(),
+        "context_len": 4096,
+        "tie_word_embeddings": True,
+        "eos_token_ids": (EOS_ID,),
+    }
+    return ModelConfig(**{**values, **changes})
+
+
+def echo(prompt: str) -> str:
+    """Answer with the last user turn, or with the prompt when it has no turns."""
+    _, found, turn = prompt.rpartition(f"{IM_START}user\n")
+    return turn.partition(IM_END)[0] if found else prompt
+
+
+class FakeEngine:
+    """Answers each request with `reply(prompt)`, one character per step.
+
+    Attributes:
+        requests: every request that reached the scheduler.
+        aborted: ids of those that were told to stop.
+        hold: requests whose prompt holds this text generate nothing until aborted.
+    """
+
+    def __init__(
+        self,
+        reply: Callable[[str], str] = echo,
+        *,
+        tokenizer: Tokenizer | None = None,
+        context_len: int = 4096,
+        step_s: float = 0.0,
+        hold: str = "\0",
+        client_class: type[EngineClient] = EngineClient,
+    ) -> None:
+        """Make a client that is ready."""
+        self.reply = reply
+        self.tokenizer = tokenizer or byte_tokenizer()
+        self.client = client_class(EngineLimits(context_len, context_len * 4, VOCAB_SIZE), 0)
+        self.client.connect(self._receive)
+        self.client.ready = True
+        self.requests: list[GenerateRequest] = []
+        self.aborted: set[int] = set()
+        self.refuse: FinishReason | None = None
+        self.fail_after: int | None = None
+        self.hold = hold
+        self._step_s = step_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _receive(self, message: SchedulerInbound) -> None:
+        if isinstance(message, GenerateRequest):
+            self.requests.append(message)
+            task = asyncio.get_running_loop().create_task(self._serve(message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif isinstance(message, AbortRequests):
+            self.aborted.update(message.request_ids)
+        elif isinstance(message, AbortAll):
+            self.aborted.update(request.request_id for request in self.requests)
+
+    async def _serve(self, request: GenerateRequest) -> None:
+        ids = list(memoryview(request.input_ids).cast("i"))
+        prompt = self.tokenizer.decode(ids, skip_special_tokens=False)
+        if self.refuse is not None:
+            self._send(request, "", [], self.refuse)
+            return
+        while self.hold in prompt and request.request_id not in self.aborted:
+            await asyncio.sleep(0.005)
+        whole: list[str] = []
+        whole_ids: list[int] = []
+        steps, reason = self._steps(request, self.reply(prompt))
+        for at, (text, token_ids) in enumerate(steps):
+            if request.request_id in self.aborted:
+                reason = FinishReason("abort")
+                break
+            if self.fail_after == at:
+                self.client.fail_all("The worker died while the request was in flight.")
+                return
+            if request.stream:
+                self._send(request, text, token_ids, None)
+                await asyncio.sleep(self._step_s)
+            else:
+                whole.append(text)
+                whole_ids += token_ids
+        self._send(request, "".join(whole), whole_ids, reason)
+
+    def _steps(
+        self, request: GenerateRequest, text: str
+    ) -> tuple[list[tuple[str, list[int]]], FinishReason]:
+        """Cut the reply at a stop string or the limit, as the real engine would."""
+        sampling = request.sampling
+        reason = FinishReason("stop", matched=EOS_ID)
+        ends = True
+        for stop in sampling.stop:
+            if stop in text:
+                text = text.partition(stop)[0]
+                reason = FinishReason("stop", matched=stop)
+                ends = False
+        steps: list[tuple[str, list[int]]] = [
+            (piece, [token_id]) for token_id, piece in self._pieces(text)
+        ]
+        if ends and not sampling.ignore_eos:
+            steps.append(("", [EOS_ID]))
+        limit = sampling.max_new_tokens
+        assert limit is not None
+        if len(steps) > limit:
+            return steps[:limit], FinishReason("length", length=limit)
+        return steps, reason
+
+    def _pieces(self, text: str) -> list[tuple[int, str]]:
+        # Bytes of one character come as one piece of text with its last byte, as detokenizers do.
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        pieces, held = [], bytearray()
+        for token_id in ids:
+            if token_id >= 256:
+                pieces.append((token_id, self.tokenizer.decode([token_id], False)))
+                continue
+            held.append(token_id)
+            try:
+                pieces.append((token_id, held.decode()))
+                held.clear()
+            except UnicodeDecodeError:
+                pieces.append((token_id, ""))
+        return pieces
+
+    def _send(
+        self,
+        request: GenerateRequest,
+        text: str,
+        token_ids: list[int],
+        reason: FinishReason | None,
+    ) -> None:
+        data = array.array("i", token_ids).tobytes()
+        delta = TextDelta(request.request_id, text, data, reason, cached_tokens=3)
+        self.client.on_deltas(TextDeltas([delta]))
