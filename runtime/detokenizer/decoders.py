@@ -15,9 +15,10 @@ from typing import Protocol
 from runtime.tokenizer import clean_up_spaces
 
 REPLACEMENT = "\ufffd"
-# A character has at most four bytes, so at most four byte tokens: more that still do not decode
-# are invalid, and holding them back would grow without end.
-_MAX_PENDING_TOKENS = 8
+# Of one character in UTF-8, so also byte tokens of one character.
+_MAX_BYTES = 4
+# More tokens that still do not decode are invalid; holding them back would grow without end.
+_MAX_PENDING_TOKENS = 2 * _MAX_BYTES
 # The longest pattern of `clean_up_spaces` has four characters.
 _CLEAN_UP_REACH = 3
 
@@ -129,8 +130,7 @@ class PieceDecoder:
 
 
 def _incomplete_tail(data: bytes) -> bytes:
-    # Four bytes reach back over any one character.
-    data = data[-4:]
+    data = data[-_MAX_BYTES:]
     _, used = _utf8_decode(data, "replace", False)
     return data[used:]
 
@@ -157,7 +157,7 @@ class WindowDecoder:
     Source: the prefix and read offsets of Hugging Face text-generation-inference.
     """
 
-    __slots__ = ("_after_prompt", "_decode", "_ids", "_keeps", "_read", "_splits_characters")
+    __slots__ = ("_decode", "_ids", "_keeps", "_read", "_splits_characters")
 
     def __init__(
         self,
@@ -181,8 +181,10 @@ class WindowDecoder:
         self._splits_characters = splits_characters
         # Hidden tokens never enter: a window of nothing else would give no context.
         self._ids = [token_id for token_id in prompt_tail if keeps(token_id)]
+        if splits_characters and REPLACEMENT in decode(self._ids):
+            # Half a character at either end of the tail would spoil what follows it.
+            self._ids = []
         self._read = len(self._ids)
-        self._after_prompt = True
 
     def push(self, token_id: int) -> str:
         """Add one id; the text that is certain now."""
@@ -208,7 +210,6 @@ class WindowDecoder:
             return ""
         self._ids = self._ids[self._read :]
         self._read = len(self._ids)
-        self._after_prompt = False
         return text
 
     def finish(self) -> str:
@@ -221,11 +222,7 @@ class WindowDecoder:
 
     def _new_text(self) -> str:
         shown = self._decode(self._ids[: self._read]) if self._read else ""
-        text = self._decode(self._ids)
-        # A prompt may end inside a character, which then replaces the prompt's U+FFFD.
-        if self._after_prompt and not text.startswith(shown):
-            shown = shown.rstrip(REPLACEMENT)
-        return text[len(shown) :]
+        return self._decode(self._ids)[len(shown) :]
 
 
 class CleanedDecoder:
