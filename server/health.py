@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from server.context import ServerContext
@@ -10,11 +11,20 @@ from server.context import ServerContext
 READY_HEARTBEAT_AGE_S = 10.0
 
 
+def heartbeat_age_s(context: ServerContext) -> float:
+    """Seconds since the worker's last turn, or since it became ready when it has made none yet."""
+    ready_at = context.status.ready_at
+    since_ready = 0.0 if ready_at is None else time.monotonic() - ready_at
+    return min(context.shared.heartbeat_age_s(), since_ready)
+
+
 def stuck_for_s(context: ServerContext) -> float:
     """Seconds that a worker with work has not turned its loop; 0 when it is idle or loading."""
-    if not context.status.is_ready or not context.shared["has_work"]:
+    # A worker that froze while idle never says that it has work; our own requests do.
+    has_work = context.shared["has_work"] or context.client.num_in_flight
+    if not context.status.is_ready or not has_work:
         return 0.0
-    return context.shared.heartbeat_age_s()
+    return heartbeat_age_s(context)
 
 
 def why_not_alive(context: ServerContext) -> str | None:
@@ -38,7 +48,7 @@ def why_not_ready(context: ServerContext) -> str | None:
         return f"The engine is {context.status.phase.replace('_', ' ')}."
     if not context.lifecycle.warmed_up:
         return "The first request of the warm-up is running."
-    age = context.shared.heartbeat_age_s()
+    age = heartbeat_age_s(context)
     if age > READY_HEARTBEAT_AGE_S:
         return f"The worker has not turned its loop for {age:.0f} s."
     most = context.config.scheduling.max_queued_requests

@@ -85,24 +85,25 @@ async def _run(
     prepared: Prepared, context: ServerContext, host: EngineHost, shutdown: Shutdown
 ) -> int:
     http_server = _http_server(context)
-    async with asyncio.TaskGroup() as group:
-        http = group.create_task(http_server.serve(sockets=[prepared.listener]))
-        startup = group.create_task(_start_up(prepared, context, host))
-        watchdog = group.create_task(_watch(context, host))
-        stopping = group.create_task(shutdown.requested.wait())
-        try:
-            await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if startup.done() and not stopping.done():
-                error = startup.exception()
-                if error is not None:
-                    raise error
-                await asyncio.wait((http, stopping), return_when=asyncio.FIRST_COMPLETED)
-            await shutdown.drain()
-        finally:
-            http_server.force_exit = shutdown.hurried.is_set()
-            http_server.should_exit = True
-            for task in (startup, watchdog, stopping):
-                task.cancel()
+    http = asyncio.create_task(http_server.serve(sockets=[prepared.listener]))
+    startup = asyncio.create_task(_start_up(prepared, context, host))
+    watchdog = asyncio.create_task(_watch(context, host))
+    stopping = asyncio.create_task(shutdown.requested.wait())
+    try:
+        await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if startup.done() and not stopping.done():
+            # Raises what made the start fail; else the server now lives until told otherwise.
+            startup.result()
+            await asyncio.wait((http, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await shutdown.drain()
+    finally:
+        for task in (startup, watchdog, stopping):
+            task.cancel()
+        http_server.force_exit = shutdown.hurried.is_set()
+        http_server.should_exit = True
+        await asyncio.gather(http, startup, watchdog, stopping, return_exceptions=True)
+    if http.exception() is not None:
+        logger.error("The HTTP server failed", exc_info=http.exception())
     return 0 if shutdown.requested.is_set() else 1
 
 

@@ -19,6 +19,8 @@ access_logger = logging.getLogger("server.access")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _UNPRINTABLE = re.compile(r"[^!-~]")
 MAX_LOGGED_PATH = 128
+# Asked every second or so, by probes and routers: at the usual level they would drown the rest.
+_POLLED_PATHS = OPEN_PATHS | {"/v1/loads", "/get_load", "/ping"}
 
 
 class HttpObserver(Protocol):
@@ -84,8 +86,7 @@ def _request_id(scope: Scope) -> bytes:
 
 
 def _log(scope: Scope, status_code: int, seconds: float) -> None:
-    # Probes come every second or so: at the usual level they would drown everything else.
-    level = logging.DEBUG if scope["path"] in OPEN_PATHS and status_code < 400 else logging.INFO
+    level = logging.DEBUG if scope["path"] in _POLLED_PATHS else logging.INFO
     if not access_logger.isEnabledFor(level):
         return
     client = scope.get("client")

@@ -9,7 +9,8 @@ import msgspec
 
 def body_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
     """What `openapi_extra` wants: the request body's JSON schema, references written out."""
-    schema = msgspec.json.schema(struct)
+    # Fields typed `object` take anything; the library wants some keyword said about them.
+    schema = msgspec.json.schema(struct, schema_hook=lambda _: {"description": "any JSON value"})
     definitions = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inline(schema, definitions)}}
     return {"requestBody": {"required": True, "content": content}}

@@ -1,0 +1,269 @@
+"""The launch line as users meet it: faults in one line, progress, signals, restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.server import READY_LINE, ServerProcess, free_port
+from tests.support.tiny_models import copy_of, edit_json, tiny_model
+
+LONG = {"text": "The wheel", "sampling_params": {"max_new_tokens": 240, "ignore_eos": True}}
+
+
+def _one_line_failure(*args: str, within_s: float = 8.0) -> str:
+    server = ServerProcess(*args)
+    code = server.wait_exit()
+    seconds = time.monotonic() - server.started_at
+    assert code == 1, server.log
+    errors = [line for line in server.lines if line.startswith("headrace: ")]
+    assert len(errors) == 1, server.log
+    assert "Traceback" not in server.log
+    assert seconds < within_s
+    return errors[0]
+
+
+def _broken_config(folder: Path) -> None:
+    edit_json(folder / "config.json", architectures=["UnheardOfForCausalLM"])
+
+
+def _missing_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _cut_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def _missing_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+@pytest.mark.parametrize(
+    "break_it", [_broken_config, _missing_weights, _cut_weights, _missing_tokenizer]
+)
+def test_a_broken_model_folder_is_one_line(tmp_path, break_it):
+    folder = copy_of("qwen3", tmp_path / "model")
+    break_it(folder)
+    _one_line_failure("--model-path", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--context-length", "100000"], "--context-length"),
+        (["--device", "cuda"], "--device cuda"),
+        (["--tp-size", "2"], "--tp-size"),
+        (["--preferred-sampling-params", "{"], "--preferred-sampling-params"),
+        (["--page-size", "0"], "--page-size"),
+        (["--host", "203.0.113.7"], "--host"),
+    ],
+)
+def test_a_bad_option_is_one_line(args, text):
+    if args[0] == "--device" and Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has an NVIDIA device")
+    assert text in _one_line_failure("--model-path", str(tiny_model("qwen3")), *args)
+
+
+def test_a_missing_folder_is_one_line():
+    assert "/no/such" in _one_line_failure("--model-path", "/no/such/folder")
+
+
+def test_a_taken_port_is_found_first():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        # The model folder does not exist either: the port is looked at before it.
+        line = _one_line_failure("--model-path", "/no/such/folder", "--port", port)
+    assert port in line
+    assert "--port" in line
+
+
+def test_an_unknown_option_exits_with_2():
+    server = ServerProcess("--modle-path", "x")
+    assert server.wait_exit() == 2
+    assert "--model-path" in server.log
+
+
+def test_from_start_to_ready_and_out(tmp_path):
+    port = free_port()
+    args = ["--model-path", str(tiny_model("qwen3")), "--port", str(port)]
+    with ServerProcess(*args, cwd=tmp_path) as server:
+        phases = set()
+        livez_after = None
+        while READY_LINE not in server.log:
+            assert server.process.poll() is None, server.log
+            try:
+                answer = server.client.get("/startupz")
+            except httpx.ConnectError:
+                time.sleep(0.02)
+                continue
+            if livez_after is None:
+                assert server.client.get("/livez").status_code == 200
+                livez_after = time.monotonic() - server.started_at
+                assert server.client.get("/v1/models").status_code == 200
+            body = answer.json()
+            phases.add(body["phase"])
+            if not body["ready"]:
+                assert answer.status_code == 503
+        assert livez_after is not None
+        assert livez_after < 4.0
+        assert "importing" in phases
+        server.wait_ready()
+        assert server.log.count(READY_LINE) == 1
+        assert server.lines.index(READY_LINE) > next(
+            i for i, line in enumerate(server.lines) if "POST /generate 200" in line
+        )
+        health = server.client.get("/health")
+        assert (health.status_code, health.content) == (200, b"")
+        rss_pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
+        assert rss_pages * os.sysconf("SC_PAGE_SIZE") < 150 * 2**20
+        children = server.child_pids()
+        assert len(children) == 2
+        asked_at = time.monotonic()
+        server.signal()
+        assert server.wait_exit() == 0
+        assert time.monotonic() - asked_at < 2.0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def _stream_in_thread(server: ServerProcess, body: dict) -> tuple[threading.Thread, list[str]]:
+    events: list[str] = []
+
+    def read() -> None:
+        with server.client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
+            events.extend(line[6:] for line in answer.iter_lines() if line.startswith("data: "))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.client.get("/v1/loads").json()["loads"][0]["num_running_reqs"]:
+        assert time.monotonic() < deadline, server.log
+        time.sleep(0.02)
+    return thread, events
+
+
+def _slow_model(tmp_path: Path) -> str:
+    # Long enough outputs that a signal arrives in their middle.
+    folder = copy_of("qwen3", tmp_path / "model")
+    edit_json(folder / "config.json", max_position_embeddings=8192)
+    edit_json(folder / "tokenizer_config.json", model_max_length=8192)
+    return str(folder)
+
+
+def test_sigterm_lets_streams_finish_and_refuses_new_requests(tmp_path):
+    with ServerProcess("--model-path", _slow_model(tmp_path)) as server:
+        server.wait_ready()
+        body = {"text": "The", "sampling_params": {"max_new_tokens": 3000, "ignore_eos": True}}
+        thread, events = _stream_in_thread(server, body)
+        server.signal()
+        deadline = time.monotonic() + 5
+        while server.client.get("/health").status_code == 200:
+            assert time.monotonic() < deadline
+        refused = server.client.post("/generate", json=LONG)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert refused.headers["connection"] == "close"
+        chat = server.client.post("/v1/completions", json={"prompt": "a", "model": "m"})
+        assert chat.status_code == 503
+        assert chat.headers["retry-after"]
+        thread.join(60)
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[-2])["meta_info"]["finish_reason"]["type"] == "length"
+        assert server.wait_exit() == 0
+
+
+def test_the_drain_timeout_aborts_with_a_final_event(tmp_path):
+    args = ["--model-path", _slow_model(tmp_path), "--drain-timeout", "0.5"]
+    with ServerProcess(*args) as server:
+        server.wait_ready()
+        body = {"text": "The", "sampling_params": {"max_new_tokens": 8000, "ignore_eos": True}}
+        thread, events = _stream_in_thread(server, body)
+        server.signal()
+        assert server.wait_exit() == 0
+        thread.join(10)
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[-2])["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def test_a_second_signal_stops_now(tmp_path):
+    with ServerProcess("--model-path", _slow_model(tmp_path)) as server:
+        server.wait_ready()
+        body = {"text": "The", "sampling_params": {"max_new_tokens": 8000, "ignore_eos": True}}
+        thread, _ = _stream_in_thread(server, body)
+        server.signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert server.process.poll() is None
+        asked_at = time.monotonic()
+        server.signal(signal.SIGINT)
+        assert server.wait_exit() == 0
+        assert time.monotonic() - asked_at < 3.0
+        thread.join(10)
+
+
+def test_a_killed_worker_is_replaced_behind_the_open_port(tmp_path):
+    with ServerProcess("--model-path", _slow_model(tmp_path)) as server:
+        server.wait_ready()
+        body = {"text": "The", "sampling_params": {"max_new_tokens": 8000, "ignore_eos": True}}
+        thread, events = _stream_in_thread(server, body)
+        worker = server.child_pids()[0]
+        os.kill(worker, signal.SIGKILL)
+        thread.join(10)
+        assert not thread.is_alive()
+        assert json.loads(events[-2])["error"]["code"] == 503
+        assert events[-1] == "[DONE]"
+        assert server.client.get("/livez").status_code == 200
+        assert server.client.get("/health").status_code == 503
+        refused = server.client.post("/generate", json=LONG)
+        assert refused.status_code == 503
+        deadline = time.monotonic() + 60
+        while server.client.get("/health").status_code != 200:
+            assert time.monotonic() < deadline, server.log
+            time.sleep(0.1)
+        again = server.client.post("/generate", json=LONG)
+        assert again.status_code == 200
+        assert server.client.get("/server_info").json()["num_restarts"] == 1
+
+
+def test_a_stuck_worker_is_unready_then_replaced():
+    args = ["--model-path", str(tiny_model("qwen3")), "--watchdog-timeout", "3"]
+    with ServerProcess(*args) as server:
+        server.wait_ready()
+        worker = server.child_pids()[0]
+        os.kill(worker, signal.SIGSTOP)
+        # Without work a frozen worker is not alive's concern; work that waits makes it one.
+        answers: list[int] = []
+        thread = threading.Thread(
+            target=lambda: answers.append(server.client.post("/generate", json=LONG).status_code)
+        )
+        thread.start()
+        deadline = time.monotonic() + 60
+        while worker in server.child_pids():
+            assert time.monotonic() < deadline, server.log
+            time.sleep(0.1)
+        thread.join(30)
+        assert answers == [503]
+        while server.client.get("/health").status_code != 200:
+            assert time.monotonic() < deadline, server.log
+            time.sleep(0.1)
+
+
+def test_the_orphaned_children_leave_with_a_killed_front():
+    server = ServerProcess("--model-path", str(tiny_model("qwen3"))).wait_ready()
+    children = server.child_pids()
+    server.process.kill()
+    server.wait_exit()
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

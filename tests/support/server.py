@@ -1,0 +1,124 @@
+"""A real server in a subprocess: started on a free port, its log collected, stopped in order.
+
+`running_server("qwen3")` is shared by all tests that ask with the same arguments.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from functools import cache
+from pathlib import Path
+
+import httpx
+
+from tests.support.tiny_models import tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_LINE = "The server is fired up and ready to roll!"
+
+
+def free_port() -> int:
+    """A port nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """One `python -m server.launch`; a context manager that stops it."""
+
+    def __init__(self, *args: str, cwd: Path | None = None, **environment: str) -> None:
+        """Start with `args`; a free port is chosen unless they name one."""
+        self.port = int(args[args.index("--port") + 1]) if "--port" in args else free_port()
+        if "--port" not in args:
+            args = (*args, "--port", str(self.port))
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.started_at = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "server.launch", *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=cwd or ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        )
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.client = httpx.Client(base_url=self.url, timeout=60.0)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append(line.rstrip("\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def log(self) -> str:
+        """Everything it printed so far."""
+        return "\n".join(self.lines)
+
+    def wait_for_line(self, text: str, timeout_s: float = 60.0) -> None:
+        """Wait until a line holds `text`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: any(text in line for line in self.lines) or not self._reader.is_alive(),
+                timeout_s,
+            )
+        assert any(text in line for line in self.lines), f"no {text!r} in:\n{self.log}"
+
+    def wait_ready(self, timeout_s: float = 90.0) -> ServerProcess:
+        """Wait for the ready line."""
+        self.wait_for_line(READY_LINE, timeout_s)
+        return self
+
+    def wait_exit(self, timeout_s: float = 20.0) -> int:
+        """Wait for its end; the exit code."""
+        code = self.process.wait(timeout_s)
+        self._reader.join(5)
+        return code
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def child_pids(self) -> list[int]:
+        """Process ids of its living children."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+    def stop(self) -> int:
+        """Ask it to stop, then insist; the exit code."""
+        self.client.close()
+        if self.process.poll() is None:
+            self.signal()
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        return self.wait_exit()
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+@cache
+def running_server(model: str = "qwen3", *args: str) -> ServerProcess:
+    """A ready server of a tiny model, one per set of arguments, stopped when the tests end."""
+    server = ServerProcess("--model-path", str(tiny_model(model)), *args)
+    atexit.register(server.stop)
+    return server.wait_ready()
