@@ -1,6 +1,7 @@
 // silu(gate) * up over rows of [gate | up].
 #include <cmath>
 
+#include "pool.h"
 #include "simd.h"
 
 namespace hr {

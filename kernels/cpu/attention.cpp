@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gemm.h"
+#include "pool.h"
 
 namespace hr {
 
@@ -33,20 +34,6 @@ struct Task {
 // One query row's unfinished softmax over part of its keys.
 struct Partial {
     float max, sum;
-};
-
-struct Scratch {
-    char *bytes = nullptr;
-    size_t size = 0;
-    char *get(size_t wanted) {
-        if (wanted > size) {
-            std::free(bytes);
-            size = (wanted + 4095) / 4096 * 4096;
-            bytes = (char *)std::aligned_alloc(4096, size);
-        }
-        return bytes;
-    }
-    ~Scratch() { std::free(bytes); }
 };
 
 inline size_t round64(size_t n) { return (n + 63) / 64 * 64; }
@@ -278,24 +265,18 @@ void attend_in_parts(const Attention<T> &a, const std::vector<Task> &tasks, size
     }
     static thread_local Scratch shared;
     char *results = shared.get(result_bytes * owner.size());
-#pragma omp parallel num_threads(threads)
-    {
+    for_each((int64_t)owner.size(), threads, [&](int64_t i) {
         static thread_local Scratch memory;
-        char *scratch = memory.get(scratch_bytes);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < (int64_t)owner.size(); i++) {
-            const Task &t = tasks[owner[i]];
-            int64_t part = t.key / PART + i - first[owner[i]];
-            a.run(t, std::max(t.key, part * PART), std::min(t.key_end, (part + 1) * PART), scratch,
-                  results + i * result_bytes);
-        }
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < (int64_t)tasks.size(); i++) {
-            char *sums = results + first[i] * result_bytes;
-            for (int64_t j = first[i] + 1; j < first[i + 1]; j++)
-                a.absorb(tasks[i], sums, results + j * result_bytes);
-            a.write(tasks[i], sums);
-        }
+        const Task &t = tasks[owner[i]];
+        int64_t part = t.key / PART + i - first[owner[i]];
+        a.run(t, std::max(t.key, part * PART), std::min(t.key_end, (part + 1) * PART),
+              memory.get(scratch_bytes), results + i * result_bytes);
+    });
+    for (size_t i = 0; i < tasks.size(); i++) {
+        char *sums = results + first[i] * result_bytes;
+        for (int64_t j = first[i] + 1; j < first[i + 1]; j++)
+            a.absorb(tasks[i], sums, results + j * result_bytes);
+        a.write(tasks[i], sums);
     }
 }
 
@@ -321,8 +302,7 @@ void attend(const Attention<T> &a, const std::vector<Task> &tasks, int64_t threa
     } else if (decode && count < 4 * threads && count % threads) {
         attend_in_parts(a, tasks, scratch_bytes, result_bytes, threads);
     } else {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++) whole(i);
+        for_each(count, threads, whole);
     }
 }
 

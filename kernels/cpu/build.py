@@ -1,5 +1,7 @@
 """Compiles the C++ library once per machine and keeps it in the user's cache folder.
 
+Plain C++ with threads of its own (`pool.h`): no torch headers, no OpenMP, a few seconds.
+
 The key covers the sources, the flags, the compiler and what the CPU can do, so a cache shared
 between machines never hands out instructions the machine does not have.
 """
@@ -12,10 +14,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import torch
-
 _SOURCE_DIR = Path(__file__).parent
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno")
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-pthread", "-fPIC", "-fno-math-errno")
 _TIMEOUT_S = 300.0
 
 
@@ -41,22 +41,19 @@ def build() -> Path:
     if compiler is None:
         raise BuildError("no C++ compiler (g++) on the path")
     sources = sorted(_SOURCE_DIR.glob("*.cpp"))
-    runtime = _openmp_runtime()
-    target = cache_dir() / f"cpu_kernels-{_key(compiler, runtime)}.so"
+    target = cache_dir() / f"cpu_kernels-{_key(compiler)}.so"
     if target.exists():
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as work:
-            _compile(compiler, sources, runtime, Path(work), target)
+            _compile(compiler, sources, Path(work), target)
     except OSError as error:
         raise BuildError(f"cannot build in {target.parent}: {error}") from error
     return target
 
 
-def _compile(
-    compiler: str, sources: list[Path], runtime: Path | None, work: Path, target: Path
-) -> None:
+def _compile(compiler: str, sources: list[Path], work: Path, target: Path) -> None:
     objects = [work / f"{source.stem}.o" for source in sources]
     compiles = [
         subprocess.Popen(
@@ -69,13 +66,10 @@ def _compile(
     ]
     _wait(compiles)
     library = work / target.name
-    # Linked without -fopenmp against torch's own file: its name becomes the dependency, and the
-    # loader answers it with the copy that torch has loaded already.
-    openmp = [str(runtime), f"-Wl,-rpath,{runtime.parent}"] if runtime else ["-fopenmp"]
     _wait(
         [
             subprocess.Popen(
-                [compiler, "-shared", "-o", str(library), *map(str, objects), *openmp],
+                [compiler, "-shared", "-o", str(library), *map(str, objects), "-pthread"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -100,20 +94,11 @@ def _wait(processes: list[subprocess.Popen[str]]) -> None:
         raise BuildError(f"the compiler failed: {failures[0]}")
 
 
-def _openmp_runtime() -> Path | None:
-    """Return the OpenMP library inside the torch wheel, or None when torch uses the system's."""
-    torch_dir = Path(torch.__file__).parent
-    for folder in (torch_dir / "lib", torch_dir.parent / "torch.libs"):
-        for found in sorted(folder.glob("libgomp*.so*")):
-            return found
-    return None
-
-
-def _key(compiler: str, runtime: Path | None) -> str:
+def _key(compiler: str) -> str:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
     )
-    parts = [*_FLAGS, str(runtime), version.stdout, platform.machine(), _cpu_flags()]
+    parts = [*_FLAGS, version.stdout, platform.machine(), _cpu_flags()]
     for path in sorted((*_SOURCE_DIR.glob("*.cpp"), *_SOURCE_DIR.glob("*.h"))):
         parts += [path.name, path.read_text(encoding="utf-8")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]

@@ -6,7 +6,6 @@ modules that call them check shapes and dtypes first.
 
 import ctypes
 import logging
-import re
 from functools import cache
 from pathlib import Path
 
@@ -55,10 +54,6 @@ def _load() -> ctypes.CDLL | str:
 
 def _bind(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    runtimes = openmp_runtimes()
-    if len(runtimes) > 1:
-        # Two pools of threads on the same cores make every call wait for the other's spinning.
-        raise BuildError(f"it would bring a second OpenMP runtime: {', '.join(runtimes)}")
     for name, argtypes in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = argtypes
@@ -66,16 +61,6 @@ def _bind(path: Path) -> ctypes.CDLL:
     library.hr_panel_columns.argtypes = ()
     library.hr_panel_columns.restype = _SIZE
     return library
-
-
-def openmp_runtimes() -> list[str]:
-    """Return the paths of the OpenMP runtimes mapped into this process (Linux only)."""
-    try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
-    except OSError:
-        return []
-    found = re.findall(r"\s(/\S*/lib(?:gomp|iomp5|omp)[-.\w]*\.so[.\d]*)", maps)
-    return sorted(set(found))
 
 
 def unavailable() -> str | None:

@@ -3,10 +3,10 @@
 // A panel is read in one forward sweep, so one token is bound by memory bandwidth alone; more
 // tokens reuse the panel from the second-level cache, block of rows by block of rows.
 #include <algorithm>
-#include <cstdlib>
 #include <type_traits>
 
 #include "gemm.h"
+#include "pool.h"
 
 namespace hr {
 
@@ -59,10 +59,14 @@ void linear_rows(const T *x, const uint32_t *packed, const T *bias, T *out, int6
     const int64_t words = in / Words<T>::PER_WORD, panels = (out_features + NR - 1) / NR;
     const uint32_t *rows = (const uint32_t *)x;
     if (tokens == 0) return;
+    const int64_t unit = tokens <= 2 ? 2 : 1;  // panels that are swept together
     auto sweep = [=](int64_t begin, int64_t end) {
+        begin *= unit;
+        end = std::min(end * unit, panels);
+        static thread_local Scratch memory;
         const bool cut = words > K_WORDS && tokens > MR;
         alignas(64) float block_tile[MR * NR];
-        float *tile = cut ? (float *)std::malloc(tokens * NR * sizeof(float)) : block_tile;
+        float *tile = cut ? (float *)memory.get(tokens * NR * sizeof(float)) : block_tile;
         int64_t panel = begin;
         // One or two rows leave a panel's few sums waiting for one another: take two panels.
         for (; tokens <= 2 && panel + 2 <= end; panel += 2) {
@@ -109,9 +113,8 @@ void linear_rows(const T *x, const uint32_t *packed, const T *bias, T *out, int6
             }
             finish(tile, NR, tokens, cols, panel_bias, to, out_features);
         }
-        if (cut) std::free(tile);
     };
-    parallel(panels, threads, panels * NR * words * 2, sweep);
+    parallel((panels + unit - 1) / unit, threads, panels * NR * words * 2, sweep);
 }
 
 }  // namespace hr

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #if defined(__AVX512F__)
@@ -147,21 +148,19 @@ inline vf exp2(vf x) {
 
 constexpr float LOG2E = 1.44269504088896341f;
 
-// Runs f(begin, end) over [0, n): on this thread when `work` (elements touched, about) is small,
-// else on exactly `threads`. Never on a number in between: libgomp ends and restarts the threads
-// of its pool when the size of a team changes.
-template <class F>
-inline void parallel(int64_t n, int64_t threads, int64_t work, F f) {
-    constexpr int64_t SERIAL_WORK = 1 << 15;
-    if (threads <= 1 || n <= 1 || work < SERIAL_WORK) {
-        f((int64_t)0, n);
-        return;
+// Memory of a thread that is kept from call to call; contents are whatever was left.
+struct Scratch {
+    char *bytes = nullptr;
+    size_t size = 0;
+    char *get(size_t wanted) {
+        if (wanted > size) {
+            std::free(bytes);
+            size = (wanted + 4095) / 4096 * 4096;
+            bytes = (char *)std::aligned_alloc(4096, size);
+        }
+        return bytes;
     }
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int64_t t = 0; t < threads; t++) {
-        int64_t begin = n * t / threads, end = n * (t + 1) / threads;
-        if (begin < end) f(begin, end);
-    }
-}
+    ~Scratch() { std::free(bytes); }
+};
 
 }  // namespace hr
