@@ -1,50 +1,98 @@
-"""Device-resident state of the running batch: one row per request, written when something changes."""
+"""Device-resident state of the running batch: one row per request, written when something changes.
+
+The host keeps what it decides by (who is greedy, which filters are on); the device keeps what the
+step computes with. One row more than requests: padding of a graph's batch goes there.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from runtime.step import Int64Array, PageUpdate, RowJoin
 from runtime.sampling_params import SamplingParams
+from runtime.staging import to_device
+from runtime.step import Int64Array, PageUpdate, RowJoin
+
+_NUM_PARAMS = 6
 
 
 class BatchRows:
     """Rows of the running batch.
 
     Attributes:
-        page_table: `[max_rows, max_pages]` int32.
-        last_token: `[max_rows]` int64, the newest sampled token: the next decode step's input.
-        params: `[max_rows, 6]` float32: temperature, top_p, min_p, frequency, presence, repetition.
-        seeds: `[max_rows]` int64.
-        top_k: `[max_rows]` int32, the vocabulary's size when off.
-        num_prompt: `[max_rows]` int64 on the host.
+        padding_row: the last row; its pages are page 0.
+        page_table: `[max_rows + 1, max_pages]` int32 on the device.
+        last_token: `[max_rows + 1]` int64 on the device: each row's next input when it decodes.
+        params: `[max_rows + 1, 6]` float32 on the device: temperature, top_p, min_p, frequency,
+            presence, repetition.
+        seeds: `[max_rows + 1]` int64 on the device.
+        top_k: `[max_rows + 1]` int32 on the device, the vocabulary's size when off.
+        host_params, host_top_k: the same on the host.
+        num_prompt: `[max_rows + 1]` int64 on the host.
+        is_greedy, is_special, has_penalties: `[max_rows + 1]` bool on the host; special rows change
+            their logits before sampling.
     """
 
-    TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(6)
+    TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
 
-    def __init__(self, max_rows: int, max_pages: int, max_len: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        max_pages: int,
+        max_len: int,
+        vocab_size: int,
+        device: torch.device | None = None,
+    ) -> None:
         """Allocate for `max_rows` requests of up to `max_len` tokens."""
+        self.device = device or torch.device("cpu")
         self.vocab_size = vocab_size
+        self.padding_row = max_rows
         self._max_len = max_len
-        # The host's view of the same memory, so that vectorised writes cost no tensor calls.
-        self.page_table_host: NDArray[np.int32] = np.zeros((max_rows, max_pages), dtype=np.int32)
-        self.last_token = torch.zeros(max_rows, dtype=torch.int64)
-        self.params = torch.zeros(max_rows, 6, dtype=torch.float32)
-        self.seeds = torch.zeros(max_rows, dtype=torch.int64)
-        self.top_k = torch.zeros(max_rows, dtype=torch.int32)
-        self.num_prompt: Int64Array = np.zeros(max_rows, dtype=np.int64)
-        self.sampling: list[SamplingParams | None] = [None] * max_rows
-        self.stop_ids: list[list[int]] = [[] for _ in range(max_rows)]
-        self.is_greedy = np.ones(max_rows, dtype=bool)
-        # Anything that changes logits before sampling: such rows leave the fast path.
-        self.is_special = np.zeros(max_rows, dtype=bool)
-        self.has_penalties = np.zeros(max_rows, dtype=bool)
-        self._history: torch.Tensor | None = None
+        rows = max_rows + 1
+        self.page_table_host: NDArray[np.int32] = np.zeros((rows, max_pages), dtype=np.int32)
+        self._shares_memory = self.device.type == "cpu"
+        self.page_table = torch.from_numpy(self.page_table_host)
+        if not self._shares_memory:
+            self.page_table = self.page_table.to(self.device)
+        self.last_token = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.params = torch.zeros(rows, _NUM_PARAMS, dtype=torch.float32, device=self.device)
+        self.seeds = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.top_k = torch.full((rows,), vocab_size, dtype=torch.int32, device=self.device)
+        self.host_params: NDArray[np.float32] = np.zeros((rows, _NUM_PARAMS), dtype=np.float32)
+        self.host_top_k: NDArray[np.int32] = np.full(rows, vocab_size, dtype=np.int32)
+        self.num_prompt: Int64Array = np.zeros(rows, dtype=np.int64)
+        self.sampling: list[SamplingParams | None] = [None] * rows
+        self.stop_ids: list[list[int]] = [[] for _ in range(rows)]
+        self.is_greedy = np.ones(rows, dtype=bool)
+        self.is_special = np.zeros(rows, dtype=bool)
+        self.has_penalties = np.zeros(rows, dtype=bool)
+        self._history: Tensor | None = None
 
-    def join(self, join: RowJoin) -> None:
-        """Reset a row for its new request."""
+    def apply(self, joins: list[RowJoin], updates: list[PageUpdate]) -> None:
+        """Reset the rows of new requests, then write page numbers."""
+        if joins:
+            self._join(joins)
+        if updates:
+            self._update_pages(updates)
+
+    def _join(self, joins: list[RowJoin]) -> None:
+        rows = np.array([join.row for join in joins], dtype=np.int64)
+        seeds = np.array([join.sampling.seed or 0 for join in joins], dtype=np.int64)
+        for join in joins:
+            self._join_host(join)
+        params, top_k = self.host_params[rows], self.host_top_k[rows]
+        index, params_t, seeds_t, top_k_t = to_device(self.device, rows, params, seeds, top_k)
+        self.params.index_copy_(0, index, params_t)
+        self.seeds.index_copy_(0, index, seeds_t)
+        self.top_k.index_copy_(0, index, top_k_t)
+        for join in joins:
+            if join.sampling.has_penalties and len(join.output_ids):
+                (output_ids,) = to_device(self.device, join.output_ids.astype(np.int64))
+                self.history()[join.row, : len(join.output_ids)] = output_ids
+
+    def _join_host(self, join: RowJoin) -> None:
         row, sampling = join.row, join.sampling
         greedy = sampling.is_greedy
         self.sampling[row] = sampling
@@ -55,30 +103,34 @@ class BatchRows:
         self.is_special[row] = (
             sampling.has_penalties or bool(sampling.logit_bias) or sampling.min_new_tokens > 0
         )
-        self.params[row] = torch.tensor(
-            (
-                0.0 if greedy else sampling.temperature,
-                sampling.top_p,
-                sampling.min_p,
-                sampling.frequency_penalty,
-                sampling.presence_penalty,
-                sampling.repetition_penalty,
-            )
+        self.host_params[row] = (
+            0.0 if greedy else sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+            sampling.repetition_penalty,
         )
-        self.seeds[row] = sampling.seed or 0
-        self.top_k[row] = sampling.top_k if sampling.top_k > 0 else self.vocab_size
+        self.host_top_k[row] = sampling.top_k if sampling.top_k > 0 else self.vocab_size
         self.page_table_host[row] = 0
-        if sampling.has_penalties:
-            output_ids = torch.from_numpy(join.output_ids.astype(np.int64))
-            self.history()[row, : len(output_ids)] = output_ids
 
-    def update_pages(self, update: PageUpdate) -> None:
-        """Write part of a row's page table."""
-        end = update.start + len(update.pages)
-        self.page_table_host[update.row, update.start : end] = update.pages
+    def _update_pages(self, updates: list[PageUpdate]) -> None:
+        width = self.page_table_host.shape[1]
+        places = np.concatenate(
+            [np.arange(len(u.pages), dtype=np.int64) + (u.row * width + u.start) for u in updates]
+        )
+        pages = np.concatenate([update.pages for update in updates])
+        self.page_table_host.reshape(-1)[places] = pages
+        if not self._shares_memory:
+            index, values = to_device(self.device, places, pages)
+            self.page_table.view(-1).index_copy_(0, index, values)
 
-    def history(self) -> torch.Tensor:
-        """`[max_rows, max_len]` int64, generated tokens; made when the first penalty is asked for."""
+    def history(self) -> Tensor:
+        """`[max_rows + 1, max_len]` int64 on the device, generated tokens.
+
+        Made when the first penalty is asked for.
+        """
         if self._history is None:
-            self._history = torch.zeros(len(self.sampling), self._max_len, dtype=torch.int64)
+            shape = (len(self.sampling), self._max_len)
+            self._history = torch.zeros(shape, dtype=torch.int64, device=self.device)
         return self._history

@@ -39,6 +39,7 @@ class ForwardBatch:
         logits_indices: `[num_samples]` int64, the tokens whose logits are wanted.
         kv: one entry per layer.
         attention: planned for this batch.
+        max_seq_len, max_query_len: bounds known to the host, so that nobody asks the device.
     """
 
     input_ids: Tensor
@@ -51,3 +52,5 @@ class ForwardBatch:
     logits_indices: Tensor
     kv: list[KVCache]
     attention: AttentionBackend
+    max_seq_len: int = 0
+    max_query_len: int = 0

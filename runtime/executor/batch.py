@@ -7,8 +7,9 @@ import torch
 
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
-from runtime.step import StepPlan
 from runtime.forward_batch import ForwardBatch, KVCache
+from runtime.staging import to_device
+from runtime.step import StepPlan
 
 
 def build_batch(
@@ -23,28 +24,37 @@ def build_batch(
     seq_lens = plan.start_lens + plan.query_lens
     qo_indptr = np.zeros(len(plan.rows) + 1, dtype=np.int32)
     np.cumsum(plan.query_lens, out=qo_indptr[1:])
-    decoding = rows.last_token[torch.from_numpy(plan.rows[:num_decodes])]
-    if num_decodes == len(plan.rows):
-        positions, token_rows, input_ids = plan.start_lens, plan.rows, decoding
+    is_decode = num_decodes == len(plan.rows)
+    if is_decode:
+        positions, token_rows = plan.start_lens, plan.rows
     else:
-        num_tokens = int(qo_indptr[-1])
         token_rows = np.repeat(plan.rows, plan.query_lens)
         first = np.repeat(plan.start_lens - qo_indptr[:-1], plan.query_lens)
-        positions = np.arange(num_tokens, dtype=np.int64) + first
-        chunk = torch.from_numpy(plan.chunk_tokens.astype(np.int64))
-        input_ids = torch.cat([decoding, chunk])
-    table = rows.page_table_host
-    pages = table[token_rows, positions // page_size].astype(np.int64)
+        positions = np.arange(int(qo_indptr[-1]), dtype=np.int64) + first
+    pages = rows.page_table_host[token_rows, positions // page_size].astype(np.int64)
     num_pages = -(-int(seq_lens.max()) // page_size)
+    row_index, positions_t, slots, indptr, lens, samples, chunk = to_device(
+        rows.device,
+        plan.rows,
+        positions,
+        pages * page_size + positions % page_size,
+        qo_indptr,
+        seq_lens.astype(np.int32),
+        (qo_indptr[1:] - 1)[plan.samples].astype(np.int64),
+        plan.chunk_tokens.astype(np.int64),
+    )
+    decoding = rows.last_token.index_select(0, row_index[:num_decodes])
     return ForwardBatch(
-        input_ids=input_ids,
-        positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(pages * page_size + positions % page_size),
-        qo_indptr=torch.from_numpy(qo_indptr),
-        seq_lens=torch.from_numpy(seq_lens.astype(np.int32)),
-        page_table=torch.from_numpy(np.ascontiguousarray(table[plan.rows, :num_pages])),
+        input_ids=decoding if is_decode else torch.cat([decoding, chunk]),
+        positions=positions_t,
+        slots=slots,
+        qo_indptr=indptr,
+        seq_lens=lens,
+        page_table=rows.page_table[:, :num_pages].index_select(0, row_index),
         num_decodes=num_decodes,
-        logits_indices=torch.from_numpy((qo_indptr[1:] - 1)[plan.samples].astype(np.int64)),
+        logits_indices=samples,
         kv=kv,
         attention=attention,
+        max_seq_len=int(seq_lens.max()),
+        max_query_len=int(plan.query_lens.max()),
     )

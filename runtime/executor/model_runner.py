@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from runtime.attention.backend import AttentionBackend
-from runtime.executor.batch import build_batch
 from runtime.batch_rows import BatchRows
-from runtime.step import StepPlan, StepResult
+from runtime.executor.batch import build_batch
 from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.sampling.sampler import Sampler
+from runtime.sampling.sampler import NAN_TOKEN, Sampler
+from runtime.step import Int32Array, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
+
+NAN_MESSAGE = "The model produced NaN logits for this request."
+_NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 
 class CausalModel(Protocol):
@@ -32,15 +35,32 @@ class CausalModel(Protocol):
 
 
 class PendingStep:
-    """A launched step; on the CPU it is complete already."""
+    """A launched step whose tokens may still be on their way to the host."""
 
-    def __init__(self, result: StepResult) -> None:
-        """Wrap what is known."""
-        self._result = result
+    def __init__(self, plan: StepPlan, token_ids: Tensor | None, failed: dict[int, str]) -> None:
+        """Start the copy of `token_ids`, `[num_samples]` int64, to the host."""
+        self._rows = plan.sample_rows
+        self._failed = failed
+        self._tokens = token_ids
+        self._event: torch.cuda.Event | None = None
+        if token_ids is not None and token_ids.is_cuda:
+            self._tokens = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
+            self._tokens.copy_(token_ids, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
 
     def wait(self) -> StepResult:
         """Block until the tokens are on the host."""
-        return self._result
+        if self._tokens is None:
+            return StepResult(_NO_TOKENS, self._failed)
+        if self._event is not None:
+            self._event.synchronize()
+        token_ids = self._tokens.numpy().astype(np.int32)
+        bad = token_ids == NAN_TOKEN
+        if bad.any():
+            for row in self._rows[bad].tolist():
+                self._failed.setdefault(row, NAN_MESSAGE)
+        return StepResult(token_ids, self._failed)
 
 
 class ModelRunner:
@@ -68,34 +88,32 @@ class ModelRunner:
         A failure is traced to the sequences that cause it by computing each alone: writing keys
         and values twice is harmless, so the others lose nothing.
         """
-        for join in plan.joins:
-            self._rows.join(join)
-        for update in plan.page_updates:
-            self._rows.update_pages(update)
+        self._rows.apply(plan.joins, plan.page_updates)
         try:
-            return PendingStep(self._compute(plan))
+            return PendingStep(plan, self._compute(plan), {})
         except Exception:
+            if torch.cuda.is_initialized() and not _device_works():
+                # A broken CUDA context computes nothing right any more: the process must end.
+                raise
             logger.exception("A step of %d sequences failed; trying each alone", len(plan.rows))
-            return PendingStep(self._compute_each(plan))
+            return self._compute_each(plan)
 
     @torch.inference_mode()
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def _compute(self, plan: StepPlan) -> Tensor | None:
         batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
         self._attention.plan(batch)
         hidden = self._model.forward(batch)
         rows = plan.sample_rows
         if not len(rows):
-            return StepResult(np.empty(0, dtype=np.int32))
+            return None
         if len(rows) != len(hidden):
             hidden = hidden.index_select(0, batch.logits_indices)
         logits = self._model.compute_logits(hidden)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
-        token_ids, failed = self._sampler.sample(logits, rows, positions)
-        self._sampler.remember(token_ids, rows, positions)
-        return StepResult(token_ids.numpy().astype(np.int32), failed)
+        return self._sampler.sample(logits, rows, positions)
 
-    def _compute_each(self, plan: StepPlan) -> StepResult:
-        token_ids = np.zeros(len(plan.sample_rows), dtype=np.int32)
+    def _compute_each(self, plan: StepPlan) -> PendingStep:
+        token_ids = torch.zeros(len(plan.sample_rows), dtype=torch.int64)
         failed: dict[int, str] = {}
         sampled = np.cumsum(plan.samples) - 1
         for index in range(len(plan.rows)):
@@ -105,7 +123,14 @@ class ModelRunner:
                 logger.exception("One sequence failed; its request ends")
                 failed[int(plan.rows[index])] = f"Internal error: {type(error).__name__}"
                 continue
-            failed.update(result.failed)
-            if plan.samples[index]:
-                token_ids[sampled[index]] = result.token_ids[0]
-        return StepResult(token_ids, failed)
+            if result is not None:
+                token_ids[sampled[index]] = result[0].cpu()
+        return PendingStep(plan, token_ids, failed)
+
+
+def _device_works() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True

@@ -1,4 +1,7 @@
-"""Applies each row's penalties, masks and biases, then samples the whole batch at once."""
+"""Applies each row's penalties, masks and biases, then samples the whole batch at once.
+
+Nothing here waits for the device: decisions are taken on the host's copy of the parameters.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ from kernels.sampling import (
     sample,
 )
 from runtime.batch_rows import BatchRows
+from runtime.staging import to_device
 from runtime.step import Int64Array
 
-NAN_MESSAGE = "The model produced NaN logits for this request."
+# Stands for the token of a row whose logits are not numbers.
+NAN_TOKEN = -1
 
 
 class Sampler:
@@ -27,10 +32,8 @@ class Sampler:
         """Read parameters from `rows`."""
         self._rows = rows
 
-    def sample(
-        self, logits: Tensor, rows: Int64Array, positions: Int64Array
-    ) -> tuple[Tensor, dict[int, str]]:
-        """Choose the next token of each row.
+    def sample(self, logits: Tensor, rows: Int64Array, positions: Int64Array) -> Tensor:
+        """Choose the next token of each row, and note it as the row's next input.
 
         Args:
             logits: `[num_samples, vocab_size]` float32, changed in place.
@@ -38,103 +41,110 @@ class Sampler:
             positions: `[num_samples]`, index in its sequence of each token to be sampled.
 
         Returns:
-            `[num_samples]` int64 token ids, and the rows that failed with the reason.
+            `[num_samples]` int64 on the device, `NAN_TOKEN` for rows with NaN logits.
         """
         state = self._rows
+        index, places = to_device(state.device, rows, positions)
         if state.is_special[rows].any():
-            self._edit_logits(logits, rows, positions)
+            self._edit_logits(logits, rows, index, positions)
         if state.is_greedy[rows].all():
             best = logits.max(dim=-1)
             token_ids, bad = best.indices, torch.isnan(best.values)
         else:
             bad = nan_rows(logits)
-            token_ids = sample(logits, self._sampling_rows(rows, positions))
-        if bool(bad.any()):
-            return token_ids, {int(rows[i]): NAN_MESSAGE for i in bad.nonzero().flatten().tolist()}
-        return token_ids, {}
+            token_ids = sample(logits, self._sampling_rows(rows, index, places))
+        token_ids = token_ids.masked_fill(bad, NAN_TOKEN)
+        self._remember(token_ids, rows, index, positions)
+        return token_ids
 
-    def _sampling_rows(self, rows: Int64Array, positions: Int64Array) -> SamplingRows:
+    def is_plain(self, rows: Int64Array) -> bool:
+        """Whether every row takes its largest logit as it is."""
         state = self._rows
-        index = torch.from_numpy(rows)
+        return bool(state.is_greedy[rows].all()) and not state.is_special[rows].any()
+
+    def _sampling_rows(self, rows: Int64Array, index: Tensor, places: Tensor) -> SamplingRows:
+        state = self._rows
         params = state.params.index_select(0, index)
-        top_k = state.top_k.index_select(0, index)
-        wanted = top_k[top_k < state.vocab_size]
+        host = state.host_params[rows]
+        limits = state.host_top_k[rows]
+        limits = limits[limits < state.vocab_size]
         return SamplingRows(
             temperature=params[:, state.TEMPERATURE].contiguous(),
-            top_k=top_k,
+            top_k=state.top_k.index_select(0, index),
             top_p=params[:, state.TOP_P].contiguous(),
             min_p=params[:, state.MIN_P].contiguous(),
             seed=state.seeds.index_select(0, index),
-            position=torch.from_numpy(positions),
+            position=places,
             all_greedy=False,
-            any_top_k=len(wanted) > 0,
-            any_top_p=bool((params[:, state.TOP_P] < 1).any()),
-            any_min_p=bool((params[:, state.MIN_P] > 0).any()),
-            max_top_k=int(wanted.max()) if len(wanted) else 0,
+            any_top_k=len(limits) > 0,
+            any_top_p=bool((host[:, state.TOP_P] < 1).any()),
+            any_min_p=bool((host[:, state.MIN_P] > 0).any()),
+            max_top_k=int(limits.max()) if len(limits) else 0,
         )
 
-    def _edit_logits(self, logits: Tensor, rows: Int64Array, positions: Int64Array) -> None:
+    def _edit_logits(
+        self, logits: Tensor, rows: Int64Array, index: Tensor, positions: Int64Array
+    ) -> None:
         state = self._rows
-        mask_rows: list[int] = []
-        mask_ids: list[int] = []
-        bias_rows: list[int] = []
-        bias_ids: list[int] = []
-        bias_values: list[float] = []
-        penalised: list[int] = []
+        masks: list[tuple[int, int]] = []
+        biases: list[tuple[int, int]] = []
+        values: list[float] = []
         num_outputs = positions - state.num_prompt[rows]
         for line in np.flatnonzero(state.is_special[rows]).tolist():
             row = int(rows[line])
             sampling = state.sampling[row]
             assert sampling is not None
-            if sampling.has_penalties:
-                penalised.append(line)
             if num_outputs[line] < sampling.min_new_tokens:
-                mask_rows += [line] * len(state.stop_ids[row])
-                mask_ids += state.stop_ids[row]
-            bias_rows += [line] * len(sampling.logit_bias)
-            bias_ids += sampling.logit_bias.keys()
-            bias_values += sampling.logit_bias.values()
-        if penalised:
-            self._penalise(logits, rows, num_outputs, penalised)
-        if mask_ids:
-            mask_tokens(logits, torch.tensor(mask_rows), torch.tensor(mask_ids))
-        if bias_ids:
-            apply_logit_bias(
-                logits,
-                torch.tensor(bias_rows),
-                torch.tensor(bias_ids),
-                torch.tensor(bias_values, dtype=torch.float32),
+                masks += [(line, token_id) for token_id in state.stop_ids[row]]
+            biases += [(line, token_id) for token_id in sampling.logit_bias]
+            values += sampling.logit_bias.values()
+        penalised = np.flatnonzero(state.has_penalties[rows])
+        if len(penalised):
+            self._penalise(logits, index, num_outputs, penalised)
+        if masks:
+            pairs = np.array(masks, dtype=np.int64)
+            lines, ids = to_device(state.device, pairs[:, 0].copy(), pairs[:, 1].copy())
+            mask_tokens(logits, lines, ids)
+        if biases:
+            pairs = np.array(biases, dtype=np.int64)
+            lines, ids, added = to_device(
+                state.device,
+                pairs[:, 0].copy(),
+                pairs[:, 1].copy(),
+                np.array(values, dtype=np.float32),
             )
+            apply_logit_bias(logits, lines, ids, added)
 
     def _penalise(
-        self, logits: Tensor, rows: Int64Array, num_outputs: Int64Array, lines: list[int]
+        self, logits: Tensor, index: Tensor, num_outputs: Int64Array, penalised: Int64Array
     ) -> None:
         state = self._rows
-        line_index = torch.tensor(lines)
-        row_index = torch.from_numpy(rows[lines])
-        lengths = torch.from_numpy(num_outputs[lines])
-        most = int(lengths.max())
+        most = int(num_outputs[penalised].max())
         if most == 0:
             return
-        params = state.params.index_select(0, row_index)
-        part = logits.index_select(0, line_index)
+        lines, lengths = to_device(state.device, penalised, num_outputs[penalised])
+        rows = index.index_select(0, lines)
+        params = state.params.index_select(0, rows)
+        part = logits.index_select(0, lines)
         apply_penalties(
             part,
-            state.history()[row_index, :most],
+            state.history()[:, :most].index_select(0, rows),
             lengths,
             params[:, state.FREQUENCY].contiguous(),
             params[:, state.PRESENCE].contiguous(),
             params[:, state.REPETITION].contiguous(),
         )
-        logits.index_copy_(0, line_index, part)
+        logits.index_copy_(0, lines, part)
 
-    def remember(self, token_ids: Tensor, rows: Int64Array, positions: Int64Array) -> None:
-        """Note sampled tokens: input of the next step, and history for penalties."""
+    def _remember(
+        self, token_ids: Tensor, rows: Int64Array, index: Tensor, positions: Int64Array
+    ) -> None:
         state = self._rows
-        index = torch.from_numpy(rows)
-        state.last_token[index] = token_ids
+        valid = token_ids.clamp(min=0)
+        state.last_token.index_copy_(0, index, valid)
         lines = np.flatnonzero(state.has_penalties[rows])
         if len(lines):
-            places = torch.from_numpy((positions - state.num_prompt[rows])[lines])
-            state.history()[index[lines], places] = token_ids[lines]
-
+            places = (positions - state.num_prompt[rows])[lines]
+            line_index, place_index = to_device(state.device, lines, places)
+            row_index = index.index_select(0, line_index)
+            state.history()[row_index, place_index] = valid.index_select(0, line_index)

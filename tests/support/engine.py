@@ -1,0 +1,96 @@
+"""The worker's parts in this process: a real model, scheduler and cache, no sockets."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.checkpoint.config_json import load_model_config
+from runtime.config import WorkerConfig
+from runtime.messages import FinishReason, GenerateRequest, TokenDeltas
+from runtime.sampling_params import SamplingParams
+from runtime.scheduler.worker import build_worker
+from runtime.shared_state import SharedState
+
+
+class InProcessEngine:
+    """Runs requests to their end and keeps their tokens."""
+
+    def __init__(self, model_folder: Path, **options: Any) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="engine-test-"))
+        config = WorkerConfig(
+            run_folder=str(folder),
+            generation=0,
+            model_folder=str(model_folder),
+            load_format="auto",
+            dtype="float32",
+            device="cpu",
+            context_len=256,
+            eos_token_ids=list(load_model_config(model_folder).eos_token_ids),
+            random_seed=0,
+            mem_fraction_static=None,
+            max_total_tokens=16 * 256,
+            max_running_requests=32,
+            max_queued_requests=None,
+            chunked_prefill_size=-1,
+            schedule_policy="fcfs",
+            page_size=16,
+            disable_radix_cache=False,
+            overlap=False,
+            attention_backend="auto",
+            num_threads=1,
+            log_level="warning",
+            decode_log_interval=1000,
+            stream_interval=1,
+        )
+        self.shared = SharedState(folder / "state", create=True)
+        self.tokens: dict[int, list[int]] = {}
+        self.cached: dict[int, int] = {}
+        self.reasons: dict[int, FinishReason] = {}
+        self.scheduler, self.ready = build_worker(
+            replace(config, **options),
+            self.shared,
+            self._collect,
+            lambda _: None,
+            lambda *_: None,
+        )
+        torch.set_num_threads(1)
+
+    def _collect(self, message: TokenDeltas) -> None:
+        for start, cached in zip(message.starts, message.cached_tokens, strict=True):
+            self.tokens[start.request_id], self.cached[start.request_id] = [], cached
+        ids = np.frombuffer(message.token_ids, dtype=np.int32).tolist()
+        for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
+            self.tokens[request_id] += ids[:count]
+            ids = ids[count:]
+        for end in message.ends:
+            self.reasons[end.request_id] = end.reason
+
+    def add(self, request_id: int, prompt: list[int], max_new_tokens: int, **sampling: Any) -> None:
+        values = {"temperature": 0.0, "seed": 1} | sampling
+        self.scheduler.receive(
+            [
+                GenerateRequest(
+                    request_id=request_id,
+                    input_ids=np.array(prompt, dtype=np.int32).tobytes(),
+                    sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
+                    arrival=float(request_id),
+                )
+            ]
+        )
+
+    def run(self) -> None:
+        while self.scheduler.has_work:
+            self.scheduler.step()
+        self.scheduler.rest()
+
+    def generate(self, prompt: list[int], max_new_tokens: int, **sampling: Any) -> list[int]:
+        request_id = max(self.tokens, default=0) + 1
+        self.add(request_id, prompt, max_new_tokens, **sampling)
+        self.run()
+        return self.tokens[request_id]
