@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -20,6 +18,7 @@ from openai_api.context import OpenAIContext
 from openai_api.parsers import ParserSet
 from openai_api.router import create_router
 from tests.support.fake_engine import CHATML, FakeEngine, fake_model_config
+from tests.support.server import ServerProcess
 
 
 @dataclass(frozen=True)
@@ -73,28 +72,12 @@ def fake_api() -> Iterator[Api]:
         yield Api(url, "org/fake", echoes=True)
 
 
-_HAS_SERVER = importlib.util.find_spec("tests.support.server") is not None
-
-
-@pytest.fixture(
-    scope="session",
-    params=[
-        "fake",
-        pytest.param(
-            "server",
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.skipif(not _HAS_SERVER, reason="no server fixture"),
-            ],
-        ),
-    ],
-)
+@pytest.fixture(scope="session", params=["fake", pytest.param("server", marks=pytest.mark.slow)])
 def api(request: pytest.FixtureRequest) -> Iterator[Api]:
     if request.param == "fake":
         yield request.getfixturevalue("fake_api")
         return
-    from tests.support import server
-
-    with server.running_server() as url:
-        model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-        yield Api(url, model, echoes=False)
+    with ServerProcess("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes") as server:
+        server.wait_ready()
+        model = server.client.get("/v1/models").json()["data"][0]["id"]
+        yield Api(server.url, model, echoes=False)

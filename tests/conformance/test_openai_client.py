@@ -67,9 +67,7 @@ def test_chat_stream_equals_whole_answer(client: openai.OpenAI, api: Any) -> Non
     assert len({chunk.id for chunk in chunks}) == 1
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[0].choices[0].delta.content == ""
-    text = "".join(
-        chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices
-    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
     assert not chunks[-2].choices[0].delta.content
@@ -175,9 +173,7 @@ def test_completion_stream(client: openai.OpenAI, api: Any) -> None:
         ({"extra_body": {"min_tokens": 9, "max_tokens": 3}}, "min_tokens"),
     ],
 )
-def test_bad_requests(
-    client: openai.OpenAI, api: Any, change: dict[str, Any], param: str
-) -> None:
+def test_bad_requests(client: openai.OpenAI, api: Any, change: dict[str, Any], param: str) -> None:
     asked = {"model": api.model, "messages": ASK, **change}
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:

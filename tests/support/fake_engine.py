@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import array
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -123,18 +123,30 @@ class FakeEngine:
         self.fail_after: int | None = None
         self.hold = hold
         self._step_s = step_s
+        self._abort_seen = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _receive(self, message: SchedulerInbound) -> None:
         if isinstance(message, GenerateRequest):
             self.requests.append(message)
-            task = asyncio.get_running_loop().create_task(self._serve(message))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._serve(message))
         elif isinstance(message, AbortRequests):
-            self.aborted.update(message.request_ids)
+            self._abort(message.request_ids)
         elif isinstance(message, AbortAll):
-            self.aborted.update(request.request_id for request in self.requests)
+            self._abort([request.request_id for request in self.requests])
+
+    def _abort(self, request_ids: list[int]) -> None:
+        self.aborted.update(request_ids)
+        self._spawn(self._tell_aborted())
+
+    async def _tell_aborted(self) -> None:
+        async with self._abort_seen:
+            self._abort_seen.notify_all()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, request: GenerateRequest) -> None:
         ids = list(memoryview(request.input_ids).cast("i"))
@@ -142,8 +154,9 @@ class FakeEngine:
         if self.refuse is not None:
             self._send(request, "", [], self.refuse)
             return
-        while self.hold in prompt and request.request_id not in self.aborted:
-            await asyncio.sleep(0.005)
+        if self.hold in prompt:
+            async with self._abort_seen:
+                await self._abort_seen.wait_for(lambda: request.request_id in self.aborted)
         whole: list[str] = []
         whole_ids: list[int] = []
         steps, reason = self._steps(request, self.reply(prompt))

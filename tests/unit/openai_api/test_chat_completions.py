@@ -238,9 +238,7 @@ async def test_reasoning(make_front: Any, events: Any) -> None:
     message = answer["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("hm hm", "Yes.")
     assert answer["usage"]["reasoning_tokens"] == len("<\nhm hm\n>")
-    assert answer["usage"]["completion_tokens_details"] == {
-        "reasoning_tokens": len("<\nhm hm\n>")
-    }
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("<\nhm hm\n>")}
     chunks = events(await front.chat(stream=True))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert "".join(delta["reasoning_content"] or "" for delta in deltas) == "hm hm"
@@ -289,9 +287,7 @@ async def test_tool_calls(make_front: Any, events: Any) -> None:
         assert json.loads(call["function"]["arguments"]) == {"a": 1, "b": 2}
     chunks = events(await front.chat(tools=TOOLS, stream=True))
     parts = [
-        part
-        for chunk in chunks
-        for part in chunk["choices"][0]["delta"].get("tool_calls", [])
+        part for chunk in chunks for part in chunk["choices"][0]["delta"].get("tool_calls", [])
     ]
     assert [part["function"]["name"] for part in parts] == ["add", None, "add", None]
     assert json.loads(parts[1]["function"]["arguments"]) == {"a": 1, "b": 2}

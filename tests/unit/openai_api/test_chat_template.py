@@ -10,8 +10,12 @@ import pytest
 
 from openai_api.chat_template import ChatTemplate, load_chat_template
 from runtime.errors import InvalidRequest, StartupError
-from tests.support import chat_templates as templates
 
+FOLDER = Path(__file__).parents[2] / "support" / "chat_templates"
+QWEN3, LLAMA3, MISTRAL, PARTS = (
+    (FOLDER / f"{name}.jinja").read_text() for name in ("qwen3", "llama3", "mistral", "parts")
+)
+SOURCES = {"qwen3": QWEN3, "llama3": LLAMA3, "mistral": MISTRAL, "parts": PARTS}
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOLS = [
     {
@@ -26,7 +30,7 @@ TOOLS = [
 ]
 SIMPLE = [
     {"role": "system", "content": "  Be kind.\n"},
-    {"role": "user", "content": "Hi <b>there</b> & \"you\" 日本"},
+    {"role": "user", "content": 'Hi <b>there</b> & "you" 日本'},
     {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello.  "},
     {"role": "user", "content": "More"},
 ]
@@ -46,7 +50,7 @@ CALLS = [
     },
     {"role": "tool", "content": "rain", "tool_call_id": "call_1"},
 ]
-PARTS = [
+WITH_PARTS = [
     {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
     {"role": "assistant", "content": "c"},
 ]
@@ -62,22 +66,22 @@ def reference(source: str, messages: list[dict[str, Any]], **options: Any) -> st
     return text
 
 
-@pytest.mark.parametrize("name", ["QWEN3", "LLAMA3", "MISTRAL", "PARTS"])
+@pytest.mark.parametrize("name", ["qwen3", "llama3", "mistral", "parts"])
 @pytest.mark.parametrize(
-    "messages", [SIMPLE, CALLS, PARTS, SIMPLE[1:2]], ids=["simple", "calls", "parts", "one"]
+    "messages", [SIMPLE, CALLS, WITH_PARTS, SIMPLE[1:2]], ids=["simple", "calls", "parts", "one"]
 )
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["bare", "tools"])
 @pytest.mark.parametrize("prompt", [True, False])
 def test_equals_transformers(
     name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, prompt: bool
 ) -> None:
-    source = getattr(templates, name)
+    source = SOURCES[name]
     template = ChatTemplate(source, TOKENS)
     try:
         expected = reference(source, messages, tools=tools, add_generation_prompt=prompt)
     except Exception:
         # Only where the template itself is not made for such messages.
-        assert name in ("MISTRAL", "LLAMA3")
+        assert name in ("mistral", "llama3")
         with pytest.raises(InvalidRequest):
             template.render(messages, tools=tools, add_generation_prompt=prompt)
         return
@@ -85,18 +89,16 @@ def test_equals_transformers(
 
 
 def test_variables_reach_the_template() -> None:
-    template = ChatTemplate(templates.QWEN3, TOKENS)
+    template = ChatTemplate(QWEN3, TOKENS)
     text = template.render(SIMPLE, variables={"enable_thinking": False, "not_read": 1})
-    assert text == reference(
-        templates.QWEN3, SIMPLE, add_generation_prompt=True, enable_thinking=False
-    )
+    assert text == reference(QWEN3, SIMPLE, add_generation_prompt=True, enable_thinking=False)
     assert text.endswith("<think>\n\n</think>\n\n")
 
 
-@pytest.mark.parametrize("name", ["QWEN3", "LLAMA3", "PARTS"])
+@pytest.mark.parametrize("name", ["qwen3", "llama3", "parts"])
 @pytest.mark.parametrize("start", ["Once upon", "Once upon a \n", "Once"])
 def test_continuing_the_last_message_equals_transformers(name: str, start: str) -> None:
-    source = getattr(templates, name)
+    source = SOURCES[name]
     messages = [*SIMPLE, {"role": "assistant", "content": start}]
     text = ChatTemplate(source, TOKENS).render(messages, continue_final_message=True)
     assert text == reference(source, messages, continue_final_message=True)
@@ -106,22 +108,24 @@ def test_continuing_the_last_message_equals_transformers(name: str, start: str) 
 def test_templates_own_message_reaches_the_user() -> None:
     messages = [{"role": "assistant", "content": "me first"}]
     with pytest.raises(InvalidRequest, match="roles must alternate"):
-        ChatTemplate(templates.MISTRAL, TOKENS).render(messages)
+        ChatTemplate(MISTRAL, TOKENS).render(messages)
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "chat_template"])
 def test_the_servers_variables_cannot_be_replaced(name: str) -> None:
     with pytest.raises(InvalidRequest, match="chat_template_kwargs"):
-        ChatTemplate(templates.QWEN3, TOKENS).render(SIMPLE, variables={name: []})
+        ChatTemplate(QWEN3, TOKENS).render(SIMPLE, variables={name: []})
 
 
 def test_content_format_detection() -> None:
     parts = {
-        name: ChatTemplate(getattr(templates, name)).choose(with_tools=False).reads_parts
-        for name in ("QWEN3", "LLAMA3", "MISTRAL", "PARTS")
+        name: ChatTemplate(SOURCES[name]).choose(with_tools=False).reads_parts
+        for name in ("qwen3", "llama3", "mistral", "parts")
     }
-    assert parts == {"QWEN3": False, "LLAMA3": False, "MISTRAL": False, "PARTS": True}
-    direct = "{% for m in messages %}{% for c in m['content'] %}{{ c.text }}{% endfor %}{% endfor %}"
+    assert parts == {"qwen3": False, "llama3": False, "mistral": False, "parts": True}
+    direct = (
+        "{% for m in messages %}{% for c in m['content'] %}{{ c.text }}{% endfor %}{% endfor %}"
+    )
     assert ChatTemplate(direct).choose(with_tools=False).reads_parts
 
 

@@ -51,9 +51,7 @@ def parse(pieces: list[str], *, is_open: bool = False, **options: bool) -> Parts
     events += parser.finish()
     reasoning = "".join(event.text for event in events if isinstance(event, ReasoningText))
     content = "".join(event.text for event in events if isinstance(event, ContentText))
-    calls = [
-        (event.call.name, event.call.arguments) for event in events if isinstance(event, Call)
-    ]
+    calls = [(event.call.name, event.call.arguments) for event in events if isinstance(event, Call)]
     assert [event.index for event in events if isinstance(event, Call)] == list(range(len(calls)))
     return reasoning, content, calls
 

@@ -1,0 +1,274 @@
+"""A conversation in the terminal with a running server, over its OpenAI routes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TextIO
+
+import httpx
+
+HELP = """\
+/clear   forget the conversation
+/help    this text
+/exit    leave, like Ctrl-D
+Ctrl-C   stop the answer
+"""
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+class ChatFailed(Exception):
+    """The server cannot be reached or refuses; the message is for the user."""
+
+
+class Piece(NamedTuple):
+    """A bit of an answer as it comes."""
+
+    text: str
+    is_reasoning: bool
+
+
+def connect(url: str, api_key: str | None = None) -> httpx.Client:
+    """A client for the server at `url`.
+
+    Raises:
+        ChatFailed: `url` is no HTTP address.
+    """
+    try:
+        base = httpx.URL(url)
+    except httpx.InvalidURL:
+        raise ChatFailed(f"{url} is no address of a server.") from None
+    if base.scheme not in ("http", "https") or not base.host:
+        raise ChatFailed(f"{url} is no address of a server; it looks like http://HOST:PORT.")
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.Client(
+        base_url=base,
+        headers=headers,
+        # An answer may take as long as it takes; only the connection has a limit.
+        timeout=httpx.Timeout(None, connect=5.0),
+        # A proxy of the environment cannot see this machine's own ports.
+        trust_env=base.host not in _LOOPBACK,
+    )
+
+
+class ChatSession:
+    """The conversation so far, and how the next answer is asked for.
+
+    Attributes:
+        messages: what the server gets to see, the system message first.
+        model: the name that requests carry.
+    """
+
+    def __init__(
+        self,
+        client: httpx.Client,
+        *,
+        model: str | None = None,
+        system: str | None = None,
+        thinking: bool | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+    ) -> None:
+        """Ask the server for its model's name unless `model` says it.
+
+        Raises:
+            ChatFailed: no server answers.
+        """
+        self._client = client
+        self._system = system
+        self._options: dict[str, Any] = {}
+        if thinking is not None:
+            # Two families of templates, two names for one switch.
+            self._options["chat_template_kwargs"] = {
+                "enable_thinking": thinking,
+                "thinking": thinking,
+            }
+        if max_tokens is not None:
+            self._options["max_tokens"] = max_tokens
+        if temperature is not None:
+            self._options["temperature"] = temperature
+        self.messages: list[dict[str, str]] = []
+        self.clear()
+        self.model = model or self._served_model()
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return str(self._client.base_url).rstrip("/")
+
+    def clear(self) -> None:
+        """Forget the conversation, keep the system message."""
+        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def ask(self, question: str) -> Iterator[Piece]:
+        """Send a question and give the answer as it comes.
+
+        What has come when the caller stops reading stays in the conversation: the model sees what
+        the user saw. A question that fails is taken back.
+
+        Raises:
+            ChatFailed: the server refuses, or goes away.
+        """
+        self.messages.append({"role": "user", "content": question})
+        body = {
+            "model": self.model,
+            "messages": self.messages,
+            "stream": True,
+            **self._options,
+        }
+        answer: list[str] = []
+        try:
+            for delta in self._deltas(body):
+                if delta.get("reasoning_content"):
+                    yield Piece(delta["reasoning_content"], is_reasoning=True)
+                if delta.get("content"):
+                    answer.append(delta["content"])
+                    yield Piece(delta["content"], is_reasoning=False)
+        except ChatFailed:
+            self.messages.pop()
+            raise
+        except BaseException:
+            self._remember(answer)
+            raise
+        self._remember(answer)
+
+    def _remember(self, answer: list[str]) -> None:
+        self.messages.append({"role": "assistant", "content": "".join(answer)})
+
+    def _deltas(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        with (
+            self._failures(),
+            self._client.stream("POST", "/v1/chat/completions", json=body) as response,
+        ):
+            if response.status_code != 200:
+                response.read()
+                raise ChatFailed(_refusal(response))
+            for content in _events(response.iter_bytes()):
+                if "error" in content:
+                    raise ChatFailed(str(content["error"].get("message", "the answer failed")))
+                for choice in content["choices"]:
+                    yield choice["delta"]
+
+    def _served_model(self) -> str:
+        with self._failures():
+            response = self._client.get("/v1/models")
+            if response.status_code != 200:
+                raise ChatFailed(_refusal(response))
+            return str(response.json()["data"][0]["id"])
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise ChatFailed(
+                f"No server answers at {self.url}. Start one with `headrace serve`, or say where "
+                "it is with --url."
+            ) from None
+        except httpx.HTTPError:
+            raise ChatFailed(f"The connection to {self.url} broke.") from None
+        except (ValueError, LookupError, TypeError):
+            raise ChatFailed(f"What answers at {self.url} does not speak OpenAI's API.") from None
+
+
+def _refusal(response: httpx.Response) -> str:
+    try:
+        body = response.json()
+        error = body.get("error", body)
+        message = error if isinstance(error, str) else error["message"]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        message = f"The server answered {response.status_code}."
+    if response.status_code == 401:
+        return f"{message}: the server asks for a key, give it with --api-key."
+    return str(message)
+
+
+def _events(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    # Not by httpx's lines: those also end at characters that JSON leaves inside a text.
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: "):
+                if line[6:].strip() == b"[DONE]":
+                    return
+                yield json.loads(line[6:])
+
+
+def converse(session: ChatSession, source: TextIO, out: TextIO, log: TextIO) -> int:
+    """Run the conversation until the input ends; the exit status.
+
+    A terminal gets prompts, commands and reasoning; piped input gets one answer per line.
+    """
+    if not source.isatty():
+        return _answer_lines(session, source, out)
+    with contextlib.suppress(ImportError):
+        # Arrow keys and history for `input`.
+        import readline  # noqa: F401
+    out.write(f"{session.model} at {session.url}. /help lists the commands, Ctrl-D leaves.\n")
+    while True:
+        try:
+            line = input("\n> ").strip()
+        except EOFError:
+            out.write("\n")
+            return 0
+        except KeyboardInterrupt:
+            out.write("\n(Ctrl-D leaves)")
+            continue
+        if line in ("/exit", "/quit"):
+            return 0
+        if line.startswith("/"):
+            out.write(_command(session, line))
+        elif line:
+            try:
+                _show(session.ask(line), out, colors=out.isatty())
+            except ChatFailed as error:
+                log.write(f"\nheadrace: {error}\n")
+                log.flush()
+
+
+def _command(session: ChatSession, line: str) -> str:
+    if line == "/clear":
+        session.clear()
+        return "(the conversation is forgotten)\n"
+    if line == "/help":
+        return HELP
+    return f"(no command {line.split()[0]}; /help lists them)\n"
+
+
+def _answer_lines(session: ChatSession, source: TextIO, out: TextIO) -> int:
+    for line in source:
+        if line.strip():
+            for piece in session.ask(line.strip()):
+                if not piece.is_reasoning:
+                    out.write(piece.text)
+                    out.flush()
+            out.write("\n")
+            out.flush()
+    return 0
+
+
+def _show(pieces: Iterator[Piece], out: TextIO, *, colors: bool) -> None:
+    was_reasoning = False
+    try:
+        for piece in pieces:
+            if piece.is_reasoning != was_reasoning:
+                was_reasoning = piece.is_reasoning
+                if colors:
+                    out.write(_DIM if was_reasoning else _PLAIN)
+                if not was_reasoning:
+                    out.write("\n\n")
+            out.write(piece.text)
+            out.flush()
+    except KeyboardInterrupt:
+        out.write(" (stopped)")
+    finally:
+        # Closing the generator closes the connection, and the server stops generating.
+        if hasattr(pieces, "close"):
+            pieces.close()
+        if colors:
+            out.write(_PLAIN)
+        out.write("\n")
+        out.flush()

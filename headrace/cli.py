@@ -1,0 +1,78 @@
+"""The `headrace` command: `serve` starts a server, `chat` talks to one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from headrace import __version__
+
+DEFAULT_URL = "http://127.0.0.1:30000"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; `serve` hands its arguments on unread."""
+    parser = argparse.ArgumentParser(prog="headrace", description="A small, fast LLM server.")
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    # Without -h of its own, so that `serve --help` reaches the server's option list.
+    commands.add_parser(
+        "serve",
+        help="start a server (the demo model when no --model-path is given)",
+        add_help=False,
+    )
+    chat = commands.add_parser(
+        "chat",
+        help="chat with a running server",
+        description="Chat with a running server; piped input is one question per line.",
+    )
+    chat.add_argument("--url", default=DEFAULT_URL, help=f"the server (default {DEFAULT_URL})")
+    chat.add_argument("--model", help="the model's name; the one the server lists when absent")
+    chat.add_argument("--system", help="a system message before the conversation")
+    chat.add_argument("--api-key", help="the server's key, if it asks for one")
+    chat.add_argument("--max-tokens", type=int, help="longest answer, tokens")
+    chat.add_argument("--temperature", type=float, help="0 takes the likeliest word each time")
+    chat.add_argument(
+        "--thinking",
+        action=argparse.BooleanOptionalAction,
+        help="have the model reason first, or not; its own habit when absent",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command; exits with its status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["serve"]:
+        # Imported late: a chat needs nothing of the server.
+        from server.launch import main as launch
+
+        launch(arguments[1:])
+        return
+    sys.exit(_chat(build_parser().parse_args(arguments)))
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from headrace.chat import ChatFailed, ChatSession, connect, converse
+
+    try:
+        with connect(options.url, options.api_key) as client:
+            session = ChatSession(
+                client,
+                model=options.model,
+                system=options.system,
+                thinking=options.thinking,
+                max_tokens=options.max_tokens,
+                temperature=options.temperature,
+            )
+            return converse(session, sys.stdin, sys.stdout, sys.stderr)
+    except ChatFailed as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    main()

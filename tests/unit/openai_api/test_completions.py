@@ -1,0 +1,154 @@
+"""`/v1/completions` and `/v1/models` over a fake engine."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from runtime.messages import FinishReason
+from tests.support.fake_engine import EOS_ID
+
+
+async def test_whole_answer(make_front: Any) -> None:
+    answer = (await make_front().complete("Hello")).json()
+    assert re.fullmatch(r"cmpl-[0-9a-f]{32}", answer["id"])
+    assert answer["object"] == "text_completion"
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "text": "Hello",
+            "logprobs": None,
+            "finish_reason": "stop",
+            "matched_stop": EOS_ID,
+        }
+    ]
+    assert answer["usage"]["prompt_tokens"] == 5
+    assert answer["usage"]["completion_tokens"] == 6
+    assert answer["metadata"] == {"weight_version": "default"}
+
+
+async def test_defaults_are_openais_not_the_models(make_front: Any) -> None:
+    front = make_front(sampling_defaults={"temperature": 0.1})
+    answer = (await front.complete("x" * 40)).json()
+    assert answer["choices"][0]["text"] == "x" * 16
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert front.engine.requests[0].sampling.temperature == 1.0
+    # Close to the context's end, our own default gives way.
+    assert (await front.complete([65] * 4090)).json()["usage"]["completion_tokens"] == 6
+    assert (await front.complete([65] * 4090, max_tokens=16)).status_code == 400
+
+
+@pytest.mark.parametrize("prompt", [["ab", "c"], [[97, 98], [99]]])
+async def test_prompt_lists(make_front: Any, prompt: Any) -> None:
+    front = make_front()
+    answer = (await front.complete(prompt, n=2, echo=True, rid=["r", "s"])).json()
+    assert answer["id"] == "r"
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in answer["choices"]] == ["abab", "abab", "cc", "cc"]
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert answer["usage"]["completion_tokens"] == 2 * 3 + 2 * 2
+
+
+async def test_stream(make_front: Any, events: Any) -> None:
+    front = make_front()
+    asked = {"stream": True, "echo": True, "stream_options": {"include_usage": True}, "stop": "o"}
+    chunks = events(await front.complete(["Hello", "Bye"], **asked))
+    texts = ["", ""]
+    ends: list[Any] = [None, None]
+    for chunk in chunks[:-1]:
+        (choice,) = chunk["choices"]
+        assert ends[choice["index"]] is None
+        texts[choice["index"]] += choice["text"]
+        ends[choice["index"]] = choice["finish_reason"]
+        if choice["index"] == 0 and choice["finish_reason"]:
+            assert choice["matched_stop"] == "o"
+    assert texts == ["HelloHell", "ByeBye"]
+    assert ends == ["stop", "stop"]
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["prompt_tokens"] == 8
+
+
+async def test_characters_of_several_tokens(make_front: Any, events: Any) -> None:
+    chunks = events(await make_front().complete("ü😀日", stream=True, max_tokens=50))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "ü😀日"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [[1], 2]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [10**6]}, "prompt"),
+        ({"prompt": ["a"] * 5000}, "prompt"),
+        ({"prompt": ["a"] * 100, "n": 100}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"suffix": "end"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"rid": ["a", "b"]}, "rid"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ],
+)
+async def test_refusals_name_the_field(make_front: Any, fields: dict[str, Any], param: str) -> None:
+    front = make_front()
+    answer = await front.post("/v1/completions", {"prompt": "Hi", **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["param"] == param
+    assert front.engine.client.num_in_flight == 0
+
+
+async def test_neutral_fields_pass(make_front: Any) -> None:
+    neutral = {"logprobs": None, "suffix": "", "best_of": 1, "max_tokens": None, "user": "u"}
+    assert (await make_front().complete("Hi", **neutral)).status_code == 200
+    assert (await make_front().complete("Hi", logprobs=False)).status_code == 200
+
+
+async def test_too_long(make_front: Any) -> None:
+    answer = await make_front().complete([65] * 4096)
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    answer = await make_front().complete("x" * (4096 * 128 + 1))
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_one_refused_choice_ends_the_request(make_front: Any) -> None:
+    front = make_front()
+    front.engine.refuse = FinishReason("abort", message="Too much.", status_code=503)
+    answer = await front.complete(["a", "b"])
+    assert answer.status_code == 503
+    assert front.engine.client.num_in_flight == 0
+
+
+async def test_models(make_front: Any) -> None:
+    front = make_front(created=7)
+    front.engine.client.ready = False
+    card = {
+        "id": "org/fake",
+        "object": "model",
+        "created": 7,
+        "owned_by": "sglang",
+        "root": "org/fake",
+        "parent": None,
+        "max_model_len": 4096,
+    }
+    async with front.client() as client:
+        listed = (await client.get("/v1/models")).json()
+        assert listed == {"object": "list", "data": [card]}
+        assert (await client.get("/v1/models/org/fake")).json() == card
+        missing = await client.get("/v1/models/org/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"] == {
+        "message": "The model 'org/other' does not exist.",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
