@@ -8,8 +8,11 @@ from typing import Any
 from openai_api.chat_messages import template_messages
 from openai_api.context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest
-from runtime.client.admission import MAX_CHARS_PER_TOKEN, check_text_size
+from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits, check_text_size
 from runtime.errors import InvalidRequest
+
+# Longest text worth rendering where a prompt that is too long gets cut instead of refused.
+MAX_TRUNCATED_CHARS = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         variables=template_variables(request),
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=continues,
-        max_chars=limits.context_len * MAX_CHARS_PER_TOKEN,
+        max_chars=_max_chars(limits),
     )
     if not text:
         raise InvalidRequest(
@@ -66,6 +69,12 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
     # The template writes BOS and the like itself: added again, a model would see them twice.
     input_ids = await context.tokenizer.encode_async(text, add_special_tokens=False)
     return ChatPrompt(text, input_ids, _is_open(text, request, context))
+
+
+def _max_chars(limits: EngineLimits) -> int:
+    if limits.allow_auto_truncate:
+        return MAX_TRUNCATED_CHARS
+    return limits.context_len * MAX_CHARS_PER_TOKEN
 
 
 def template_variables(request: ChatCompletionRequest) -> dict[str, Any]:

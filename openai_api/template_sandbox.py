@@ -52,7 +52,9 @@ class Budget:
     def check_size(self, num_chars: int) -> None:
         """Raise for a text, or a list, longer than the output may be."""
         if num_chars > self.max_chars:
-            raise TemplateTooCostly("the chat template renders more text than the model can read")
+            raise TemplateTooCostly(
+                "the text it renders is longer than the model's context length allows"
+            )
 
 
 def _budget_of(context: Context) -> Budget:

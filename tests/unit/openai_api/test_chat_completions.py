@@ -175,6 +175,14 @@ async def test_refusals_name_the_field(
     assert front.engine.client.num_in_flight == 0
 
 
+async def test_too_long_conversations_have_openais_code(make_front: Any) -> None:
+    front = make_front()
+    for question in ("x" * 5000, "x" * 10**6):
+        answer = await front.chat(question)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
 async def test_no_template_says_what_to_do(make_front: Any) -> None:
     answer = await make_front(template=None).chat()
     assert answer.status_code == 400
