@@ -1,0 +1,156 @@
+"""`kill -9` of each process under load: no hung client, no orphan, the port usable again.
+
+HEADRACE_FAULT_ROUNDS=20 gives the long form.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.server import ServerProcess, free_port
+from tests.support.tiny_models import tiny_model
+
+ROUNDS = int(os.environ.get("HEADRACE_FAULT_ROUNDS", "3"))
+LONG = {
+    "text": "The mill",
+    "stream": True,
+    "sampling_params": {"max_new_tokens": 240, "temperature": 0, "ignore_eos": True},
+}
+
+
+class Clients:
+    """Streams that must all come to an end, well or badly."""
+
+    def __init__(self, url: str, count: int) -> None:
+        self.first_event = threading.Semaphore(0)
+        self.endings: list[str] = []
+        self.threads = [
+            threading.Thread(target=self._stream, args=(url,), daemon=True) for _ in range(count)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _stream(self, url: str) -> None:
+        last = ""
+        started = False
+        try:
+            with httpx.stream("POST", url + "/generate", json=LONG, timeout=30) as response:
+                for line in response.iter_lines():
+                    last = line or last
+                    if not started:
+                        started = True
+                        self.first_event.release()
+            self.endings.append(last)
+        except httpx.HTTPError as error:
+            self.endings.append(type(error).__name__)
+        finally:
+            if not started:
+                self.first_event.release()
+
+    def wait_started(self) -> None:
+        for _ in self.threads:
+            assert self.first_event.acquire(timeout=20)
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(10)
+        assert not [t for t in self.threads if t.is_alive()], "a client hangs"
+
+
+def children_by_name(server: ServerProcess) -> dict[str, int]:
+    found = {}
+    for pid in server.child_pids():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"runtime.process" in words:
+            found[words[words.index(b"runtime.process") + 1].decode()] = pid
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, timeout_s: float, what: str) -> float:  # type: ignore[no-untyped-def]
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < timeout_s, what
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+def is_ready(server: ServerProcess) -> bool:
+    return httpx.get(server.url + "/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "detokenizer"])
+def test_a_killed_child_is_replaced_behind_an_open_port(victim: str) -> None:
+    with ServerProcess("--model-path", str(tiny_model("qwen3"))) as server:
+        server.wait_ready()
+        for _ in range(ROUNDS):
+            clients = Clients(server.url, 4)
+            clients.wait_started()
+            pid = children_by_name(server)[victim]
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not is_ready(server), 1.0, "readiness stayed true")
+            clients.join()
+            assert httpx.get(server.url + "/v1/models").status_code == 200
+            wait_until(lambda: is_ready(server), 30, "never ready again")
+            assert children_by_name(server)[victim] != pid
+            answer = httpx.post(
+                server.url + "/generate",
+                json={"text": "The", "sampling_params": {"max_new_tokens": 4}},
+                timeout=20,
+            )
+            assert answer.status_code == 200
+            assert answer.json()["meta_info"]["completion_tokens"] >= 1
+
+
+def test_requests_in_flight_are_told_why() -> None:
+    with ServerProcess("--model-path", str(tiny_model("qwen3"))) as server:
+        server.wait_ready()
+        clients = Clients(server.url, 3)
+        clients.wait_started()
+        os.kill(children_by_name(server)["detokenizer"], signal.SIGSTOP)
+        more = Clients(server.url, 3)
+        time.sleep(0.3)
+        os.kill(children_by_name(server)["scheduler"], signal.SIGKILL)
+        clients.join()
+        for thread in more.threads:
+            thread.join(10)
+        assert len(clients.endings) == 3
+        wait_until(lambda: is_ready(server), 30, "never ready again")
+
+
+def test_nothing_outlives_a_killed_front() -> None:
+    port = free_port()
+    for _ in range(ROUNDS):
+        server = ServerProcess("--model-path", str(tiny_model("qwen3")), "--port", str(port))
+        server.wait_ready()
+        clients = Clients(server.url, 3)
+        clients.wait_started()
+        children = server.child_pids()
+        assert len(children) >= 2
+        server.signal(signal.SIGKILL)
+        clients.join()
+        wait_until(lambda: not any(map(alive, children)), 2.0, "an orphan is left")  # noqa: B023
+        server.wait_exit()
+
+
+def test_a_front_killed_while_loading_leaves_nothing() -> None:
+    server = ServerProcess("--model-path", str(tiny_model("qwen3")))
+    server.wait_for_line("Starting the worker")
+    wait_until(lambda: len(server.child_pids()) == 2, 5, "no children")
+    children = server.child_pids()
+    server.signal(signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, children)), 3.0, "an orphan is left")
+    server.wait_exit()
