@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from runtime.detokenizer.decoder_choice import DecoderFactory
-from runtime.detokenizer.decoders import REPLACEMENT
+from runtime.detokenizer.decoders import REPLACEMENT, CleanedDecoder
 from runtime.tokenizer import Tokenizer, clean_up_spaces
 from tests.support.text_strategies import id_lists, splits, texts
 from tests.support.tiny_tokenizers import CORPUS, KINDS
@@ -234,6 +234,37 @@ def test_endless_broken_bytes_are_not_held_back(tokenizers, factories):
             shown = "".join(decoder.push(text_id) for _ in range(100))
             assert 90 <= len(shown) <= 100
             assert set(shown) == {REPLACEMENT}
+
+
+class Spelling:
+    """A decoder whose ids are characters."""
+
+    def push(self, token_id):
+        return chr(token_id)
+
+    def extend(self, token_ids):
+        return "".join(map(chr, token_ids))
+
+    def finish(self):
+        return ""
+
+
+@settings(PROPERTY, max_examples=500)
+@given(
+    st.lists(st.sampled_from([" ", "'", "n", "t", "r", "e", "v", ".", "?", " n't", " 're", " ' "])),
+    st.data(),
+)
+def test_clean_up_of_any_pieces_equals_the_clean_up_of_the_whole(parts, data):
+    text = "".join(parts)
+    decoder = CleanedDecoder(Spelling())
+    shown = [decoder.extend(step) for step in splits(data, [ord(char) for char in text])]
+    assert "".join([*shown, decoder.finish()]) == clean_up_spaces(text)
+
+
+def test_clean_up_holds_little_back():
+    decoder = CleanedDecoder(Spelling())
+    shown = "".join(decoder.push(ord(char)) for char in "The quick brown fox")
+    assert shown == "The quick brown fox"
 
 
 @pytest.mark.parametrize("kind", WINDOWED)

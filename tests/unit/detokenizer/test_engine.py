@@ -136,6 +136,23 @@ def test_streamed_equals_whole_equals_reference(tokenizers, kind):
     check()
 
 
+@pytest.mark.parametrize("stops", [[], ["isn't", "world"]], ids=["plain", "stops"])
+def test_cleaned_text_is_whole_too(stops):
+    tokenizer = Tokenizer(KINDS["wordpiece"](), {"clean_up_tokenization_spaces": True})
+
+    @PROPERTY
+    @given(texts, st.data())
+    def check(text, data):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        full = tokenizer.decode(ids)
+        match = first_match(full, stops)
+        for streams in (True, False):
+            run = Run(tokenizer, splits(data, ids), stream=streams, stop=stops)
+            assert run.text == full[: match[0] if match else len(full)]
+
+    check()
+
+
 @pytest.mark.parametrize("kind", ["llama3", "llama2", "unigram"])
 def test_many_streams_at_once_do_not_mix(tokenizers, kind):
     tokenizer = tokenizers[kind]
