@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NamedTuple, TextIO
 
 import httpx
@@ -102,7 +102,7 @@ class ChatSession:
         """Forget the conversation, keep the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
-    def ask(self, question: str) -> Iterator[Piece]:
+    def ask(self, question: str) -> Generator[Piece, None, None]:
         """Send a question and give the answer as it comes.
 
         What has come when the caller stops reading stays in the conversation: the model sees what
@@ -250,7 +250,7 @@ def _answer_lines(session: ChatSession, source: TextIO, out: TextIO) -> int:
     return 0
 
 
-def _show(pieces: Iterator[Piece], out: TextIO, *, colors: bool) -> None:
+def _show(pieces: Generator[Piece, None, None], out: TextIO, *, colors: bool) -> None:
     was_reasoning = False
     try:
         for piece in pieces:
@@ -266,8 +266,7 @@ def _show(pieces: Iterator[Piece], out: TextIO, *, colors: bool) -> None:
         out.write(" (stopped)")
     finally:
         # Closing the generator closes the connection, and the server stops generating.
-        if hasattr(pieces, "close"):
-            pieces.close()
+        pieces.close()
         if colors:
             out.write(_PLAIN)
         out.write("\n")

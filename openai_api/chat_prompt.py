@@ -46,9 +46,16 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
             "continue_final_message needs a last message of the assistant.",
             param="continue_final_message",
         )
+    limits = context.client.limits
+    if len(request.messages) > limits.context_len and not limits.allow_auto_truncate:
+        # Found out here, not after minutes of rendering: every message takes a token or more.
+        raise InvalidRequest(
+            f"The {len(request.messages)} messages are longer than the model's context length "
+            f"({limits.context_len} tokens).",
+            param="messages",
+        )
     tools = request.tools if request.tools and request.tool_choice != "none" else None
     shape = template.choose(with_tools=tools is not None)
-    limits = context.client.limits
     text = await template.render_async(
         template_messages(
             request.messages,

@@ -58,6 +58,10 @@ def sampling_of(
     Raises:
         InvalidRequest: a value out of bounds.
     """
+    for name in ("logit_bias", "stop_token_ids"):
+        # Counted before each entry is looked at: streams share this thread.
+        if len(getattr(request, name) or ()) > vocab_size:
+            raise InvalidRequest(f"{name} has more entries than there are tokens.", param=name)
     fields = SamplingFields(
         **{name: getattr(request, name) for name in _SAME_NAMES},
         max_new_tokens=msgspec.UNSET if max_tokens is None else max_tokens,

@@ -11,6 +11,7 @@ from runtime.errors import InvalidRequest
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 MAX_TOOLS = 1024
+MAX_PARTS = 4096
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -143,6 +144,11 @@ def check_chat_request(request: ChatCompletionRequest) -> None:
             raise InvalidRequest(
                 f"messages[{index}].role must be one of {', '.join(sorted(ROLES))}.",
                 param=f"messages[{index}].role",
+            )
+        if isinstance(message.content, list) and len(message.content) > MAX_PARTS:
+            raise InvalidRequest(
+                f"messages[{index}].content may have at most {MAX_PARTS} parts.",
+                param=f"messages[{index}].content",
             )
     refuse_unsupported(request, _UNSUPPORTED)
     if request.modalities and request.modalities != ["text"]:

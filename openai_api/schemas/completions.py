@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Any, cast
 
 import msgspec
 
@@ -56,10 +56,12 @@ def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
     """
     prompt = request.prompt
     prompts: list[str | list[int]]
-    if isinstance(prompt, str) or (prompt and _all_ids(prompt)):
-        prompts = [prompt]
-    elif _all_texts(prompt) or _all_id_lists(prompt):
-        prompts = list(prompt)
+    # A set of types, not a loop: a prompt may have a million ids, and streams share this thread.
+    kinds = {str} if isinstance(prompt, str) else set(map(type, prompt))
+    if isinstance(prompt, str) or kinds == {int}:
+        prompts = [cast("str | list[int]", prompt)]
+    elif len(kinds) <= 1:
+        prompts = cast("list[str | list[int]]", prompt)
     else:
         raise InvalidRequest("prompt must not mix texts and token ids.", param="prompt")
     if not prompts or not all(prompts):
@@ -70,15 +72,3 @@ def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
             param="prompt",
         )
     return prompts
-
-
-def _all_ids(prompt: list[Any]) -> TypeGuard[list[int]]:
-    return all(isinstance(item, int) for item in prompt)
-
-
-def _all_texts(prompt: list[Any]) -> TypeGuard[list[str]]:
-    return all(isinstance(item, str) for item in prompt)
-
-
-def _all_id_lists(prompt: list[Any]) -> TypeGuard[list[list[int]]]:
-    return all(isinstance(item, list) for item in prompt)

@@ -140,6 +140,13 @@ async def test_sampling_reaches_the_engine(make_front: Any) -> None:
         ({"n": 10**9}, "n"),
         ({"stop": ["a"] * 100}, "stop"),
         ({"stop_token_ids": [10**9]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 1000}, "stop_token_ids"),
+        ({"logit_bias": {str(at): 1 for at in range(1000)}}, "logit_bias"),
+        ({"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 5000}]},
+            "messages[0].content",
+        ),
         ({"rid": ""}, "rid"),
         ({"rid": "a\nb"}, "rid"),
         ({"cache_salt": "x" * 10**6}, "cache_salt"),
