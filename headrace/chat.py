@@ -106,7 +106,7 @@ class ChatSession:
         """Send a question and give the answer as it comes.
 
         What has come when the caller stops reading stays in the conversation: the model sees what
-        the user saw. A question that fails is taken back.
+        the user saw. A question that fails, or is stopped before any answer, is taken back.
 
         Raises:
             ChatFailed: the server refuses, or goes away.
@@ -130,7 +130,10 @@ class ChatSession:
             self.messages.pop()
             raise
         except BaseException:
-            self._remember(answer)
+            if answer:
+                self._remember(answer)
+            else:
+                self.messages.pop()
             raise
         self._remember(answer)
 
