@@ -49,12 +49,12 @@ def create_app(context: ServerContext, openai: OpenAIContext) -> Application:
         redoc_url=None,
         # A redirect would send a body to a path that auth has not decided on.
         redirect_slashes=False,
-        root_path=http.fastapi_root_path,
     )
     for module in (health, info, generate, tokenize, loads, control):
         api.include_router(module.create_router(context))
     api.include_router(create_openai_router(openai))
     api.add_exception_handler(HeadraceError, _answer_error)
+    api.add_exception_handler(Exception, _answer_error)
     observers = _add_observers(api, context)
 
     # From the inside out: the last one wrapped is the first one asked.
@@ -70,7 +70,7 @@ def create_app(context: ServerContext, openai: OpenAIContext) -> Application:
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
-    app = EntryMiddleware(app, context.lifecycle, observers)
+    app = EntryMiddleware(app, context.lifecycle, observers, http.fastapi_root_path)
     return Application(api, app)
 
 

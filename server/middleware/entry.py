@@ -36,9 +36,19 @@ class HttpObserver(Protocol):
 class EntryMiddleware:
     """Wraps the whole application, every refusal of the other middlewares included."""
 
-    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, observers: list[HttpObserver]) -> None:
-        """Close connections once `lifecycle` drains; tell `observers` about each request."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        lifecycle: Lifecycle,
+        observers: list[HttpObserver],
+        root_path: str = "",
+    ) -> None:
+        """Close connections once `lifecycle` drains; tell `observers` about each request.
+
+        `root_path` is the prefix under which a proxy shows this server; routes match without it.
+        """
         self._app = app
+        self._root_path = root_path.rstrip("/")
         self._lifecycle = lifecycle
         self._observers = observers
 
@@ -46,6 +56,8 @@ class EntryMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._root_path:
+            scope["root_path"] = self._root_path
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id.decode("ascii")
         started_at = time.perf_counter()
@@ -70,7 +82,8 @@ class EntryMiddleware:
         except Exception as error:
             if status_code == 0:
                 await error_response(error, scope["path"])(scope, receive, send_with_id)
-            else:
+            elif status_code != 500:
+                # The framework passes on what it has answered; what came later nobody saw.
                 access_logger.exception("A response broke off")
         finally:
             for observer in self._observers:

@@ -47,11 +47,10 @@ def create_router(context: ServerContext) -> APIRouter:
                 return Response(f"{text}\n", 400, media_type="text/plain")
             await asyncio.sleep(_FLUSH_POLL_S)
 
-    methods = ["POST"]
+    router.add_api_route("/flush_cache", flush_cache, methods=["POST"])
     # Trainers poll it with GET; with a key set, nothing that changes the server answers GET.
     if context.config.http.api_key is None and context.config.http.admin_api_key is None:
-        methods.append("GET")
-    router.add_api_route("/flush_cache", flush_cache, methods=methods)
+        router.add_api_route("/flush_cache", flush_cache, methods=["GET"], include_in_schema=False)
 
     @router.post("/abort_request", openapi_extra=body_schema(AbortBody))
     async def abort_request(request: Request) -> Response:

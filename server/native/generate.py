@@ -28,7 +28,6 @@ def create_router(context: ServerContext) -> APIRouter:
     """The route `/generate`."""
     router = APIRouter(tags=["native"])
 
-    @router.api_route("/generate", methods=["POST", "PUT"], openapi_extra=body_schema(GenerateBody))
     async def generate(request: Request) -> Response:
         """Continue one prompt (the answer is an object) or several (a list)."""
         body = decode_body(await request.body(), _DECODER)
@@ -47,6 +46,9 @@ def create_router(context: ServerContext) -> APIRouter:
             raise
         return EventStream(_chain(first, events), lambda: close_all(streams))
 
+    documented = body_schema(GenerateBody)
+    router.add_api_route("/generate", generate, methods=["POST"], openapi_extra=documented)
+    router.add_api_route("/generate", generate, methods=["PUT"], include_in_schema=False)
     return router
 
 

@@ -47,7 +47,6 @@ def create_router(context: ServerContext) -> APIRouter:
     for path in ("/get_server_info", "/server_info"):
         router.add_api_route(path, server_info, methods=["GET"])
 
-    @router.api_route("/", methods=["GET", "HEAD"])
     async def root() -> Response:
         """Where to look next."""
         return json_response(
@@ -61,6 +60,8 @@ def create_router(context: ServerContext) -> APIRouter:
             }
         )
 
+    router.add_api_route("/", root, methods=["GET"])
+    router.add_api_route("/", root, methods=["HEAD"], include_in_schema=False)
     return router
 
 

@@ -1,0 +1,92 @@
+"""The whole application over a fake engine: every route and middleware, no process, no socket."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from openai_api.context import make_context
+from runtime.client.host import EngineStatus
+from runtime.client.recorder import RecordingClient
+from runtime.config import HttpArgs, LoggingArgs, ModelArgs, SchedulingArgs, ServerConfig
+from runtime.messages import WorkerReady
+from runtime.shared_state import SharedState
+from server.app import Application, create_app
+from server.context import Lifecycle, ServerContext
+from tests.support.fake_engine import FakeEngine, fake_model_config
+
+WORKER = WorkerReady(
+    max_total_num_tokens=16384,
+    max_running_requests=8,
+    page_size=16,
+    dtype="float32",
+    device="cpu",
+    attention_backend="cpu",
+    weight_bytes=2**20,
+    kv_bytes=2**21,
+    load_seconds=1.5,
+)
+
+
+class FakeServer:
+    """A ready server; `client` talks to it in this process."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        logging: LoggingArgs | None = None,
+        scheduling: SchedulingArgs | None = None,
+        engine_options: dict[str, Any] | None = None,
+        **http: Any,
+    ) -> None:
+        """Build it; `http` are options of `HttpArgs`."""
+        self.engine = FakeEngine(client_class=RecordingClient, **(engine_options or {}))
+        assert isinstance(self.engine.client, RecordingClient)
+        config = ServerConfig(
+            model=ModelArgs(
+                model_path="fake/model", tokenizer_path="fake/model", served_model_name="fake"
+            ),
+            http=HttpArgs(**http),
+            logging=logging or LoggingArgs(),
+            scheduling=scheduling or SchedulingArgs(page_size=16, max_running_requests=8),
+        )
+        self.shared = SharedState(folder / "state", create=True)
+        self.shared.beat()
+        self.shared["max_total_num_tokens"] = WORKER.max_total_num_tokens
+        self.context = ServerContext(
+            config=config,
+            model=fake_model_config(),
+            tokenizer=self.engine.tokenizer,
+            client=self.engine.client,
+            status=EngineStatus(
+                phase="ready",
+                fraction=1.0,
+                worker=WORKER,
+                detokenizer_ready=True,
+                ready_at=time.monotonic() - 3600,
+            ),
+            shared=self.shared,
+            version="1.2.3",
+            weight_version="default",
+            lifecycle=Lifecycle(warmed_up=True),
+        )
+        openai = make_context(
+            config.http,
+            client=self.engine.client,
+            tokenizer=self.engine.tokenizer,
+            model_config=self.context.model,
+            served_model_name="fake",
+            weight_version=lambda: self.context.weight_version,
+            preferred_sampling_params={},
+        )
+        self.app: Application = create_app(self.context, openai)
+        transport = httpx.ASGITransport(app=self.app)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:30000")
+
+    async def generate(self, **body: Any) -> httpx.Response:
+        """POST /generate."""
+        return await self.client.post("/generate", json=body)

@@ -1,0 +1,132 @@
+"""Keys: the table of levels, closed unless opened, whatever the header looks like."""
+
+import re
+
+import pytest
+
+from runtime.config import LoggingArgs
+from server.middleware.auth import ADMIN_PATHS, OPEN_PATHS
+from tests.support.fake_server import FakeServer
+
+NORMAL = "/model_info"
+ADMIN = "/flush_cache"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def status(server: FakeServer, path: str, key: str | None) -> int:
+    method = "POST" if path in ADMIN_PATHS else "GET"
+    headers = bearer(key) if key else {}
+    server.context.client.ready = False  # control routes then answer 503 at once
+    return (await server.client.request(method, path, headers=headers)).status_code
+
+
+@pytest.mark.parametrize(
+    ("api", "admin", "path", "key", "allowed"),
+    [
+        (None, None, NORMAL, None, True),
+        (None, None, ADMIN, None, True),
+        ("k", None, NORMAL, None, False),
+        ("k", None, NORMAL, "k", True),
+        ("k", None, NORMAL, "K", False),
+        ("k", None, ADMIN, "k", True),
+        ("k", None, ADMIN, None, False),
+        (None, "a", NORMAL, None, True),
+        (None, "a", ADMIN, None, False),
+        (None, "a", ADMIN, "a", True),
+        ("k", "a", NORMAL, "k", True),
+        ("k", "a", NORMAL, "a", False),
+        ("k", "a", ADMIN, "a", True),
+        ("k", "a", ADMIN, "k", False),
+    ],
+)
+async def test_the_table_of_levels(tmp_path, api, admin, path, key, allowed):
+    server = FakeServer(tmp_path, api_key=api, admin_api_key=admin)
+    assert (await status(server, path, key) not in (401, 403)) == allowed
+
+
+async def test_bodies(tmp_path):
+    server = FakeServer(tmp_path, api_key="k", admin_api_key="a")
+    missing = await server.client.get(NORMAL)
+    assert (missing.status_code, missing.json()) == (401, {"error": "Unauthorized"})
+    assert missing.headers["www-authenticate"] == "Bearer"
+    assert missing.headers["x-request-id"]
+    wrong = await server.client.post(ADMIN, headers=bearer("k"))
+    assert (wrong.status_code, wrong.json()) == (403, {"error": "Forbidden"})
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "k", "Bearer", "Bearer ", "Bearer  ", "Basic k", "Bearer k extra", "Bearer kk", "Bearerk"],
+)
+async def test_odd_headers_are_refused(tmp_path, value):
+    server = FakeServer(tmp_path, api_key="k")
+    response = await server.client.get(NORMAL, headers={"Authorization": value})
+    assert response.status_code == 401
+
+
+async def test_scheme_case_and_doubled_headers(tmp_path):
+    server = FakeServer(tmp_path, api_key="k")
+    assert (await server.client.get(NORMAL, headers={"Authorization": "bEaReR k"})).is_success
+    doubled = [("Authorization", "Bearer k"), ("Authorization", "Bearer k")]
+    assert (await server.client.get(NORMAL, headers=doubled)).status_code == 401
+
+
+async def test_every_route_is_closed_but_the_listed(tmp_path):
+    server = FakeServer(tmp_path, api_key="k", logging=LoggingArgs(enable_metrics=True))
+    paths = {*server.app.api.openapi()["paths"], "/docs", "/openapi.json", "/nope"}
+    assert {"/generate", "/v1/chat/completions"} <= paths
+    for path in paths:
+        concrete = re.sub(r"\{[^}]*\}", "x", path)
+        for method in ("GET", "POST", "PUT", "DELETE", "HEAD"):
+            response = await server.client.request(method, concrete)
+            if path in OPEN_PATHS:
+                assert response.status_code != 401
+            else:
+                assert response.status_code == 401, (method, path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/healthy/../model_info", "/health/", "/health/x", "/metricsx", "//health", "/docs", "/nope"],
+)
+async def test_near_misses_of_open_paths_are_closed(tmp_path, path):
+    server = FakeServer(tmp_path, api_key="k")
+    assert (await server.client.get(path)).status_code == 401
+
+
+async def test_a_forged_host_opens_nothing(tmp_path):
+    server = FakeServer(tmp_path, api_key="k")
+    for host in ("x/health?", "x/health#", "127.0.0.1/health"):
+        response = await server.client.get(NORMAL, headers={"Host": host})
+        assert response.status_code == 401
+
+
+async def test_get_changes_nothing_once_a_key_is_set(tmp_path):
+    keyed = FakeServer(tmp_path, api_key="k")
+    response = await keyed.client.get("/flush_cache", headers=bearer("k"))
+    assert (response.status_code, response.json()) == (405, {"detail": "Method Not Allowed"})
+
+
+async def test_keys_never_show(tmp_path):
+    server = FakeServer(tmp_path, api_key="SECRET-1", admin_api_key="SECRET-2")
+    for path in (
+        "/server_info",
+        "/get_server_info",
+        "/model_info",
+        "/v1/loads",
+        "/",
+        "/openapi.json",
+    ):
+        response = await server.client.get(path, headers=bearer("SECRET-1"))
+        assert response.status_code == 200
+        assert "SECRET" not in response.text
+
+
+async def test_a_root_path_changes_nothing(tmp_path):
+    server = FakeServer(tmp_path, api_key="k", fastapi_root_path="/llm")
+    assert (await server.client.get("/llm/health")).status_code == 200
+    assert (await server.client.get("/llm/model_info")).status_code == 401
+    assert (await server.client.get("/llm/model_info", headers=bearer("k"))).status_code == 200

@@ -1,0 +1,129 @@
+"""The rules of shape of /generate, without an engine."""
+
+import msgspec
+import pytest
+
+from runtime.errors import InvalidRequest
+from server.native.generate_request import UNSUPPORTED_FIELDS, GenerateBody, plan_generate
+
+VOCAB = 100
+
+
+def plan(preferred=None, **body):
+    decoded = msgspec.convert(body, GenerateBody)
+    return plan_generate(decoded, preferred or {}, VOCAB)
+
+
+def refused(**body) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        plan(**body)
+    return caught.value.message
+
+
+def test_single_or_list():
+    assert plan(text="a").is_single
+    assert not plan(text=["a"]).is_single
+    assert not plan(text="a", sampling_params={"n": 3}).is_single
+    assert plan(input_ids=[1, 2]).is_single
+    assert not plan(input_ids=[[1, 2]]).is_single
+
+
+def test_samples_are_prompt_major():
+    made = plan(text=["a", "b"], sampling_params={"n": 2})
+    assert [sample.prompt_index for sample in made.samples] == [0, 0, 1, 1]
+    assert len({sample.rid for sample in made.samples}) == 4
+    assert all(sample.sampling.n == 1 for sample in made.samples)
+
+
+def test_text_wins_over_ids():
+    assert plan(text="a", input_ids=[1]).prompts == ["a"]
+
+
+def test_prompts_that_are_none():
+    refused()
+    refused(input_ids=[])
+    refused(text=[])
+    refused(input_ids=[1, [2]])
+
+
+def test_max_new_tokens_default_null_and_named():
+    (default,) = plan(text="a").samples
+    assert default.sampling.max_new_tokens == 128
+    assert not default.explicit_max_new_tokens
+    (whole,) = plan(text="a", sampling_params={"max_new_tokens": None}).samples
+    assert whole.sampling.max_new_tokens is None
+    (named,) = plan(text="a", sampling_params={"max_new_tokens": 128}).samples
+    assert named.explicit_max_new_tokens
+
+
+def test_preferred_params_fill_absent_keys():
+    preferred = {"temperature": 0.5, "max_new_tokens": 9}
+    (sample,) = plan(preferred, text="a", sampling_params={"temperature": 0.2}).samples
+    assert sample.sampling.temperature == 0.2
+    assert sample.sampling.max_new_tokens == 9
+
+
+def test_sampling_params_as_a_list():
+    made = plan(text=["a", "b"], sampling_params=[{"top_k": 1}, {"top_k": 2}])
+    assert [sample.sampling.top_k for sample in made.samples] == [1, 2]
+    assert "2 prompts" in refused(text=["a", "b"], sampling_params=[{}])
+    assert "n must be the same" in refused(text=["a", "b"], sampling_params=[{"n": 1}, {"n": 2}])
+
+
+def test_rids():
+    assert plan(text="a", rid="r").samples[0].rid == "r"
+    made = plan(text=["a", "b"], rid="r")
+    assert [sample.rid for sample in made.samples] == ["r_0", "r_1"]
+    assert [s.rid for s in plan(text=["a", "b"], rid=["x", "y"]).samples] == ["x", "y"]
+    assert plan(text="a", rid="r", sampling_params={"n": 2}).samples[0].rid != "r"
+    refused(text=["a", "b"], rid=["x"])
+    refused(text=["a", "b"], rid=["x", "x"])
+    refused(text="a", rid="line\nbreak")
+    refused(text="a", rid="x" * 1000)
+
+
+def test_samples_of_one_seed_differ():
+    made = plan(text="a", sampling_params={"n": 3, "sampling_seed": 5})
+    assert [sample.sampling.seed for sample in made.samples] == [5, 6, 7]
+
+
+def test_namespaces_do_not_run_together():
+    names = {
+        plan(text="a", extra_key=key, cache_salt=salt).samples[0].cache_namespace
+        for key, salt in (("ab", "c"), ("a", "bc"), ("", "abc"), ("abc", ""), (None, None))
+    }
+    assert len(names) == 5
+    assert plan(text="a", extra_key="").samples[0].cache_namespace == ""
+    refused(text="a", cache_salt="x" * 10_000)
+    refused(text=["a", "b"], extra_key=["x"])
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED_FIELDS)
+def test_unsupported_fields_pass_when_neutral(name):
+    for value in (None, False, [], {}, "", -1, [None, None]):
+        plan(text="a", **{name: value})
+    for value in (True, "x", [1], {"a": 1}, 7):
+        assert name in refused(text="a", **{name: value})
+
+
+def test_bounds_cost_nothing():
+    assert "n must be" in refused(text="a", sampling_params={"n": 10**9})
+    assert "4096" in refused(text=["a"] * 4096, sampling_params={"n": 2})
+    refused(text="a", priority=2**70)
+    refused(text="a", data_parallel_rank=1)
+    plan(text="a", data_parallel_rank=0)
+
+
+def test_what_routers_write_out_is_accepted():
+    plan(
+        text="a",
+        model="unknown",
+        stream=False,
+        return_text_in_logprobs=False,
+        log_metrics=True,
+        return_hidden_states=False,
+        background=False,
+        no_logs=False,
+        return_bytes=False,
+        return_entropy=False,
+    )

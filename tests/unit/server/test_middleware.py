@@ -1,0 +1,162 @@
+"""Bodies, origins, request ids, errors that nobody caught."""
+
+import asyncio
+
+import pytest
+
+from server.middleware.body_limit import BodyLimitMiddleware
+from tests.support.fake_server import FakeServer
+
+EVIL = "http://evil.example"
+
+
+async def test_a_declared_size_over_the_limit_is_refused_unread(tmp_path):
+    server = FakeServer(tmp_path, max_body_mb=0.001)
+    response = await server.client.post("/generate", content=b"x" * 2000)
+    assert response.status_code == 413
+    assert response.json()["object"] == "error"
+    openai = await server.client.post("/v1/completions", content=b"x" * 2000)
+    assert openai.status_code == 413
+    assert openai.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/tokenize"])
+async def test_a_body_that_grows_over_the_limit_is_cut_off(tmp_path, path):
+    server = FakeServer(tmp_path, max_body_mb=0.001)
+    sent = 0
+
+    async def endless():
+        nonlocal sent
+        while sent < 10**7:
+            sent += 100
+            yield b"x" * 100
+
+    headers = {"content-type": "application/json"}
+    response = await server.client.post(path, content=endless(), headers=headers)
+    assert response.status_code == 413
+
+
+async def test_compressed_bodies_are_refused(tmp_path):
+    server = FakeServer(tmp_path)
+    headers = {"content-encoding": "gzip"}
+    assert (await server.client.post("/generate", content=b"x", headers=headers)).status_code == 415
+
+
+async def test_a_body_that_never_comes_is_given_up():
+    async def app(scope, receive, send):
+        await receive()
+
+    async def silent():
+        await asyncio.sleep(60)
+
+    middleware = BodyLimitMiddleware(app, 100, timeout_s=0.05)
+    scope = {"type": "http", "path": "/generate", "headers": []}
+    with pytest.raises(Exception, match="did not arrive"):
+        await middleware(scope, silent, None)
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({}, True),
+        ({"Origin": EVIL}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://127.0.0.1:30000"}, True),
+        ({"Origin": "http://127.0.0.1:9999"}, False),
+        # A page whose name was pointed at this machine has the right host and a wrong kind of it.
+        ({"Origin": "http://evil.example:30000", "Host": "evil.example:30000"}, False),
+        ({"Origin": "http://localhost:30000", "Host": "localhost:30000"}, True),
+    ],
+)
+async def test_pages_of_other_origins_cannot_post(tmp_path, headers, allowed):
+    server = FakeServer(tmp_path)
+    for path in ("/generate", "/v1/completions", "/flush_cache", "/abort_request"):
+        server.context.client.ready = False
+        content = b'{"text": "a"}'
+        response = await server.client.post(
+            path, content=content, headers={"content-type": "text/plain", **headers}
+        )
+        assert (response.status_code != 403) == allowed
+
+
+async def test_an_image_tag_cannot_flush(tmp_path):
+    server = FakeServer(tmp_path)
+    response = await server.client.get("/flush_cache", headers={"Sec-Fetch-Site": "cross-site"})
+    assert response.status_code == 403
+
+
+async def test_cors_only_for_listed_origins(tmp_path):
+    server = FakeServer(tmp_path, allow_origins=["http://good.example"])
+    preflight = {"Origin": "http://good.example", "Access-Control-Request-Method": "POST"}
+    response = await server.client.options("/generate", headers=preflight)
+    assert response.headers["access-control-allow-origin"] == "http://good.example"
+    response = await server.generate(text="a", sampling_params={"max_new_tokens": 1})
+    assert "access-control-allow-origin" not in response.headers
+    evil = await server.client.get("/model_info", headers={"Origin": EVIL})
+    assert "access-control-allow-origin" not in evil.headers
+
+
+async def test_request_ids_are_kept_or_replaced(tmp_path):
+    server = FakeServer(tmp_path)
+
+    async def answered(value):
+        response = await server.client.get("/livez", headers={"X-Request-Id": value})
+        return response.headers["x-request-id"]
+
+    assert await answered("abc.DEF_1-2") == "abc.DEF_1-2"
+    for bad in ("", "a b", "x" * 129, '{"a":1}', "a\tb"):
+        assert await answered(bad) != bad
+    doubled = [("X-Request-Id", "a"), ("X-Request-Id", "b")]
+    response = await server.client.get("/livez", headers=doubled)
+    assert response.headers["x-request-id"] not in ("a", "b")
+
+
+async def test_a_crash_is_a_500_that_tells_nothing(tmp_path, monkeypatch):
+    server = FakeServer(tmp_path)
+
+    def explode(*_):
+        raise RuntimeError("/secret/path at 0x7f")
+
+    monkeypatch.setattr(server.context.client, "generate", explode)
+    response = await server.generate(text="a")
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert response.json()["type"] == "InternalServerError"
+    assert (await server.client.get("/health")).status_code == 200
+
+
+async def test_unknown_routes_and_methods(tmp_path):
+    server = FakeServer(tmp_path)
+    missing = await server.client.get("/nope")
+    assert (missing.status_code, missing.json()) == (404, {"detail": "Not Found"})
+    wrong = await server.client.get("/generate")
+    assert (wrong.status_code, wrong.json()) == (405, {"detail": "Method Not Allowed"})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'"a"',
+        b"{",
+        b'{"text": NaN}',
+        b'{"text": "a", "text": "b"}',
+        b'{"sampling_params": {"top_k": 1, "top_k": 2}, "text": "a"}',
+        b'{"text": "a", "sampling_params": {"temperature": 1e400}}',
+        b'{"text": "a", "sampling_params": {"top_k": true}}',
+        b'{"text": "a", "sampling_params": {"top_k": ' + b"9" * 5000 + b"}}",
+        b'{"x": ' + b"[" * 100_000,
+        b'{"x": ' + b'{"a":' * 100_000,
+        b"\xef\xbb\xbf{}",
+        '{"text": "a"}'.encode("utf-16"),
+        b'{"text": "\xff"}',
+        b'{"text": "\\ud800"}',
+        b'{"text": "a"} x',
+    ],
+)
+async def test_malformed_json_is_a_400(tmp_path, body):
+    server = FakeServer(tmp_path)
+    response = await server.client.post("/generate", content=body)
+    assert response.status_code == 400
+    assert response.json()["type"] == "Bad Request"

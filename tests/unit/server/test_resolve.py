@@ -1,0 +1,120 @@
+"""Automatic choices: what is chosen where, and that it is said."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from runtime.config import HttpArgs, ModelArgs, SchedulingArgs, ServerConfig
+from runtime.errors import StartupError
+from server.hardware import Hardware, cpu_has_bf16, detect_hardware, quota_cores
+from server.resolve import Folders, preferred_sampling, resolve
+from tests.support.fake_engine import fake_model_config
+
+CPU = Hardware(num_gpus=0, torch_has_cuda=False, cpu_has_bf16=False, num_cores=6)
+BF16_CPU = dataclasses.replace(CPU, cpu_has_bf16=True)
+GPU = dataclasses.replace(CPU, num_gpus=1, torch_has_cuda=True)
+FOLDERS = Folders(Path("/run"), Path("/model"), Path("/tokenizer"))
+
+
+def choose(hardware=CPU, model=None, **sections):
+    return resolve(
+        ServerConfig(**sections), model or fake_model_config(), hardware, FOLDERS, seed=7
+    )
+
+
+@pytest.mark.parametrize(
+    ("hardware", "stored", "chosen"),
+    [
+        (CPU, "bfloat16", "float32"),
+        (CPU, "float16", "float32"),
+        (CPU, "float32", "float32"),
+        (BF16_CPU, "bfloat16", "bfloat16"),
+        (BF16_CPU, "float16", "bfloat16"),
+        (BF16_CPU, "float32", "float32"),
+        (GPU, "float16", "float16"),
+        (GPU, "bfloat16", "bfloat16"),
+        (GPU, "float32", "bfloat16"),
+    ],
+)
+def test_dtype_follows_checkpoint_and_device(hardware, stored, chosen):
+    resolved = choose(hardware, fake_model_config(dtype=stored))
+    assert resolved.worker.dtype == chosen
+    assert any(line.startswith(f"dtype: {chosen} (") for line in resolved.choices)
+
+
+def test_an_explicit_dtype_is_kept_and_not_explained():
+    config = ServerConfig(model=ModelArgs(dtype="half"))
+    resolved = resolve(config, fake_model_config(), GPU, FOLDERS, 7)
+    assert resolved.worker.dtype == "float16"
+    assert not any(line.startswith("dtype") for line in resolved.choices)
+
+
+def test_cpu_and_gpu_differ_where_they_should():
+    cpu, gpu = choose(CPU).worker, choose(GPU).worker
+    assert (cpu.device, gpu.device) == ("cpu", "cuda")
+    assert (cpu.chunked_prefill_size, gpu.chunked_prefill_size) == (512, 2048)
+    assert (cpu.overlap, gpu.overlap) == (False, True)
+    assert cpu.num_threads == 6
+    assert cpu.page_size == 16
+    assert cpu.random_seed == 7
+
+
+def test_a_cpu_build_of_torch_does_not_choose_the_gpu():
+    assert choose(dataclasses.replace(GPU, torch_has_cuda=False)).worker.device == "cpu"
+
+
+def test_whole_prefill_is_a_budget_of_one_context():
+    worker = choose(scheduling=SchedulingArgs(chunked_prefill_size=-1)).worker
+    assert worker.chunked_prefill_size == worker.context_len
+
+
+def test_the_names_default_to_the_path_as_typed():
+    config = resolve(
+        ServerConfig(model=ModelArgs(model_path="qwen/x")), fake_model_config(), CPU, FOLDERS, 7
+    ).config
+    assert config.model.tokenizer_path == "qwen/x"
+    assert config.model.served_model_name == "qwen/x"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"model": ModelArgs(context_length=4097)},
+        {"model": ModelArgs(context_length=0)},
+        {"model": ModelArgs(device="cuda")},
+        {"http": HttpArgs(port=70000)},
+        {"http": HttpArgs(drain_timeout=float("nan"))},
+        {"http": HttpArgs(preferred_sampling_params="[]")},
+        {"http": HttpArgs(preferred_sampling_params='{"temperature": -1}')},
+        {"scheduling": SchedulingArgs(mem_fraction_static=1.5)},
+        {"scheduling": SchedulingArgs(chunked_prefill_size=0)},
+        {"scheduling": SchedulingArgs(max_queued_requests=-1)},
+    ],
+)
+def test_impossible_options_are_refused(sections):
+    with pytest.raises(StartupError):
+        resolve(ServerConfig(**sections), fake_model_config(), CPU, FOLDERS, 7)
+
+
+def test_preferred_sampling_keeps_only_what_was_named():
+    text = '{"temperature": 0.5, "sampling_seed": 3, "stop": "x"}'
+    assert preferred_sampling(text, 100) == {"temperature": 0.5, "seed": 3, "stop": ["x"]}
+
+
+def test_cpuinfo_flags():
+    assert cpu_has_bf16("processor: 0\nflags\t\t: fpu avx512_bf16 sse\n")
+    assert cpu_has_bf16("flags : amx_bf16\n")
+    assert not cpu_has_bf16("flags : avx512f\nbugs : avx512_bf16\n")
+    assert not cpu_has_bf16("")
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000", None), ("150000 100000", 1.5), ("", None), ("1 0", None)]
+)
+def test_cgroup_quota(text, cores):
+    assert quota_cores(text) == cores
+
+
+def test_this_machine_has_a_core():
+    assert detect_hardware().num_cores >= 1

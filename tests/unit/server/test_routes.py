@@ -1,0 +1,388 @@
+"""The native routes over a fake engine: answers, streams, refusals, health, counters."""
+
+import asyncio
+import itertools
+import json
+import time
+
+import orjson
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from runtime.config import LoggingArgs, SchedulingArgs
+from runtime.messages import ControlReply, FinishReason
+from tests.support.fake_server import FakeServer
+
+
+def params(**keys):
+    return {"max_new_tokens": 16, **keys}
+
+
+def events_of(response) -> list:
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+async def until_in_flight(server: FakeServer, count: int) -> None:
+    async with asyncio.timeout(5):
+        while server.context.client.num_in_flight < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_one_object_or_a_list(tmp_path):
+    server = FakeServer(tmp_path)
+    one = (await server.generate(text="hello", sampling_params=params())).json()
+    assert one["text"] == "hello"
+    assert one["output_ids"][:5] == list(b"hello")
+    many = (await server.generate(text=["b", "a"], sampling_params=params())).json()
+    assert [item["text"] for item in many] == ["b", "a"]
+    assert (await server.client.put("/generate", json={"text": "x"})).json()["text"] == "x"
+
+
+async def test_meta_info(tmp_path):
+    server = FakeServer(tmp_path)
+    body = {"text": "hello", "rid": "mine", "return_prompt_token_ids": True}
+    answer = (await server.generate(**body)).json()
+    meta = answer["meta_info"]
+    assert meta["id"] == "mine"
+    assert meta["prompt_tokens"] == 5
+    assert meta["completion_tokens"] == len(answer["output_ids"])
+    assert meta["weight_version"] == "default"
+    assert meta["finish_reason"]["type"] in ("stop", "length")
+    assert meta["e2e_latency"] >= 0
+    assert answer["prompt_token_ids"] == list(b"hello")
+
+
+async def test_a_stream_is_cumulative(tmp_path):
+    server = FakeServer(tmp_path)
+    response = await server.generate(text="hello", stream=True, sampling_params=params())
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = events_of(response)
+    for before, after in itertools.pairwise(events):
+        assert after["text"].startswith(before["text"])
+        assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
+        assert before["meta_info"]["finish_reason"] is None
+    assert events[-1]["text"] == "hello"
+    assert events[-1]["meta_info"]["finish_reason"] is not None
+
+
+async def test_incremental_streaming_is_disjoint(tmp_path):
+    server = FakeServer(tmp_path, incremental_streaming_output=True)
+    events = events_of(await server.generate(text="hello", stream=True, sampling_params=params()))
+    assert "".join(event["text"] for event in events) == "hello"
+    num_tokens = sum(len(event["output_ids"]) for event in events)
+    assert num_tokens == events[-1]["meta_info"]["completion_tokens"]
+
+
+async def test_batch_streams_carry_an_index(tmp_path):
+    server = FakeServer(tmp_path)
+    response = await server.generate(text=["ab", "cd"], stream=True, sampling_params=params(n=2))
+    last = {event["index"]: event["text"] for event in events_of(response)}
+    assert last == {0: "ab", 1: "ab", 2: "cd", 3: "cd"}
+
+
+async def test_one_bad_prompt_refuses_all_and_runs_none(tmp_path):
+    server = FakeServer(tmp_path)
+    response = await server.generate(input_ids=[[1, 2], [999_999]])
+    assert response.status_code == 400
+    assert set(response.json()) == {"error"}
+    assert server.context.client.num_in_flight == 0
+
+
+async def test_a_stream_that_is_refused_keeps_its_status(tmp_path):
+    server = FakeServer(tmp_path)
+    server.engine.refuse = FinishReason(
+        "abort", message="The request queue is full.", status_code=503
+    )
+    for stream in (False, True):
+        response = await server.generate(text="a", stream=stream)
+        assert response.status_code == 503
+        assert response.headers["retry-after"]
+        body = response.json()
+        assert body["message"] == "The request queue is full."
+        assert (body["object"], body["type"], body["code"]) == ("error", "503", 503)
+
+
+async def test_a_rid_in_flight_is_refused(tmp_path):
+    server = FakeServer(tmp_path, engine_options={"hold": "wait"})
+    running = asyncio.create_task(server.generate(text="wait", rid="same"))
+    await until_in_flight(server, 1)
+    assert (await server.generate(text="a", rid="same")).status_code == 400
+    assert (await server.client.post("/abort_request", json={"rid": "same"})).status_code == 200
+    answer = await running
+    assert answer.status_code == 200
+    assert answer.json()["meta_info"]["finish_reason"]["type"] == "abort"
+    assert set(answer.json()["meta_info"]["finish_reason"]) <= {"type", "message"}
+
+
+async def test_abort_is_exact_or_a_batch(tmp_path):
+    server = FakeServer(tmp_path, engine_options={"hold": "wait"})
+    tasks = [
+        asyncio.create_task(server.generate(text=text, rid=rid))
+        for text, rid in ((["wait", "wait"], "x"), ("wait", "xy"))
+    ]
+    await until_in_flight(server, 3)
+    assert (await server.client.post("/abort_request", json={"rid": ""})).status_code == 200
+    assert (await server.client.post("/abort_request")).status_code == 200
+    await server.client.post("/abort_request", json={"rid": "x"})
+    assert len((await tasks[0]).json()) == 2
+    assert server.context.client.num_in_flight == 1
+    await server.client.post("/abort_request", json={"abort_all": True})
+    await tasks[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_its_request(tmp_path, stream):
+    server = FakeServer(tmp_path, engine_options={"hold": "wait"})
+    body = orjson.dumps({"text": ["wait", "wait"], "stream": stream})
+    gone = asyncio.Event()
+    parts = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        if parts:
+            return parts.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/generate",
+        "raw_path": b"/generate",
+        "query_string": b"",
+        "headers": [],
+        "root_path": "",
+        "scheme": "http",
+        "server": ("127.0.0.1", 1),
+        "client": ("127.0.0.1", 2),
+        "http_version": "1.1",
+    }
+    task = asyncio.create_task(server.app(scope, receive, send))
+    await until_in_flight(server, 2)
+    gone.set()
+    await asyncio.wait_for(task, 5)
+    assert server.context.client.num_in_flight == 0
+    assert len(server.engine.aborted) == 2
+
+
+async def test_tokens_there_and_back(tmp_path):
+    server = FakeServer(tmp_path)
+    for prefix in ("", "/v1"):
+        one = (await server.client.post(f"{prefix}/tokenize", json={"prompt": "ab"})).json()
+        assert one == {"tokens": [97, 98], "count": 2, "max_model_len": 4096}
+        body = {"prompt": ["ab", ""], "add_special_tokens": False, "model": "x"}
+        many = (await server.client.post(f"{prefix}/tokenize", json=body)).json()
+        assert (many["tokens"], many["count"]) == ([[97, 98], []], [2, 0])
+        for tokens, text in ([97, 98], "ab"), ([], ""), ([[97], [98]], ["a", "b"]):
+            body = {"tokens": tokens}
+            answer = await server.client.post(f"{prefix}/detokenize", json=body)
+            assert answer.json() == {"text": text}
+    for tokens in (["a"], [True], [1.5], [[1], 2], 5, None, [-1], [10**6], [2**70]):
+        response = await server.client.post("/detokenize", json={"tokens": tokens})
+        assert response.status_code == 400
+    assert (await server.client.post("/tokenize", json={})).status_code == 400
+    wrong_type = await server.client.post("/v1/tokenize", content=b'{"prompt": "a"}')
+    assert wrong_type.status_code == 400
+
+
+async def test_model_info_has_nine_keys(tmp_path):
+    server = FakeServer(tmp_path)
+    for path in ("/get_model_info", "/model_info"):
+        assert set((await server.client.get(path)).json()) == {
+            "model_path",
+            "is_generation",
+            "tokenizer_path",
+            "preferred_sampling_params",
+            "weight_version",
+            "has_image_understanding",
+            "has_audio_understanding",
+            "model_type",
+            "architectures",
+        }
+
+
+async def test_server_info_is_flat_with_states(tmp_path):
+    server = FakeServer(tmp_path)
+    info = (await server.client.get("/server_info")).json()
+    for name in ("tp_size", "dp_size", "pp_size", "max_total_num_tokens", "max_total_tokens"):
+        assert isinstance(info[name], int)
+    assert info["version"] == "1.2.3"
+    assert info["status"] == "ready"
+    assert len(info["internal_states"]) == 1
+    assert info["internal_states"][0]["memory_usage"]["token_capacity"] == 16384
+
+
+async def test_loads(tmp_path):
+    server = FakeServer(tmp_path)
+    server.shared["num_running_reqs"] = 2
+    server.shared["num_queue_reqs"] = 3
+    server.shared["num_used_tokens"] = 4096
+    loads = (await server.client.get("/v1/loads?include=core,disagg,queues,memory")).json()
+    (load,) = loads["loads"]
+    assert (load["num_running_reqs"], load["num_total_reqs"]) == (2, 5)
+    assert load["token_usage"] == 0.25
+    assert None not in load.values()
+    (old,) = (await server.client.get("/get_load")).json()
+    assert (old["num_reqs"], old["num_waiting_reqs"], old["num_tokens"]) == (5, 3, 4096)
+    text = (await server.client.get("/v1/loads?format=prometheus")).text
+    assert list(text_string_to_metric_families(text))
+    for query in ("include=x", "format=xml", "dp_rank=1"):
+        assert (await server.client.get(f"/v1/loads?{query}")).status_code == 400
+
+
+async def test_health_follows_the_state(tmp_path):
+    server = FakeServer(tmp_path, scheduling=SchedulingArgs(max_queued_requests=2))
+
+    async def statuses():
+        paths = ("/health", "/readyz", "/ready", "/ping", "/livez", "/startupz")
+        return [(await server.client.get(path)).status_code for path in paths]
+
+    up = [200] * 6
+    assert await statuses() == up
+    server.context.lifecycle.warmed_up = False
+    assert await statuses() == [503, 503, 503, 503, 200, 503]
+    server.context.lifecycle.warmed_up = True
+    server.shared["num_queue_reqs"] = 2
+    assert await statuses() == [503, 503, 503, 503, 200, 200]
+    server.shared["num_queue_reqs"] = 0
+    server.shared["heartbeat_time"] = time.monotonic() - 11
+    assert await statuses() == [503, 503, 503, 503, 200, 200]
+    server.shared["has_work"] = 1
+    server.shared["heartbeat_time"] = time.monotonic() - 301
+    assert await statuses() == [503, 503, 503, 503, 503, 200]
+    server.shared.beat()
+    assert await statuses() == up
+    server.context.lifecycle.draining = True
+    response = await server.client.get("/health")
+    assert response.status_code == 503
+    assert response.json()["phase"] == "draining"
+    assert response.headers["connection"] == "close"
+
+
+async def test_a_worker_that_just_became_ready_is_not_stuck(tmp_path):
+    server = FakeServer(tmp_path)
+    server.shared.reset()
+    server.shared["has_work"] = 1
+    server.context.status.ready_at = time.monotonic()
+    assert (await server.client.get("/livez")).status_code == 200
+    assert (await server.client.get("/health")).status_code == 200
+
+
+async def test_start_up_reports_progress(tmp_path):
+    server = FakeServer(tmp_path)
+    status = server.context.status
+    status.worker, status.phase, status.fraction = None, "loading_weights", 0.42
+    response = await server.client.get("/startupz")
+    assert response.status_code == 503
+    assert response.json()["phase"] == "loading_weights"
+    assert response.json()["progress"] == 0.42
+    server.context.client.ready = False
+    refused = await server.generate(text="a")
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
+
+
+async def test_health_generate_waits_for_a_token(tmp_path, monkeypatch):
+    logging = LoggingArgs(enable_metrics=True)
+    server = FakeServer(tmp_path, logging=logging, engine_options={"hold": "never"})
+    assert (await server.client.get("/health_generate")).status_code == 200
+    assert len(server.engine.requests) == 1
+    assert (await scrape(server))["sglang:num_requests_total", ""] == 0
+    monkeypatch.setattr("server.native.health.PROBE_TIMEOUT_S", 0.3)
+    stuck = FakeServer(tmp_path, engine_options={"hold": "\0"})
+    assert (await stuck.client.get("/health_generate")).status_code == 503
+    assert stuck.context.client.num_in_flight == 0
+
+
+async def test_flush_cache_says_when_it_did_not(tmp_path, monkeypatch):
+    server = FakeServer(tmp_path)
+    replies = [ControlReply(1, False, "busy"), ControlReply(1, True)]
+
+    async def flush(timeout_s: float = 1.0) -> ControlReply:
+        return replies[0] if len(replies) == 1 else replies.pop(0)
+
+    monkeypatch.setattr(server.context.client, "flush_cache", flush)
+    assert (await server.client.post("/flush_cache")).status_code == 400
+    assert (await server.client.get("/flush_cache")).status_code == 200
+    replies.insert(0, ControlReply(1, False, "busy"))
+    assert (await server.client.post("/flush_cache?timeout=5")).status_code == 200
+    for timeout in ("-1", "x", "nan", "1e9"):
+        response = await server.client.post(f"/flush_cache?timeout={timeout}")
+        assert response.status_code == 400
+
+
+async def scrape(server: FakeServer) -> dict[tuple[str, str], float]:
+    response = await server.client.get("/metrics")
+    samples = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            samples[sample.name, sample.labels.get("endpoint", "")] = sample.value
+    return samples
+
+
+async def test_metrics_count_exactly(tmp_path):
+    server = FakeServer(tmp_path, logging=LoggingArgs(enable_metrics=True))
+    answers = [
+        (await server.generate(text="hello")).json(),
+        *(await server.generate(text=["a", "b"])).json(),
+        events_of(await server.generate(text="xyz", stream=True))[-1],
+    ]
+    await server.generate(text="uncounted", log_metrics=False)
+    await server.client.get("/x/random/1")
+    await server.client.get("/x/random/2")
+    samples = await scrape(server)
+    metas = [answer["meta_info"] for answer in answers]
+    total = "sglang:prompt_tokens_total", ""
+    assert samples[total] == sum(meta["prompt_tokens"] for meta in metas)
+    generated = sum(meta["completion_tokens"] for meta in metas)
+    assert samples["sglang:generation_tokens_total", ""] == generated
+    assert samples["sglang:num_requests_total", ""] == 4
+    assert samples["sglang:e2e_request_latency_seconds_count", ""] == 4
+    assert samples["sglang:time_to_first_token_seconds_count", ""] == 1
+    assert samples["sglang:http_requests_total", "/generate"] == 4
+    assert samples["sglang:http_requests_total", "other"] == 2
+    assert samples["sglang:http_requests_active", ""] == 1
+    for name in ("num_running_reqs", "num_queue_reqs", "token_usage", "gen_throughput"):
+        assert (f"sglang:{name}", "") in samples
+
+
+async def test_openai_routes_are_counted_too(tmp_path):
+    server = FakeServer(tmp_path, logging=LoggingArgs(enable_metrics=True))
+    body = {"model": "m", "prompt": "hello", "max_tokens": 4}
+    assert (await server.client.post("/v1/completions", json=body)).status_code == 200
+    samples = await scrape(server)
+    assert samples["sglang:prompt_tokens_total", ""] == 5
+    assert samples["sglang:http_requests_total", "/v1/completions"] == 1
+
+
+async def test_metrics_are_off_unless_asked_for(tmp_path):
+    server = FakeServer(tmp_path)
+    assert (await server.client.get("/metrics")).status_code == 404
+
+
+async def test_docs_describe_bodies_or_are_closed(tmp_path):
+    server = FakeServer(tmp_path)
+    paths = (await server.client.get("/openapi.json")).json()["paths"]
+    schema = paths["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "sampling_params" in schema["properties"]
+    assert "$ref" not in json.dumps(schema)
+    closed = FakeServer(tmp_path, disable_docs=True)
+    for path in ("/docs", "/openapi.json"):
+        assert (await closed.client.get(path)).status_code == 404
+
+
+async def test_the_request_log_has_numbers_not_texts(tmp_path, caplog):
+    caplog.set_level("INFO", "server.requests")
+    server = FakeServer(tmp_path, logging=LoggingArgs(log_requests=True))
+    await server.generate(text="private words", rid="r1")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "server.requests"]
+    assert "rid=r1" in line
+    assert "prompt=13" in line
+    assert "private" not in line
