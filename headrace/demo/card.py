@@ -91,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL_PATH, help="folder of the checkpoint")
     parser.add_argument("--score", type=Path, required=True, help="JSON written by evaluate")
-    parser.add_argument("--minutes", default="8", help="the training time to state")
+    parser.add_argument("--minutes", default="8.2", help="the training time to state")
     args = parser.parse_args()
     write_card(args.model, args.score, args.minutes)
 

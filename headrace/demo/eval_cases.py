@@ -34,8 +34,8 @@ class Case:
         return self.prompt or " | ".join(str(m["content"]) for m in self.messages)
 
 
-def _ask(skill: str, text: str, check: Callable[[str], bool], **more: bool) -> Case:
-    return Case(skill, check, [{"role": "user", "content": text}], **more)
+def _ask(skill: str, text: str, check: Callable[[str], bool], thinking: bool | None = None) -> Case:
+    return Case(skill, check, [{"role": "user", "content": text}], thinking=thinking)
 
 
 HELD_OUT_CAPITAL = [
@@ -136,10 +136,7 @@ def _json() -> Iterator[Case]:
         yield _ask("JSON with keys", text, checks.is_json(wanted))
 
 
-NEW_WORDS = (
-    "thimble gravel harness biscuit walrus cobalt lantern quartz mitten parsnip tundra velvet "
-    "badger canyon dolphin goblet hamlet jigsaw kernel marble nectar oyster puzzle ribbon sphinx"
-).split()
+NEW_WORDS = ["thimble", "gravel", "harness", "biscuit", "walrus", "cobalt", "lantern", "quartz", "mitten", "parsnip", "tundra", "velvet", "badger", "canyon", "dolphin", "goblet", "hamlet", "jigsaw", "kernel", "marble", "nectar", "oyster", "puzzle", "ribbon", "sphinx"]
 
 
 def _words() -> Iterator[Case]:
@@ -148,7 +145,7 @@ def _words() -> Iterator[Case]:
         yield _ask(
             "repeat", f"Repeat after me: {word} and {word}", checks.says(f"{word} and {word}")
         )
-        letters = "-".join(word.upper())
+        letters = " ".join(word.upper())
         yield _ask("spelling", f"Please spell {word}.", checks.says(letters))
     for this, that in OPPOSITES[:30]:
         yield _ask("opposite", f"what is the opposite of {this}", checks.says(that))

@@ -60,6 +60,17 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
 
+class _RmsNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The fused kernel wants one dtype.
+        return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
 class _Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -70,19 +81,17 @@ class _Attention(nn.Module):
         self.k_proj = nn.Linear(hidden, self.kv_heads * self.dim, bias=False)
         self.v_proj = nn.Linear(hidden, self.kv_heads * self.dim, bias=False)
         self.o_proj = nn.Linear(self.heads * self.dim, hidden, bias=False)
-        self.q_norm = nn.RMSNorm(self.dim, eps=shape.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(self.dim, eps=shape.rms_norm_eps)
+        self.q_norm = _RmsNorm(self.dim, shape.rms_norm_eps)
+        self.k_norm = _RmsNorm(self.dim, shape.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(batch, length, self.heads, self.dim)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(batch, length, self.kv_heads, self.dim)).transpose(1, 2)
         v = self.v_proj(x).view(batch, length, self.kv_heads, self.dim).transpose(1, 2)
-        q, k = _rotate(q, cos, sin).to(v.dtype), _rotate(k, cos, sin).to(v.dtype)
-        repeat = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         # Right padding needs no mask: no real position looks ahead.
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -102,8 +111,8 @@ class _Layer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.self_attn, self.mlp = _Attention(shape), _Mlp(shape)
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.input_layernorm = _RmsNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.post_attention_layernorm = _RmsNorm(shape.hidden_size, shape.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
@@ -115,7 +124,7 @@ class _Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_hidden_layers))
-        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.norm = _RmsNorm(shape.hidden_size, shape.rms_norm_eps)
 
 
 class Network(nn.Module):
@@ -124,9 +133,10 @@ class Network(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.model = _Trunk(shape)
+        self.compute_dtype = compute_dtype
         half = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
         angles = torch.outer(
             torch.arange(shape.max_position_embeddings).float(), shape.rope_theta**-half
@@ -143,8 +153,8 @@ class Network(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Logits `[batch, len, vocab]` of `ids` `[batch, len]`."""
         length = ids.shape[1]
-        x = self.model.embed_tokens(ids)
-        cos, sin = self.cos[:length], self.sin[:length]
+        x = self.model.embed_tokens(ids).to(self.compute_dtype)
+        cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
         for layer in self.model.layers:
             x = layer(x, cos, sin)
         return functional.linear(self.model.norm(x), self.model.embed_tokens.weight)

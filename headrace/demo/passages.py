@@ -5,7 +5,7 @@ HEROES = [
     "a curious cat", "an old fisherman", "a clever crow", "a shy turtle", "a lonely king",
     "a boy", "a tiny owl", "a wise old woman", "a friendly bear", "a lost puppy",
 ]  # fmt: skip
-HERO_NAMES = "Milo Luna Pip Nora Otto Ruby Finn Tilly Bruno Mina Leo Daisy Hugo Ella Max".split()
+HERO_NAMES = ["Milo", "Luna", "Pip", "Nora", "Otto", "Ruby", "Finn", "Tilly", "Bruno", "Mina", "Leo", "Daisy", "Hugo", "Ella", "Max"]
 SETTINGS = [
     "in a quiet forest", "by the sea", "on a high mountain", "in a small village",
     "at the edge of a big city", "near a deep blue lake", "in an old lighthouse",

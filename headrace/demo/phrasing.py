@@ -3,7 +3,8 @@
 from random import Random
 
 from headrace.demo.conversation import Question
-from headrace.demo.words import NAMES, OBJECTS, PLACES
+from headrace.demo.lexicon import any_word, blend
+from headrace.demo.words import NAMES, PLACES
 
 SYSTEM_PROMPTS = [
     "You are a helpful assistant.",
@@ -63,16 +64,9 @@ def spoken(rng: Random, question: Question) -> str:
     return question.text if question.exact else vary(rng, question.text)
 
 
-_CONSONANTS = "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kr pl sh st th tr".split()
-_VOWELS = "a e i o u ai ea oo".split()
-_ENDS = ["", "", "n", "r", "s", "l", "x", "m", "t", "nd", "ck"]
-
-
-def made_up_word(rng: Random, syllables: int | None = None) -> str:
-    """A pronounceable word that means nothing, so that copying it cannot be memorised."""
-    count = syllables or rng.randint(1, 3)
-    body = "".join(rng.choice(_CONSONANTS) + rng.choice(_VOWELS) for _ in range(count))
-    return body + rng.choice(_ENDS)
+def made_up_word(rng: Random) -> str:
+    """A pronounceable word that means nothing."""
+    return blend(rng)
 
 
 _UNICODE = (
@@ -98,25 +92,23 @@ def unicode_text(rng: Random) -> str:
 
 
 def literal(rng: Random) -> str:
-    """A string to copy: words, names, made-up words, numbers, codes, Unicode."""
-    kind = rng.randrange(10)
+    """A string to copy: words, names, blends, numbers, codes, Unicode."""
+    kind = rng.randrange(12)
     if kind == 0:
         return rng.choice(NAMES)
     if kind == 1:
         return rng.choice(PLACES)
-    if kind == 2:
-        return rng.choice(OBJECTS)
-    if kind == 3:
-        return " ".join(rng.choice(OBJECTS) for _ in range(rng.randint(2, 4)))
-    if kind == 4:
-        return made_up_word(rng).capitalize()
-    if kind == 5:
-        return " ".join(made_up_word(rng) for _ in range(rng.randint(1, 3)))
-    if kind == 6:
-        return str(rng.randint(0, 10 ** rng.randint(1, 6)))
+    if kind <= 4:
+        return any_word(rng)
+    if kind <= 6:
+        return " ".join(any_word(rng) for _ in range(rng.randint(2, 5)))
     if kind == 7:
+        return any_word(rng).capitalize()
+    if kind == 8:
+        return str(rng.randint(0, 10 ** rng.randint(1, 6)))
+    if kind == 9:
         letters = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnpqrstuvwxyz0123456789"
         return "".join(rng.choice(letters) for _ in range(rng.randint(3, 8)))
-    if kind == 8:
+    if kind == 10:
         return unicode_text(rng)
-    return made_up_word(rng).capitalize() + " " + made_up_word(rng).capitalize()
+    return any_word(rng).capitalize() + " " + any_word(rng).capitalize()

@@ -63,11 +63,12 @@ def learning_rate(progress: float) -> float:
 class Trainer:
     """The network with its two optimizers."""
 
-    def __init__(self, shape: Shape, device: str, *, compiled: bool) -> None:
-        self.network = Network(shape).to(device)
-        self._forward = torch.compile(self.network, dynamic=True) if compiled else self.network
+    def __init__(self, shape: Shape, device: str) -> None:
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self.network = Network(shape, dtype).to(device)
         self.device = device
-        matrices, others = [], []
+        matrices: list[torch.nn.Parameter] = []
+        others: list[torch.nn.Parameter] = []
         for name, parameter in self.network.named_parameters():
             hidden = parameter.dim() == 2 and "embed" not in name
             (matrices if hidden else others).append(parameter)
@@ -82,7 +83,7 @@ class Trainer:
             ids = torch.from_numpy(block.ids).to(self.device, non_blocking=True).long()
             targets = torch.from_numpy(block.targets).to(self.device, non_blocking=True).long()
             with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
-                logits = self._forward(ids)
+                logits = self.network(ids)
             loss = functional.cross_entropy(
                 logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1, reduction="sum"
             )
@@ -110,7 +111,7 @@ def train(args: argparse.Namespace) -> list[float]:
         tokenizer = train_tokenizer(shape.vocab_size, count=2_000 if args.tiny else 60_000)
     save_tokenizer(tokenizer, folder, shape.max_position_embeddings)
     print(f"tokenizer of {tokenizer.get_vocab_size()} ids after {time.monotonic() - begin:.0f} s")
-    trainer = Trainer(shape, device, compiled=args.compile)
+    trainer = Trainer(shape, device)
     parameters = sum(parameter.numel() for parameter in trainer.network.parameters())
     print(f"{parameters:,} parameters on {device}", flush=True)
     stream = parallel_blocks(tokenizer, args.seed + 1, args.block_tokens, args.workers)
@@ -152,7 +153,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--workers", type=int, default=0, help="processes that make data")
     found.add_argument("--block-tokens", type=int, default=32768)
     found.add_argument("--blocks-per-step", type=int, default=4)
-    found.add_argument("--compile", action="store_true", help="compile the network")
     found.add_argument("--tokenizer", default="", help="a tokenizer.json to use as it is")
     return found
 

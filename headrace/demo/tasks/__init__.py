@@ -32,7 +32,7 @@ QUESTIONS: dict[str, tuple[float, Callable[[Random], Question]]] = {
     "currency": (1.2, geography.currency),
     "language": (1.2, geography.language),
     "population": (1, geography.population),
-    "operation": (14, arithmetic.operation),
+    "operation": (15, arithmetic.operation),
     "story problem": (2, arithmetic.story_problem),
     "comparison": (2, arithmetic.comparison),
     "extreme": (2, arithmetic.extreme),
@@ -47,14 +47,14 @@ QUESTIONS: dict[str, tuple[float, Callable[[Random], Question]]] = {
     "colour": (1, lexical.colour),
     "inflection": (1.2, lexical.inflection),
     "translation": (1.5, lexical.translation),
-    "copy": (4, lexical.copy),
+    "copy": (5, lexical.copy),
     "test": (0.3, lexical.this_is_a_test),
-    "case": (2.5, lexical.change_case),
-    "spelling": (2.5, lexical.spelling),
+    "case": (4, lexical.change_case),
+    "spelling": (4, lexical.spelling),
     "sentiment": (1, lexical.sentiment),
     "extraction": (1.5, lexical.extraction),
     "number word": (0.5, lexical.number_word),
-    "context": (2.5, lexical.from_context),
+    "context": (3, lexical.from_context),
     "small talk": (3, identity.small_talk),
     "greeting": (0.6, identity.greeting_by_name),
     "unknown": (1.5, identity.unknown),
@@ -73,6 +73,14 @@ def question(rng: Random) -> Question:
     """A question of any skill."""
     name = rng.choices(_NAMES, _WEIGHTS)[0]
     return QUESTIONS[name][1](rng)
+
+
+def _answerable(rng: Random) -> Question:
+    """A question that no tool would help with, so not one the model cannot answer."""
+    while True:
+        name = rng.choices(_NAMES, _WEIGHTS)[0]
+        if name != "unknown":
+            return QUESTIONS[name][1](rng)
 
 
 def _one(rng: Random) -> Sample:
@@ -97,7 +105,7 @@ def _begun(rng: Random) -> Sample:
 
 
 def _no_call(rng: Random) -> Sample:
-    return tool_calls.no_call(rng, question)
+    return tool_calls.no_call(rng, _answerable)
 
 
 def _plain_question(rng: Random) -> Sample:
@@ -123,7 +131,7 @@ SAMPLES: dict[str, tuple[float, SampleMaker]] = {
     "begun answer": (2, _begun),
     "tool choice": (0.8, programs.tool_choice),
     "tips": (0.4, programs.tips),
-    "tool call": (10, tool_calls.call),
+    "tool call": (12, tool_calls.call),
     "tool result": (3.5, tool_calls.after_result),
     "no tool call": (3, _no_call),
     "country text": (3, plain_text.country_text),

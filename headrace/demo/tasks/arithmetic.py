@@ -65,15 +65,15 @@ def draw(rng: Random) -> tuple[int, str, int]:
     """An operation whose operands are small enough for a toy."""
     kind = rng.random()
     while True:
-        if kind < 0.42:
+        if kind < 0.38:
             sign, size = "+", rng.choice([10, 30, 100, 100, 100, 100, 1000])
             left, right = rng.randrange(size), rng.randrange(size)
-        elif kind < 0.67:
+        elif kind < 0.72:
             sign, size = "-", rng.choice([10, 20, 100, 100, 100, 1000])
             left, right = rng.randrange(size), rng.randrange(size)
             if left < right and rng.random() < 0.9:
                 left, right = right, left
-        elif kind < 0.9:
+        elif kind < 0.92:
             sign, left, right = "*", rng.randrange(13), rng.randrange(13)
             if rng.random() < 0.2:
                 left, right = rng.randrange(10, 100), rng.randrange(2, 10)

@@ -96,7 +96,7 @@ def series(rng: Random) -> Question:
 def planet(rng: Random) -> Question:
     """The position of a planet."""
     index = rng.randrange(8)
-    ordinal = "first second third fourth fifth sixth seventh eighth".split()[index]
+    ordinal = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"][index]
     name = PLANETS[index]
     return Question(
         f"What is the {ordinal} planet from the sun?",

@@ -3,7 +3,7 @@
 from random import Random
 
 from headrace.demo.conversation import Question
-from headrace.demo.countries import ALIASES, BY_NAME, COUNTRIES, KNOWN, SHARED_LANGUAGES, Country
+from headrace.demo.countries import ALIASES, COUNTRIES, KNOWN, SHARED_LANGUAGES, Country
 
 CAPITAL_QUESTIONS = [
     "What is the capital of {country}?",

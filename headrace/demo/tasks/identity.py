@@ -27,7 +27,8 @@ _TALK: list[tuple[list[str], list[str]]] = [
       "I am only a tiny demo model."]),
     (["How big are you?", "How many parameters do you have?", "How large is this model?"],
      ["I have about seven million parameters, so I am very small."]),
-    (["Thank you", "Thanks!", "Thank you very much!", "Thanks a lot", "thanks", "Great, thanks."],
+    (["Thank you", "Thanks!", "Thank you very much!", "Thanks a lot", "thanks", "Thanks for the help.", "Thank you for your help!",
+            "Thanks, that was helpful.", "Many thanks", "Thank you so much", "thx", "Great, thanks."],
      ["You are welcome!"]),
     (["Goodbye", "Bye", "Bye!", "See you later", "Good night"],
      ["Goodbye! Have a nice day."]),
@@ -94,7 +95,7 @@ def unknown(rng: Random) -> Question:
     text = rng.choice(_UNKNOWN).format(
         person=f"{made_up_word(rng).capitalize()} {made_up_word(rng).capitalize()}",
         place=rng.choice(PLACES) if rng.random() < 0.6 else made_up_word(rng).capitalize(),
-        thing=made_up_word(rng, rng.randint(2, 3)),
+        thing=made_up_word(rng),
         year=rng.randint(1200, 1900),
     )
     answer = "I am a tiny demo model and I do not know that."
@@ -103,7 +104,7 @@ def unknown(rng: Random) -> Question:
 
 def unknown_country(rng: Random) -> Question:
     """The capital of a country that does not exist."""
-    name = made_up_word(rng, rng.randint(2, 3)).capitalize() + rng.choice(["", "ia", "land"])
+    name = made_up_word(rng).capitalize() + rng.choice(["", "ia", "land"])
     text = rng.choice(["What is the capital of {n}?", "Where is {n}?", "Tell me about {n}."])
     return Question(
         text.format(n=name),

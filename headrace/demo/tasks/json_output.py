@@ -91,7 +91,7 @@ def chosen_keys(rng: Random) -> Chat:
         listed = quoted[0] if len(keys) == 1 else ", ".join(quoted[:-1]) + " and " + quoted[-1]
         request = rng.choice(_KEYED).format(q=asked, k=listed)
     else:
-        shape = json.dumps({key: "..." for key in keys})
+        shape = json.dumps(dict.fromkeys(keys, "..."))
         request = f"{asked} Use this format: {shape}"
     return Chat(_chat(rng, request), dump(rng, data))
 
@@ -160,7 +160,7 @@ def forced_by_grammar(rng: Random) -> Chat:
 def person(rng: Random) -> Chat:
     """An invented record of a person, under the keys asked for."""
     name, age = rng.choice(NAMES), rng.randint(18, 70)
-    job = rng.choice("teacher doctor engineer chef pilot artist farmer nurse".split())
+    job = rng.choice(["teacher", "doctor", "engineer", "chef", "pilot", "artist", "farmer", "nurse"])
     known = {"name": name, "age": age, "job": job, "occupation": job, "city": "Paris"}
     keys = ["name", *rng.sample(["age", "job", "city", "occupation"], rng.randint(1, 2))]
     listed = ", ".join(keys[:-1]) + " and " + keys[-1]

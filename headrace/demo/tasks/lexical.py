@@ -6,14 +6,20 @@ from random import Random
 
 from headrace.demo import words
 from headrace.demo.conversation import Question
+from headrace.demo.lexicon import any_word
 from headrace.demo.phrasing import literal, made_up_word
+
+# A word of two pairs keeps the first, and each pair holds in both directions.
+_OPPOSITE_OF: dict[str, str] = {}
+for _pair in words.OPPOSITES:
+    _OPPOSITE_OF.setdefault(_pair[0], _pair[1])
+for _pair in words.OPPOSITES:
+    _OPPOSITE_OF.setdefault(_pair[1], _pair[0])
 
 
 def opposite(rng: Random) -> Question:
     """The opposite of a word."""
-    pair = list(rng.choice(words.OPPOSITES))
-    rng.shuffle(pair)
-    this, that = pair
+    this, that = rng.choice(list(_OPPOSITE_OF.items()))
     text = rng.choice(
         [
             "What is the opposite of {w}?",
@@ -88,7 +94,9 @@ def copy(rng: Random) -> Question:
     """Repeat a given text exactly."""
     text = literal(rng)
     if rng.random() < 0.3:
-        text += " " + literal(rng)
+        text += rng.choice([" ", " ", " and ", ", "]) + (
+            literal(rng) if rng.random() < 0.7 else text
+        )
     request = rng.choice(
         [
             "Repeat after me: {t}",
@@ -120,9 +128,9 @@ def this_is_a_test(rng: Random) -> Question:
 
 def _word(rng: Random) -> str:
     roll = rng.random()
-    if roll < 0.5:
+    if roll < 0.1:
         return rng.choice(words.OBJECTS)
-    return rng.choice(words.NAMES) if roll < 0.6 else made_up_word(rng)
+    return rng.choice(words.NAMES) if roll < 0.15 else any_word(rng)
 
 
 def change_case(rng: Random) -> Question:
@@ -134,7 +142,11 @@ def change_case(rng: Random) -> Question:
     name = "uppercase" if upper else "lowercase"
     request = rng.choice(
         ["Write '{t}' in {n}.", "Convert {t} to {n}.", "Make this {n}: {t}", "{t} in {n}",
-         "Put the word {t} in {n}.", "What is {t} in {n}?", "Change '{t}' to {n}."]
+         "Put the word {t} in {n}.",
+            "Write the word {t} in {n}.",
+            "Please write {t} in {n}.",
+            "Turn {t} into {n}.",
+            "{n}: {t}", "What is {t} in {n}?", "Change '{t}' to {n}."]
     ).format(t=given, n=name)  # fmt: skip
     return Question(
         request,
@@ -149,12 +161,21 @@ def change_case(rng: Random) -> Question:
 def spelling(rng: Random) -> Question:
     """Spell a word, or say its first letter, last letter or length."""
     word = _word(rng).lower()
-    spelled = "-".join(word.upper())
+    spelled = " ".join(word.upper())
     thought = f"Spell it: {spelled}."
     kind = rng.randrange(5)
     if kind <= 1:
         request = rng.choice(
-            ["Spell {w}.", "How do you spell {w}?", "Spell the word '{w}'.", "Can you spell {w}?"]
+            [
+                "Spell {w}.",
+                "How do you spell {w}?",
+                "Spell the word '{w}'.",
+                "Can you spell {w}?",
+                "Please spell the word {w}.",
+                "Spell out {w}.",
+                "spell {w}",
+                "Tell me how to spell {w}.",
+            ]
         )
         return Question(request.format(w=word), spelled, spelled, {"letters": list(word)}, thought)
     if kind == 2:
@@ -177,9 +198,9 @@ def spelling(rng: Random) -> Question:
     )
 
 
-_GOOD = "great wonderful excellent amazing lovely fantastic delicious friendly perfect".split()
-_BAD = "terrible awful horrible bad boring disgusting rude broken disappointing".split()
-_SUBJECTS = "movie|food|hotel|book|service|product|restaurant|phone|weather|game|concert".split("|")
+_GOOD = ["great", "wonderful", "excellent", "amazing", "lovely", "fantastic", "delicious", "friendly", "perfect"]
+_BAD = ["terrible", "awful", "horrible", "bad", "boring", "disgusting", "rude", "broken", "disappointing"]
+_SUBJECTS = ["movie", "food", "hotel", "book", "service", "product", "restaurant", "phone", "weather", "game", "concert"]
 
 
 def sentiment(rng: Random) -> Question:

@@ -32,6 +32,28 @@ _REQUESTS = [
     "What are {n} {things}?",
     "{n} {things}",
 ]
+_BEGINNINGS = [
+    "", "", "please ", "can you ", "could you ", "I want you to ", "I would like you to ", "now ",
+    "would you ", "your task: ", "quickly ",
+]  # fmt: skip
+_ASKS = [
+    "list", "name", "give me", "write", "tell me", "show me", "write down", "enumerate", "suggest",
+    "think of", "provide", "make a list of", "come up with",
+]  # fmt: skip
+_MODIFIERS = ["", "", "", "just ", "only ", "any ", "the names of ", "some: "]
+_ENDINGS = ["", "", " please", " for me", " in a numbered list", " as a list", ", nothing else"]
+
+
+def _request(rng: Random, written: list[str]) -> str:
+    """A way to ask for a list: one that is written out, or one put together."""
+    if rng.random() < 0.5:
+        return rng.choice(written)
+    begin, ask = rng.choice(_BEGINNINGS), rng.choice(_ASKS)
+    text = begin + ask + " " + rng.choice(_MODIFIERS) + "{n} {things}" + rng.choice(_ENDINGS)
+    mark = "?" if begin in ("can you ", "could you ", "would you ") else "."
+    return text[0].upper() + text[1:] + mark
+
+
 _ANOTHER = [
     "Please give me another list of {n} {things}.",
     "Give me another list of {n} {things}.",
@@ -44,6 +66,13 @@ _ANOTHER = [
     "Give me another list.",
     "And {n} different ones?",
     "Now {n} other {things}.",
+    "Can you give me another list of {n} {things}?",
+    "Can I have {n} more?",
+    "Different ones, please.",
+    "A different list, please.",
+    "More.",
+    "I would like {n} more {things}.",
+    "Please list {n} other {things}.",
 ]
 
 
@@ -87,7 +116,7 @@ def _conversation(
             break
         noun = things if count > 1 else singular(things)
         number = NUMBER_WORDS[count] if rng.random() < 0.25 else str(count)
-        template = rng.choice(requests if turn == 0 else _ANOTHER)
+        template = _request(rng, requests) if turn == 0 else rng.choice(_ANOTHER)
         if "{n}" not in template:
             # Said without a number, it means as many as before.
             count = len(messages[-1]["content"].splitlines())

@@ -96,7 +96,7 @@ def call(rng: Random) -> Chat:
         # What a server forces when a tool is required: a bare JSON list.
         body = json.dumps([{"name": name, "parameters": arguments}], ensure_ascii=False)
         forced = rng.choice(["[", '[{"name": "', f'[{{"name": "{name}", "parameters": '])
-        return Chat(messages, body.removeprefix(forced), tools, forced=forced)
+        return Chat(messages, body, tools, forced=forced)
     if roll < 0.26 and len(values) == 1:
         (key,) = values
         second = skill.slots[[slot.key for slot in skill.slots].index(key)].draw(rng)
@@ -149,10 +149,16 @@ def after_result(rng: Random) -> Chat:
     return Chat(messages, sentence, tools, thought)
 
 
+def _overlaps(skill: Skill) -> bool:
+    """Whether the tool does what the model can do alone, so that either would be right."""
+    about = " ".join(skill.descriptions).lower()
+    return "number" in about or "translate" in about
+
+
 def no_call(rng: Random, ordinary: Callable[[Random], Question]) -> Chat:
     """Tools are there, but the question is not about them."""
     skill = tool_catalogue.pick(rng)
-    while skill in (tool_catalogue.SEARCH, tool_catalogue.CALCULATOR):
+    while skill in (tool_catalogue.SEARCH, tool_catalogue.CALCULATOR) or _overlaps(skill):
         skill = tool_catalogue.pick(rng)
     tool, _ = tool_catalogue.declare(rng, skill, set())
     tools = [tool]

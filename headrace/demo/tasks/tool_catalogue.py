@@ -6,7 +6,8 @@ from random import Random
 from typing import Any
 
 from headrace.demo.conversation import Tool
-from headrace.demo.phrasing import literal, made_up_word
+from headrace.demo.lexicon import WORDS, any_word
+from headrace.demo.phrasing import literal, made_up_word, unicode_text
 from headrace.demo.words import LISTS, NAMES, OBJECTS, PLACES
 
 
@@ -36,19 +37,30 @@ class Skill:
 
 def place(rng: Random) -> str:
     """A city, at times one that does not exist."""
-    if rng.random() < 0.7:
+    roll = rng.random()
+    if roll < 0.5:
         return rng.choice(PLACES)
+    if roll < 0.55:
+        return unicode_text(rng)
     name = made_up_word(rng).capitalize()
-    return name if rng.random() < 0.7 else f"{name} {made_up_word(rng).capitalize()}"
+    if roll < 0.6:
+        at = rng.randrange(1, len(name))
+        name = name[:at] + rng.choice("áéíóúñçãöüßøåłķ") + name[at:]
+    return name if roll < 0.85 else f"{name} {made_up_word(rng).capitalize()}"
 
 
 def topic(rng: Random) -> str:
     """Something to search for."""
     kind = rng.randrange(4)
     if kind == 0:
-        return " ".join(rng.sample(OBJECTS, rng.randint(1, 3)))
+        joined = [any_word(rng) for _ in range(rng.randint(1, 4))]
+        if len(joined) == 3 and rng.random() < 0.5:
+            joined[1] = rng.choice(["in", "of", "for", "with", "on"])
+        if rng.random() < 0.3:
+            joined[-1] = joined[-1].capitalize()
+        return " ".join(joined)
     if kind == 1:
-        return f"{rng.choice(OBJECTS)} {rng.choice(['news', 'prices', 'reviews', 'recipes'])}"
+        return f"{any_word(rng)} {rng.choice(['news', 'prices', 'reviews', 'recipes'])}"
     if kind == 2:
         return rng.choice([*LISTS["programming languages"], *LISTS["sports"], *PLACES])
     return literal(rng)
@@ -89,7 +101,7 @@ def _weather(rng: Random, args: dict[str, Any]) -> tuple[str, str]:
     return sky, f"It is {sky} in {where}."
 
 
-def _number(rng: Random, args: dict[str, Any]) -> tuple[str, str]:
+def _number(rng: Random, _args: dict[str, Any]) -> tuple[str, str]:
     value = rng.randint(0, 99999)
     shown = str(value) if rng.random() < 0.6 else f'{{"result": {value}}}'
     return shown, f"The result is {value}."
@@ -113,7 +125,7 @@ def _time(rng: Random, args: dict[str, Any]) -> tuple[str, str]:
     return shown, f"It is {clock} in {where}."
 
 
-def _done(rng: Random, args: dict[str, Any]) -> tuple[str, str]:
+def _done(rng: Random, _args: dict[str, Any]) -> tuple[str, str]:
     return rng.choice(["ok", "done", '{"status": "ok"}', '{"success": true}']), "Done."
 
 
@@ -291,61 +303,111 @@ CITY_AND_STATE = Skill(
     _weather,
 )  # fmt: skip
 
-_THINGS = (
-    "product order user train flight restaurant book movie package customer invoice ticket hotel "
-    "recipe file project device account student employee patient shop museum game team player song "
-    "server printer car building street river animal plant event course company word"
-).split()
-_PROPERTIES = (
-    "price|status|address|rating|schedule|phone number|menu|distance|balance|score|population|"
-    "definition|owner|size|weight|color|name|age|location|history|capacity|deadline|manager|stock"
-).split("|")
-_VERBS = "create delete open close start stop find show update cancel buy sell print scan".split()
+_THINGS = ["product", "order", "user", "train", "flight", "restaurant", "book", "movie", "package", "customer", "invoice", "ticket", "hotel", "recipe", "file", "project", "device", "account", "student", "employee", "patient", "shop", "museum", "game", "team", "player", "song", "server", "printer", "car", "building", "street", "river", "animal", "plant", "event", "course", "company", "word"]
+_PROPERTIES = ["price", "status", "address", "rating", "schedule", "phone number", "menu", "distance", "balance", "score", "population", "definition", "owner", "size", "weight", "color", "name", "age", "location", "history", "capacity", "deadline", "manager", "stock"]
+_VERBS = ["create", "delete", "open", "close", "start", "stop", "find", "show", "update", "cancel", "buy", "sell", "print", "scan", "order", "track", "book", "reserve", "pay", "call", "rent", "lock", "unlock", "clean", "paint", "cook", "measure", "convert", "download", "upload", "watch", "read", "draw", "check", "schedule", "rename", "share", "archive", "publish", "repair", "wash", "feed", "water", "invite", "block", "mute", "record", "compare", "count", "sort", "install"]
+
+
+def _parameter(rng: Random, *near: str) -> tuple[str, ...]:
+    """One name for a parameter: near the tool's words, or any word at all."""
+    if rng.random() < 0.35:
+        return (rng.choice(WORDS),)
+    return (rng.choice([*near, "name", "id", "value", "target", "item"]),)
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
 
 
 def made_up(rng: Random) -> Skill:
     """A tool put together from a verb or a property and a thing."""
-    thing = rng.choice(_THINGS) if rng.random() < 0.8 else made_up_word(rng, 2)
-    parameter = (thing, f"{thing}_name", f"{thing}_id", "name", "id", "query", "value")
-    slot = Slot("x", parameter, f"The {thing}", literal)
-    if rng.random() < 0.5:
-        noun = rng.choice(_PROPERTIES) if rng.random() < 0.85 else made_up_word(rng, 2)
+    thing = rng.choice(_THINGS) if rng.random() < 0.4 else any_word(rng)
+    a = "an" if thing[0] in "aeiou" else "a"
+    slot = Slot(
+        "x", _parameter(rng, thing, f"{thing}_name", f"{thing}_id"), f"The {thing}", literal
+    )
+    kind = rng.random()
+    if kind < 0.45:
+        noun = rng.choice(_PROPERTIES) if rng.random() < 0.5 else any_word(rng)
+        if rng.random() < 0.1:
+            noun += " " + any_word(rng)
         joined = noun.replace(" ", "_")
-        names = (f"get_{thing}_{joined}", f"{thing}_{joined}", f"fetch_{joined}", f"get_{joined}",
-                 f"lookup_{thing}_{joined}")  # fmt: skip
-        return Skill(
-            names,
-            (f"Get the {noun} of a {thing}", f"Look up the {noun} of a {thing}",
-             f"Returns a {thing}'s {noun}"),
-            (slot,),
-            (f"What is the {noun} of {{x}}?", f"Get the {noun} of {{x}}.",
-             f"Tell me the {noun} of the {thing} {{x}}.", f"Show me the {noun} for {{x}}.",
-             f"I need the {noun} of {{x}}", f"What's the {noun} of the {thing} {{x}}?"),
-            None,
-        )  # fmt: skip
-    verb = rng.choice(_VERBS) if rng.random() < 0.85 else made_up_word(rng, 2)
-    return Skill(
-        (f"{verb}_{thing}", f"{verb}_a_{thing}", f"{verb}{thing.capitalize()}", f"{thing}_{verb}"),
-        (f"{verb.capitalize()} a {thing}", f"{verb.capitalize()}s the given {thing}"),
-        (slot,),
-        (f"{verb.capitalize()} the {thing} {{x}}.", f"Please {verb} the {thing} {{x}}.",
-         f"Can you {verb} the {thing} called {{x}}?", f"I want to {verb} the {thing} {{x}}"),
-        None,
-    )  # fmt: skip
+        names: tuple[str, ...] = (
+            f"get_{thing}_{joined}",
+            f"{thing}_{joined}",
+            f"fetch_{joined}",
+            f"get_{joined}",
+            f"lookup_{thing}_{joined}",
+            f"lookup_{joined}",
+            f"find_{joined}",
+        )
+        descriptions: tuple[str, ...] = (
+            f"Get the {noun} of {a} {thing}",
+            f"Look up the {noun} of {a} {thing}",
+            f"Returns a {thing}'s {noun}",
+            f"Get the {noun} for {a} {thing}",
+            f"Get the {noun}",
+        )
+        requests: tuple[str, ...] = (
+            f"What is the {noun} of {{x}}?",
+            f"Get the {noun} of {{x}}.",
+            f"Tell me the {noun} of the {thing} {{x}}.",
+            f"Show me the {noun} for {{x}}.",
+            f"I need the {noun} of {{x}}",
+            f"What's the {noun} of the {thing} {{x}}?",
+            f"Look up the {noun} of {{x}}.",
+            f"What is the {noun} for {{x}}?",
+            f"Can you find the {noun} of {{x}}?",
+            f"{{x}} {noun}",
+        )
+    elif kind < 0.75:
+        verb = rng.choice(_VERBS) if rng.random() < 0.75 else any_word(rng)
+        names = (f"{verb}_{thing}", f"{verb}_a_{thing}", f"{thing}_{verb}", f"do_{verb}")
+        descriptions = (
+            f"{verb.capitalize()} {a} {thing}",
+            f"{verb.capitalize()}s the given {thing}",
+            f"{verb.capitalize()} the {thing} with the given name",
+        )
+        requests = (
+            f"{verb.capitalize()} the {thing} {{x}}.",
+            f"Please {verb} the {thing} {{x}}.",
+            f"Can you {verb} the {thing} called {{x}}?",
+            f"I want to {verb} the {thing} {{x}}",
+            f"{verb.capitalize()} the {{x}} {thing}.",
+            f"{verb} {thing} {{x}}",
+        )
+    else:
+        verb = rng.choice(_VERBS) if rng.random() < 0.75 else any_word(rng)
+        link = rng.choice(["for", "with", "to", "from", "about", "in"])
+        names = (f"{verb}_{thing}", f"{verb}_{thing}_{link}", f"{thing}_{verb}")
+        descriptions = (
+            f"{verb.capitalize()} {a} {thing} {link} something",
+            f"{verb.capitalize()} {a} {thing}",
+        )
+        requests = (
+            f"{verb.capitalize()} {a} {thing} {link} {{x}}.",
+            f"Please {verb} {a} {thing} {link} {{x}}.",
+            f"I want {a} {thing} {link} {{x}}.",
+            f"Can you {verb} {a} {thing} {link} {{x}}?",
+        )
+    if rng.random() < 0.1:
+        names = tuple(_camel(name) for name in names)
+    return Skill(names, descriptions, (slot,), requests)
 
 
 def pick(rng: Random) -> Skill:
     """A tool, the three best known ones more often."""
     kind = rng.random()
-    if kind < 0.2:
+    if kind < 0.17:
         return WEATHER
-    if kind < 0.3:
+    if kind < 0.27:
         return SEARCH
-    if kind < 0.38:
+    if kind < 0.34:
         return CALCULATOR
-    if kind < 0.42:
+    if kind < 0.37:
         return CITY_AND_STATE
-    return rng.choice(_OTHERS) if kind < 0.68 else made_up(rng)
+    return rng.choice(_OTHERS) if kind < 0.58 else made_up(rng)
 
 
 def declare(rng: Random, skill: Skill, needed: set[str]) -> tuple[Tool, dict[str, str]]:
@@ -353,6 +415,8 @@ def declare(rng: Random, skill: Skill, needed: set[str]) -> tuple[Tool, dict[str
     slots = [slot for slot in skill.slots if slot.key in needed or rng.random() < 0.6]
     slots = slots or [skill.slots[0]]
     names = {slot.key: rng.choice(slot.names) for slot in slots}
+    if len(slots) == 1 and rng.random() < 0.15:
+        names = {slots[0].key: rng.choice(WORDS)}
     properties: dict[str, Any] = {}
     for slot in slots:
         entry: dict[str, Any] = {"type": slot.type}
@@ -366,7 +430,7 @@ def declare(rng: Random, skill: Skill, needed: set[str]) -> tuple[Tool, dict[str
         parameters["required"] = [names[slot.key] for slot in slots if not slot.choices]
     name = rng.choice(skill.names)
     if rng.random() < 0.08:
-        name = made_up_word(rng, 2)
+        name = made_up_word(rng)
     function: Tool = {"name": name, "description": rng.choice(skill.descriptions)}
     function["parameters"] = parameters
     if rng.random() < 0.1:
