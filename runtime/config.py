@@ -201,6 +201,7 @@ class WorkerConfig:
     overlap: bool
     attention_backend: str
     num_threads: int
+    disable_cuda_graph: bool = False
     log_level: str
     decode_log_interval: int
     stream_interval: int

@@ -14,7 +14,7 @@ class _OneLineFormatter(logging.Formatter):
     def __init__(self, process_name: str) -> None:
         super().__init__(_FORMAT, "%H:%M:%S", defaults={"process_name": process_name})
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own name
+    def formatMessage(self, record: logging.LogRecord) -> str:  # logging's own name
         record.message = "".join(
             c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
             for c in record.message

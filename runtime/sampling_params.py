@@ -158,7 +158,7 @@ def _check_stop(params: SamplingParams) -> None:
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`sampling_params` as it arrives in JSON: every key optional, null means the default."""
 
-    max_new_tokens: int | None | msgspec.UnsetType = msgspec.UNSET
+    max_new_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
     min_new_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None

@@ -21,7 +21,7 @@ class AttentionLayer:
         layer_idx: index into `ForwardBatch.kv`.
         num_heads, num_kv_heads: of this rank.
         scale: multiplies the scores, usually `head_dim ** -0.5`.
-        cos_sin: `[max_positions, head_dim]` float32, cosines then sines (half each), shared by layers.
+        cos_sin: `[max_positions, head_dim]` float32, cosines then sines, half each.
         q_norm, k_norm: `[head_dim]` weights of a per-head RMSNorm before rotation, or `None`.
         eps: of that norm.
         window_left: keys a query may look back on besides itself; -1 for all.
@@ -41,6 +41,10 @@ class AttentionLayer:
 
 class AttentionBackend(Protocol):
     """Rotates, writes and attends; owns the layout of no tensor but its own plan."""
+
+    def __init__(self, device_type: str = "cpu") -> None:
+        """Get ready for `device_type`, a `torch.device.type`."""
+        ...
 
     def plan(self, batch: ForwardBatch) -> None:
         """Prepare for `batch`, once for all layers."""
@@ -65,5 +69,9 @@ ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
     {
         "cpu": "runtime.attention.paged:PagedAttention",
         "torch": "runtime.attention.paged:ReferenceAttention",
+        "triton": "runtime.attention.paged:PagedAttention",
     },
 )
+
+# What `auto` means on each device.
+DEFAULT_ATTENTION = {"cpu": "cpu", "cuda": "triton"}

@@ -132,7 +132,13 @@ class PieceDecoder:
 def _incomplete_tail(data: bytes) -> bytes:
     data = data[-_MAX_BYTES:]
     _, used = _utf8_decode(data, "replace", False)
-    return data[used:]
+    rest = data[used:]
+    return b"" if _is_surrogate_half(rest) else rest
+
+
+def _is_surrogate_half(rest: bytes) -> bool:
+    # Python waits for the third byte of an encoded surrogate, which is invalid from its second on.
+    return len(rest) == 2 and rest[0] == 0xED and rest[1] >= 0xA0
 
 
 def _decode(data: bytes, byte_by_byte: bool) -> tuple[str, bytes]:
@@ -148,7 +154,10 @@ def _decode(data: bytes, byte_by_byte: bool) -> tuple[str, bytes]:
             data = data[error.end :]
         else:
             parts.append(text)
-            return "".join(parts), data[used:]
+            rest = data[used:]
+            if not _is_surrogate_half(rest):
+                return "".join(parts), rest
+            return "".join([*parts, REPLACEMENT, REPLACEMENT]), b""
 
 
 class WindowDecoder:

@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.errors import StartupError
 
@@ -13,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 # Of the memory that is free once the weights are loaded; the rest is for activations and others.
 CPU_SHARE_FOR_KV = 0.4
+# Of a GPU's memory, for weights, activations and pool together; graphs and libraries take the rest.
+CUDA_FRACTION = 0.9
 GIB = 1 << 30
 
 
@@ -44,6 +48,31 @@ def available_memory_bytes() -> int:
     return available if limit == "max" else min(available, int(limit) - int(used))
 
 
+def cpu_budget(fraction: float | None, weight_bytes: int) -> tuple[int, int]:
+    """Bytes the pool may take on the CPU, and bytes that are free.
+
+    Args:
+        fraction: share of memory for weights and pool together, or `None`.
+        weight_bytes: memory the weights take already.
+    """
+    available = available_memory_bytes()
+    if fraction is None:
+        return int(available * CPU_SHARE_FOR_KV), available
+    return int((available + weight_bytes) * fraction) - weight_bytes, available
+
+
+def cuda_budget(fraction: float | None, activation_bytes: int) -> tuple[int, int]:
+    """Bytes the pool may take on the current GPU, and bytes that are free.
+
+    Args:
+        fraction: share of the GPU's memory for weights, pool and activations together.
+        activation_bytes: what the largest step needs besides weights and pool, measured.
+    """
+    free, total = torch.cuda.mem_get_info()
+    kept = int(total * (1.0 - (CUDA_FRACTION if fraction is None else fraction)))
+    return free - kept - activation_bytes, free
+
+
 def size_pool(
     config: ModelConfig,
     *,
@@ -52,8 +81,8 @@ def size_pool(
     max_total_tokens: int | None,
     max_running_requests: int,
     context_len: int,
-    fraction: float | None,
-    weight_bytes: int,
+    budget: int,
+    available: int,
 ) -> PoolSize:
     """Choose the number of pages and log why.
 
@@ -64,18 +93,13 @@ def size_pool(
         max_total_tokens: the user's wish, or `None` for as much as is useful and fits.
         max_running_requests: more than all of them at full length is never needed.
         context_len: longest request, tokens.
-        fraction: share of memory for weights and pool together, or `None`.
-        weight_bytes: memory the weights take already.
+        budget: bytes the pool may take.
+        available: bytes that are free on the device.
 
     Raises:
         StartupError: not even one page fits, or less than the user asked for.
     """
     per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype_bytes
-    available = available_memory_bytes()
-    if fraction is not None:
-        budget = int((available + weight_bytes) * fraction) - weight_bytes
-    else:
-        budget = int(available * CPU_SHARE_FOR_KV)
     fits = budget // per_token
     useful = max_running_requests * context_len
     if max_total_tokens is not None:
@@ -85,14 +109,16 @@ def size_pool(
                 f"{max_total_tokens * per_token / GIB:.1f} GiB but only {available / GIB:.1f} GiB "
                 "are free; lower it."
             )
-        wanted = max_total_tokens
+        wanted, why = max_total_tokens, "--max-total-tokens"
+    elif fits < useful:
+        wanted, why = fits, "limited by memory"
     else:
-        wanted = min(fits, useful)
+        wanted, why = useful, "every running request at full length"
     num_pages = wanted // page_size
     if num_pages < 1:
         raise StartupError(
             f"No memory is left for the KV pool ({max(budget, 0) / GIB:.2f} GiB for "
-            f"{per_token} bytes a token); raise --mem-fraction-static or free memory."
+            f"{per_token} bytes a token); raise --mem-fraction-static, or free memory."
         )
     size = PoolSize(num_pages, page_size, num_pages * page_size * per_token)
     logger.info(
@@ -103,8 +129,6 @@ def size_pool(
         per_token,
         size.size_bytes / GIB,
         available / GIB,
-        "--max-total-tokens"
-        if max_total_tokens is not None
-        else ("limited by memory" if fits < useful else "every running request at full length"),
+        why,
     )
     return size

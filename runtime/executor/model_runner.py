@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,7 +11,9 @@ from torch import Tensor
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
 from runtime.executor.batch import build_batch
-from runtime.forward_batch import ForwardBatch, KVCache
+from runtime.executor.causal_model import CausalModel
+from runtime.executor.cuda_graphs import DecodeGraphs
+from runtime.forward_batch import KVCache
 from runtime.sampling.sampler import NAN_TOKEN, Sampler
 from runtime.step import Int32Array, StepPlan, StepResult
 
@@ -20,18 +21,6 @@ logger = logging.getLogger(__name__)
 
 NAN_MESSAGE = "The model produced NaN logits for this request."
 _NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
-
-
-class CausalModel(Protocol):
-    """What the runner needs of a model."""
-
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        """Hidden states `[num_tokens, hidden_size]` after the last norm."""
-        ...
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits `[num_rows, vocab_size]` float32 of hidden states `[num_rows, hidden_size]`."""
-        ...
 
 
 class PendingStep:
@@ -73,14 +62,24 @@ class ModelRunner:
         kv: list[KVCache],
         rows: BatchRows,
         page_size: int,
+        *,
+        graph_max_batch: int = 0,
     ) -> None:
-        """Put the parts together."""
+        """Put the parts together; decode batches up to `graph_max_batch` run as CUDA graphs."""
         self._model = model
         self._attention = attention
         self._kv = kv
         self._rows = rows
         self._page_size = page_size
         self._sampler = Sampler(rows)
+        self._graphs: DecodeGraphs | None = None
+        if graph_max_batch:
+            self._graphs = DecodeGraphs(model, attention, kv, rows, page_size, graph_max_batch)
+
+    def capture_graphs(self, sizes: list[int]) -> None:
+        """Capture the decode graphs of these batch sizes; the others follow when needed."""
+        if self._graphs is not None:
+            self._graphs.capture(sizes)
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start computing `plan`.
@@ -100,6 +99,15 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> Tensor | None:
+        num_seqs = len(plan.rows)
+        graphs = self._graphs
+        if graphs is not None and num_seqs == plan.num_decodes <= graphs.max_batch:
+            seq_lens = plan.start_lens + 1
+            graphs.run(plan.rows, seq_lens)
+            if self._sampler.is_plain(plan.rows):
+                # A copy: the next replay overwrites the graph's own.
+                return graphs.token_ids[:num_seqs].clone()
+            return self._sampler.sample(graphs.logits[:num_seqs], plan.rows, seq_lens)
         batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
         self._attention.plan(batch)
         hidden = self._model.forward(batch)

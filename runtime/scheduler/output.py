@@ -1,15 +1,15 @@
-"""What a step's tokens mean: appended, checked against the finish rules, reported in one message."""
+"""What a step's tokens mean: appended, checked against the finish rules, reported at once."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from runtime.step import Int32Array, Int64Array, StepResult
 from runtime.messages import FinishReason, StreamEnd, StreamStart, TokenDeltas
 from runtime.request import Request
 from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
+from runtime.step import Int32Array, Int64Array, StepResult
 
 
 class OutputBuffer:
@@ -86,7 +86,7 @@ class OutputProcessor:
     def process(self, step: PlannedStep, result: StepResult) -> None:
         """Append the tokens and finish what is done."""
         for row, message in result.failed.items():
-            self._fail(step, row, message)
+            self._fail(row, message)
         for request in step.prompts_done:
             if request.row >= 0 and request.request_id in self._requests:
                 self._buffer.start(request)
@@ -143,7 +143,7 @@ class OutputProcessor:
                     self._waiting.remove(request)
                     del self._requests[request_id]
 
-    def _fail(self, step: PlannedStep, row: int, message: str) -> None:
+    def _fail(self, row: int, message: str) -> None:
         request = self._table.requests[row]
         if request is None:
             return

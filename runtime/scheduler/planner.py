@@ -1,4 +1,4 @@
-"""Plans a step: every running request decodes one token, the rest of the budget computes prompts."""
+"""Plans a step: running requests decode a token each, the rest of the budget computes prompts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.cache.manager import CacheManager
-from runtime.step import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
 from runtime.request import Request
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
+from runtime.step import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
 
 logger = logging.getLogger(__name__)
 

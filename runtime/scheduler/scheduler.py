@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.cache.manager import CacheManager
-from runtime.step import StepPlan, StepResult
 from runtime.messages import (
     AbortAll,
     AbortRequests,
@@ -29,6 +29,7 @@ from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
+from runtime.step import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,31 @@ class Runner(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions:
+    """Bounds and rules of scheduling.
+
+    Attributes:
+        max_running_requests: rows of the running batch.
+        max_queued_requests: waiting requests beyond which newcomers are refused; `None` for no bound.
+        context_len: most tokens of a request.
+        token_budget: prompt tokens computed in one step; `None` for whole prompts.
+        policy: name in `runtime.scheduler.waiting.POLICIES`.
+        eos_token_ids: ids that end a text.
+        stream_interval: tokens between two events of a stream.
+        overlap: launch a step before the last one's tokens are read.
+    """
+
+    max_running_requests: int
+    max_queued_requests: int | None = None
+    context_len: int
+    token_budget: int | None
+    policy: str = "fcfs"
+    eos_token_ids: list[int]
+    stream_interval: int = 1
+    overlap: bool = False
+
+
 class Scheduler:
     """Continuous batching over one runner.
 
@@ -61,46 +87,39 @@ class Scheduler:
         runner: Runner,
         cache: CacheManager,
         stats: SchedulerStats,
+        options: SchedulerOptions,
         *,
         send_tokens: Callable[[TokenDeltas], None],
         send_front: Callable[[FrontInbound], None],
-        max_running_requests: int,
-        max_queued_requests: int | None,
-        context_len: int,
-        token_budget: int | None,
-        policy: str,
-        eos_token_ids: list[int],
-        stream_interval: int,
-        overlap: bool,
     ) -> None:
-        """Put the parts together; lengths and budgets are in tokens."""
+        """Put the parts together."""
         self._runner = runner
         self._cache = cache
         self._stats = stats
         self._send_tokens = send_tokens
         self._send_front = send_front
-        self._max_queued = max_queued_requests
-        self._max_req_len = min(context_len, cache.pool.num_pages * cache.page_size)
-        self._overlap = overlap
+        self._max_queued = options.max_queued_requests
+        self._max_req_len = min(options.context_len, cache.pool.num_pages * cache.page_size)
+        self._overlap = options.overlap
         self._requests: dict[int, Request] = {}
         # One more than the context: with overlap a last, dropped token is still written.
-        self._table = RequestTable(max_running_requests, context_len + 1)
-        self._waiting = WaitingQueue(policy, cache)
+        self._table = RequestTable(options.max_running_requests, options.context_len + 1)
+        self._waiting = WaitingQueue(options.policy, cache)
         self._planner = Planner(
             self._table,
             self._waiting,
             cache,
-            token_budget=token_budget,
-            eos_token_ids=eos_token_ids,
+            token_budget=options.token_budget,
+            eos_token_ids=options.eos_token_ids,
         )
-        self._buffer = OutputBuffer(stream_interval)
+        self._buffer = OutputBuffer(options.stream_interval)
         self._output = OutputProcessor(
             self._table,
             self._planner,
             self._waiting,
             self._buffer,
             self._requests,
-            eos_token_ids,
+            options.eos_token_ids,
         )
         self._in_flight: tuple[PlannedStep, Pending] | None = None
         self._was_idle = True
@@ -147,10 +166,11 @@ class Scheduler:
             request.num_prompt + request.max_new_tokens > self._max_req_len
             or not request.num_prompt
         ):
+            needed = request.num_prompt + request.max_new_tokens
             self._refuse(
                 request,
-                f"The request needs {request.num_prompt + request.max_new_tokens} tokens, more than "
-                f"the {self._max_req_len} that context and KV pool hold.",
+                f"The request needs {needed} tokens, more than the {self._max_req_len} that "
+                "context and KV pool hold.",
                 400,
             )
         elif self._max_queued is not None and len(self._waiting) >= self._max_queued:

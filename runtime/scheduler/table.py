@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.cache.radix_tree import Tokens
-from runtime.step import Int64Array
 from runtime.request import Request
+from runtime.step import Int64Array
 
 NO_LIMIT = np.iinfo(np.int64).max
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.config import WorkerConfig
 from runtime.errors import StartupError
 from runtime.executor.model_runner import ModelRunner
-from runtime.step import PageUpdate, RowJoin, StepPlan
 from runtime.sampling_params import SamplingParams
+from runtime.step import PageUpdate, RowJoin, StepPlan
+
+_ONE = np.zeros(1, dtype=np.int64)
+_SAMPLES = np.ones(1, dtype=bool)
 
 
-def warm_up(runner: ModelRunner, vocab_size: int, config: WorkerConfig) -> None:
-    """Compute a short prompt and one token after it, in page 0, which belongs to nobody.
+def compute_prompt(runner: ModelRunner, length: int, vocab_size: int, num_pages: int = 0) -> None:
+    """Compute a made-up prompt of `length` tokens in row 0.
+
+    Args:
+        runner: an idle one.
+        length: tokens.
+        vocab_size: ids below it are used.
+        num_pages: pages 1 to so many are written; 0 writes page 0, which belongs to nobody.
 
     Raises:
         StartupError: the model cannot compute.
     """
-    length = min(8, config.page_size - 1, config.context_len - 1) or 1
     join = RowJoin(
         row=0,
         sampling=SamplingParams(max_new_tokens=2, temperature=0.0),
@@ -25,26 +32,44 @@ def warm_up(runner: ModelRunner, vocab_size: int, config: WorkerConfig) -> None:
         stop_ids=[],
         output_ids=np.empty(0, dtype=np.int32),
     )
-    one = np.zeros(1, dtype=np.int64)
-    prompt = StepPlan(
-        rows=one,
-        num_decodes=0,
-        start_lens=one,
-        query_lens=one + length,
-        chunk_tokens=(np.arange(length) % vocab_size).astype(np.int32),
-        samples=np.ones(1, dtype=bool),
-        joins=[join],
-        page_updates=[PageUpdate(0, 0, np.zeros(1, dtype=np.int32))],
+    pages = np.arange(1, num_pages + 1, dtype=np.int32) if num_pages else np.zeros(1, np.int32)
+    _launch(
+        runner,
+        StepPlan(
+            rows=_ONE,
+            num_decodes=0,
+            start_lens=_ONE,
+            query_lens=_ONE + length,
+            chunk_tokens=(np.arange(length) % vocab_size).astype(np.int32),
+            samples=_SAMPLES,
+            joins=[join],
+            page_updates=[PageUpdate(0, 0, pages)],
+        ),
     )
-    decode = StepPlan(
-        rows=one,
-        num_decodes=1,
-        start_lens=one + length,
-        query_lens=one + 1,
-        chunk_tokens=np.empty(0, dtype=np.int32),
-        samples=np.ones(1, dtype=bool),
+
+
+def warm_up(runner: ModelRunner, vocab_size: int, page_size: int, context_len: int) -> None:
+    """Compute a short prompt and one token after it.
+
+    Raises:
+        StartupError: the model cannot compute.
+    """
+    length = min(8, page_size - 1, context_len - 1) or 1
+    compute_prompt(runner, length, vocab_size)
+    _launch(
+        runner,
+        StepPlan(
+            rows=_ONE,
+            num_decodes=1,
+            start_lens=_ONE + length,
+            query_lens=_ONE + 1,
+            chunk_tokens=np.empty(0, dtype=np.int32),
+            samples=_SAMPLES,
+        ),
     )
-    for plan in (prompt, decode):
-        result = runner.launch(plan).wait()
-        if result.failed:
-            raise StartupError(f"The model cannot compute a step: {result.failed[0]}")
+
+
+def _launch(runner: ModelRunner, plan: StepPlan) -> None:
+    result = runner.launch(plan).wait()
+    if result.failed:
+        raise StartupError(f"The model cannot compute a step: {result.failed[0]}")

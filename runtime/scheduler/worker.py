@@ -9,20 +9,22 @@ from typing import Protocol
 
 import torch
 
-from runtime.attention.backend import ATTENTION_BACKENDS
+from runtime.attention.backend import ATTENTION_BACKENDS, DEFAULT_ATTENTION, AttentionBackend
+from runtime.batch_rows import BatchRows
 from runtime.cache.manager import CacheManager
 from runtime.checkpoint.config_json import load_model_config
+from runtime.checkpoint.model_config import ModelConfig
 from runtime.config import WorkerConfig
-from runtime.executor.memory import PoolSize, size_pool
+from runtime.executor.memory import PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import ModelRunner
-from runtime.batch_rows import BatchRows
 from runtime.forward_batch import KVCache
 from runtime.layers.context import BuildContext, parse_dtype
 from runtime.loader.load import load_model, parameter_bytes
 from runtime.messages import FrontInbound, Phase, TokenDeltas, WorkerReady
-from runtime.scheduler.scheduler import Scheduler
+from runtime.models.causal_lm import CausalLM
+from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
-from runtime.scheduler.warmup import warm_up
+from runtime.scheduler.warmup import compute_prompt, warm_up
 from runtime.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
@@ -51,42 +53,29 @@ def build_worker(
     torch.set_num_threads(config.num_threads)
     torch.set_grad_enabled(False)
     device = torch.device(config.device)
-    dtype = parse_dtype(config.dtype)
     folder = Path(config.model_folder)
     model_config = load_model_config(folder)
     report("loading_weights")
     model = load_model(
         folder,
         model_config,
-        BuildContext(dtype=dtype, device=device, max_positions=config.context_len + 1),
+        BuildContext(
+            dtype=parse_dtype(config.dtype), device=device, max_positions=config.context_len + 1
+        ),
         lambda fraction: report("loading_weights", fraction),
         load_format=config.load_format,
         seed=config.random_seed,
     )
-    weight_bytes = parameter_bytes(model)
     report("allocating_cache")
-    size = size_pool(
-        model_config,
-        dtype_bytes=dtype.itemsize,
-        page_size=config.page_size,
-        max_total_tokens=config.max_total_tokens,
-        max_running_requests=config.max_running_requests,
-        context_len=config.context_len,
-        fraction=config.mem_fraction_static,
-        weight_bytes=weight_bytes,
-    )
-    kv = allocate_kv(
-        size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype
-    )
-    backend = "cpu" if config.attention_backend == "auto" else config.attention_backend
-    attention = ATTENTION_BACKENDS.load(backend)()
-    max_pages = -(-(config.context_len + 1) // config.page_size)
-    rows = BatchRows(
-        config.max_running_requests, max_pages, config.context_len, model_config.vocab_size
-    )
-    runner = ModelRunner(model, attention, kv, rows, config.page_size)
+    backend = config.attention_backend
+    if backend == "auto":
+        backend = DEFAULT_ATTENTION[device.type]
+    attention = ATTENTION_BACKENDS.load(backend)(device.type)
+    size = _size_pool(config, model, attention)
+    runner = _build_runner(config, model, attention, size)
     report("warming_up")
-    warm_up(runner, model_config.vocab_size, config)
+    warm_up(runner, model_config.vocab_size, config.page_size, config.context_len)
+    runner.capture_graphs([1, 2, 4, 8, config.max_running_requests])
     token_budget = config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
     scheduler = Scheduler(
         runner,
@@ -94,16 +83,18 @@ def build_worker(
             size.num_pages, config.page_size, enable_prefix_cache=not config.disable_radix_cache
         ),
         SchedulerStats(shared, config.decode_log_interval),
+        SchedulerOptions(
+            max_running_requests=config.max_running_requests,
+            max_queued_requests=config.max_queued_requests,
+            context_len=config.context_len,
+            token_budget=token_budget,
+            policy=config.schedule_policy,
+            eos_token_ids=config.eos_token_ids,
+            stream_interval=config.stream_interval,
+            overlap=config.overlap,
+        ),
         send_tokens=send_tokens,
         send_front=send_front,
-        max_running_requests=config.max_running_requests,
-        max_queued_requests=config.max_queued_requests,
-        context_len=config.context_len,
-        token_budget=token_budget,
-        policy=config.schedule_policy,
-        eos_token_ids=config.eos_token_ids,
-        stream_interval=config.stream_interval,
-        overlap=config.overlap,
     )
     ready = WorkerReady(
         max_total_num_tokens=size.num_tokens,
@@ -112,20 +103,89 @@ def build_worker(
         dtype=config.dtype,
         device=config.device,
         attention_backend=backend,
-        weight_bytes=weight_bytes,
+        weight_bytes=parameter_bytes(model),
         kv_bytes=size.size_bytes,
         load_seconds=0.0,
     )
     return scheduler, ready
 
 
+def _size_pool(config: WorkerConfig, model: CausalLM, attention: AttentionBackend) -> PoolSize:
+    dtype = model.context.dtype
+    if model.context.device.type == "cpu":
+        budget, available = cpu_budget(config.mem_fraction_static, parameter_bytes(model))
+    else:
+        budget, available = cuda_budget(
+            config.mem_fraction_static, _activation_bytes(config, model, attention)
+        )
+    return size_pool(
+        model.config,
+        dtype_bytes=dtype.itemsize,
+        page_size=config.page_size,
+        max_total_tokens=config.max_total_tokens,
+        max_running_requests=config.max_running_requests,
+        context_len=config.context_len,
+        budget=budget,
+        available=available,
+    )
+
+
+def _activation_bytes(config: WorkerConfig, model: CausalLM, attention: AttentionBackend) -> int:
+    """Measure what the largest prompt chunk needs besides weights and pool, on a GPU."""
+    length = config.context_len - 1
+    if config.chunked_prefill_size > 0:
+        length = min(length, config.chunked_prefill_size)
+    num_pages = -(-length // config.page_size) + 1
+    size = PoolSize(num_pages, config.page_size, 0)
+    runner = _build_runner(config, model, attention, size, graphs=False)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    compute_prompt(runner, length, model.config.vocab_size, num_pages)
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    del runner
+    torch.cuda.empty_cache()
+    # Logits of a full batch, twice: as computed and in float32.
+    return peak + config.max_running_requests * model.config.vocab_size * 8
+
+
+def _build_runner(
+    config: WorkerConfig,
+    model: CausalLM,
+    attention: AttentionBackend,
+    size: PoolSize,
+    *,
+    graphs: bool = True,
+) -> ModelRunner:
+    device = model.context.device
+    shape = model.config
+    kv = allocate_kv(size, shape, model.context.dtype, device)
+    # One more than the context: with overlap a last, dropped token is still written.
+    max_pages = -(-(config.context_len + 1) // config.page_size)
+    rows = BatchRows(
+        config.max_running_requests, max_pages, config.context_len, shape.vocab_size, device
+    )
+    wants_graphs = graphs and device.type == "cuda" and not config.disable_cuda_graph
+    return ModelRunner(
+        model,
+        attention,
+        kv,
+        rows,
+        config.page_size,
+        graph_max_batch=config.max_running_requests if wants_graphs else 0,
+    )
+
+
 def allocate_kv(
-    size: PoolSize, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    size: PoolSize, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> list[KVCache]:
     """One pair of page arrays per layer; page 0 is for padding."""
-    # Zeroed memory is mapped when first touched, so a large pool costs nothing until it is used.
-    shape = (size.num_pages + 1, num_kv_heads, size.page_size, head_dim)
+    # Zeroed memory is mapped when first touched, so a large pool on the CPU costs nothing at first.
+    shape = (size.num_pages + 1, config.num_kv_heads, size.page_size, config.head_dim)
     return [
-        KVCache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
-        for _ in range(num_layers)
+        KVCache(
+            torch.zeros(shape, dtype=dtype, device=device),
+            torch.zeros(shape, dtype=dtype, device=device),
+        )
+        for _ in range(config.num_layers)
     ]

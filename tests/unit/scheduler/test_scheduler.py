@@ -20,7 +20,7 @@ from runtime.messages import (
     TokenDeltas,
 )
 from runtime.sampling_params import SamplingParams
-from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from runtime.shared_state import SharedState
 from tests.support.hash_runner import HashRunner, next_token
@@ -55,16 +55,17 @@ class Harness:
             self.runner,
             self.cache,
             SchedulerStats(self.shared, 10**9),
+            SchedulerOptions(
+                max_running_requests=settings_["rows"],
+                max_queued_requests=settings_["max_queued"],
+                context_len=settings_["context_len"],
+                token_budget=settings_["token_budget"],
+                policy=settings_["policy"],
+                eos_token_ids=[0],
+                overlap=settings_["overlap"],
+            ),
             send_tokens=self._collect,
             send_front=self.replies.append,
-            max_running_requests=settings_["rows"],
-            max_queued_requests=settings_["max_queued"],
-            context_len=settings_["context_len"],
-            token_budget=settings_["token_budget"],
-            policy=settings_["policy"],
-            eos_token_ids=[0],
-            stream_interval=1,
-            overlap=settings_["overlap"],
         )
 
     def _collect(self, message: TokenDeltas) -> None:
@@ -318,7 +319,7 @@ def test_random_traffic_is_exact_and_leaves_nothing_behind(
     prompts: dict[int, list[int]] = {}
     limits: dict[int, int] = {}
     stopped: set[int] = set()
-    for step in range(60):
+    for _ in range(60):
         if rng.random() < 0.35:
             request_id = len(prompts) + 1
             shared = list(range(1, 1 + int(rng.integers(0, 30))))

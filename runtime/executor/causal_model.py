@@ -1,0 +1,21 @@
+"""What the executor needs of a model."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from runtime.forward_batch import ForwardBatch
+
+
+class CausalModel(Protocol):
+    """A decoder with a head; `runtime.models` holds the implementations."""
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Hidden states `[num_tokens, hidden_size]` after the last norm."""
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[num_rows, vocab_size]` float32 of hidden states `[num_rows, hidden_size]`."""
+        ...

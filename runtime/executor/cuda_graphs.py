@@ -1,0 +1,146 @@
+"""Decode steps as CUDA graphs, one per padded batch size, captured when first needed.
+
+A graph reads which rows decode and how long they are from one static buffer; everything else (input
+tokens, page table, KV pages) is read from device memory at addresses that never change.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import time
+
+import torch
+
+from runtime.attention.backend import AttentionBackend
+from runtime.batch_rows import BatchRows
+from runtime.executor.causal_model import CausalModel
+from runtime.forward_batch import ForwardBatch, KVCache
+from runtime.sampling.sampler import NAN_TOKEN
+from runtime.step import Int64Array
+
+logger = logging.getLogger(__name__)
+
+# Host buffers in turn: with two steps in flight the third oldest is no longer being copied.
+_NUM_HOST_BUFFERS = 4
+
+
+def graph_sizes(max_batch: int) -> list[int]:
+    """Batch sizes worth a graph of their own: powers of two, then every eighth, then sixteenth."""
+    sizes = [1, 2, 4, *range(8, 128, 8), *range(128, max_batch + 1, 16)]
+    return sorted({size for size in sizes if size <= max_batch} | {max_batch})
+
+
+class DecodeGraphs:
+    """Runs decode steps of up to `max_batch` rows.
+
+    Attributes:
+        logits: `[max_batch, vocab_size]` float32, what the latest step computed.
+        token_ids: `[max_batch]` int64, the largest logit's token of each row, `NAN_TOKEN` for NaN.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        attention: AttentionBackend,
+        kv: list[KVCache],
+        rows: BatchRows,
+        page_size: int,
+        max_batch: int,
+    ) -> None:
+        """Allocate the static buffers; nothing is captured yet."""
+        self.max_batch = max_batch
+        self._model = model
+        self._attention = attention
+        self._kv = kv
+        self._rows = rows
+        self._page_size = page_size
+        self._sizes = graph_sizes(max_batch)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        device = rows.device
+        self._inputs = torch.zeros(2, max_batch, dtype=torch.int64, device=device)
+        self._inputs[0] = rows.padding_row
+        self._inputs[1] = 1
+        self._host = [
+            torch.empty(2, max_batch, dtype=torch.int64, pin_memory=True)
+            for _ in range(_NUM_HOST_BUFFERS)
+        ]
+        self._turn = 0
+        self.logits = torch.zeros(max_batch, rows.vocab_size, dtype=torch.float32, device=device)
+        self.token_ids = torch.zeros(max_batch, dtype=torch.int64, device=device)
+
+    def capture(self, sizes: list[int]) -> None:
+        """Capture the graphs of the batch sizes that hold each of `sizes`, largest first."""
+        for size in sorted({self._padded(size) for size in sizes}, reverse=True):
+            if size not in self._graphs:
+                self._capture(size)
+
+    def run(self, rows: Int64Array, seq_lens: Int64Array) -> None:
+        """Decode one token of each row into `logits` and `token_ids`.
+
+        Args:
+            rows: `[batch]`, at most `max_batch`.
+            seq_lens: `[batch]`, keys of each row once this step's are written.
+        """
+        batch = len(rows)
+        size = self._padded(batch)
+        if size not in self._graphs:
+            self._capture(size)
+        host = self._host[self._turn]
+        self._turn = (self._turn + 1) % _NUM_HOST_BUFFERS
+        view = host.numpy()
+        view[0, :batch], view[0, batch:size] = rows, self._rows.padding_row
+        view[1, :batch], view[1, batch:size] = seq_lens, 1
+        self._inputs.copy_(host, non_blocking=True)
+        self._graphs[size].replay()
+
+    def _padded(self, batch: int) -> int:
+        return self._sizes[bisect.bisect_left(self._sizes, batch)]
+
+    def _capture(self, size: int) -> None:
+        started = time.perf_counter()
+        # Kernels compile and libraries set themselves up in a first run outside the capture.
+        host = torch.empty_like(self._inputs, device="cpu")
+        host[0], host[1] = self._rows.padding_row, 1
+        self._inputs.copy_(host)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._decode(size)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._decode(size)
+        self._graphs[size] = graph
+        logger.info("Captured the graph of batch %d in %.2f s", size, time.perf_counter() - started)
+
+    @torch.inference_mode()
+    def _decode(self, size: int) -> None:
+        rows, seq_lens = self._inputs[0, :size], self._inputs[1, :size]
+        state = self._rows
+        positions = seq_lens - 1
+        page_table = state.page_table.index_select(0, rows)
+        pages = page_table.gather(1, (positions // self._page_size).unsqueeze(1)).squeeze(1)
+        batch = ForwardBatch(
+            input_ids=state.last_token.index_select(0, rows),
+            positions=positions,
+            slots=pages.to(torch.int64) * self._page_size + positions % self._page_size,
+            qo_indptr=torch.arange(size + 1, dtype=torch.int32, device=state.device),
+            seq_lens=seq_lens.to(torch.int32),
+            page_table=page_table,
+            num_decodes=size,
+            logits_indices=rows,
+            kv=self._kv,
+            attention=self._attention,
+            max_seq_len=page_table.shape[1] * self._page_size,
+            max_query_len=1,
+        )
+        self._attention.plan(batch)
+        logits = self._model.compute_logits(self._model.forward(batch))
+        self.logits[:size].copy_(logits)
+        best = logits.max(dim=-1)
+        token_ids = best.indices.masked_fill(torch.isnan(best.values), NAN_TOKEN)
+        self.token_ids[:size].copy_(token_ids)
+        state.last_token.index_copy_(0, rows, token_ids.clamp(min=0))
