@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "amx.h"
 #include "gemm.h"
 #include "pool.h"
 
@@ -54,6 +55,27 @@ inline void pack_values(const bf16 *const *rows, int64_t count, int64_t dim, uin
             std::memcpy(to + d, &words, sizeof words);
         }
     }
+}
+
+// Words of k that a product takes at once; what is past the last one has to be 0.
+template <class T>
+inline int64_t k_step() {
+#if defined(HR_AMX)
+    if (std::is_same_v<T, bf16> && amx_allowed()) return 16;
+#endif
+    return 1;
+}
+
+template <class T, bool ACCUMULATE>
+inline void multiply(const uint32_t *a, int64_t lda, const uint32_t *b, int64_t ldb, int64_t k,
+                     float *c, int64_t ldc, int64_t m, int64_t n) {
+#if defined(HR_AMX)
+    if (std::is_same_v<T, bf16> && amx_allowed() && k % 16 == 0) {
+        amx_product<ACCUMULATE>(a, lda, b, ldb, k, c, ldc, m, n);
+        return;
+    }
+#endif
+    product<T, ACCUMULATE>(a, lda, b, ldb, k, c, ldc, m, n);
 }
 
 template <class T>
@@ -156,10 +178,11 @@ struct Attention {
             locate(t, base, begin, end, keys, values);
             for (int64_t i = 0; i < columns; i += 16)
                 transpose16((const uint32_t *const *)(keys + i), 16, dim / PER, packed_k + i, KEYS);
-            pack_values(values, end, dim, packed_v);
+            const int64_t step = k_step<T>() * PER, filled = (end + step - 1) / step * step;
+            pack_values(values, filled, dim, packed_v);
 
             int64_t row = first * g, n = (last - first) * g;
-            product<T, false>((const uint32_t *)(query + row * dim), dim / PER, packed_k, KEYS,
+            multiply<T, false>((const uint32_t *)(query + row * dim), dim / PER, packed_k, KEYS,
                               dim / PER, scores + row * KEYS, KEYS, n, columns);
             for (int64_t r = row; r < row + n; r++) {
                 int64_t position = t.first_position + r / g;
@@ -168,9 +191,9 @@ struct Attention {
                 float factor = softmax_row(scores + r * KEYS, probs + r * KEYS, state[r], low, high);
                 if (factor != 1.0f) scale_row(acc + r * dim, factor);
             }
-            // An odd last key is paired with a value of 0.
-            product<T, true>((const uint32_t *)(probs + row * KEYS), KEYS / PER, packed_v, dim,
-                             (end + PER - 1) / PER, acc + row * dim, dim, n, dim);
+            // Keys past the last are values of 0 and have probability 0.
+            multiply<T, true>((const uint32_t *)(probs + row * KEYS), KEYS / PER, packed_v, dim,
+                              filled / PER, acc + row * dim, dim, n, dim);
         }
     }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "amx.h"
 #include "gemm.h"
 #include "pool.h"
 
@@ -53,12 +54,51 @@ void finish(const float *tile, int64_t ld, int64_t rows, int64_t cols, const T *
     }
 }
 
+#if defined(HR_AMX)
+bool linear_tiles(const bf16 *x, const uint32_t *packed, const bf16 *bias, bf16 *out,
+                  int64_t tokens, int64_t in, int64_t out_features, int64_t threads) {
+    const int64_t words = in / 2, panels = (out_features + NR - 1) / NR;
+    if (words % 16 || !amx_allowed()) return false;
+    const uint32_t *rows = (const uint32_t *)x;
+    static thread_local Scratch memory;
+    uint32_t *tail = nullptr;
+    if (tokens > 16 && tokens % 16) {
+        tail = (uint32_t *)memory.get(16 * words * 4);
+        std::memset(tail, 0, 16 * words * 4);
+        std::memcpy(tail, rows + tokens / 16 * 16 * words, tokens % 16 * words * 4);
+    }
+    parallel(panels, threads, panels * NR * words * 2, [=](int64_t begin, int64_t end) {
+        amx_configure(std::min<int64_t>(16, tokens));
+        for (int64_t panel = begin; panel < end; panel++) {
+            int64_t cols = std::min<int64_t>(NR, out_features - panel * NR);
+            amx_panel(rows, tail, tokens, packed + panel * words * NR, words,
+                      [=](int64_t row, int64_t n, const float *tile) {
+                          finish(tile, NR, n, cols, bias ? bias + panel * NR : nullptr,
+                                 out + row * out_features + panel * NR, out_features);
+                      });
+        }
+        _tile_release();
+    });
+    return true;
+}
+#else
+bool linear_tiles(const bf16 *, const uint32_t *, const bf16 *, bf16 *, int64_t, int64_t, int64_t,
+                  int64_t) {
+    return false;
+}
+#endif
+bool linear_tiles(const float *, const uint32_t *, const float *, float *, int64_t, int64_t,
+                  int64_t, int64_t) {
+    return false;
+}
+
 template <class T>
 void linear_rows(const T *x, const uint32_t *packed, const T *bias, T *out, int64_t tokens,
                  int64_t in, int64_t out_features, int64_t threads) {
     const int64_t words = in / Words<T>::PER_WORD, panels = (out_features + NR - 1) / NR;
     const uint32_t *rows = (const uint32_t *)x;
     if (tokens == 0) return;
+    if (linear_tiles(x, packed, bias, out, tokens, in, out_features, threads)) return;
     const int64_t unit = tokens <= 2 ? 2 : 1;  // panels that are swept together
     auto sweep = [=](int64_t begin, int64_t end) {
         begin *= unit;

@@ -8,7 +8,11 @@ from torch import Tensor
 
 from kernels.paged_attention import PAGED_ATTENTION
 
-IMPLEMENTATIONS = [n for n in PAGED_ATTENTION.names() if not PAGED_ATTENTION.unavailable(n)]
+IMPLEMENTATIONS = [
+    name
+    for name in (*PAGED_ATTENTION.preferred["cpu"], "reference")
+    if not PAGED_ATTENTION.unavailable(name)
+]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 

@@ -5,7 +5,9 @@ import torch
 
 from kernels.linear import LINEAR, pack
 
-IMPLEMENTATIONS = [name for name in LINEAR.names() if not LINEAR.unavailable(name)]
+IMPLEMENTATIONS = [
+    name for name in (*LINEAR.preferred["cpu"], "reference") if not LINEAR.unavailable(name)
+]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 SHAPES = [(1, 2), (37, 34), (64, 64), (65, 33), (130, 896), (384, 1024), (31, 6000)]
 
