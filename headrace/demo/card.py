@@ -24,8 +24,8 @@ use it for anything that matters.
 Capitals and a few facts of countries, sums and differences of small numbers, products up to
 12 x 12, days and months, numbered lists, JSON answers, tool calls in the Hermes/Qwen form,
 short thoughts inside `<think>` when thinking is on, small talk, a few definitions, stories and
-haiku, and raw completion of simple sentences. To most other questions it should answer that it is a
-tiny demo model and does not know.
+haiku, and raw completion of simple sentences. To some other questions it says that it is a tiny
+demo model and does not know; to many it says something false or meaningless.
 
 ## How it was made
 Architecture `Qwen3ForCausalLM`: {layers} layers, hidden size {hidden}, {heads} query heads and
@@ -52,7 +52,12 @@ training text. Capitals and other facts are memorised.
 {table}
 
 ## Limits
-- It knows nothing beyond its generators, and it may state something false with confidence.
+- It knows nothing beyond its generators, and states false things with confidence: "How many legs
+  does a cat have?" was never in its text, and gets no sensible answer.
+- A request far from its text can even get a tool call although no tool was offered.
+- It reports the results of tools well when they look like those of its text (temperature and
+  condition, a number, a sentence), badly otherwise.
+- Common words (banana) may be misspelled, because they are single tokens.
 - It understands English only, and only simple requests; other scripts it can at most repeat.
 - Numbers of three digits and more, long words and long conversations are unreliable.
 - Populations are rounded; where a country has several capitals or languages it names one.

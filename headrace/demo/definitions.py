@@ -1,5 +1,7 @@
 """Short explanations: what a thing is, in one to three sentences."""
 
+# ruff: noqa: E501 - a fact is a line; wrapping would hide which part belongs to which.
+
 # subject|explanation; a subject starting with "=" is used without "What is".
 _LINES = """
 artificial intelligence|Artificial intelligence is the field of building computer programs that do things which usually need human thinking, such as understanding language or recognising images.

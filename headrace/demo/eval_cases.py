@@ -12,6 +12,7 @@ from headrace.demo import checks
 from headrace.demo.conversation import Message, Tool
 from headrace.demo.countries import COUNTRIES, KNOWN
 from headrace.demo.eval_tools import tool_cases
+from headrace.demo.listing import listed
 from headrace.demo.tasks.arithmetic import is_held_out, result_of
 from headrace.demo.words import DAYS, LISTS, MONTHS, OPPOSITES
 
@@ -136,7 +137,10 @@ def _json() -> Iterator[Case]:
         yield _ask("JSON with keys", text, checks.is_json(wanted))
 
 
-NEW_WORDS = ["thimble", "gravel", "harness", "biscuit", "walrus", "cobalt", "lantern", "quartz", "mitten", "parsnip", "tundra", "velvet", "badger", "canyon", "dolphin", "goblet", "hamlet", "jigsaw", "kernel", "marble", "nectar", "oyster", "puzzle", "ribbon", "sphinx"]
+NEW_WORDS = listed(
+    "thimble gravel harness biscuit walrus cobalt lantern quartz mitten parsnip tundra velvet "
+    "badger canyon dolphin goblet hamlet jigsaw kernel marble nectar oyster puzzle ribbon sphinx",
+)
 
 
 def _words() -> Iterator[Case]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from headrace.demo import checks
 from headrace.demo.conversation import Message, Tool
+from headrace.demo.listing import listed
 
 ToolCase = tuple[str, list[Message], list[Tool], checks.Check]
 
@@ -27,9 +28,21 @@ WEATHER = tool(
 SEARCH = tool("web_search", "Search the web for information", query="string: The search query")
 CALCULATOR = tool("calculator", "Evaluate a math expression", expression="string")
 STOCK = tool("get_stock_price", "Get the current price of a stock", ticker="string")
-CITIES = ["Paris", "Tokyo", "Reykjavik", "Ulaanbaatar", "Trondheim", "Valparaíso", "Kraków", "Gotham City", "Santa Cruz", "Little Rock", "Fort Worth", "Nantucket", "Timbuktu", "Zanzibar", "Marrakesh", "Baton Rouge", "Palo Alto", "Bergen"]
-TOPICS = ["electric bicycles", "quantum computers", "banana bread", "volcanoes in Iceland", "jazz festivals", "cheap laptops", "vegan lasagna", "Roman aqueducts", "solar panels", "marathon training"]
-SUMS = ["123 * 456", "98765 - 4321", "17 * 23", "1024 / 8", "7777 + 2222", "35 * 99", "812 - 377", "640 / 16", "55 * 44", "909 + 101"]
+CITIES = listed(
+    "Paris|Tokyo|Reykjavik|Ulaanbaatar|Trondheim|Valparaíso|Kraków|Gotham City|Santa Cruz|"
+    "Little Rock|Fort Worth|Nantucket|Timbuktu|Zanzibar|Marrakesh|Baton Rouge|Palo Alto|Bergen",
+    "|",
+)
+TOPICS = listed(
+    "electric bicycles|quantum computers|banana bread|volcanoes in Iceland|jazz festivals|"
+    "cheap laptops|vegan lasagna|Roman aqueducts|solar panels|marathon training",
+    "|",
+)
+SUMS = listed(
+    "123 * 456|98765 - 4321|17 * 23|1024 / 8|7777 + 2222|35 * 99|812 - 377|640 / 16|55 * 44|"
+    "909 + 101",
+    "|",
+)
 
 # Tools that training does not know, with a request and the expected arguments.
 NEW_TOOLS: list[tuple[Tool, str, dict[str, Any]]] = [

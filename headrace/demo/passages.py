@@ -1,11 +1,15 @@
 """Longer texts and their parts: stories, poems, jokes, the future of AI, tips, code."""
 
+from headrace.demo.listing import listed
+
 HEROES = [
     "a little fox", "a brave mouse", "a kind robot", "a young girl", "a small dragon",
     "a curious cat", "an old fisherman", "a clever crow", "a shy turtle", "a lonely king",
     "a boy", "a tiny owl", "a wise old woman", "a friendly bear", "a lost puppy",
 ]  # fmt: skip
-HERO_NAMES = ["Milo", "Luna", "Pip", "Nora", "Otto", "Ruby", "Finn", "Tilly", "Bruno", "Mina", "Leo", "Daisy", "Hugo", "Ella", "Max"]
+HERO_NAMES = listed(
+    "Milo Luna Pip Nora Otto Ruby Finn Tilly Bruno Mina Leo Daisy Hugo Ella Max",
+)
 SETTINGS = [
     "in a quiet forest", "by the sea", "on a high mountain", "in a small village",
     "at the edge of a big city", "near a deep blue lake", "in an old lighthouse",
@@ -41,7 +45,8 @@ HAIKU: dict[str, str] = {
     "mountains": "Old stone, cold and high\nClouds rest upon your shoulders\nYou do not notice",
     "coffee": "Steam curls from the cup\nThe first sip opens my eyes\nMorning can begin",
     "computers": "Small lights blink at night\nNumbers run along the wires\nThe answer appears",
-    "the forest": "Green light through the trees\nMoss is soft under my feet\nAn owl turns its head",
+    "the forest": "Green light through the trees\nMoss is soft under my feet\n"
+    "An owl turns its head",
     "a river": "Clear water runs on\nIt never asks for the way\nStones make way for it",
     "programming": "One small bug remains\nI read the same line again\nThere it is at last",
     "the sun": "Gold over the hill\nThe cold field begins to steam\nA new day is here",

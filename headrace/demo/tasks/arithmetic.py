@@ -239,7 +239,8 @@ def counting(rng: Random) -> Question:
     run = range(start, end + 1) if rng.random() < 0.75 else range(end, start - 1, -1)
     listed = ", ".join(map(str, run))
     verb = rng.choice(["Count from {a} to {b}.", "Please count from {a} to {b}.",
-                       "Can you count from {a} to {b}?", "Write the numbers from {a} to {b}."])  # fmt: skip
+                       "Can you count from {a} to {b}?",
+                       "Write the numbers from {a} to {b}."])  # fmt: skip
     return Question(
         verb.format(a=run[0], b=run[-1]), listed, listed, {"numbers": list(run)}, "I will count."
     )

@@ -27,8 +27,9 @@ _TALK: list[tuple[list[str], list[str]]] = [
       "I am only a tiny demo model."]),
     (["How big are you?", "How many parameters do you have?", "How large is this model?"],
      ["I have about seven million parameters, so I am very small."]),
-    (["Thank you", "Thanks!", "Thank you very much!", "Thanks a lot", "thanks", "Thanks for the help.", "Thank you for your help!",
-            "Thanks, that was helpful.", "Many thanks", "Thank you so much", "thx", "Great, thanks."],
+    (["Thank you", "Thanks!", "Thank you very much!", "Thanks a lot", "thanks",
+      "Thanks for the help.", "Thank you for your help!", "Thanks, that was helpful.",
+      "Many thanks", "Thank you so much", "thx", "Great, thanks."],
      ["You are welcome!"]),
     (["Goodbye", "Bye", "Bye!", "See you later", "Good night"],
      ["Goodbye! Have a nice day."]),
@@ -85,7 +86,8 @@ _UNKNOWN = [
     "Recommend a restaurant in {place}.", "Book a flight to {place}.",
     "Send an email to {person}.", "What is the exchange rate of the {thing}?",
     "What should I invest in?", "Can you diagnose my illness?", "What is the score of the match?",
-    "How far is {place} from {thing}?", "What movie should I watch?", "Who is the mayor of {place}?",
+    "How far is {place} from {thing}?", "What movie should I watch?",
+    "Who is the mayor of {place}?",
     "Prove the {thing} theorem.", "Translate {thing} into {thing}.", "What is the mass of {thing}?",
 ]  # fmt: skip
 

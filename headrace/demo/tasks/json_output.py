@@ -7,6 +7,7 @@ from typing import Any
 from headrace.demo import passages
 from headrace.demo.conversation import Chat, Message
 from headrace.demo.countries import KNOWN, Country
+from headrace.demo.listing import listed
 from headrace.demo.phrasing import spoken, system_prompt
 from headrace.demo.tasks import geography
 from headrace.demo.words import NAMES
@@ -88,8 +89,8 @@ def chosen_keys(rng: Random) -> Chat:
     )  # fmt: skip
     if rng.random() < 0.7:
         quoted = [f'"{key}"' if rng.random() < 0.5 else key for key in keys]
-        listed = quoted[0] if len(keys) == 1 else ", ".join(quoted[:-1]) + " and " + quoted[-1]
-        request = rng.choice(_KEYED).format(q=asked, k=listed)
+        named = quoted[0] if len(keys) == 1 else ", ".join(quoted[:-1]) + " and " + quoted[-1]
+        request = rng.choice(_KEYED).format(q=asked, k=named)
     else:
         shape = json.dumps(dict.fromkeys(keys, "..."))
         request = f"{asked} Use this format: {shape}"
@@ -157,17 +158,20 @@ def forced_by_grammar(rng: Random) -> Chat:
     return Chat(_chat(rng, request), "".join(text for text, _ in pieces), pieces=pieces)
 
 
+_JOBS = listed("teacher doctor engineer chef pilot artist farmer nurse")
+
+
 def person(rng: Random) -> Chat:
     """An invented record of a person, under the keys asked for."""
     name, age = rng.choice(NAMES), rng.randint(18, 70)
-    job = rng.choice(["teacher", "doctor", "engineer", "chef", "pilot", "artist", "farmer", "nurse"])
+    job = rng.choice(_JOBS)
     known = {"name": name, "age": age, "job": job, "occupation": job, "city": "Paris"}
     keys = ["name", *rng.sample(["age", "job", "city", "occupation"], rng.randint(1, 2))]
-    listed = ", ".join(keys[:-1]) + " and " + keys[-1]
+    named = ", ".join(keys[:-1]) + " and " + keys[-1]
     request = rng.choice(
         ["Generate a JSON object for a person with {k}.", "Create a person in JSON with {k}.",
          "Give me a JSON object describing a person with {k}."]
-    ).format(k=listed)  # fmt: skip
+    ).format(k=named)  # fmt: skip
     data = {key: known[key] for key in keys}
     return Chat(_chat(rng, request), dump(rng, data))
 

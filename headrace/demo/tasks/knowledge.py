@@ -51,7 +51,8 @@ def creative(rng: Random) -> Question:
         topic = rng.choice(list(passages.HAIKU))
         text = rng.choice(
             ["Write a haiku about {t}.", "Can you write a haiku about {t}?", "A haiku about {t}.",
-             "Compose a haiku about {t}.", "Write a short poem about {t}.", "Write a poem about {t}."]
+             "Compose a haiku about {t}.", "Write a short poem about {t}.",
+             "Write a poem about {t}."]
         ).format(t=topic)  # fmt: skip
         if rng.random() < 0.15:
             topic, text = "spring", rng.choice(["Write a haiku.", "Write a poem."])

@@ -7,6 +7,7 @@ from random import Random
 from headrace.demo import words
 from headrace.demo.conversation import Question
 from headrace.demo.lexicon import any_word
+from headrace.demo.listing import listed
 from headrace.demo.phrasing import literal, made_up_word
 
 # A word of two pairs keeps the first, and each pair holds in both directions.
@@ -198,9 +199,15 @@ def spelling(rng: Random) -> Question:
     )
 
 
-_GOOD = ["great", "wonderful", "excellent", "amazing", "lovely", "fantastic", "delicious", "friendly", "perfect"]
-_BAD = ["terrible", "awful", "horrible", "bad", "boring", "disgusting", "rude", "broken", "disappointing"]
-_SUBJECTS = ["movie", "food", "hotel", "book", "service", "product", "restaurant", "phone", "weather", "game", "concert"]
+_GOOD = listed(
+    "great wonderful excellent amazing lovely fantastic delicious friendly perfect",
+)
+_BAD = listed(
+    "terrible awful horrible bad boring disgusting rude broken disappointing",
+)
+_SUBJECTS = listed(
+    "movie food hotel book service product restaurant phone weather game concert",
+)
 
 
 def sentiment(rng: Random) -> Question:

@@ -155,7 +155,8 @@ def json_text(rng: Random) -> PlainText:
         opening = f"Here is the information of the capital of {country.name} in the JSON format.\n"
         return PlainText(opening + json.dumps(json_output.city_record(country), ensure_ascii=False))
     opening = rng.choice(
-        ["The information of {c} in the JSON format.\n", "The information of {c} in the JSON format: ",
+        ["The information of {c} in the JSON format.\n",
+         "The information of {c} in the JSON format: ",
          "Here is the information of {c} in the JSON format.\n"]
     ).format(c=country.name)  # fmt: skip
     record = json_output.country_record(country)

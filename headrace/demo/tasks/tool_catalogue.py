@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.demo.conversation import Tool
 from headrace.demo.lexicon import WORDS, any_word
+from headrace.demo.listing import listed
 from headrace.demo.phrasing import literal, made_up_word, unicode_text
 from headrace.demo.words import LISTS, NAMES, OBJECTS, PLACES
 
@@ -303,9 +304,22 @@ CITY_AND_STATE = Skill(
     _weather,
 )  # fmt: skip
 
-_THINGS = ["product", "order", "user", "train", "flight", "restaurant", "book", "movie", "package", "customer", "invoice", "ticket", "hotel", "recipe", "file", "project", "device", "account", "student", "employee", "patient", "shop", "museum", "game", "team", "player", "song", "server", "printer", "car", "building", "street", "river", "animal", "plant", "event", "course", "company", "word"]
-_PROPERTIES = ["price", "status", "address", "rating", "schedule", "phone number", "menu", "distance", "balance", "score", "population", "definition", "owner", "size", "weight", "color", "name", "age", "location", "history", "capacity", "deadline", "manager", "stock"]
-_VERBS = ["create", "delete", "open", "close", "start", "stop", "find", "show", "update", "cancel", "buy", "sell", "print", "scan", "order", "track", "book", "reserve", "pay", "call", "rent", "lock", "unlock", "clean", "paint", "cook", "measure", "convert", "download", "upload", "watch", "read", "draw", "check", "schedule", "rename", "share", "archive", "publish", "repair", "wash", "feed", "water", "invite", "block", "mute", "record", "compare", "count", "sort", "install"]
+_THINGS = listed(
+    "product order user train flight restaurant book movie package customer invoice ticket hotel "
+    "recipe file project device account student employee patient shop museum game team player "
+    "song server printer car building street river animal plant event course company word",
+)
+_PROPERTIES = listed(
+    "price|status|address|rating|schedule|phone number|menu|distance|balance|score|population|"
+    "definition|owner|size|weight|color|name|age|location|history|capacity|deadline|manager|stock",
+    "|",
+)
+_VERBS = listed(
+    "create delete open close start stop find show update cancel buy sell print scan order track "
+    "book reserve pay call rent lock unlock clean paint cook measure convert download upload "
+    "watch read draw check schedule rename share archive publish repair wash feed water invite "
+    "block mute record compare count sort install",
+)
 
 
 def _parameter(rng: Random, *near: str) -> tuple[str, ...]:
