@@ -22,8 +22,11 @@ ACTIVATION: Table[ActivationKernels] = Table(
     {
         "reference": Entry("kernels.activation.reference"),
         "cpu": Entry("kernels.activation.cpu", probe="kernels.cpu.library:unavailable"),
+        "triton": Entry(
+            "kernels.activation.triton", probe="kernels.triton_support.device:unavailable"
+        ),
     },
-    {"cpu": ("cpu",)},
+    {"cpu": ("cpu",), "cuda": ("triton",)},
 )
 
 

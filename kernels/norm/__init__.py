@@ -25,8 +25,9 @@ NORM: Table[NormKernels] = Table(
     {
         "reference": Entry("kernels.norm.reference"),
         "cpu": Entry("kernels.norm.cpu", probe="kernels.cpu.library:unavailable"),
+        "triton": Entry("kernels.norm.triton", probe="kernels.triton_support.device:unavailable"),
     },
-    {"cpu": ("cpu",)},
+    {"cpu": ("cpu",), "cuda": ("triton",)},
 )
 
 

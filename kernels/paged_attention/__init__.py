@@ -33,8 +33,11 @@ PAGED_ATTENTION: Table[PagedAttentionKernels] = Table(
     {
         "reference": Entry("kernels.paged_attention.reference"),
         "cpu": Entry("kernels.paged_attention.cpu", probe="kernels.cpu.library:unavailable"),
+        "triton": Entry(
+            "kernels.paged_attention.triton", probe="kernels.triton_support.device:unavailable"
+        ),
     },
-    {"cpu": ("cpu",)},
+    {"cpu": ("cpu",), "cuda": ("triton",)},
 )
 
 

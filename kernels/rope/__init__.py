@@ -36,8 +36,9 @@ ROPE: Table[RopeKernels] = Table(
     {
         "reference": Entry("kernels.rope.reference"),
         "cpu": Entry("kernels.rope.cpu", probe="kernels.cpu.library:unavailable"),
+        "triton": Entry("kernels.rope.triton", probe="kernels.triton_support.device:unavailable"),
     },
-    {"cpu": ("cpu",)},
+    {"cpu": ("cpu",), "cuda": ("triton",)},
 )
 
 

@@ -1,0 +1,69 @@
+"""RMS normalisation in Triton: one program a row, the row in registers."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    width,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * width
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
+    x = tl.load(x_ptr + row + columns, mask=inside, other=0.0)
+    if HAS_RESIDUAL:
+        old = tl.load(residual_ptr + row + columns, mask=inside, other=0.0)
+        # Rounded before the norm is taken: what the next layer reads is what was normed.
+        x = (x.to(tl.float32) + old.to(tl.float32)).to(old.dtype)
+        tl.store(residual_ptr + row + columns, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
+    normed = (wide * scale).to(x.dtype).to(tl.float32)
+    tl.store(out_ptr + row + columns, (normed * weight.to(tl.float32)).to(x.dtype), mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the norm of each row; see `kernels.norm.rms_norm`."""
+    return _run(x, None, weight, eps)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add in place, then norm; see `kernels.norm.fused_add_rms_norm`."""
+    return _run(x, residual, weight, eps)
+
+
+def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    assert x.is_contiguous()
+    assert weight.dtype == x.dtype
+    assert residual is None or (residual.is_contiguous() and residual.dtype == x.dtype)
+    out = torch.empty_like(x)
+    width = x.shape[-1]
+    num_rows = x.numel() // width
+    if num_rows == 0:
+        return out
+    block = triton.next_power_of_2(width)
+    _rms_norm_kernel[(num_rows,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        out,
+        width,
+        eps,
+        HAS_RESIDUAL=residual is not None,
+        BLOCK=block,
+        num_warps=min(16, max(1, block // 512)),
+    )
+    return out

@@ -1,0 +1,181 @@
+"""Paged attention in Triton: decode rows by split keys, chunks of queries by blocks of rows.
+
+The runtime's back end holds an `AttentionWorkspace`, calls `plan_attention` once a step and
+`run_attention` once a layer. `paged_attention`, the table's op, does both at once.
+"""
+
+# ruff: noqa: PLR0913 the op's signature
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.paged_attention.triton_decode import decode_kernel
+from kernels.paged_attention.triton_extend import extend_kernel
+from kernels.paged_attention.triton_plan import (
+    AttentionPlan,
+    AttentionWorkspace,
+    plan_attention,
+)
+
+__all__ = [
+    "AttentionPlan",
+    "AttentionWorkspace",
+    "paged_attention",
+    "plan_attention",
+    "run_attention",
+]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel is cut: keys a block, warps a program, loads in flight."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_tile(dtype: torch.dtype, block_dim: int) -> Tile:
+    """Return how decode is cut."""
+    if dtype is torch.float32 or block_dim > 128:
+        return Tile(32, 4, 2)
+    return Tile(64, 4, 3)
+
+
+def extend_tile(dtype: torch.dtype, block_dim: int, block_rows: int) -> Tile:
+    """Return how extend is cut."""
+    if dtype is torch.float32 or block_dim > 128:
+        return Tile(32, 8 if block_rows > 64 else 4, 2)
+    return Tile(64, 8 if block_rows > 64 else 4, 3)
+
+
+def run_attention(
+    plan: AttentionPlan,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    scale: float,
+    out: Tensor,
+    tiles: tuple[Tile | None, Tile | None] = (None, None),
+) -> None:
+    """Attend one layer of a planned step; allocates nothing, waits for nothing.
+
+    Args:
+        plan: of this step, for this layer's `window_left`.
+        q: `[num_tokens, num_heads, head_dim]`, heads and elements contiguous, rows at any stride.
+        k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q`.
+        v_cache: likewise.
+        page_table: `[num_seqs, max_pages]` int32, rows contiguous.
+        scale: factor on the scores.
+        out: `[num_tokens, num_heads * head_dim]`, contiguous. Rows that no sequence of the plan
+            owns (padding behind `qo_indptr[-1]`) are left as they are.
+        tiles: for tuning: how decode and extend are cut, None for the measured choice.
+    """
+    workspace = plan.workspace
+    _, num_heads, head_dim = q.shape
+    num_kv_heads, page_size = k_cache.shape[1], k_cache.shape[2]
+    assert (num_heads, num_kv_heads, head_dim) == (
+        workspace.num_heads,
+        workspace.num_kv_heads,
+        workspace.head_dim,
+    )
+    assert q.stride(1) == head_dim
+    assert q.stride(2) == 1
+    assert q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
+    assert page_table.dtype is torch.int32
+    assert page_table.stride(1) == 1
+    assert out.is_contiguous()
+    group = num_heads // num_kv_heads
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    group_rows = triton.next_power_of_2(group)
+    scale_log2 = scale * math.log2(math.e)
+    precision = "ieee" if q.dtype is torch.float32 else "tf32"
+    if plan.max_decode_items:
+        tile = tiles[0] or decode_tile(q.dtype, block_dim)
+        decode_kernel[(num_kv_heads, plan.max_decode_items)](
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            out,
+            workspace.decode_items,
+            workspace.totals,
+            workspace.partials,
+            workspace.partial_lse,
+            workspace.arrived,
+            q.stride(0),
+            page_table.stride(0),
+            scale_log2,
+            NUM_KV_HEADS=num_kv_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            PAGE_SIZE=page_size,
+            PRECISION=precision,
+            BLOCK_M=max(16, group_rows),
+            BLOCK_N=tile.block_n,
+            BLOCK_D=block_dim,
+            GROUP_ROWS=group_rows,
+            PARTS=max(2, 4096 // (group_rows * block_dim)),
+            STAGES=tile.num_stages,
+            num_warps=tile.num_warps,
+        )
+    if plan.max_extend_items:
+        tile = tiles[1] or extend_tile(q.dtype, block_dim, plan.block_rows)
+        extend_kernel[(num_kv_heads, plan.max_extend_items)](
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            out,
+            workspace.extend_items,
+            workspace.totals,
+            q.stride(0),
+            page_table.stride(0),
+            scale_log2,
+            plan.window_left,
+            NUM_KV_HEADS=num_kv_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            PAGE_SIZE=page_size,
+            PRECISION=precision,
+            WINDOWED=plan.window_left >= 0,
+            BLOCK_M=plan.block_rows,
+            BLOCK_N=tile.block_n,
+            BLOCK_D=block_dim,
+            STAGES=tile.num_stages,
+            num_warps=tile.num_warps,
+        )
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    qo_indptr: Tensor,
+    scale: float,
+    window_left: int,
+    out: Tensor | None,
+) -> Tensor:
+    """Plan and run one layer; see `kernels.paged_attention.paged_attention`.
+
+    Allocates a workspace each time: the runtime's back end keeps one instead.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    if out is None:
+        out = q.new_empty(num_tokens, num_heads * head_dim)
+    num_seqs = seq_lens.shape[0]
+    if num_tokens == 0 or num_seqs == 0:
+        return out
+    workspace = AttentionWorkspace(
+        num_seqs, num_tokens, num_heads, k_cache.shape[1], head_dim, q.device
+    )
+    plan = plan_attention(workspace, seq_lens, qo_indptr, num_tokens, None, window_left)
+    run_attention(plan, q, k_cache, v_cache, page_table, scale, out)
+    return out

@@ -1,0 +1,170 @@
+"""Paged decode attention: one query a sequence, its keys shared out over the device.
+
+The heads that share a key head are the rows of the matrix products, so keys and values are read
+once. Each program attends to one chunk of one sequence's keys; of a sequence with several chunks
+the program that finishes last adds the parts up, which saves a launch a layer.
+
+Source: flash-decoding (Dao, Haziza, Massa, Sizov, 2023); the last-arrival reduction is that of
+stream-K (Osama et al., 2023).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: PLR0913 a kernel takes what it touches
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _add_parts(
+    partial_ptr,
+    lse_ptr,
+    out_row_ptr,
+    first_item,
+    num_parts,
+    kv_head,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Combine the chunks of one sequence and key head, `PARTS` at a time."""
+    head = tl.arange(0, GROUP_ROWS)
+    column = tl.arange(0, BLOCK_D)
+    best = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_ROWS], tl.float32)
+    acc = tl.zeros([GROUP_ROWS, BLOCK_D], tl.float32)
+    for first in range(0, num_parts, PARTS):
+        part = first + tl.arange(0, PARTS)
+        row = ((first_item + part) * NUM_KV_HEADS + kv_head)[:, None] * GROUP + head[None, :]
+        inside = (part < num_parts)[:, None] & (head < GROUP)[None, :]
+        # Past the first-level cache: other multiprocessors wrote these.
+        lse = tl.load(lse_ptr + row, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        value = tl.load(
+            partial_ptr + row[:, :, None] * BLOCK_D + column[None, None, :],
+            mask=inside[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_best = tl.maximum(best, tl.max(lse, axis=0))
+        safe = tl.where(new_best == float("-inf"), 0.0, new_best)
+        weight = tl.exp2(lse - safe[None, :])
+        rescale = tl.exp2(best - safe)
+        total = total * rescale + tl.sum(weight, axis=0)
+        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * value, axis=0)
+        best = new_best
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(
+        out_row_ptr + head[:, None] * HEAD_DIM + column[None, :],
+        result.to(out_row_ptr.dtype.element_ty),
+        mask=(head < GROUP)[:, None] & (column < HEAD_DIM)[None, :],
+    )
+
+
+@triton.jit
+def decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    page_table_ptr,
+    out_ptr,
+    items_ptr,
+    totals_ptr,
+    partial_ptr,
+    lse_ptr,
+    arrived_ptr,
+    q_stride,
+    max_pages,
+    scale_log2,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Attend from one sequence's query, for one key head, to one chunk of keys."""
+    kv_head = tl.program_id(0)
+    item = tl.program_id(1)
+    if item >= tl.load(totals_ptr):
+        return
+    item_ptr = items_ptr + item * 8
+    seq = tl.load(item_ptr)
+    key_begin = tl.load(item_ptr + 1)
+    key_end = tl.load(item_ptr + 2)
+    num_parts = tl.load(item_ptr + 4)
+    q_row = tl.load(item_ptr + 5).to(tl.int64)
+
+    head = tl.arange(0, BLOCK_M)
+    column = tl.arange(0, BLOCK_D)
+    held = (head < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+    q_at = q_row * q_stride + (kv_head * GROUP + head)[:, None] * HEAD_DIM + column[None, :]
+    q = tl.load(q_ptr + q_at, mask=held, other=0.0)
+
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    pages_ptr = page_table_ptr + seq.to(tl.int64) * max_pages
+    for start in tl.range(key_begin, key_end, BLOCK_N, num_stages=STAGES):
+        key = start + tl.arange(0, BLOCK_N)
+        inside = key < key_end
+        page = tl.load(pages_ptr + key // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
+        row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + key % PAGE_SIZE
+        at = row[:, None] * HEAD_DIM + column[None, :]
+        mask = inside[:, None]
+        if HEAD_DIM != BLOCK_D:
+            mask = mask & (column < HEAD_DIM)[None, :]
+        k = tl.load(k_ptr + at, mask=mask, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        weight = tl.exp2(scores - new_best[:, None])
+        rescale = tl.exp2(best - new_best)
+        total = total * rescale + tl.sum(weight, axis=1)
+        v = tl.load(v_ptr + at, mask=mask, other=0.0)
+        acc = tl.dot(weight.to(v.dtype), v, acc=acc * rescale[:, None], input_precision=PRECISION)
+        best = new_best
+
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    out_row_ptr = out_ptr + (q_row * NUM_KV_HEADS + kv_head) * GROUP * HEAD_DIM
+    if num_parts == 1:
+        tl.store(
+            out_row_ptr + head[:, None] * HEAD_DIM + column[None, :],
+            result.to(out_ptr.dtype.element_ty),
+            mask=held,
+        )
+    else:
+        row = (item * NUM_KV_HEADS + kv_head) * GROUP + head
+        tl.store(lse_ptr + row, best + tl.log2(total), mask=head < GROUP)
+        tl.store(
+            partial_ptr + row[:, None] * BLOCK_D + column[None, :],
+            result,
+            mask=(head < GROUP)[:, None],
+        )
+        # All threads' parts are written before the count says so.
+        tl.debug_barrier()
+        counter_ptr = arrived_ptr + seq * NUM_KV_HEADS + kv_head
+        before = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
+        if before == num_parts - 1:
+            tl.store(counter_ptr, 0)
+            _add_parts(
+                partial_ptr,
+                lse_ptr,
+                out_row_ptr,
+                tl.load(item_ptr + 3),
+                num_parts,
+                kv_head,
+                NUM_KV_HEADS,
+                GROUP,
+                GROUP_ROWS,
+                HEAD_DIM,
+                BLOCK_D,
+                PARTS,
+            )

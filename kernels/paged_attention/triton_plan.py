@@ -1,0 +1,234 @@
+"""Who works on what: the work lists of the Triton attention kernels, made on the device.
+
+A step's decode rows are cut into chunks of keys, so that a few long sequences fill the device as
+well as many short ones; a step's chunks of queries are cut into blocks of rows. Both lists depend
+on lengths that only the device knows, so a small kernel writes them, once a step, and the
+attention kernels of all layers read them. The grids of those are upper bounds that the host can
+work out from shapes; programs beyond the end of a list leave at once. Nothing waits for the
+device, and all of it may be captured in a CUDA graph.
+
+Source: the plan/run split is FlashInfer's (Ye et al., 2025), which plans on the host.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: PLR0913 a kernel takes what it touches
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton_support.device import multiprocessors
+
+# int32 fields of an item, padded so that one item is one 32-byte sector.
+ITEM_FIELDS = 8
+# Chunks of keys are multiples of this, and so of the decode kernel's block.
+CHUNK_GRAIN = 64
+# How many decode programs should be in flight on each multiprocessor.
+_DECODE_PROGRAMS = 4
+
+
+@triton.jit
+def _plan_kernel(
+    seq_lens_ptr,
+    qo_indptr_ptr,
+    decode_items_ptr,
+    extend_items_ptr,
+    totals_ptr,
+    num_seqs,
+    num_decodes,
+    window_left,
+    wanted_items,
+    GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    GRAIN: tl.constexpr,
+    BLOCK_SEQS: tl.constexpr,
+    BLOCK_ITEMS: tl.constexpr,
+):
+    """Write the items of one sequence; every program adds up all lengths for itself."""
+    mine = tl.program_id(0)
+    seq = tl.arange(0, BLOCK_SEQS)
+    valid = seq < num_seqs
+    kv_len = tl.load(seq_lens_ptr + seq, mask=valid, other=0)
+    q_start = tl.load(qo_indptr_ptr + seq, mask=valid, other=0)
+    num_queries = tl.load(qo_indptr_ptr + seq + 1, mask=valid, other=0) - q_start
+    # Without a count from the caller, whoever has one query decodes.
+    decodes = (seq < num_decodes) | ((num_decodes < 0) & (num_queries == 1))
+    keys = tl.where(window_left < 0, kv_len, tl.minimum(kv_len, window_left + 1))
+    keys = tl.where(decodes, keys, 0)
+    chunk = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(keys), wanted_items), 1), GRAIN) * GRAIN
+    # A sequence without keys gets an item too: its output must be written.
+    decode_count = tl.where(decodes & valid, tl.maximum(tl.cdiv(keys, chunk), 1), 0)
+    extend_count = tl.where(decodes, 0, tl.cdiv(num_queries * GROUP, BLOCK_ROWS))
+    if mine == 0:
+        tl.store(totals_ptr, tl.sum(decode_count))
+        tl.store(totals_ptr + 1, tl.sum(extend_count))
+
+    is_mine = seq == mine
+    my_kv_len = tl.sum(tl.where(is_mine, kv_len, 0))
+    my_q_start = tl.sum(tl.where(is_mine, q_start, 0))
+    my_queries = tl.sum(tl.where(is_mine, num_queries, 0))
+    my_keys = tl.sum(tl.where(is_mine, keys, 0))
+
+    count = tl.sum(tl.where(is_mine, decode_count, 0))
+    begin = tl.sum(tl.where(seq < mine, decode_count, 0))
+    # Even shares: a sequence a little longer than a chunk is not cut into a long and a short one.
+    share = tl.cdiv(tl.cdiv(my_keys, tl.maximum(count, 1)), GRAIN) * GRAIN
+    for first in range(0, count, BLOCK_ITEMS):
+        k = first + tl.arange(0, BLOCK_ITEMS)
+        item_ptr = decode_items_ptr + (begin + k) * 8
+        key = my_kv_len - my_keys + k * share
+        tl.store(item_ptr, mine + k * 0, mask=k < count)
+        tl.store(item_ptr + 1, key, mask=k < count)
+        tl.store(item_ptr + 2, tl.minimum(key + share, my_kv_len), mask=k < count)
+        tl.store(item_ptr + 3, begin + k * 0, mask=k < count)
+        tl.store(item_ptr + 4, count + k * 0, mask=k < count)
+        tl.store(item_ptr + 5, my_q_start + k * 0, mask=k < count)
+
+    count = tl.sum(tl.where(is_mine, extend_count, 0))
+    begin = tl.sum(tl.where(seq < mine, extend_count, 0))
+    for first in range(0, count, BLOCK_ITEMS):
+        k = first + tl.arange(0, BLOCK_ITEMS)
+        item_ptr = extend_items_ptr + (begin + k) * 8
+        tl.store(item_ptr, mine + k * 0, mask=k < count)
+        # The last rows see the most keys: started first, they do not finish long after the rest.
+        tl.store(item_ptr + 1, count - 1 - k, mask=k < count)
+        tl.store(item_ptr + 2, my_q_start + k * 0, mask=k < count)
+        tl.store(item_ptr + 3, my_queries + k * 0, mask=k < count)
+        tl.store(item_ptr + 4, my_kv_len + k * 0, mask=k < count)
+
+
+class AttentionWorkspace:
+    """Device memory of the Triton attention kernels.
+
+    Make one per stream that runs attention and per distinct `window_left` in a model, before any
+    graph is captured; it is written by `plan_attention` and by every layer's run. A plan is valid
+    until the next one with the same workspace.
+
+    Attributes:
+        decode_items: int32 work list of decode chunks, see `_plan_kernel`.
+        extend_items: int32 work list of query blocks.
+        totals: `[2]` int32, the lengths of both lists.
+        partials: `[items, num_heads, head_dim rounded up]` float32, outputs of single chunks.
+        partial_lse: `[items, num_heads]` float32, base-2 log-sum-exp of single chunks.
+        arrived: `[max_seqs * num_kv_heads]` int32, chunks that are done; 0 between runs.
+    """
+
+    def __init__(
+        self,
+        max_seqs: int,
+        max_tokens: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        device: torch.device,
+    ) -> None:
+        """Allocate for steps of at most `max_seqs` sequences and `max_tokens` new tokens."""
+        self.max_seqs = max_seqs
+        self.max_tokens = max_tokens
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.wanted_items = max(1, multiprocessors(device) * _DECODE_PROGRAMS // num_kv_heads)
+        decode_items = max_seqs + self.wanted_items
+        extend_items = max_tokens * (num_heads // num_kv_heads) // MIN_BLOCK_ROWS + max_seqs
+        block_dim = max(16, triton.next_power_of_2(head_dim))
+
+        def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.decode_items = empty(decode_items, ITEM_FIELDS)
+        self.extend_items = empty(extend_items, ITEM_FIELDS)
+        self.totals = empty(2)
+        self.partials = empty(decode_items, num_heads, block_dim, dtype=torch.float32)
+        self.partial_lse = empty(decode_items, num_heads, dtype=torch.float32)
+        self.arrived = torch.zeros(max_seqs * num_kv_heads, dtype=torch.int32, device=device)
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What a step's layers share.
+
+    Attributes:
+        workspace: holds the work lists.
+        window_left: of the layers this plan is for.
+        max_decode_items: programs a decode launch needs at most, 0 for no launch.
+        max_extend_items: likewise for extend.
+        block_rows: query rows (tokens times heads of a group) of an extend item.
+    """
+
+    workspace: AttentionWorkspace
+    window_left: int
+    max_decode_items: int
+    max_extend_items: int
+    block_rows: int
+
+
+MIN_BLOCK_ROWS = 16
+
+
+def plan_attention(
+    workspace: AttentionWorkspace,
+    seq_lens: Tensor,
+    qo_indptr: Tensor,
+    num_tokens: int,
+    num_decodes: int | None = None,
+    window_left: int = -1,
+) -> AttentionPlan:
+    """Write a step's work lists; one small launch, no synchronisation.
+
+    The tensors are read when the launch runs on the device: a captured graph that holds this
+    call and the layers' runs may be replayed with other lengths in the same tensors.
+
+    Args:
+        workspace: large enough for the step.
+        seq_lens: `[num_seqs]` int32, key length including this step's tokens; 0 is allowed for
+            rows that pad a graph, their output is 0.
+        qo_indptr: `[num_seqs + 1]` int32.
+        num_tokens: rows of `q`, `qo_indptr[-1]` or more.
+        num_decodes: how many sequences, the first ones, have exactly one query; None when the
+            host does not know, which costs a launch a layer.
+        window_left: -1, or how many keys before its own position a query sees.
+    """
+    num_seqs = seq_lens.shape[0]
+    assert num_seqs <= workspace.max_seqs
+    assert num_tokens <= workspace.max_tokens
+    assert seq_lens.dtype is torch.int32
+    assert qo_indptr.dtype is torch.int32
+    group = workspace.num_heads // workspace.num_kv_heads
+    may_decode = num_seqs if num_decodes is None else num_decodes
+    extend_seqs = num_seqs if num_decodes is None else num_seqs - num_decodes
+    extend_tokens = num_tokens if num_decodes is None else num_tokens - num_decodes
+    extend_rows = extend_tokens * group if extend_seqs else 0
+    # Few rows a sequence: large blocks would be mostly padding.
+    block_rows = 128
+    while block_rows > MIN_BLOCK_ROWS and 2 * extend_rows <= block_rows * extend_seqs:
+        block_rows //= 2
+    plan = AttentionPlan(
+        workspace=workspace,
+        window_left=window_left,
+        max_decode_items=may_decode + workspace.wanted_items if may_decode else 0,
+        max_extend_items=extend_rows // block_rows + extend_seqs if extend_rows else 0,
+        block_rows=block_rows,
+    )
+    if num_seqs:
+        _plan_kernel[(num_seqs,)](
+            seq_lens,
+            qo_indptr,
+            workspace.decode_items,
+            workspace.extend_items,
+            workspace.totals,
+            num_seqs,
+            -1 if num_decodes is None else num_decodes,
+            window_left,
+            workspace.wanted_items,
+            GROUP=group,
+            BLOCK_ROWS=block_rows,
+            GRAIN=CHUNK_GRAIN,
+            BLOCK_SEQS=max(16, triton.next_power_of_2(num_seqs)),
+            BLOCK_ITEMS=128,
+            num_warps=4,
+        )
+    return plan

@@ -1,0 +1,140 @@
+"""Head norms, rotary embedding and the cache write in Triton: one pass over qkv."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: PLR0913 a kernel takes what it touches
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Elements of qkv a program holds: enough to hide latency, few enough to spread one token.
+_PROGRAM_ELEMENTS = 1024
+
+
+@triton.jit
+def _rope_kernel(
+    qkv_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    slots_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HAS_Q_NORM: tl.constexpr,
+    HAS_K_NORM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    HALF: tl.constexpr = HEAD_DIM // 2
+    ALL_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    column = tl.arange(0, BLOCK_HALF)
+    position = tl.load(positions_ptr + token)
+    slot = tl.load(slots_ptr + token)
+
+    inside = (head < ALL_HEADS)[:, None] & (column < HALF)[None, :]
+    first_ptr = qkv_ptr + (token * ALL_HEADS + head)[:, None] * HEAD_DIM + column[None, :]
+    first = tl.load(first_ptr, mask=inside, other=0.0)
+    second = tl.load(first_ptr + HALF, mask=inside, other=0.0)
+    dtype = first.dtype
+    wide_1 = first.to(tl.float32)
+    wide_2 = second.to(tl.float32)
+    is_query = (head < NUM_HEADS)[:, None]
+    is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
+    is_turned = (head < NUM_HEADS + NUM_KV_HEADS)[:, None]
+    is_key = ((head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS))[:, None]
+
+    if HAS_Q_NORM or HAS_K_NORM:
+        mean = (tl.sum(wide_1 * wide_1, axis=1) + tl.sum(wide_2 * wide_2, axis=1)) / HEAD_DIM
+        scale = tl.rsqrt(mean + eps)[:, None]
+        # Each product is rounded to the dtype, as two separate ops would.
+        normed_1 = (wide_1 * scale).to(dtype).to(tl.float32)
+        normed_2 = (wide_2 * scale).to(dtype).to(tl.float32)
+        if HAS_Q_NORM:
+            q_1 = tl.load(q_norm_ptr + column, mask=column < HALF, other=0.0).to(tl.float32)
+            q_2 = tl.load(q_norm_ptr + HALF + column, mask=column < HALF, other=0.0).to(tl.float32)
+            wide_1 = tl.where(is_query, (normed_1 * q_1[None, :]).to(dtype).to(tl.float32), wide_1)
+            wide_2 = tl.where(is_query, (normed_2 * q_2[None, :]).to(dtype).to(tl.float32), wide_2)
+        if HAS_K_NORM:
+            k_1 = tl.load(k_norm_ptr + column, mask=column < HALF, other=0.0).to(tl.float32)
+            k_2 = tl.load(k_norm_ptr + HALF + column, mask=column < HALF, other=0.0).to(tl.float32)
+            wide_1 = tl.where(is_key, (normed_1 * k_1[None, :]).to(dtype).to(tl.float32), wide_1)
+            wide_2 = tl.where(is_key, (normed_2 * k_2[None, :]).to(dtype).to(tl.float32), wide_2)
+
+    angle_ptr = cos_sin_ptr + position * HEAD_DIM + column
+    cos = tl.load(angle_ptr, mask=column < HALF, other=0.0)[None, :]
+    sin = tl.load(angle_ptr + HALF, mask=column < HALF, other=0.0)[None, :]
+    turned_1 = tl.where(is_value, first, (wide_1 * cos - wide_2 * sin).to(dtype))
+    turned_2 = tl.where(is_value, second, (wide_2 * cos + wide_1 * sin).to(dtype))
+    tl.store(first_ptr, turned_1, mask=inside & is_turned)
+    tl.store(first_ptr + HALF, turned_2, mask=inside & is_turned)
+
+    # Slot -1 stores nothing; its address, made from page 0, is never used.
+    used = tl.maximum(slot, 0)
+    page = used // PAGE_SIZE
+    offset = used % PAGE_SIZE
+    stored = inside & (slot >= 0)
+    k_head = (head - NUM_HEADS)[:, None]
+    k_ptr = k_cache_ptr + ((page * NUM_KV_HEADS + k_head) * PAGE_SIZE + offset) * HEAD_DIM
+    tl.store(k_ptr + column[None, :], turned_1, mask=stored & is_key)
+    tl.store(k_ptr + HALF + column[None, :], turned_2, mask=stored & is_key)
+    v_head = k_head - NUM_KV_HEADS
+    v_ptr = v_cache_ptr + ((page * NUM_KV_HEADS + v_head) * PAGE_SIZE + offset) * HEAD_DIM
+    tl.store(v_ptr + column[None, :], turned_1, mask=stored & is_value)
+    tl.store(v_ptr + HALF + column[None, :], turned_2, mask=stored & is_value)
+
+
+def rope_kv_write(
+    qkv: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> None:
+    """Norm, rotate and store; see `kernels.rope.rope_kv_write`."""
+    assert qkv.is_contiguous()
+    assert k_cache.is_contiguous()
+    assert v_cache.is_contiguous()
+    assert qkv.shape[1] == (num_heads + 2 * num_kv_heads) * head_dim
+    assert cos_sin.dtype is torch.float32
+    if qkv.shape[0] == 0:
+        return
+    block_half = triton.next_power_of_2(head_dim // 2)
+    all_heads = num_heads + 2 * num_kv_heads
+    block_heads = max(1, _PROGRAM_ELEMENTS // (2 * block_half))
+    block_heads = min(block_heads, triton.next_power_of_2(all_heads))
+    _rope_kernel[(qkv.shape[0], triton.cdiv(all_heads, block_heads))](
+        qkv,
+        cos_sin,
+        positions,
+        slots,
+        k_cache,
+        v_cache,
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        eps,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        PAGE_SIZE=k_cache.shape[2],
+        HAS_Q_NORM=q_norm is not None,
+        HAS_K_NORM=k_norm is not None,
+        BLOCK_HEADS=block_heads,
+        BLOCK_HALF=block_half,
+        num_warps=2,
+    )

@@ -1,0 +1,38 @@
+"""The Triton kernels on the CPU: the ops' own tests again, in Triton's interpreter.
+
+Triton reads TRITON_INTERPRET when it is imported, so the tests run in a process of their own.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["test_layer_ops.py"],
+        ["test_attention.py", "triton_attention_cases.py"],
+    ],
+    ids=lambda files: files[0],
+)
+def test_in_the_interpreter(files):
+    paths = [f"tests/kernels/{name}" for name in files]
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "triton", *paths]
+    result = subprocess.run(
+        [*command, "-p", "tests.support.interpreted_triton", "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]

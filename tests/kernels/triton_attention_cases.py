@@ -1,0 +1,106 @@
+"""Planned Triton attention; run by `test_triton_interpreted.py` in Triton's interpreter."""
+
+import math
+
+import pytest
+import torch
+
+from kernels.paged_attention import reference
+from kernels.paged_attention.triton import AttentionWorkspace, plan_attention, run_attention
+
+HEADS, KV_HEADS, DIM, PAGE = 6, 2, 32, 16
+
+
+def make_step(seqs, page_size=PAGE, dtype=torch.float32, window_left=-1):
+    """Build random caches for `seqs` = [(kv_len, num_queries), ...]; unused slots are NaN."""
+    pages_each = [-(-kv_len // page_size) for kv_len, _ in seqs]
+    num_pages = sum(pages_each) + 2
+    free = torch.randperm(num_pages).tolist()
+    caches = [torch.full((num_pages, KV_HEADS, page_size, DIM), math.nan).to(dtype) for _ in "kv"]
+    table = torch.full((len(seqs), max(pages_each) + 1), 2**30, dtype=torch.int32)
+    for i, (kv_len, _) in enumerate(seqs):
+        for j in range(pages_each[i]):
+            table[i, j] = page = free.pop()
+            held = min(page_size, kv_len - j * page_size)
+            for cache in caches:
+                cache[page, :, :held] = torch.randn(KV_HEADS, held, DIM).to(dtype)
+    num_queries = torch.tensor([0] + [n for _, n in seqs])
+    indptr = num_queries.cumsum(0).to(torch.int32)
+    q = torch.randn(int(indptr[-1]), HEADS, DIM).to(dtype)
+    lens = torch.tensor([kv_len for kv_len, _ in seqs], dtype=torch.int32)
+    return q, *caches, table, lens, indptr
+
+
+def close(got, want, dtype):
+    limit = {torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
+    assert (got.double() - want.double()).norm() <= limit * want.double().norm()
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window_left", [-1, 40])
+@pytest.mark.parametrize(
+    ("seqs", "num_decodes"),
+    [
+        ([(200, 1), (1, 1), (64, 1), (65, 1), (500, 1)], 5),
+        ([(200, 1), (7, 1), (130, 20), (33, 33)], 2),
+        ([(70, 70), (150, 3)], 0),
+        ([(70, 1), (150, 1)], 0),
+    ],
+)
+def test_a_planned_step(impl, seqs, num_decodes, window_left, dtype):
+    q, k, v, table, lens, indptr = make_step(seqs, dtype=dtype)
+    scale = DIM**-0.5
+    want = reference.paged_attention(
+        *(x.float() for x in (q, k, v)), table, lens, indptr, scale, window_left, None
+    )
+    workspace = AttentionWorkspace(8, 200, HEADS, KV_HEADS, DIM, q.device)
+    plan = plan_attention(workspace, lens, indptr, len(q), num_decodes, window_left)
+    assert (plan.max_decode_items == 0) == (num_decodes == 0)
+    assert (plan.max_extend_items == 0) == (num_decodes == len(seqs))
+    # Twice: a run must leave its counters as it found them, as layers share them.
+    for _ in range(2):
+        out = torch.full((len(q), HEADS * DIM), math.nan, dtype=dtype)
+        run_attention(plan, q, k, v, table, scale, out)
+        close(out, want, dtype)
+    assert not workspace.arrived.any()
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+def test_a_replayed_plan_reads_new_lengths_and_padding_is_zero(impl):
+    q, k, v, table, lens, indptr = make_step([(300, 1), (40, 1), (90, 1)])
+    workspace = AttentionWorkspace(3, 3, HEADS, KV_HEADS, DIM, q.device)
+    for lengths in ([300, 40, 90], [10, 33, 0], [1, 40, 64]):
+        lens.copy_(torch.tensor(lengths))
+        plan = plan_attention(workspace, lens, indptr, 3, 3)
+        assert workspace.totals[0] <= plan.max_decode_items
+        out = torch.full((3, HEADS * DIM), math.nan)
+        run_attention(plan, q, k, v, table, 0.2, out)
+        used = torch.tensor(lengths) > 0
+        want = reference.paged_attention(q, k, v, table, lens.clamp(min=1), indptr, 0.2, -1, None)
+        close(out[used], want[used], torch.float32)
+        assert not out[~used].any()
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+def test_work_lists_stay_within_their_bounds(impl):
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(30):
+        count = int(torch.randint(1, 20, (), generator=generator))
+        decodes = int(torch.randint(0, count + 1, (), generator=generator))
+        queries = torch.randint(1, 90, (count,), generator=generator)
+        queries[:decodes] = 1
+        lens = (queries + torch.randint(0, 3000, (count,), generator=generator)).to(torch.int32)
+        indptr = torch.tensor([0, *queries.cumsum(0).tolist()], dtype=torch.int32)
+        tokens = int(indptr[-1])
+        workspace = AttentionWorkspace(count, tokens, HEADS, KV_HEADS, DIM, lens.device)
+        plan = plan_attention(workspace, lens, indptr, tokens, decodes)
+        num_decode, num_extend = workspace.totals.tolist()
+        assert num_decode <= min(plan.max_decode_items, len(workspace.decode_items)) or not decodes
+        assert num_extend <= min(plan.max_extend_items, len(workspace.extend_items))
+        covered = torch.zeros(count, dtype=torch.int64)
+        for seq, begin, end, *_ in workspace.decode_items[:num_decode].tolist():
+            assert end > begin
+            assert begin == covered[seq]
+            covered[seq] = end
+        assert torch.equal(covered[:decodes], lens[:decodes].long())

@@ -1,0 +1,45 @@
+"""A pytest plugin for runs with TRITON_INTERPRET=1: mends three slips of Triton's interpreter.
+
+- It multiplies the bits of bfloat16 matrices as if they were integers.
+- It cuts float32 off where a GPU rounds to nearest, ties to even, when it makes a bfloat16.
+- A scalar condition that joins a mask turns it into integers, which loads and stores refuse.
+"""
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+_convert_float = interpreter._convert_float
+
+
+def _convert_rounded(values, input_dtype, output_dtype, rounding_mode):
+    if input_dtype == tl.float32 and output_dtype == tl.bfloat16:
+        wide = torch.from_numpy(np.array(values, dtype=np.float32))
+        return wide.bfloat16().view(torch.int16).numpy().view(np.uint16).reshape(values.shape)
+    if input_dtype == tl.bfloat16 and output_dtype == tl.float32:
+        return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return _convert_float(values, input_dtype, output_dtype, rounding_mode)
+
+
+def _with_boolean_mask(access, mask_at):
+    def masked(self, *args):
+        mask = args[mask_at]
+        mask.data = mask.data.astype(bool)
+        return access(self, *args)
+
+    return masked
+
+
+def _dot(self, a, b, *args):
+    a, b = (self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+    return _create_dot(self, a, b, *args)
+
+
+_Builder = interpreter.InterpreterBuilder
+interpreter._convert_float = _convert_rounded
+_create_dot = _Builder.create_dot
+_Builder.create_dot = _dot
+_Builder.create_masked_load = _with_boolean_mask(_Builder.create_masked_load, 1)
+_Builder.create_masked_store = _with_boolean_mask(_Builder.create_masked_store, 2)
+torch.set_num_threads(1)
