@@ -15,6 +15,7 @@ from typing import Protocol
 from runtime.tokenizer import clean_up_spaces
 
 REPLACEMENT = "\ufffd"
+_REPLACEMENT_BYTES = REPLACEMENT.encode()
 # Of one character in UTF-8, so also byte tokens of one character.
 _MAX_BYTES = 4
 # More tokens that still do not decode are invalid; holding them back would grow without end.
@@ -120,7 +121,8 @@ class PieceDecoder:
         if not text:
             return ""
         if self._borrowed:
-            if text.startswith(REPLACEMENT):
+            # Unless the character that they complete is U+FFFD itself.
+            if text.startswith(REPLACEMENT) and not data.startswith(_REPLACEMENT_BYTES):
                 text, self._pending = _decode(data[self._borrowed :], self._table.byte_by_byte)
             self._borrowed = 0
         if self._strip and text:

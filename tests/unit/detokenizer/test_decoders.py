@@ -58,6 +58,8 @@ def test_text_comes_back_whole(tokenizers, factories, kind, window):
     @PROPERTY
     @given(texts, st.booleans(), st.data())
     def check(text, skip, data):
+        # By the text alone a window cannot tell a real U+FFFD from half a character.
+        assume(not window or kind in WINDOWED or REPLACEMENT not in text)
         ids = tokenizer.encode(text, add_special_tokens=False)
         streamed = run(factory, splits(data, ids), skip)
         assert streamed == tokenizer.decode(ids, skip)
@@ -93,7 +95,7 @@ def byte_fallback_reference(tokenizer, ids, skip):
         data += bytes([int(byte[1], 16)]) if byte else token.encode()
     for cut in (3, 2, 1):
         tail = data[-cut:]
-        if len(tail) == cut and tail.decode(errors="ignore") == "" and starts_character(tail):
+        if len(tail) == cut and starts_character(tail):
             data = data[:-cut]
             break
     while True:
@@ -182,7 +184,7 @@ def test_the_prompt_is_the_left_context(tokenizers, factories, kind, window):
         tail = ids[:cut][-8:]
         assume(not cut or tokenizer.decode(tail, skip))
         if window and kind not in WINDOWED:
-            assume(REPLACEMENT not in tokenizer.decode(tail, skip))
+            assume(REPLACEMENT not in text + tokenizer.decode(tail, skip))
         whole = tokenizer.decode(ids, skip)
         assert run(factory, splits(data, ids[cut:]), skip, tail) == whole[len(prompt) :]
 
@@ -207,6 +209,17 @@ def test_an_unfinished_character_is_dropped_and_a_broken_one_shown(tokenizers, f
         broken = [*emoji[:-1], *tokenizer.encode("y", add_special_tokens=False)]
         assert run(factory, [[i] for i in broken]) == tokenizer.decode(broken)
         assert REPLACEMENT in run(factory, [broken])
+
+
+def test_an_encoded_surrogate_is_invalid_and_not_unfinished(tokenizers, factories):
+    tokenizer = tokenizers["llama2"]
+    ids = [tokenizer.backend.token_to_id(f"<0x{byte:02X}>") for byte in (0xED, 0xA0, 0x80, 0xED)]
+    for end in (2, 3):
+        for steps in ([ids[:end]], [[i] for i in ids[:end]]):
+            assert run(factories["llama2", False], steps) == REPLACEMENT * end
+    assert run(factories["llama2", False], [ids[:1]]) == ""
+    # As the end of a prompt it is no beginning of the output.
+    assert run(factories["llama2", False], [ids[2:3]], True, ids[:2]) == REPLACEMENT
 
 
 @pytest.mark.parametrize("kind", BYTE_LEVEL + BYTE_FALLBACK)
