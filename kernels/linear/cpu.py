@@ -2,8 +2,8 @@
 
 One layout serves every number of tokens, so this is the choice on CPU at every shape and the
 plain copy can go. Medians in microseconds, bfloat16, 2 threads of an AMD EPYC with AVX-512 BF16,
-torch 2.13, one run, candidates in turn (`python -m benchmarks.cpu_kernels --only linear` renews
-them):
+torch 2.13, one run, taken while the panels still ran on OpenMP threads and the machine was
+quiet. `python -m benchmarks.cpu_kernels --only linear` measures the same shapes anew:
 
     out x in, tokens          here    mkldnn   F.linear
     640 x 384, 1               8.6      28.4       39.8
