@@ -29,7 +29,7 @@ class _Kind:
     flat: str
 
 
-_KINDS: Mapping[int, _Kind] = {
+KINDS: Mapping[int, _Kind] = {
     400: _Kind("invalid_request_error", "BadRequestError"),
     401: _Kind("authentication_error", "AuthenticationError"),
     403: _Kind("permission_error", "PermissionDeniedError"),
@@ -77,7 +77,7 @@ class ErrorInfo:
 
     def body(self) -> dict[str, Any]:
         """OpenAI's nested object and the flat keys together."""
-        kind = _KINDS.get(self.status, _KINDS[400 if self.status < 500 else 500])
+        kind = KINDS.get(self.status, KINDS[400 if self.status < 500 else 500])
         message = self.message[:MAX_MESSAGE_CHARS]
         return {
             "object": "error",

@@ -31,7 +31,7 @@ class ForwardBatch:
     Attributes:
         input_ids: `[num_tokens]` int64.
         positions: `[num_tokens]` int64, each token's place in its own sequence.
-        slots: `[num_tokens]` int64, where each token's key and value go: `page * page_size + offset`.
+        slots: `[num_tokens]` int64, where keys and values go: `page * page_size + offset`.
         qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's new tokens.
         seq_lens: `[num_seqs]` int32, keys each sequence has once this step's are written.
         page_table: `[num_seqs, max_pages]` int32.

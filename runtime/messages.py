@@ -52,7 +52,9 @@ class AbortRequests(_Message, frozen=True):
 
 
 class AbortAll(_Message, frozen=True):
-    """Stop every request, running or waiting."""
+    """Stop every request, running or waiting; `message` is the reason they report."""
+
+    message: str = "Aborted"
 
 
 class StopHit(_Message, frozen=True):
@@ -114,6 +116,7 @@ class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     request_id: int
     reason: FinishReason
+    num_retractions: int = 0
 
 
 class TokenDeltas(_Message, frozen=True):
@@ -154,7 +157,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
         token_ids: the new tokens, int32 bytes.
         reason: set on the last delta of the request.
         cached_tokens: set on the first delta, else -1.
-        num_retractions: times the request was put back and recomputed.
+        num_retractions: set on the last delta: times the request was put back and recomputed.
     """
 
     request_id: int
@@ -162,6 +165,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token_ids: bytes
     reason: FinishReason | None = None
     cached_tokens: int = -1
+    num_retractions: int = 0
 
 
 class TextDeltas(_Message, frozen=True):

@@ -42,10 +42,10 @@ class Child:
         on_exit: Callable[[Child, int], None],
         environment: dict[str, str] | None = None,
     ) -> None:
-        """Start `entry` with `config`; `on_exit(child, code)` is called on a thread when it ends."""
+        """Start `entry` with `config`; `on_exit(child, code)` is called on a thread at its end."""
         self.entry = entry
         self._process = subprocess.Popen(
-            # -P keeps the user's current folder, which may hold a `runtime` of its own, off the path.
+            # -P keeps the user's current folder off the path: it may hold a `runtime` of its own.
             [sys.executable, "-P", "-m", "runtime.process", entry],
             stdin=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": _import_path(), **(environment or {})},

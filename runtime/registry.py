@@ -22,7 +22,7 @@ class Registry(Generic[T]):
     """A fixed table from a name to the string path of an object, imported on first use."""
 
     def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
-        """Name the `kind` of thing for error messages; `entries` maps name to `module:attribute`."""
+        """Name the `kind` of thing for messages; `entries` maps name to `module:attribute`."""
         self.kind = kind
         self.entries = dict(entries)
 

@@ -75,7 +75,7 @@ class Shutdown:
             await asyncio.sleep(_POLL_S)
         if self.hurried.is_set():
             return
-        self._client.abort_all()
+        self._client.abort_all("The server is shutting down and the drain time is over.")
         deadline = time.monotonic() + _ABORT_GRACE_S
         while self._client.num_in_flight and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)

@@ -113,8 +113,8 @@ def admit(
             else "KV pool's capacity"
         )
         raise InvalidRequest(
-            f"Requested token count exceeds the {which} of {limits.max_req_len} tokens: {num_prompt}"
-            f" tokens of input and max_new_tokens {wanted}."
+            f"Requested token count exceeds the {which} of {limits.max_req_len} tokens: "
+            f"{num_prompt} tokens of input and max_new_tokens {wanted}."
         )
     else:
         fitting = min(wanted, room)

@@ -62,6 +62,7 @@ class GenerationChunk:
         token_ids: new tokens.
         finish_reason: set on the last chunk.
         prompt_tokens, cached_tokens: of the whole request, the same in every chunk.
+        num_retractions: times the request was put back and recomputed, known with the last chunk.
     """
 
     text: str
@@ -69,6 +70,7 @@ class GenerationChunk:
     finish_reason: FinishReason | None
     prompt_tokens: int
     cached_tokens: int
+    num_retractions: int = 0
 
 
 @dataclass
@@ -78,6 +80,7 @@ class _Stream:
     prompt_tokens: int
     arrival: float
     cached_tokens: int = 0
+    num_retractions: int = 0
     # Deltas that wait to be read; a reader that falls behind gets them joined, so memory stays
     # bounded by the text itself.
     text: list[str] = field(default_factory=list)
@@ -124,6 +127,7 @@ class GenerationStream:
             finish_reason=stream.finish_reason,
             prompt_tokens=stream.prompt_tokens,
             cached_tokens=stream.cached_tokens,
+            num_retractions=stream.num_retractions,
         )
         stream.text, stream.token_ids = [], []
         if chunk.finish_reason is not None:
@@ -231,10 +235,10 @@ class EngineClient:
         self.abort_ids(ids)
         return len(ids)
 
-    def abort_all(self) -> None:
-        """Abort everything in flight."""
+    def abort_all(self, message: str = "Aborted") -> None:
+        """Abort everything in flight; each request reports `message`."""
         if self._send is not None and self._streams:
-            self._send(AbortAll())
+            self._send(AbortAll(message))
 
     def abort_ids(self, request_ids: list[int]) -> None:
         """Abort by internal id; finished ones are ignored by the scheduler."""
@@ -292,6 +296,7 @@ class EngineClient:
         if delta.cached_tokens >= 0:
             stream.cached_tokens = delta.cached_tokens
         stream.finish_reason = delta.reason
+        stream.num_retractions = delta.num_retractions
         stream.wake.set()
 
     def on_request_error(self, message: RequestError) -> None:

@@ -6,9 +6,19 @@ import array
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
 from runtime.detokenizer.decoder_choice import DecoderFactory
 from runtime.detokenizer.stream import Stream
-from runtime.messages import FinishReason, StopHit, StreamStart, TextDelta, TextDeltas, TokenDeltas
+from runtime.messages import (
+    FinishReason,
+    StopHit,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
+    TextDeltas,
+    TokenDeltas,
+)
 from runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -61,29 +71,31 @@ class Detokenizer:
             if start.request_id not in self._streams:
                 self._open(start, cached_tokens, deltas, hits)
         data = message.token_ids
-        end = 0
+        stop = 0
         for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
-            begin, end = end, end + count
+            begin, stop = stop, stop + count
             stream = self._streams.get(request_id)
             if stream is None:
                 continue
-            reason = ends.pop(request_id, None) if ends else None
+            end = ends.pop(request_id, None) if ends else None
             try:
                 delta = stream.advance(
-                    token_ids[begin:end], data[begin * _ID_BYTES : end * _ID_BYTES], reason
+                    token_ids[begin:stop],
+                    data[begin * _ID_BYTES : stop * _ID_BYTES],
+                    None if end is None else end.reason,
                 )
             except Exception:
                 logger.exception("Decoding failed; request %d ends", request_id)
                 delta = _failure(request_id)
             if delta is None:
                 continue
-            deltas.append(delta)
+            deltas.append(delta if end is None else _with_counts(delta, end))
             if delta.reason is not None:
                 del self._streams[request_id]
-                if reason is None:
+                if end is None:
                     hits.append(request_id)
-        for request_id, reason in ends.items():
-            self._close(request_id, reason, deltas)
+        for end in ends.values():
+            self._close(end, deltas)
         return TextDeltas(deltas), StopHit(hits) if hits else None
 
     def _open(
@@ -100,18 +112,25 @@ class Detokenizer:
             deltas.append(_failure(start.request_id))
             hits.append(start.request_id)
 
-    def _close(self, request_id: int, reason: FinishReason, deltas: list[TextDelta]) -> None:
+    def _close(self, end: StreamEnd, deltas: list[TextDelta]) -> None:
         # An end without tokens of its own in this step.
+        request_id = end.request_id
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return
         try:
-            delta = stream.advance([], b"", reason)
+            delta = stream.advance([], b"", end.reason)
         except Exception:
             logger.exception("Decoding failed; request %d ends", request_id)
             delta = _failure(request_id)
         if delta is not None:
-            deltas.append(delta)
+            deltas.append(_with_counts(delta, end))
+
+
+def _with_counts(delta: TextDelta, end: StreamEnd) -> TextDelta:
+    if not end.num_retractions:
+        return delta
+    return msgspec.structs.replace(delta, num_retractions=end.num_retractions)
 
 
 def _ids_of(data: bytes) -> list[int]:
@@ -120,13 +139,13 @@ def _ids_of(data: bytes) -> list[int]:
     return ids.tolist()
 
 
-def _checked(message: TokenDeltas) -> tuple[list[int], dict[int, FinishReason]]:
+def _checked(message: TokenDeltas) -> tuple[list[int], dict[int, StreamEnd]]:
     counts: Sequence[int] = message.token_counts
     if len(message.starts) != len(message.cached_tokens) or len(message.request_ids) != len(counts):
         raise MalformedDeltas("lists of different length")
     if min(counts, default=0) < 0 or sum(counts) * _ID_BYTES != len(message.token_ids):
         raise MalformedDeltas("token counts do not add up")
-    return _ids_of(message.token_ids), {end.request_id: end.reason for end in message.ends}
+    return _ids_of(message.token_ids), {end.request_id: end for end in message.ends}
 
 
 def _failure(request_id: int) -> TextDelta:

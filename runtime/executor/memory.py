@@ -115,6 +115,10 @@ def size_pool(
     else:
         wanted, why = useful, "every running request at full length"
     num_pages = wanted // page_size
+    if num_pages < 1 and max_total_tokens is not None:
+        raise StartupError(
+            f"--max-total-tokens {max_total_tokens} is less than one page of {page_size} tokens."
+        )
     if num_pages < 1:
         raise StartupError(
             f"No memory is left for the KV pool ({max(budget, 0) / GIB:.2f} GiB for "

@@ -43,7 +43,7 @@ class OutputBuffer:
     def end(self, request: Request, reason: FinishReason) -> None:
         """The request is over."""
         self.start(request)
-        self._ends.append(StreamEnd(request.request_id, reason))
+        self._ends.append(StreamEnd(request.request_id, reason, request.num_retractions))
 
     def take(self) -> TokenDeltas | None:
         """The message for what has collected, if anything has."""

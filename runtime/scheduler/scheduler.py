@@ -56,7 +56,7 @@ class SchedulerOptions:
 
     Attributes:
         max_running_requests: rows of the running batch.
-        max_queued_requests: waiting requests beyond which newcomers are refused; `None` for no bound.
+        max_queued_requests: so many may wait, newcomers are refused; `None` for no bound.
         context_len: most tokens of a request.
         token_budget: prompt tokens computed in one step; `None` for whole prompts.
         policy: name in `runtime.scheduler.waiting.POLICIES`.
@@ -150,7 +150,7 @@ class Scheduler:
                     self._abort(request_id)
             case AbortAll():
                 for request_id in list(self._requests):
-                    self._abort(request_id)
+                    self._abort(request_id, message.message)
             case StopHit():
                 for request_id in message.request_ids:
                     self._remove(request_id)
@@ -185,15 +185,16 @@ class Scheduler:
         self._buffer.end(request, reason)
         del self._requests[request.request_id]
 
-    def _abort(self, request_id: int) -> None:
+    def _abort(self, request_id: int, why: str = "Aborted") -> None:
         request = self._requests.get(request_id)
         if request is None:
             return
         if request.row >= 0:
-            self._output.finish(request, FinishReason("abort", message="Aborted"))
+            self._output.finish(request, FinishReason("abort", message=why))
         else:
-            queued = "Aborted" if request.num_retractions else "Abort in waiting queue"
-            self._buffer.end(request, FinishReason("abort", message=queued))
+            if why == "Aborted" and not request.num_retractions:
+                why = "Abort in waiting queue"
+            self._buffer.end(request, FinishReason("abort", message=why))
             self._remove(request_id)
 
     def _remove(self, request_id: int) -> None:

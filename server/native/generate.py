@@ -99,7 +99,7 @@ class Output:
             "reasoning_tokens": 0,
             "weight_version": self._weight_version,
             # The engine counts retractions for the server as a whole, not for each request.
-            "total_retractions": 0,
+            "total_retractions": chunk.num_retractions,
         }
         if chunk.finish_reason is not None:
             meta["e2e_latency"] = time.perf_counter() - self._started_at

@@ -1,0 +1,138 @@
+"""Writes the pages that follow from the code: options, metrics, errors.
+
+python -m docs.generate           rewrite them
+python -m docs.generate --check   exit 1 when one is out of date
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from openai_api import errors as openai_errors
+from runtime import errors
+from runtime.client.host import EngineStatus
+from runtime.config import ServerConfig
+from runtime.shared_state import SharedState
+from server.args import option_name
+from server.context import ServerContext
+from server.metrics import Metrics
+
+FOLDER = Path(__file__).resolve().parent
+NOTE = "<!-- Made by `python -m docs.generate`; do not edit. -->\n\n"
+
+
+def options_page() -> str:
+    """Every command-line option, by section."""
+    lines = ["# Options", "", "`python -m server.launch --help` says the same in the terminal."]
+    hints = typing.get_type_hints(ServerConfig)
+    for section in dataclasses.fields(ServerConfig):
+        kind = hints[section.name]
+        lines += ["", f"## {kind.__doc__.splitlines()[0].rstrip('.')}", ""]
+        lines += ["| option | default | meaning |", "|---|---|---|"]
+        for option in dataclasses.fields(kind):
+            names = ", ".join(
+                f"`{name}`" for name in (option_name(option.name), *option.metadata["aliases"])
+            )
+            text = option.metadata["help"].replace("|", "\\|")
+            choices = option.metadata["choices"]
+            if choices:
+                text += " One of " + ", ".join(f"`{choice}`" for choice in choices) + "."
+            lines.append(f"| {names} | {_default(option)} | {text} |")
+    return NOTE + "\n".join(lines) + "\n"
+
+
+def _default(option: dataclasses.Field[Any]) -> str:
+    if option.default in (None, dataclasses.MISSING, ""):
+        return ""
+    return "off" if option.default is False else f"`{option.default}`"
+
+
+def metrics_page() -> str:
+    """Every metric that `/metrics` shows."""
+    with tempfile.TemporaryDirectory() as folder:
+        shared = SharedState(Path(folder) / "state", create=True)
+        config = SimpleNamespace(
+            model=SimpleNamespace(served_model_name="demo"),
+            scheduling=SimpleNamespace(page_size=16),
+        )
+        context = SimpleNamespace(config=config, shared=shared, status=EngineStatus())
+        families = sorted(
+            Metrics(cast("ServerContext", context)).registry.collect(), key=lambda f: f.name
+        )
+        rows = []
+        for family in families:
+            name = family.name + ("_total" if family.type == "counter" else "")
+            rows.append(f"| `{name}` | {family.type} | {family.documentation} |")
+        shared.close()
+    head = [
+        "# Metrics",
+        "",
+        "`GET /metrics`, with `--enable-metrics`, in Prometheus' text format; no key needed. Request",
+        "counters and histograms count what clients sent, health probes and warm-up excluded; gauges",
+        "are read from shared memory at the moment of the scrape.",
+        "",
+        "| name | type | meaning |",
+        "|---|---|---|",
+    ]
+    return NOTE + "\n".join([*head, *rows]) + "\n"
+
+
+def errors_page() -> str:
+    """Every error a client or an operator can see."""
+    head = [
+        "# Errors",
+        "",
+        "One table maps exceptions to answers. On `/v1/` a body carries OpenAI's nested `error` object",
+        "and the flat keys (`object`, `message`, `type`, `param`, `code`); native routes answer",
+        '`{"error": {"message": ...}}` for a refused value and the flat object otherwise. A 503 has',
+        "`Retry-After`. Mistakes of the client are never 5xx, 408 or 429, since routers send those again.",
+        "",
+        "| exception | status | meaning |",
+        "|---|---|---|",
+    ]
+    rows = []
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and issubclass(kind, errors.HeadraceError):
+            status = "exit code 1" if kind is errors.StartupError else str(kind.status_code)
+            rows.append(f"| `{name}` | {status} | {(kind.__doc__ or '').splitlines()[0]} |")
+    table = ["", "| status | OpenAI's type | flat type |", "|---|---|---|"]
+    for status, kind in openai_errors.KINDS.items():
+        table.append(f"| {status} | `{kind.nested}` | `{kind.flat}` |")
+    tail = [
+        "",
+        "An error that is found after a stream has begun arrives as an event with an `error` object,",
+        "followed by `data: [DONE]`.",
+    ]
+    return NOTE + "\n".join([*head, *rows, *table, *tail]) + "\n"
+
+
+PAGES = {
+    "options.md": options_page,
+    "metrics.md": metrics_page,
+    "errors.md": errors_page,
+}
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    stale = []
+    for name, render in PAGES.items():
+        path = FOLDER / name
+        text = render()
+        if "--check" not in sys.argv:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(name)
+    if stale:
+        sys.stderr.write(f"Out of date: {', '.join(stale)}; run `make docs`.\n")
+    return len(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
