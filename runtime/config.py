@@ -40,7 +40,7 @@ class ModelArgs:
     )
     dtype: str = option(
         "auto",
-        "Type of weights and activations; auto takes the checkpoint's where the device is good at it.",
+        "Type of weights and activations; auto is the checkpoint's where the device can.",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
     context_length: int | None = option(
@@ -160,7 +160,7 @@ class LoggingArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """Everything the server was asked for, resolved: no `auto` is left where the front can decide."""
+    """Everything the server was asked for; `server.resolve` leaves no `auto` it can decide."""
 
     model: ModelArgs = field(default_factory=ModelArgs)
     http: HttpArgs = field(default_factory=HttpArgs)
