@@ -135,8 +135,9 @@ class KernelArgs:
     """Which implementations compute."""
 
     attention_backend: str = option(
-        "auto", "Attention implementation.", choices=("auto", "cpu", "torch")
+        "auto", "Attention implementation.", choices=("auto", "cpu", "torch", "triton")
     )
+    disable_cuda_graph: bool = option(False, "Run decode steps without CUDA graphs.")
     num_threads: int | None = option(
         None, "CPU threads of the model's worker; the physical cores when absent."
     )

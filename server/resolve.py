@@ -83,7 +83,7 @@ def resolve(
             chunk = choices.pick("chunked_prefill_size", 512, "a CPU step stays short for streams")
         else:
             chunk = choices.pick(
-                "chunked_prefill_size", 2048, "fills the GPU, keeps streams smooth"
+                "chunked_prefill_size", 8192, "fills the GPU, keeps streams smooth"
             )
     max_running = scheduling.max_running_requests
     if max_running is None:
@@ -142,6 +142,7 @@ def resolve(
         disable_radix_cache=scheduling.disable_radix_cache,
         overlap=overlap,
         attention_backend=config.kernels.attention_backend,
+        disable_cuda_graph=config.kernels.disable_cuda_graph,
         num_threads=threads,
         log_level=config.logging.log_level,
         decode_log_interval=config.logging.decode_log_interval,

@@ -39,11 +39,19 @@ class AttentionLayer:
     window_left: int = -1
 
 
+@dataclass(frozen=True)
+class StepLimits:
+    """The largest step: `max_seqs` sequences with `max_tokens` new tokens together."""
+
+    max_seqs: int
+    max_tokens: int
+
+
 class AttentionBackend(Protocol):
     """Rotates, writes and attends; owns the layout of no tensor but its own plan."""
 
-    def __init__(self, device_type: str = "cpu") -> None:
-        """Get ready for `device_type`, a `torch.device.type`."""
+    def __init__(self, device_type: str, limits: StepLimits) -> None:
+        """Get ready for `device_type`, a `torch.device.type`, and steps within `limits`."""
         ...
 
     def plan(self, batch: ForwardBatch) -> None:
@@ -69,7 +77,7 @@ ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
     {
         "cpu": "runtime.attention.paged:PagedAttention",
         "torch": "runtime.attention.paged:ReferenceAttention",
-        "triton": "runtime.attention.paged:PagedAttention",
+        "triton": "runtime.attention.triton:TritonAttention",
     },
 )
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels.paged_attention import PAGED_ATTENTION, PagedAttentionKernels
 from kernels.rope import ROPE, RopeKernels
 from kernels.table import Choice
-from runtime.attention.backend import AttentionLayer
+from runtime.attention.backend import AttentionLayer, StepLimits
 from runtime.forward_batch import ForwardBatch
 
 Chosen = tuple[Choice[RopeKernels], Choice[PagedAttentionKernels]]
@@ -20,12 +20,13 @@ class PagedAttention:
         choices: what was chosen and why, for the log.
     """
 
-    def __init__(self, device_type: str = "cpu") -> None:
-        """Choose implementations for `device_type`, a `torch.device.type`.
+    def __init__(self, device_type: str = "cpu", limits: StepLimits | None = None) -> None:
+        """Choose implementations for `device_type`; they need no `limits`.
 
         Raises:
             RuntimeError: an implementation that was asked for cannot run here.
         """
+        del limits
         rope, attention = self._choose(device_type)
         self.choices = (rope, attention)
         self._rope_kv_write = rope.kernels.rope_kv_write

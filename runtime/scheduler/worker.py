@@ -9,7 +9,12 @@ from typing import Protocol
 
 import torch
 
-from runtime.attention.backend import ATTENTION_BACKENDS, DEFAULT_ATTENTION, AttentionBackend
+from runtime.attention.backend import (
+    ATTENTION_BACKENDS,
+    DEFAULT_ATTENTION,
+    AttentionBackend,
+    StepLimits,
+)
 from runtime.batch_rows import BatchRows
 from runtime.cache.manager import CacheManager
 from runtime.checkpoint.config_json import load_model_config
@@ -70,13 +75,19 @@ def build_worker(
     backend = config.attention_backend
     if backend == "auto":
         backend = DEFAULT_ATTENTION[device.type]
-    attention = ATTENTION_BACKENDS.load(backend)(device.type)
+    budget = config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
+    # A full batch decodes beside a full budget of prompt tokens.
+    limits = StepLimits(
+        max_seqs=config.max_running_requests + 1,
+        max_tokens=(budget or config.context_len * config.max_running_requests)
+        + config.max_running_requests,
+    )
+    attention = ATTENTION_BACKENDS.load(backend)(device.type, limits)
     size = _size_pool(config, model, attention)
     runner = _build_runner(config, model, attention, size)
     report("warming_up")
     warm_up(runner, model_config.vocab_size, config.page_size, config.context_len)
     runner.capture_graphs([1, 2, 4, 8, config.max_running_requests])
-    token_budget = config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
     scheduler = Scheduler(
         runner,
         CacheManager(
@@ -87,7 +98,7 @@ def build_worker(
             max_running_requests=config.max_running_requests,
             max_queued_requests=config.max_queued_requests,
             context_len=config.context_len,
-            token_budget=token_budget,
+            token_budget=budget,
             policy=config.schedule_policy,
             eos_token_ids=config.eos_token_ids,
             stream_interval=config.stream_interval,

@@ -1,0 +1,209 @@
+"""The worker alone on one GPU, no processes around it: is it right, and how fast is a step?
+
+    python -m benchmarks.h200.engine_in_process [--shape 0.5b 8b] [--checks] [--cases]
+
+Checks: greedy tokens of tiny random models equal those of `transformers` in float32; graph, eager,
+overlap and plain agree. Cases A to E as `run.py` measures them, but with the scheduler turned by
+this process: what the GPU and the step cost without any message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.messages import GenerateRequest
+from runtime.sampling_params import SamplingParams
+from tests.support.engine import InProcessEngine
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.5b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def shape_folder(shape: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="shape-"))
+    common = {
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 0,
+        "hidden_act": "silu",
+    }
+    (folder / "config.json").write_text(json.dumps(common | SHAPES[shape]))
+    return folder
+
+
+def engine(folder: Path, **options: Any) -> InProcessEngine:
+    defaults: dict[str, Any] = {
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "load_format": "dummy",
+        "context_len": 8192,
+        "max_total_tokens": None,
+        "max_running_requests": 256,
+        "chunked_prefill_size": 8192,
+        "overlap": True,
+        "log_level": "info",
+    }
+    return InProcessEngine(folder, **(defaults | options))
+
+
+def check_against_transformers() -> None:
+    from transformers import AutoModelForCausalLM
+
+    from tests.support.tiny_models import tiny_model
+
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 500, 3 + 9 * i).tolist() for i in range(12)]
+    for name in ("llama", "qwen2", "qwen3"):
+        folder = tiny_model(name)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        expected = []
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            with torch.no_grad():
+                made = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=48,
+                    min_new_tokens=48,
+                    do_sample=False,
+                    pad_token_id=0,
+                    eos_token_id=None,
+                )
+            expected.append(made[0, len(prompt) :].tolist())
+        ways: dict[str, dict[str, Any]] = {
+            "graph+overlap": {"overlap": True},
+            "graph": {"overlap": False},
+            "eager": {"overlap": False, "disable_cuda_graph": True},
+            "chunked": {"overlap": True, "chunked_prefill_size": 17},
+            "retracted": {"overlap": True, "max_total_tokens": 640},
+        }
+        for way, options in ways.items():
+            ours = engine(
+                folder,
+                **{
+                    "load_format": "auto",
+                    "dtype": "float32",
+                    "context_len": 256,
+                    "max_total_tokens": 4096,
+                    "max_running_requests": 16,
+                    "chunked_prefill_size": 256,
+                }
+                | options,
+            )
+            for i, prompt in enumerate(prompts, 1):
+                ours.add(i, prompt, 48, ignore_eos=True)
+            ours.run()
+            wrong = [i for i in range(1, 13) if ours.tokens[i] != expected[i - 1]]
+            sampled = ours.generate(prompts[3], 30, temperature=1.0, top_k=20, top_p=0.9, seed=5)
+            again = ours.generate(prompts[3], 30, temperature=1.0, top_k=20, top_p=0.9, seed=5)
+            print(f"check {name:6} {way:14} wrong: {wrong} sampled repeats: {sampled == again}")
+
+
+def add(ours: InProcessEngine, first_id: int, prompts: list[Any], num_new: int) -> None:
+    ours.scheduler.receive(
+        GenerateRequest(
+            request_id=first_id + i,
+            input_ids=np.asarray(prompt, dtype=np.int32).tobytes(),
+            sampling=SamplingParams(
+                max_new_tokens=num_new, temperature=0.0, ignore_eos=True, seed=1
+            ),
+            arrival=float(first_id + i),
+        )
+        for i, prompt in enumerate(prompts)
+    )
+
+
+def timed(ours: InProcessEngine) -> float:
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    ours.run()
+    return time.perf_counter() - started
+
+
+def cases(shape: str) -> dict[str, float]:
+    started = time.perf_counter()
+    ours = engine(shape_folder(shape), max_total_tokens=400_000)
+    result = {"ready_s": time.perf_counter() - started}
+    vocab = SHAPES[shape]["vocab_size"]
+    rng = np.random.default_rng(0)
+    next_id = 1
+
+    def prompts(count: int, length: int) -> list[Any]:
+        return [rng.integers(1, vocab, length) for _ in range(count)]
+
+    def go(items: list[Any], num_new: int) -> float:
+        nonlocal next_id
+        add(ours, next_id, items, num_new)
+        next_id += len(items)
+        return timed(ours)
+
+    go(prompts(1, 512), 8)
+    go(prompts(64, 32), 16)
+    ttft = min(go(prompts(1, 512), 1) for _ in range(5))
+    whole = min(go(prompts(1, 512), 256) for _ in range(2))
+    result["A_ttft_ms"] = ttft * 1e3
+    result["A_tpot_ms"] = (whole - ttft) / 255 * 1e3
+    go(prompts(256, 512), 4)
+    result["B_tok_s"] = 256 * 256 / go(prompts(256, 512), 256)
+    result["C_tok_s"] = 64 * 512 / go(prompts(64, 32), 512)
+    result["D_in_tok_s"] = max(64 * 4096 / go(prompts(64, 4096), 1) for _ in range(2))
+    shared = rng.integers(1, vocab, 4096)
+    items = [np.concatenate([shared, own]) for own in prompts(64, 64)]
+    result["E_cold_s"] = go(items, 32)
+    items = [np.concatenate([shared, own]) for own in prompts(64, 64)]
+    result["E_hot_s"] = go(items, 32)
+    result["steps"] = ours.shared["num_steps_total"]
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", nargs="*", default=["0.5b", "8b"])
+    parser.add_argument("--checks", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.checks:
+        check_against_transformers()
+    results = {}
+    for shape in options.shape:
+        results[shape] = cases(shape)
+        torch.cuda.empty_cache()
+        print(shape, json.dumps({k: round(v, 3) for k, v in results[shape].items()}), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Attention on a GPU with Triton kernels: planned on the device, safe inside CUDA graphs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.paged_attention.triton import (
+    AttentionPlan,
+    AttentionWorkspace,
+    plan_attention,
+    run_attention,
+)
+from kernels.rope import ROPE
+from runtime.attention.backend import AttentionLayer, StepLimits
+from runtime.forward_batch import ForwardBatch
+
+
+class TritonAttention:
+    """Split-key decode and blocked extend kernels; the host never learns a length from the device.
+
+    The work lists of a step are written when its first layer runs, once per distinct window.
+    """
+
+    def __init__(self, device_type: str, limits: StepLimits) -> None:
+        """Choose kernels for `device_type`; work space is sized by `limits` when first needed."""
+        rope = ROPE.choose(device_type)
+        self.choices = (rope,)
+        self._rope_kv_write = rope.kernels.rope_kv_write
+        self._limits = limits
+        self._workspaces: dict[int, AttentionWorkspace] = {}
+        self._plans: dict[int, AttentionPlan] = {}
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Forget the last step's work lists."""
+        del batch
+        self._plans.clear()
+
+    def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attend one layer; see `AttentionBackend.run`."""
+        num_heads, head_dim = layer.num_heads, layer.head_dim
+        kv = batch.kv[layer.layer_idx]
+        self._rope_kv_write(
+            qkv,
+            num_heads,
+            layer.num_kv_heads,
+            head_dim,
+            layer.cos_sin,
+            batch.positions,
+            batch.slots,
+            kv.k,
+            kv.v,
+            layer.q_norm,
+            layer.k_norm,
+            layer.eps,
+        )
+        plan = self._plans.get(layer.window_left) or self._plan(layer, qkv.device, batch)
+        num_tokens, row = qkv.shape
+        out = qkv.new_empty(num_tokens, num_heads * head_dim)
+        q = qkv.as_strided((num_tokens, num_heads, head_dim), (row, head_dim, 1))
+        run_attention(plan, q, kv.k, kv.v, batch.page_table, layer.scale, out)
+        return out
+
+    def _plan(
+        self, layer: AttentionLayer, device: torch.device, batch: ForwardBatch
+    ) -> AttentionPlan:
+        window = layer.window_left
+        workspace = self._workspaces.get(window)
+        if workspace is None:
+            workspace = AttentionWorkspace(
+                self._limits.max_seqs,
+                self._limits.max_tokens,
+                layer.num_heads,
+                layer.num_kv_heads,
+                layer.head_dim,
+                device,
+            )
+            self._workspaces[window] = workspace
+        plan = plan_attention(
+            workspace,
+            batch.seq_lens,
+            batch.qo_indptr,
+            len(batch.input_ids),
+            batch.num_decodes,
+            window,
+        )
+        self._plans[window] = plan
+        return plan
