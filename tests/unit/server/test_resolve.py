@@ -53,7 +53,7 @@ def test_an_explicit_dtype_is_kept_and_not_explained():
 def test_cpu_and_gpu_differ_where_they_should():
     cpu, gpu = choose(CPU).worker, choose(GPU).worker
     assert (cpu.device, gpu.device) == ("cpu", "cuda")
-    assert (cpu.chunked_prefill_size, gpu.chunked_prefill_size) == (512, 2048)
+    assert (cpu.chunked_prefill_size, gpu.chunked_prefill_size) == (512, 8192)
     assert (cpu.overlap, gpu.overlap) == (False, True)
     assert cpu.num_threads == 6
     assert cpu.page_size == 16
