@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
 
 _encoder = msgspec.msgpack.Encoder()
 
+_LAST_WORDS_LINES = 40
+# A grandchild may hold the pipe of a child that is gone.
+_LAST_WORDS_WAIT_S = 1.0
+
 
 class Child:
     """One running child process and the thread that waits for its end."""
@@ -41,13 +46,21 @@ class Child:
         config: Any,
         on_exit: Callable[[Child, int], None],
         environment: dict[str, str] | None = None,
+        *,
+        relays_stderr: bool = False,
     ) -> None:
-        """Start `entry` with `config`; `on_exit(child, code)` is called on a thread at its end."""
+        """Start `entry` with `config`; `on_exit(child, code)` is called on a thread at its end.
+
+        With `relays_stderr` its standard error goes through this process's `sys.stderr` (which a
+        notebook shows) and its end is kept for `last_words`.
+        """
         self.entry = entry
+        self._last_lines: deque[str] = deque(maxlen=_LAST_WORDS_LINES)
         self._process = subprocess.Popen(
             # -P keeps the user's current folder off the path: it may hold a `runtime` of its own.
             [sys.executable, "-P", "-m", "runtime.process", entry],
             stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE if relays_stderr else None,
             env={**os.environ, "PYTHONPATH": _import_path(), **(environment or {})},
             # A terminal's Ctrl-C must reach the front alone, which then drains its children.
             start_new_session=True,
@@ -59,6 +72,10 @@ class Child:
             stdin.write(len(payload).to_bytes(8, "little") + payload)
             stdin.flush()
         self._on_exit = on_exit
+        self._relay = threading.Thread(
+            target=self._relay_stderr, name=f"stderr-{entry}-{self.pid}", daemon=True
+        )
+        self._relay.start()
         self._thread = threading.Thread(
             target=self._wait, name=f"wait-{entry}-{self.pid}", daemon=True
         )
@@ -74,8 +91,26 @@ class Child:
         """Whether the process still runs."""
         return self._process.poll() is None
 
+    @property
+    def last_words(self) -> str:
+        """The end of what it wrote to standard error, when that is relayed."""
+        return "\n".join(self._last_lines)
+
+    def _relay_stderr(self) -> None:
+        stderr = self._process.stderr
+        if stderr is None:
+            return
+        with stderr:
+            for raw in stderr:
+                line = raw.decode(errors="replace").rstrip()
+                self._last_lines.append(line)
+                # A notebook or a test may have closed the stream meanwhile.
+                with contextlib.suppress(Exception):
+                    sys.stderr.write(f"{line}\n")
+
     def _wait(self) -> None:
         code = self._process.wait()
+        self._relay.join(_LAST_WORDS_WAIT_S)
         self._on_exit(self, code)
 
     def kill(self) -> None:

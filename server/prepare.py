@@ -33,13 +33,20 @@ DEMO_NAME = "headrace-demo"
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Everything that is known before the first child starts."""
+class PreparedEngine:
+    """Everything that is known before the first child starts; no port in it."""
 
     resolved: Resolved
     model: ModelConfig
     tokenizer: Tokenizer
     folders: Folders
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared engine and the port that it will be served on."""
+
+    engine: PreparedEngine
     listener: socket.socket
 
     @property
@@ -57,29 +64,39 @@ def prepare(config: ServerConfig) -> Prepared:
     check_options(config)
     listener = bind(config.http.host, config.http.port)
     try:
-        config, model_folder = find_model(config)
-        model = load_model_config(model_folder)
-        if config.model.load_format != "dummy":
-            check_model_folder(model_folder, model)
-        tokenizer_path = config.model.tokenizer_path
-        tokenizer_folder = (
-            resolve_model_folder(tokenizer_path, None)
-            if tokenizer_path and tokenizer_path != config.model.model_path
-            else model_folder
-        )
-        tokenizer = Tokenizer.from_folder(tokenizer_folder)
-        folders = Folders(create_run_folder(), model_folder, tokenizer_folder)
-        try:
-            resolved = resolve(config, model, detect_hardware(), folders, secrets.randbits(31))
-        except BaseException:
-            shutil.rmtree(folders.run, ignore_errors=True)
-            raise
+        return Prepared(prepare_engine(config), listener)
     except BaseException:
         listener.close()
         raise
+
+
+def prepare_engine(config: ServerConfig) -> PreparedEngine:
+    """Check options, model folder and weight headers, and settle what was left to us.
+
+    Raises:
+        StartupError: the first thing wrong, in one line.
+    """
+    check_options(config)
+    config, model_folder = find_model(config)
+    model = load_model_config(model_folder)
+    if config.model.load_format != "dummy":
+        check_model_folder(model_folder, model)
+    tokenizer_path = config.model.tokenizer_path
+    tokenizer_folder = (
+        resolve_model_folder(tokenizer_path, None)
+        if tokenizer_path and tokenizer_path != config.model.model_path
+        else model_folder
+    )
+    tokenizer = Tokenizer.from_folder(tokenizer_folder)
+    folders = Folders(create_run_folder(), model_folder, tokenizer_folder)
+    try:
+        resolved = resolve(config, model, detect_hardware(), folders, secrets.randbits(31))
+    except BaseException:
+        shutil.rmtree(folders.run, ignore_errors=True)
+        raise
     for choice in resolved.choices:
         logger.info(choice)
-    return Prepared(resolved, model, tokenizer, folders, listener)
+    return PreparedEngine(resolved, model, tokenizer, folders)
 
 
 def find_model(config: ServerConfig) -> tuple[ServerConfig, Path]:

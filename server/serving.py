@@ -7,17 +7,14 @@ import contextlib
 import gc
 import logging
 import sys
-from importlib import metadata
 
 import uvicorn
 
-from runtime.client.admission import EngineLimits
 from runtime.client.host import EngineHost
-from runtime.client.recorder import RecordingClient
 from runtime.errors import StartupError
+from server.assemble import assemble, watch
 from server.banner import READY_LINE, ProgressLog, banner, warn_if_open
 from server.context import Lifecycle, ServerContext
-from server.health import stuck_for_s
 from server.prepare import Prepared, describe_bind_error
 from server.shutdown import Shutdown
 from server.warmup import warm_up
@@ -25,7 +22,6 @@ from server.warmup import warm_up
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-_WATCHDOG_PERIOD_S = 1.0
 # After draining, connections that only idle are closed; this is for a last answer in flight.
 _CLOSE_GRACE_S = 2
 
@@ -43,16 +39,10 @@ async def serve(prepared: Prepared) -> int:
     Raises:
         StartupError: the engine or the port failed before the server was ready.
     """
-    config, folders = prepared.resolved.config, prepared.folders
-    limits = EngineLimits(
-        context_len=prepared.resolved.worker.context_len,
-        max_total_num_tokens=prepared.resolved.worker.context_len,
-        vocab_size=prepared.model.vocab_size,
-        allow_auto_truncate=config.http.allow_auto_truncate,
-    )
-    client = RecordingClient(limits, config.model.random_seed)
-    host = EngineHost(prepared.resolved.worker, prepared.resolved.detokenizer, client, folders.run)
+    config = prepared.engine.resolved.config
     lifecycle = Lifecycle()
+    host, context = assemble(prepared.engine, lifecycle)
+    client = context.client
     shutdown = Shutdown(lifecycle, client, config.http.drain_timeout)
     shutdown.install()
     try:
@@ -63,18 +53,6 @@ async def serve(prepared: Prepared) -> int:
             raise StartupError(text) from None
         host.on_change.append(ProgressLog())
         await host.start()
-        context = ServerContext(
-            config=config,
-            model=prepared.model,
-            tokenizer=prepared.tokenizer,
-            client=client,
-            status=host.status,
-            shared=host.shared,
-            version=server_version(),
-            weight_version=config.model.weight_version,
-            sampling_defaults=prepared.resolved.sampling_defaults,
-            lifecycle=lifecycle,
-        )
         return await _run(prepared, context, host, shutdown)
     finally:
         await host.stop()
@@ -87,7 +65,7 @@ async def _run(
     http_server = _http_server(context)
     http = asyncio.create_task(http_server.serve(sockets=[prepared.listener]))
     startup = asyncio.create_task(_start_up(prepared, context, host))
-    watchdog = asyncio.create_task(_watch(context, host))
+    watchdog = asyncio.create_task(watch(context, host))
     stopping = asyncio.create_task(shutdown.requested.wait())
     try:
         await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -152,20 +130,3 @@ async def _start_up(prepared: Prepared, context: ServerContext, host: EngineHost
     # Past the log's level and format: people and scripts wait for these lines.
     sys.stderr.write(f"{banner(context, prepared.port)}\n{READY_LINE}\n")
     sys.stderr.flush()
-
-
-async def _watch(context: ServerContext, host: EngineHost) -> None:
-    limit_s = context.config.logging.watchdog_timeout
-    while True:
-        await asyncio.sleep(_WATCHDOG_PERIOD_S)
-        stuck_s = stuck_for_s(context)
-        if stuck_s > limit_s:
-            host.kill_worker(f"no turn of its loop for {stuck_s:.0f} s while requests wait")
-
-
-def server_version() -> str:
-    """The installed version."""
-    try:
-        return metadata.version("headrace")
-    except metadata.PackageNotFoundError:
-        return "0.0.0+source"

@@ -82,9 +82,21 @@ class EngineHost:
         detokenizer: DetokenizerConfig,
         client: EngineClient,
         run_folder: Path,
+        *,
+        restarts: bool = True,
     ) -> None:
-        """Prepare; nothing starts before `start`. `run_folder` is private and removed by `stop`."""
+        """Prepare; nothing starts before `start`.
+
+        Args:
+            worker: configuration of the scheduler's process.
+            detokenizer: configuration of the detokenizer's process.
+            client: told of every message and every death.
+            run_folder: private, removed by `stop`.
+            restarts: start a dead child again. Else its death ends the engine: `status.phase`
+                becomes `failed` and `status.last_failure` holds the child's last words.
+        """
         self.client = client
+        self._restarts = restarts
         self.status = EngineStatus()
         self.on_change: list[Callable[[EngineStatus], None]] = []
         self.run_folder = run_folder
@@ -129,7 +141,8 @@ class EngineHost:
     async def stop(self) -> None:
         """End the children, close the sockets, remove the run folder."""
         self._stopping = True
-        children = [child for child in (self._worker, self._detokenizer) if child is not None]
+        both = (self._worker, self._detokenizer)
+        children = [child for child in both if child is not None and child.is_alive]
         await asyncio.gather(*(asyncio.to_thread(child.stop) for child in children))
         for task in list(self._tasks):
             task.cancel()
@@ -141,6 +154,17 @@ class EngineHost:
             self._scheduler.close()
         self._context.destroy(linger=0)
         self.shared.close()
+        shutil.rmtree(self.run_folder, ignore_errors=True)
+
+    def end_children(self) -> None:
+        """End the children and remove the run folder without the event loop.
+
+        For the end of the interpreter, when no thread may be started any more.
+        """
+        self._stopping = True
+        for child in (self._worker, self._detokenizer):
+            if child is not None:
+                child.stop()
         shutil.rmtree(self.run_folder, ignore_errors=True)
 
     def kill_worker(self, why: str) -> None:
@@ -180,14 +204,17 @@ class EngineHost:
             "OMP_WAIT_POLICY": "passive",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        self._worker = Child("scheduler", self._worker_config, self._exited_on_thread, environment)
+        self._worker = self._start_child("scheduler", self._worker_config, environment)
 
     def _start_detokenizer(self) -> None:
         self._started_at["detokenizer"] = time.monotonic()
         environment = {"TOKENIZERS_PARALLELISM": "false"}
-        self._detokenizer = Child(
-            "detokenizer", self._detokenizer_config, self._exited_on_thread, environment
-        )
+        self._detokenizer = self._start_child("detokenizer", self._detokenizer_config, environment)
+
+    def _start_child(self, entry: str, config: object, environment: dict[str, str]) -> Child:
+        # Where a death is final, the owner has to say why: there is no log to look into.
+        relays = not self._restarts
+        return Child(entry, config, self._exited_on_thread, environment, relays_stderr=relays)
 
     def _exited_on_thread(self, child: Child, code: int) -> None:
         assert self._loop is not None
@@ -198,6 +225,9 @@ class EngineHost:
         if self._stopping or child not in (self._worker, self._detokenizer):
             return
         why = f"The {child.entry} process {_describe_exit(code)}."
+        if not self._restarts:
+            self._end(child, why)
+            return
         if child is self._worker and self._first_ready is not None and not self._first_ready.done():
             message = self.status.last_failure or why
             self._set(phase="failed", last_failure=message)
@@ -212,6 +242,16 @@ class EngineHost:
         else:
             self._set(detokenizer_ready=False)
         self._run(self._restart(child))
+
+    def _end(self, child: Child, why: str) -> None:
+        words = child.last_words
+        text = self.status.last_failure or why
+        text = f"{text} Its last words:\n{words}" if words else text
+        self.client.ready = False
+        self._set(phase="failed", last_failure=text, worker=None)
+        self.client.fail_all(text)
+        if self._first_ready is not None and not self._first_ready.done():
+            self._first_ready.set_exception(StartupError(text))
 
     async def _restart(self, child: Child) -> None:
         name = child.entry

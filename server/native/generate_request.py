@@ -116,7 +116,10 @@ class GeneratePlan:
 
 
 def plan_generate(
-    body: GenerateBody, preferred: dict[str, object], vocab_size: int
+    body: GenerateBody,
+    preferred: dict[str, object],
+    vocab_size: int,
+    max_batch: int | None = MAX_BATCH,
 ) -> GeneratePlan:
     """Apply the rules of shape and check every value that needs no tokenizer.
 
@@ -124,6 +127,7 @@ def plan_generate(
         body: as decoded.
         preferred: sampling keys for requests that lack them.
         vocab_size: the logits' width.
+        max_batch: most outputs of one request; `None` where the caller's own memory is at stake.
 
     Raises:
         InvalidRequest: the first thing wrong, by its field's name.
@@ -138,9 +142,9 @@ def plan_generate(
     # Bounded before anything is unrolled: a huge n must cost nothing.
     if not 1 <= n <= MAX_SAMPLES:
         raise InvalidRequest(f"n must be in [1, {MAX_SAMPLES}], got {n}.", param="n")
-    if len(prompts) * n > MAX_BATCH:
+    if max_batch is not None and len(prompts) * n > max_batch:
         raise InvalidRequest(
-            f"A request may ask for at most {MAX_BATCH} outputs, "
+            f"A request may ask for at most {max_batch} outputs, "
             f"got {len(prompts)} prompts times n={n}."
         )
     rids = _rids(body.rid, len(prompts), is_one_prompt, n)

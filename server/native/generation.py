@@ -1,0 +1,147 @@
+"""A native request in the engine's hands: samples admitted, chunks turned into answers.
+
+No HTTP in here: the offline engine answers with the same objects.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from openai_api.generation import close_all, merge
+from runtime.client.admission import check_text_size
+from runtime.client.client import GenerationChunk, GenerationInput, GenerationStream
+from runtime.messages import FinishReason
+from server.context import ServerContext
+from server.native.generate_request import GeneratePlan, Sample
+
+
+class Output:
+    """One sample's answer so far, in the words of the native API."""
+
+    def __init__(
+        self,
+        stream: GenerationStream,
+        rid: str,
+        weight_version: str,
+        prompt_token_ids: list[int] | None,
+    ) -> None:
+        """Start empty; `prompt_token_ids` are echoed when given."""
+        self.stream = stream
+        self.rid = rid
+        self._weight_version = weight_version
+        self._prompt_token_ids = prompt_token_ids
+        self._started_at = time.perf_counter()
+        self._text = ""
+        self._output_ids: list[int] = []
+        self._completion_tokens = 0
+
+    def answer(self, chunk: GenerationChunk, *, incremental: bool = False) -> dict[str, Any]:
+        """Take in `chunk` and give the answer up to it, or only what is new."""
+        self._completion_tokens += len(chunk.token_ids)
+        if incremental:
+            self._text, self._output_ids = chunk.text, chunk.token_ids
+        else:
+            self._text += chunk.text
+            # A new list: a caller in this process may keep the answer given before.
+            self._output_ids = [*self._output_ids, *chunk.token_ids]
+        answer: dict[str, Any] = {
+            "text": self._text,
+            "output_ids": self._output_ids,
+            "meta_info": self._meta_info(chunk),
+        }
+        if self._prompt_token_ids is not None:
+            answer["prompt_token_ids"] = self._prompt_token_ids
+        return answer
+
+    def _meta_info(self, chunk: GenerationChunk) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "id": self.rid,
+            "finish_reason": describe_finish(chunk.finish_reason),
+            "prompt_tokens": chunk.prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "cached_tokens": chunk.cached_tokens,
+            "reasoning_tokens": 0,
+            "weight_version": self._weight_version,
+            # The engine counts retractions for the server as a whole, not for each request.
+            "total_retractions": chunk.num_retractions,
+        }
+        if chunk.finish_reason is not None:
+            meta["e2e_latency"] = time.perf_counter() - self._started_at
+            meta["response_sent_to_client_ts"] = time.time()
+        return meta
+
+
+def describe_finish(reason: FinishReason | None) -> dict[str, Any] | None:
+    """The wire's `finish_reason`: `null` while the request runs."""
+    if reason is None:
+        return None
+    described: dict[str, Any] = msgspec.to_builtins(reason)
+    return described
+
+
+async def tokenize_prompts(context: ServerContext, plan: GeneratePlan) -> list[list[int]]:
+    """Token ids of each prompt of `plan`.
+
+    Raises:
+        InvalidRequest: a text that is far too long, or half a surrogate pair.
+    """
+    prompt_ids = []
+    for prompt in plan.prompts:
+        if isinstance(prompt, str):
+            check_text_size(prompt, context.client.limits)
+            prompt_ids.append(await context.tokenizer.encode_async(prompt))
+        else:
+            prompt_ids.append(prompt)
+    return prompt_ids
+
+
+def open_output(
+    context: ServerContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
+) -> Output:
+    """Admit one sample of `plan`.
+
+    Raises:
+        InvalidRequest: it can never fit, or its `rid` is in flight.
+        EngineNotReady, Overloaded: it cannot be taken now.
+    """
+    client = context.client
+    generate = client.generate if plan.is_recorded else client.generate_unrecorded
+    stream = generate(
+        GenerationInput(
+            rid=sample.rid,
+            input_ids=input_ids,
+            sampling=sample.sampling,
+            stream=plan.stream,
+            explicit_max_new_tokens=sample.explicit_max_new_tokens,
+            cache_namespace=sample.cache_namespace,
+            priority=plan.priority,
+        )
+    )
+    echoed = input_ids if plan.return_prompt_token_ids else None
+    return Output(stream, sample.rid, context.weight_version, echoed)
+
+
+def open_outputs(
+    context: ServerContext, plan: GeneratePlan, prompt_ids: list[list[int]]
+) -> list[Output]:
+    """Admit every sample of `plan`, or none: one bad prompt takes the others back."""
+    outputs: list[Output] = []
+    try:
+        for sample in plan.samples:
+            input_ids = prompt_ids[sample.prompt_index]
+            outputs.append(open_output(context, plan, sample, input_ids))
+    except Exception:
+        close_all([output.stream for output in outputs])
+        raise
+    return outputs
+
+
+async def read_all(outputs: list[Output]) -> list[dict[str, Any]]:
+    """Every output's answer, once all have ended."""
+    answers: list[dict[str, Any]] = [{}] * len(outputs)
+    async for index, chunk in merge([output.stream for output in outputs]):
+        answers[index] = outputs[index].answer(chunk)
+    return answers
