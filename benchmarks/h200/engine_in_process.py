@@ -188,16 +188,59 @@ def cases(shape: str) -> dict[str, float]:
     return result
 
 
+def profile(shape: str) -> None:
+    """Where the device's time goes: decode at three batch sizes, and prompts."""
+    ours = engine(shape_folder(shape), max_total_tokens=400_000)
+    vocab = SHAPES[shape]["vocab_size"]
+    rng = np.random.default_rng(0)
+    next_id = 1
+    for batch, length, new, steps in ((1, 512, 60, 40), (256, 512, 120, 40), (8, 4096, 1, 4)):
+        add(ours, next_id, [rng.integers(1, vocab, length) for _ in range(batch)], new)
+        next_id += batch
+        if new > 1:
+            while not int(ours.scheduler._table.is_decoding.sum()) == batch:
+                ours.scheduler.step()
+            for _ in range(5):
+                ours.scheduler.step()
+        torch.cuda.synchronize()
+        activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+        started = time.perf_counter()
+        with torch.profiler.profile(activities=activities) as trace:
+            for _ in range(steps):
+                ours.scheduler.step()
+            torch.cuda.synchronize()
+        wall = time.perf_counter() - started
+        kernels = [
+            e for e in trace.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA
+        ]
+        total = sum(e.self_device_time_total for e in kernels) / 1e3
+        print(
+            f"-- {shape} batch {batch} x {length}: {steps} steps, GPU {total:.2f} ms busy of "
+            f"{wall * 1e3:.2f} ms"
+        )
+        for e in sorted(kernels, key=lambda e: -e.self_device_time_total)[:12]:
+            print(
+                f"   {e.self_device_time_total / 1e3 / steps:8.4f} ms/step "
+                f"x{e.count / steps:6.1f}  {e.key[:90]}"
+            )
+        ours.run()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="*", default=["0.5b", "8b"])
     parser.add_argument("--checks", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.checks:
         check_against_transformers()
     results = {}
     for shape in options.shape:
+        if options.profile:
+            profile(shape)
+            torch.cuda.empty_cache()
+            continue
         results[shape] = cases(shape)
         torch.cuda.empty_cache()
         print(shape, json.dumps({k: round(v, 3) for k, v in results[shape].items()}), flush=True)

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs, one per padded batch size, captured when first needed.
+"""Decode steps as CUDA graphs, one per padded batch size.
 
 A graph reads which rows decode and how long they are from one static buffer; everything else (input
 tokens, page table, KV pages) is read from device memory at addresses that never change.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import logging
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -26,8 +27,9 @@ _NUM_HOST_BUFFERS = 4
 
 
 def graph_sizes(max_batch: int) -> list[int]:
-    """Batch sizes worth a graph of their own: powers of two, then every eighth, then sixteenth."""
-    sizes = [1, 2, 4, *range(8, 128, 8), *range(128, max_batch + 1, 16)]
+    """Batch sizes that get a graph: each a quarter to a half more than the one before."""
+    sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256]
+    sizes += range(320, max_batch + 1, 64)
     return sorted({size for size in sizes if size <= max_batch} | {max_batch})
 
 
@@ -70,11 +72,18 @@ class DecodeGraphs:
         self.logits = torch.zeros(max_batch, rows.vocab_size, dtype=torch.float32, device=device)
         self.token_ids = torch.zeros(max_batch, dtype=torch.int64, device=device)
 
-    def capture(self, sizes: list[int]) -> None:
-        """Capture the graphs of the batch sizes that hold each of `sizes`, largest first."""
-        for size in sorted({self._padded(size) for size in sizes}, reverse=True):
-            if size not in self._graphs:
-                self._capture(size)
+    def capture(self, progress: Callable[[float], None]) -> None:
+        """Capture every graph, largest first so that the smaller ones fit into its memory."""
+        started = time.perf_counter()
+        for done, size in enumerate(reversed(self._sizes)):
+            progress(done / len(self._sizes))
+            self._capture(size)
+        logger.info(
+            "Captured %d decode graphs up to batch %d in %.2f s",
+            len(self._sizes),
+            self.max_batch,
+            time.perf_counter() - started,
+        )
 
     def run(self, rows: Int64Array, seq_lens: Int64Array) -> None:
         """Decode one token of each row into `logits` and `token_ids`.
@@ -85,8 +94,6 @@ class DecodeGraphs:
         """
         batch = len(rows)
         size = self._padded(batch)
-        if size not in self._graphs:
-            self._capture(size)
         host = self._host[self._turn]
         self._turn = (self._turn + 1) % _NUM_HOST_BUFFERS
         view = host.numpy()
@@ -99,7 +106,6 @@ class DecodeGraphs:
         return self._sizes[bisect.bisect_left(self._sizes, batch)]
 
     def _capture(self, size: int) -> None:
-        started = time.perf_counter()
         # Kernels compile and libraries set themselves up in a first run outside the capture.
         host = torch.empty_like(self._inputs, device="cpu")
         host[0], host[1] = self._rows.padding_row, 1
@@ -114,7 +120,6 @@ class DecodeGraphs:
         with torch.cuda.graph(graph, pool=self._pool):
             self._decode(size)
         self._graphs[size] = graph
-        logger.info("Captured the graph of batch %d in %.2f s", size, time.perf_counter() - started)
 
     @torch.inference_mode()
     def _decode(self, size: int) -> None:

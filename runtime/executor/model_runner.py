@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -76,10 +77,10 @@ class ModelRunner:
         if graph_max_batch:
             self._graphs = DecodeGraphs(model, attention, kv, rows, page_size, graph_max_batch)
 
-    def capture_graphs(self, sizes: list[int]) -> None:
-        """Capture the decode graphs of these batch sizes; the others follow when needed."""
+    def capture_graphs(self, progress: Callable[[float], None]) -> None:
+        """Capture the decode graphs, if there are to be any."""
         if self._graphs is not None:
-            self._graphs.capture(sizes)
+            self._graphs.capture(progress)
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start computing `plan`.

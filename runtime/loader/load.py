@@ -49,7 +49,7 @@ def load_model(
     if load_format == "dummy":
         model = build_model(config, context)
         total = sum(torch.Size(spec.shape).numel() for spec in decoder_weights(config))
-        tensors = dummy_tensors(config, seed)
+        tensors = dummy_tensors(config, seed, context.device)
         load_weights(model, _counted(tensors, total, Tensor.numel, progress))
     else:
         summary = check_model_folder(folder, config)
@@ -86,16 +86,22 @@ def checkpoint_tensors(summary: CheckpointSummary) -> Iterator[tuple[str, Tensor
             raise StartupError(f"{path} cannot be read: {error}") from error
 
 
-def dummy_tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield random float32 weights of the right shapes, the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
+def dummy_tensors(
+    config: ModelConfig, seed: int, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield random float32 weights of the right shapes, the same for one seed and kind of device.
+
+    They are made on `device`: a CPU would need a minute for what a GPU makes in a second.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
     for spec in decoder_weights(config):
         if spec.kind == "norm":
-            yield spec.name, torch.ones(spec.shape)
+            yield spec.name, torch.ones(spec.shape, device=device)
         elif spec.kind == "bias":
-            yield spec.name, torch.zeros(spec.shape)
+            yield spec.name, torch.zeros(spec.shape, device=device)
         else:
-            yield spec.name, torch.empty(spec.shape).normal_(0.0, _DUMMY_STD, generator=generator)
+            tensor = torch.empty(spec.shape, device=device)
+            yield spec.name, tensor.normal_(0.0, _DUMMY_STD, generator=generator)
 
 
 def parameter_bytes(model: CausalLM) -> int:

@@ -32,7 +32,7 @@ def compute_prompt(runner: ModelRunner, length: int, vocab_size: int, num_pages:
         stop_ids=[],
         output_ids=np.empty(0, dtype=np.int32),
     )
-    pages = np.arange(1, num_pages + 1, dtype=np.int32) if num_pages else np.zeros(1, np.int32)
+    pages = np.arange(1, num_pages + 1, dtype=np.int32)
     _launch(
         runner,
         StepPlan(
@@ -43,7 +43,7 @@ def compute_prompt(runner: ModelRunner, length: int, vocab_size: int, num_pages:
             chunk_tokens=(np.arange(length) % vocab_size).astype(np.int32),
             samples=_SAMPLES,
             joins=[join],
-            page_updates=[PageUpdate(0, 0, pages)],
+            page_updates=[PageUpdate(0, 0, pages)] if num_pages else [],
         ),
     )
 

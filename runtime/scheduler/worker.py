@@ -87,7 +87,11 @@ def build_worker(
     runner = _build_runner(config, model, attention, size)
     report("warming_up")
     warm_up(runner, model_config.vocab_size, config.page_size, config.context_len)
-    runner.capture_graphs([1, 2, 4, 8, config.max_running_requests])
+    if device.type == "cuda":
+        # Chunks of every kind of length: kernels are compiled for a few block sizes each.
+        for length in (2, 5, 12, 24, 48, 96, 200):
+            compute_prompt(runner, min(length, config.context_len - 1), model_config.vocab_size)
+    runner.capture_graphs(lambda fraction: report("warming_up", fraction, "CUDA graphs"))
     scheduler = Scheduler(
         runner,
         CacheManager(
