@@ -198,7 +198,7 @@ def profile(shape: str) -> None:
         add(ours, next_id, [rng.integers(1, vocab, length) for _ in range(batch)], new)
         next_id += batch
         if new > 1:
-            while not int(ours.scheduler._table.is_decoding.sum()) == batch:
+            while int(ours.scheduler._table.is_decoding.sum()) != batch:
                 ours.scheduler.step()
             for _ in range(5):
                 ours.scheduler.step()

@@ -170,6 +170,8 @@ class EngineHost:
     def kill_worker(self, why: str) -> None:
         """End a worker that hangs; it is started again like one that died by itself."""
         logger.error("Ending the worker: %s", why)
+        if not self._restarts:
+            self._set(last_failure=f"The worker was ended: {why}.")
         if self._worker is not None:
             self._worker.kill()
 

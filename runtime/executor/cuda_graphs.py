@@ -85,6 +85,10 @@ class DecodeGraphs:
             time.perf_counter() - started,
         )
 
+    def takes(self, batch: int) -> bool:
+        """Whether a decode batch of this size has a graph."""
+        return bool(self._graphs) and batch <= self.max_batch
+
     def run(self, rows: Int64Array, seq_lens: Int64Array) -> None:
         """Decode one token of each row into `logits` and `token_ids`.
 

@@ -102,7 +102,7 @@ class ModelRunner:
     def _compute(self, plan: StepPlan) -> Tensor | None:
         num_seqs = len(plan.rows)
         graphs = self._graphs
-        if graphs is not None and num_seqs == plan.num_decodes <= graphs.max_batch:
+        if graphs is not None and num_seqs == plan.num_decodes and graphs.takes(num_seqs):
             seq_lens = plan.start_lens + 1
             graphs.run(plan.rows, seq_lens)
             if self._sampler.is_plain(plan.rows):
