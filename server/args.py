@@ -70,13 +70,18 @@ def build_parser(prog: str = "python -m server.launch") -> argparse.ArgumentPars
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=100),
         allow_abbrev=False,
     )
-    for section, section_type in _sections():
+    add_options(parser)
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` every option; an option's value goes by its field's name."""
+    for section, section_type in sections():
         title = (section_type.__doc__ or section).splitlines()[0].rstrip(".")
         group = parser.add_argument_group(title)
         hints = typing.get_type_hints(section_type)
         for field in dataclasses.fields(section_type):
-            _add_option(group, section, field, hints[field.name])
-    return parser
+            _add_option(group, field, hints[field.name])
 
 
 def parse_args(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> ParsedArgs:
@@ -91,21 +96,24 @@ def parse_args(argv: Sequence[str], environment: Mapping[str, str] | None = None
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         parser.error(_unknown_message(parser, unknown[0]))
-    given: dict[str, dict[str, Any]] = {section: {} for section, _ in _sections()}
-    for destination, value in vars(namespace).items():
-        section, _, name = destination.partition(".")
-        given[section][name] = value
+    section_of = {
+        field.name: section for section, kind in sections() for field in dataclasses.fields(kind)
+    }
+    given: dict[str, dict[str, Any]] = {section: {} for section, _ in sections()}
+    for name, value in vars(namespace).items():
+        given[section_of[name]][name] = value
     for variable, (section, name) in ENVIRONMENT.items():
         if environment.get(variable) and name not in given[section]:
             value = environment[variable]
             given[section][name] = (
                 value.lower() in ("1", "true") if name == "disable_docs" else value
             )
-    sections = {section: kind(**given[section]) for section, kind in _sections()}
-    return ParsedArgs(ServerConfig(**sections), notices)
+    made = {section: kind(**given[section]) for section, kind in sections()}
+    return ParsedArgs(ServerConfig(**made), notices)
 
 
-def _sections() -> Iterator[tuple[str, type[Any]]]:
+def sections() -> Iterator[tuple[str, type[Any]]]:
+    """Name and dataclass of each section of the configuration; no two share a field's name."""
     hints = typing.get_type_hints(ServerConfig)
     for field in dataclasses.fields(ServerConfig):
         yield field.name, hints[field.name]
@@ -116,12 +124,10 @@ def option_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def _add_option(
-    group: argparse._ArgumentGroup, section: str, field: dataclasses.Field[Any], hint: Any
-) -> None:
+def _add_option(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], hint: Any) -> None:
     names = [option_name(field.name), *field.metadata["aliases"]]
     # Absent options stay absent: the defaults live in the dataclasses alone.
-    common: dict[str, Any] = {"dest": f"{section}.{field.name}", "default": argparse.SUPPRESS}
+    common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
     kind, is_list = _value_type(hint)
     text = field.metadata["help"].replace("%", "%%")
     if kind is bool:

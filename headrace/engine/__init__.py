@@ -1,0 +1,1 @@
+"""The offline engine: the server's worker and detokenizer, driven from a Python process."""

@@ -1,0 +1,106 @@
+"""The iterators that a streaming call gives: one for `for`, one for `async for`.
+
+Leaving them, by `break`, an exception, `close` or cancellation, aborts the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from types import TracebackType
+from typing import Any
+
+from headrace.engine.core import EngineCore
+from headrace.engine.generation import StreamedRequest
+
+Chunk = dict[str, Any]
+
+
+class _Reader:
+    def __init__(self, core: EngineCore, owner: object, request: StreamedRequest | None) -> None:
+        self._core = core
+        # The engine lives as long as somebody reads from it.
+        self._owner = owner
+        self._request = request
+
+    def _take(self) -> StreamedRequest | None:
+        request, self._request = self._request, None
+        return request
+
+    def __del__(self) -> None:
+        request = self._take()
+        if request is not None:
+            self._core.leave(request.abandon())
+
+
+class ChunkIterator(_Reader, Generator[Chunk, None, None]):
+    """Chunks for a `for` loop on any thread."""
+
+    def __next__(self) -> Chunk:
+        if self._request is None:
+            raise StopIteration
+        try:
+            chunk = self._core.call(self._request.read())
+        except BaseException:
+            self.close()
+            raise
+        if chunk is None:
+            self._take()
+            raise StopIteration
+        return chunk
+
+    def send(self, value: None) -> Chunk:  # noqa: ARG002  # the protocol's parameter
+        """Like `next`."""
+        return next(self)
+
+    def throw(
+        self,
+        kind: Any,
+        value: Any = None,
+        traceback: TracebackType | None = None,
+    ) -> Chunk:
+        """End the stream, then raise."""
+        self.close()
+        return super().throw(kind, value, traceback)
+
+    def close(self) -> None:
+        """Stop reading; a request that still runs is aborted."""
+        request = self._take()
+        if request is not None:
+            self._core.leave(request.abandon())
+
+
+class AsyncChunkIterator(_Reader, AsyncGenerator[Chunk, None]):
+    """Chunks for an `async for` loop on any event loop."""
+
+    async def __anext__(self) -> Chunk:
+        if self._request is None:
+            raise StopAsyncIteration
+        try:
+            chunk = await self._core.call_async(self._request.read())
+        except BaseException:
+            await self.aclose()
+            raise
+        if chunk is None:
+            self._take()
+            raise StopAsyncIteration
+        return chunk
+
+    async def asend(self, value: None) -> Chunk:  # noqa: ARG002  # the protocol's parameter
+        """Like `anext`."""
+        return await anext(self)
+
+    async def athrow(
+        self,
+        kind: Any,
+        value: Any = None,
+        traceback: TracebackType | None = None,
+    ) -> Chunk:
+        """End the stream, then raise."""
+        await self.aclose()
+        return await super().athrow(kind, value, traceback)
+
+    async def aclose(self) -> None:
+        """Stop reading; a request that still runs is aborted."""
+        request = self._take()
+        if request is not None:
+            self._core.leave(request.abandon())

@@ -1,0 +1,121 @@
+"""One engine's processes, client and loop; knows nothing of the public methods."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import os
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from headrace.engine.errors import EngineDeadError, translated
+from headrace.engine.loop_thread import LoopClosed, LoopThread
+from runtime.client.host import EngineHost
+from runtime.config import ServerConfig
+from runtime.errors import EngineDead
+from server.assemble import assemble, watch
+from server.context import Lifecycle, ServerContext
+from server.prepare import prepare_engine
+
+T = TypeVar("T")
+
+_REIMPORTED = (
+    "The engine is being created while a child process of your own program imports your script "
+    "again. Put the code that starts things under `if __name__ == '__main__':`. (The engine itself "
+    "needs no such guard; `multiprocessing` does.)"
+)
+
+_numbers = itertools.count(1)
+
+
+class EngineCore:
+    """A running engine; `close` ends it.
+
+    Attributes:
+        host: the owner of the child processes.
+        context: what the requests need of it.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Start the processes and wait until requests are served.
+
+        Raises:
+            EngineStartError: it cannot start.
+            RuntimeError: a child of `multiprocessing` is importing the user's script again.
+        """
+        if getattr(multiprocessing.process.current_process(), "_inheriting", False):
+            # Every such child would start an engine of its own before it dies of the same mistake.
+            raise RuntimeError(_REIMPORTED)
+        with translated():
+            prepared = prepare_engine(config)
+        self.host: EngineHost
+        self.context: ServerContext
+        self.host, self.context = assemble(prepared, Lifecycle(warmed_up=True), restarts=False)
+        self._owner_pid = os.getpid()
+        self._loop = LoopThread(f"headrace-engine-{next(_numbers)}")
+        self._watch: asyncio.Task[None] | None = None
+        self._is_closed = False
+        try:
+            with translated():
+                self._loop.call(self._start())
+        except BaseException:
+            self.close()
+            raise
+
+    async def _start(self) -> None:
+        await self.host.start()
+        await self.host.wait_ready()
+        self._watch = asyncio.create_task(watch(self.context, self.host))
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` on the engine's loop and wait; Ctrl-C cancels it."""
+        try:
+            return self._loop.call(coroutine)
+        except LoopClosed:
+            raise self._shut_down() from None
+
+    async def call_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` on the engine's loop for a task of any other loop."""
+        try:
+            return await self._loop.call_async(coroutine)
+        except LoopClosed:
+            raise self._shut_down() from None
+
+    def leave(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Have `coroutine` run on the engine's loop some time soon, if there still is one."""
+        try:
+            self._loop.submit(coroutine)
+        except LoopClosed:
+            return
+
+    def check_alive(self) -> None:
+        """Raise what every call to a dead engine raises.
+
+        Raises:
+            EngineDead: with the last words of the child that died.
+        """
+        if self.host.status.phase == "failed":
+            raise EngineDead(self.host.status.last_failure or "The engine died.")
+
+    @staticmethod
+    def _shut_down() -> EngineDeadError:
+        return EngineDeadError("The engine was shut down.")
+
+    def close(self) -> None:
+        """End the children and the loop; pending calls raise. Calling it again does nothing.
+
+        Only processes that this engine started are ended. It returns when they are gone, so their
+        memory is free.
+        """
+        # A fork of the user's program holds a copy of this object but owns none of its processes.
+        if self._is_closed or os.getpid() != self._owner_pid:
+            return
+        self._is_closed = True
+        self.host.end_children()
+        self._loop.stop(self._stop())
+
+    async def _stop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        await self.host.stop()

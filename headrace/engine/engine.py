@@ -1,0 +1,265 @@
+"""`Engine`: a model in a few lines of Python, no HTTP in between."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, NoReturn, overload
+
+from headrace.engine.chunks import AsyncChunkIterator, ChunkIterator
+from headrace.engine.core import EngineCore
+from headrace.engine.errors import FeatureNotSupportedError, translated
+from headrace.engine.generation import generate_all, open_request
+from headrace.engine.later import LATER
+from headrace.engine.request import build_body
+from headrace.engine.server_args import ServerArgs, read_keywords
+from runtime.messages import ControlReply
+from server.native.describe import describe_model, describe_server
+from server.native.generate_request import GenerateBody
+
+Prompt = str | Sequence[str]
+Ids = Sequence[int] | Sequence[Sequence[int]]
+Sampling = dict[str, Any] | Sequence[dict[str, Any]]
+
+_DOCUMENT_MODULE = "headrace.test.doc_patch"
+
+
+class Engine:
+    """A model that runs in processes of its own and is asked from this one.
+
+    Its methods may be called from any thread and any event loop, a running one included; several
+    engines may live side by side. `with Engine(...) as engine:` shuts it down at the end.
+
+    Attributes:
+        server_args: every argument with the value it got.
+    """
+
+    server_args: ServerArgs
+
+    def __init__(self, *, server_args: ServerArgs | None = None, **keywords: Any) -> None:
+        """Load a model and wait until it answers.
+
+        Args:
+            server_args: the arguments as one object, instead of `keywords`.
+            **keywords: the server's arguments with underscores: `model_path`, `dtype`,
+                `max_total_tokens`, ... Two differ from the server's defaults: `log_level` is
+                "error", and `incremental_streaming_output` is true.
+
+        Raises:
+            TypeError: an argument that nobody knows.
+            ValueError: a wrong value, or a feature that is not supported.
+            EngineStartError: the model cannot be loaded.
+        """
+        if server_args is not None:
+            if keywords:
+                raise TypeError("Engine() takes server_args or keyword arguments, not both.")
+            keywords = dataclasses.asdict(server_args)
+            keywords["incremental_streaming_output"] = (
+                True
+                if server_args.incremental_streaming_output is None
+                else server_args.incremental_streaming_output
+            )
+        arguments, notices = read_keywords({**_defaults(), **keywords})
+        for notice in notices:
+            warnings.warn(notice, stacklevel=2)
+        self._core = core = EngineCore(arguments.to_config(incremental=True))
+        self.server_args = ServerArgs.from_config(core.context.config)
+        # Runs when the engine is collected and before the interpreter ends, whichever is first.
+        self._finalizer = weakref.finalize(self, core.close)
+
+    # ---- generation ----
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: Sampling | None = None,
+        input_ids: Ids | None = None,
+        *,
+        stream: Literal[False] = False,
+        progress_bar: bool | None = None,
+        **options: Any,
+    ) -> Any: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: Sampling | None = None,
+        input_ids: Ids | None = None,
+        *,
+        stream: Literal[True],
+        **options: Any,
+    ) -> ChunkIterator: ...
+
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: Sampling | None = None,
+        input_ids: Ids | None = None,
+        *,
+        stream: bool = False,
+        progress_bar: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        """Continue one prompt or several.
+
+        Args:
+            prompt: a text, or a list of texts.
+            sampling_params: a dict for all prompts, or a list with one dict for each; keys as in
+                the native API (`max_new_tokens`, `temperature`, `top_p`, `stop`, `n`, ...).
+            input_ids: token ids instead of `prompt`, flat or one list for each prompt.
+            stream: give an iterator of chunks at once.
+            progress_bar: show one; by default for large batches on a terminal.
+            **options: other fields of the native API: `rid`, `priority`, `cache_salt`, `extra_key`,
+                `return_prompt_token_ids`.
+
+        Returns:
+            A dict (`text`, `output_ids`, `meta_info`) for one prompt; a list of them, in order, for
+            a list or with `n` above 1; with `stream` an iterator of such dicts. A chunk's `text`
+            and `output_ids` are what is new, or everything so far with
+            `incremental_streaming_output=False`; its `text_delta` is what is new in both cases, and
+            in a batch its `index` says which output it belongs to.
+
+        Raises:
+            ValueError: something in the request is wrong; the engine works on.
+            TypeError: an option that nobody knows.
+            EngineDeadError: a process of the engine died, or the engine was shut down.
+        """
+        if self._is_empty(prompt, input_ids):
+            return ChunkIterator(self._core, self, None) if stream else []
+        body = self._body(prompt, sampling_params, input_ids, stream, options)
+        if stream:
+            request = self._core.call(open_request(self._core, body, self._is_incremental))
+            return ChunkIterator(self._core, self, request)
+        return self._core.call(generate_all(self._core, body, progress_bar))
+
+    @overload
+    async def async_generate(
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: Sampling | None = None,
+        input_ids: Ids | None = None,
+        *,
+        stream: Literal[False] = False,
+        progress_bar: bool | None = None,
+        **options: Any,
+    ) -> Any: ...
+
+    @overload
+    async def async_generate(
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: Sampling | None = None,
+        input_ids: Ids | None = None,
+        *,
+        stream: Literal[True],
+        **options: Any,
+    ) -> AsyncChunkIterator: ...
+
+    async def async_generate(
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: Sampling | None = None,
+        input_ids: Ids | None = None,
+        *,
+        stream: bool = False,
+        progress_bar: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        """Like `generate`, awaited; with `stream` the awaited value is for `async for`."""
+        if self._is_empty(prompt, input_ids):
+            return AsyncChunkIterator(self._core, self, None) if stream else []
+        body = self._body(prompt, sampling_params, input_ids, stream, options)
+        core = self._core
+        if stream:
+            request = await core.call_async(open_request(core, body, self._is_incremental))
+            return AsyncChunkIterator(core, self, request)
+        return await core.call_async(generate_all(core, body, progress_bar))
+
+    @property
+    def _is_incremental(self) -> bool:
+        return self._core.context.config.http.incremental_streaming_output
+
+    @staticmethod
+    def _is_empty(prompt: Any, input_ids: Any) -> bool:
+        return input_ids is None and isinstance(prompt, list | tuple) and not prompt
+
+    @staticmethod
+    def _body(
+        prompt: Any, sampling_params: Any, input_ids: Any, stream: bool, options: dict[str, Any]
+    ) -> GenerateBody:
+        with translated():
+            return build_body(prompt, sampling_params, input_ids, stream, options)
+
+    # ---- control and information ----
+
+    def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
+        """End the request called `rid` (or the batch it named), or all; each keeps its text."""
+        self._core.call(self._abort(rid, abort_all))
+
+    async def _abort(self, rid: str, abort_all: bool) -> None:
+        client = self._core.context.client
+        if abort_all:
+            client.abort_all()
+        elif rid:
+            client.abort(rid)
+
+    def flush_cache(self) -> ControlReply:
+        """Drop the prefix cache; `success` is false while requests run."""
+        return self._core.call(self._flush_cache())
+
+    async def _flush_cache(self) -> ControlReply:
+        with translated():
+            self._core.check_alive()
+            return await self._core.context.client.flush_cache()
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Every argument with its value, what the worker found, and its state just now."""
+        return self._core.call(self._describe(server=True))
+
+    def get_model_info(self) -> dict[str, Any]:
+        """The model's path, type and weight version."""
+        return self._core.call(self._describe(server=False))
+
+    async def _describe(self, *, server: bool) -> dict[str, Any]:
+        with translated():
+            self._core.check_alive()
+        context = self._core.context
+        return describe_server(context) if server else describe_model(context)
+
+    # ---- end ----
+
+    def shutdown(self) -> None:
+        """End the engine's processes and wait until they are gone; harmless when repeated."""
+        self._finalizer()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        missing = LATER.get(name)
+        if missing is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise FeatureNotSupportedError(f"Engine.{name}: {missing} not supported yet.")
+
+
+def _defaults() -> dict[str, Any]:
+    defaults: dict[str, Any] = {"log_level": "error"}
+    # Whoever imports that module runs a document, where engines share one device.
+    document = sys.modules.get(_DOCUMENT_MODULE)
+    if document is not None:
+        defaults.update(document.DOCUMENT_ARGUMENTS)
+    return defaults

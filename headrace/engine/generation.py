@@ -1,0 +1,150 @@
+"""A request on the engine's loop: everything at once, or chunk by chunk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from headrace.engine.core import EngineCore
+from headrace.engine.errors import translated
+from headrace.engine.progress import Progress
+from openai_api.generation import close_all, merge
+from runtime.client.admission import admit, check_text_size
+from server.context import ServerContext
+from server.native.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
+from server.native.generation import Output, open_output, open_outputs, tokenize_prompts
+
+Answer = dict[str, Any]
+
+# Fewer prompts than this are encoded between two turns of the loop, without a hop to a thread.
+_FEW_PROMPTS = 64
+# Requests in flight for each row of the running batch: enough that a row never waits for the next.
+_IN_FLIGHT_PER_ROW = 4
+
+
+async def generate_all(
+    core: EngineCore, body: GenerateBody, show_progress: bool | None
+) -> list[Answer] | Answer:
+    """Every answer of a request, in order; cancelling it aborts what runs.
+
+    Of a large batch only some requests are in flight at a time, so a batch of any size fits.
+    """
+    with translated():
+        core.check_alive()
+        context = core.context
+        plan = _plan(context, body)
+        prompt_ids = await _encode(context, plan)
+        for sample in plan.samples:
+            # All are checked before any runs: one bad prompt refuses the whole request.
+            admit(
+                prompt_ids[sample.prompt_index],
+                sample.sampling,
+                context.client.limits,
+                explicit_max_new_tokens=sample.explicit_max_new_tokens,
+            )
+        with Progress(len(plan.samples), show_progress) as progress:
+            answers = await _run_all(context, plan, prompt_ids, progress)
+    return answers[0] if plan.is_single else answers
+
+
+async def _run_all(
+    context: ServerContext, plan: GeneratePlan, prompt_ids: list[list[int]], progress: Progress
+) -> list[Answer]:
+    answers: list[Answer] = [{}] * len(plan.samples)
+    remaining = iter(enumerate(plan.samples))
+
+    async def work() -> None:
+        for index, sample in remaining:
+            answers[index] = await _run(context, plan, sample, prompt_ids[sample.prompt_index])
+            progress.advance(answers[index]["meta_info"]["completion_tokens"])
+
+    num_workers = min(_most_in_flight(context), len(plan.samples))
+    tasks = [asyncio.create_task(work()) for _ in range(num_workers)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return answers
+
+
+async def _run(
+    context: ServerContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
+) -> Answer:
+    output = open_output(context, plan, sample, input_ids)
+    answer: Answer = {}
+    try:
+        async for chunk in output.stream:
+            answer = output.answer(chunk)
+    finally:
+        output.stream.close()
+    return answer
+
+
+def _most_in_flight(context: ServerContext) -> int:
+    worker = context.status.worker
+    most = _IN_FLIGHT_PER_ROW * (worker.max_running_requests if worker is not None else 1)
+    queued = context.config.scheduling.max_queued_requests
+    return most if queued is None else max(1, min(most, queued))
+
+
+def _plan(context: ServerContext, body: GenerateBody) -> GeneratePlan:
+    vocab_size = context.client.limits.vocab_size
+    return plan_generate(body, context.sampling_defaults, vocab_size, max_batch=None)
+
+
+async def _encode(context: ServerContext, plan: GeneratePlan) -> list[list[int]]:
+    prompts = plan.prompts
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < _FEW_PROMPTS:
+        return await tokenize_prompts(context, plan)
+    for text in texts:
+        check_text_size(text, context.client.limits)
+    # The library uses every core for a batch and lets other threads run meanwhile.
+    return await asyncio.to_thread(context.tokenizer.encode_batch, texts)
+
+
+class StreamedRequest:
+    """A request whose chunks are read one by one; every method runs on the engine's loop."""
+
+    def __init__(self, outputs: list[Output], plan: GeneratePlan, incremental: bool) -> None:
+        """Made by `open_request`."""
+        self._streams = [output.stream for output in outputs]
+        self._answers = self._read(outputs, plan, incremental)
+
+    @staticmethod
+    async def _read(
+        outputs: list[Output], plan: GeneratePlan, incremental: bool
+    ) -> AsyncGenerator[Answer, None]:
+        async for index, chunk in merge([output.stream for output in outputs]):
+            answer = outputs[index].answer(chunk, incremental=incremental)
+            answer["text_delta"] = chunk.text
+            if not plan.is_single:
+                answer["index"] = index
+            yield answer
+
+    async def read(self) -> Answer | None:
+        """The next chunk; `None` after the last."""
+        with translated():
+            return await anext(self._answers, None)
+
+    async def abandon(self) -> None:
+        """Abort what still runs."""
+        # A generator that was never started has nothing to clean up with: the streams go first.
+        close_all(self._streams)
+        try:
+            await self._answers.aclose()
+        except RuntimeError:
+            # A read that is being cancelled is still inside; it cleans up by itself.
+            return
+
+
+async def open_request(core: EngineCore, body: GenerateBody, incremental: bool) -> StreamedRequest:
+    """Admit every sample of a streaming request, or none."""
+    with translated():
+        core.check_alive()
+        plan = _plan(core.context, body)
+        prompt_ids = await _encode(core.context, plan)
+        return StreamedRequest(open_outputs(core.context, plan, prompt_ids), plan, incremental)

@@ -1,0 +1,98 @@
+"""An event loop on a thread of its own, so that callers may have any loop, or none."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_STOP_TIMEOUT_S = 5.0
+
+
+class LoopClosed(RuntimeError):
+    """The loop takes no more work."""
+
+
+class LoopThread:
+    """Runs coroutines for other threads until it is stopped."""
+
+    def __init__(self, name: str) -> None:
+        """Start the thread."""
+        # Not the policy's loop: whatever the user's program installed stays the user's.
+        self._loop = asyncio.SelectorEventLoop()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on this thread."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Schedule `coroutine`; cancelling the future cancels it.
+
+        Raises:
+            LoopClosed: the loop was stopped.
+        """
+        with self._lock:
+            if self._closed:
+                coroutine.close()
+                raise LoopClosed
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` and wait for it; Ctrl-C in the waiting thread cancels it."""
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def call_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Like `call`, for the coroutine of any other loop."""
+        return await asyncio.wrap_future(self.submit(coroutine))
+
+    def stop(self, last: Coroutine[Any, Any, None]) -> None:
+        """Run `last`, let what was waiting finish, end the thread.
+
+        From this thread itself (a collected engine) it is only scheduled.
+        """
+        with self._lock:
+            if self._closed:
+                last.close()
+                return
+            self._closed = True
+            asyncio.run_coroutine_threadsafe(self._finish(last), self._loop)
+        if not self.is_current:
+            self._thread.join(2 * _STOP_TIMEOUT_S)
+
+    async def _finish(self, last: Coroutine[Any, Any, None]) -> None:
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await last
+                await self._others(cancel=False)
+        except TimeoutError:
+            await self._others(cancel=True)
+        finally:
+            self._loop.call_soon(self._loop.stop)
+
+    async def _others(self, *, cancel: bool) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            if cancel:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

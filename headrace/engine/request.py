@@ -1,0 +1,89 @@
+"""From the arguments of `generate` to a request of the native API."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from runtime.errors import InvalidRequest
+from runtime.sampling_params import SamplingFields
+from server.native.generate_request import GenerateBody
+
+# Arguments of the reference that mean nothing without a feature that is refused by its own name.
+_COMPANIONS = frozenset(
+    {
+        "logprob_start_len",
+        "top_logprobs_num",
+        "token_ids_logprob",
+        "external_trace_header",
+        "kv_hints",
+    }
+)
+_OWN = frozenset({"text", "input_ids", "sampling_params", "stream"})
+
+
+def build_body(
+    prompt: Any, sampling_params: Any, input_ids: Any, stream: bool, options: Mapping[str, Any]
+) -> GenerateBody:
+    """Check types and names.
+
+    Raises:
+        TypeError: an option that nobody knows.
+        InvalidRequest: a value of a wrong type, or not exactly one of prompt and input_ids.
+    """
+    known = set(GenerateBody.__struct_fields__) - _OWN
+    for name in options:
+        if name not in known and name not in _COMPANIONS:
+            raise TypeError(
+                f"generate() got an unexpected keyword argument {name!r}{_hint(name, known)}"
+            )
+    if (prompt is None) == (input_ids is None):
+        raise InvalidRequest("Exactly one of prompt and input_ids must be given.", param="prompt")
+    values = {name: _plain(value) for name, value in options.items() if name in known}
+    values.update(
+        text=_plain(prompt),
+        input_ids=_plain(input_ids),
+        sampling_params=_sampling(sampling_params),
+        stream=stream,
+    )
+    try:
+        return msgspec.convert(values, GenerateBody)
+    except msgspec.ValidationError as error:
+        message = str(error).replace("`$.text", "`prompt").replace("`$.", "`")
+        raise InvalidRequest(message) from None
+
+
+def _plain(value: Any) -> Any:
+    # Arrays of numpy and torch, which are not imported here.
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _sampling(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return _checked(given)
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return [_checked(each) if isinstance(each, Mapping) else each for each in given]
+    return given
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    known = SamplingFields.__struct_fields__
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(
+                f"Unknown sampling parameter {name!r}{_hint(str(name), known)}", param=str(name)
+            )
+    values = {name: _plain(value) for name, value in given.items()}
+    bias = values.get("logit_bias")
+    if isinstance(bias, Mapping):
+        # JSON has string keys only; in Python ids are numbers.
+        values["logit_bias"] = {str(token_id): value for token_id, value in bias.items()}
+    return values
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f". Did you mean {near[0]!r}?" if near else "."

@@ -1,0 +1,144 @@
+"""The server's arguments as one flat dataclass, and as keyword arguments of `Engine`.
+
+Names, types, defaults and help are those of `runtime.config`; nothing is declared twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import os
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from runtime.config import (
+    HttpArgs,
+    KernelArgs,
+    LoggingArgs,
+    ModelArgs,
+    ParallelArgs,
+    SchedulingArgs,
+    ServerConfig,
+)
+from server.args import add_options, option_name, sections
+from server.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerArgs(ModelArgs, HttpArgs, SchedulingArgs, ParallelArgs, KernelArgs, LoggingArgs):
+    """Every argument of the server, flat, as `python -m server.launch` takes them."""
+
+    # None leaves the choice to whoever streams: the HTTP server sends the text so far, an engine
+    # what is new.
+    incremental_streaming_output: bool | None = None  # type: ignore[assignment]  # see above
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> None:
+        """Give `parser` the server's options."""
+        add_options(parser)
+
+    @classmethod
+    def from_cli_args(cls, arguments: argparse.Namespace) -> ServerArgs:
+        """The arguments that a parser with these options has read."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in vars(arguments).items() if name in names})
+
+    @classmethod
+    def from_config(cls, config: ServerConfig) -> ServerArgs:
+        """The flat form of a configuration in sections."""
+        flat: dict[str, Any] = {}
+        for name, _ in sections():
+            flat.update(dataclasses.asdict(getattr(config, name)))
+        return cls(**flat)
+
+    def to_config(self, *, incremental: bool) -> ServerConfig:
+        """The form in sections; `incremental` is used where streaming was left open."""
+        values = dataclasses.asdict(self)
+        if values["incremental_streaming_output"] is None:
+            values["incremental_streaming_output"] = incremental
+        return ServerConfig(
+            **{
+                section: kind(**{field.name: values[field.name] for field in _fields(kind)})
+                for section, kind in sections()
+            }
+        )
+
+
+def _fields(kind: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind)
+
+
+def read_keywords(keywords: Mapping[str, Any]) -> tuple[ServerArgs, list[str]]:
+    """Check keyword arguments.
+
+    Returns:
+        The arguments, and lines about those of the reference that have no effect here.
+
+    Raises:
+        TypeError: a name that nobody knows.
+        ValueError: a value of a wrong type or range, or a feature this engine does not have.
+    """
+    fields = {field.name: field for _, kind in sections() for field in _fields(kind)}
+    names = {name: name for name in fields}
+    for name, field in fields.items():
+        names.update((_keyword(alias), name) for alias in field.metadata["aliases"])
+    hints = typing.get_type_hints(ServerArgs)
+    given: dict[str, Any] = {}
+    ignored: list[str] = []
+    for keyword, value in keywords.items():
+        field_name = names.get(keyword)
+        if field_name is None:
+            _read_reference(keyword, value, list(names), ignored)
+        elif isinstance(value, str) and _is_reference_value(fields[field_name], value):
+            ignored.append(f"{keyword}={value!r}")
+        else:
+            given[field_name] = _read_value(fields[field_name], hints[field_name], value)
+    verb = "has" if len(ignored) == 1 else "have"
+    notices = [f"{', '.join(ignored)} {verb} no effect in this engine."] if ignored else []
+    return ServerArgs(**given), notices
+
+
+def _keyword(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _read_reference(keyword: str, value: Any, known: list[str], ignored: list[str]) -> None:
+    flag = REFERENCE_FLAGS.get(option_name(keyword))
+    if flag is None:
+        near = difflib.get_close_matches(keyword, known, n=1)
+        hint = f". Did you mean {near[0]!r}?" if near else "."
+        raise TypeError(f"Engine() got an unexpected keyword argument {keyword!r}{hint}")
+    # Nothing asked for: what a dump of the reference's own defaults holds.
+    if value is None or value is False or value in ("", [], {}):
+        return
+    if flag.takes_value and str(value).lower() in flag.neutral:
+        return
+    if flag.refusal is not None:
+        raise ValueError(f"{keyword}={value!r}: {flag.refusal}.")
+    ignored.append(keyword)
+
+
+def _is_reference_value(field: dataclasses.Field[Any], value: str) -> bool:
+    elsewhere = REFERENCE_VALUES.get(option_name(field.name), ())
+    return value in elsewhere and value not in (field.metadata["choices"] or ())
+
+
+def _read_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if field.name == "preferred_sampling_params" and isinstance(value, dict):
+        value = json.dumps(value)
+    try:
+        checked = msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{field.name}: {error}") from None
+    choices = field.metadata["choices"]
+    if choices and checked is not None and checked not in choices:
+        raise ValueError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}.")
+    return checked
