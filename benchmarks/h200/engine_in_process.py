@@ -10,7 +10,10 @@ this process: what the GPU and the step cost without any message.
 from __future__ import annotations
 
 import argparse
+import cProfile
+import io
 import json
+import pstats
 import tempfile
 import time
 from pathlib import Path
@@ -188,6 +191,23 @@ def cases(shape: str) -> dict[str, float]:
     return result
 
 
+def host_profile(ours: InProcessEngine, batch: int, steps: int = 20) -> None:
+    """What the host does in a step, with and without the profiler's own cost."""
+    started = time.perf_counter()
+    for _ in range(steps):
+        ours.scheduler.step()
+    torch.cuda.synchronize()
+    print(f"-- batch {batch}: {(time.perf_counter() - started) / steps * 1e3:.3f} ms a step")
+    calls = cProfile.Profile()
+    calls.enable()
+    for _ in range(steps):
+        ours.scheduler.step()
+    calls.disable()
+    stream = io.StringIO()
+    pstats.Stats(calls, stream=stream).sort_stats("tottime").print_stats(14)
+    print("\n".join(stream.getvalue().splitlines()[7:]))
+
+
 def profile(shape: str) -> None:
     """Where the device's time goes: decode at three batch sizes, and prompts."""
     ours = engine(shape_folder(shape), max_total_tokens=400_000)
@@ -203,6 +223,8 @@ def profile(shape: str) -> None:
             for _ in range(5):
                 ours.scheduler.step()
         torch.cuda.synchronize()
+        if new > 1:
+            host_profile(ours, batch)
         activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
         started = time.perf_counter()
         with torch.profiler.profile(activities=activities) as trace:

@@ -30,7 +30,7 @@ CHUNK_GRAIN = 64
 _DECODE_PROGRAMS = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "num_decodes", "window_left", "wanted_items"])
 def _plan_kernel(
     seq_lens_ptr,
     qo_indptr_ptr,
@@ -227,7 +227,8 @@ def plan_attention(
             GROUP=group,
             BLOCK_ROWS=block_rows,
             GRAIN=CHUNK_GRAIN,
-            BLOCK_SEQS=max(16, triton.next_power_of_2(num_seqs)),
+            # Of the workspace, not of the step: one compilation serves every batch size.
+            BLOCK_SEQS=max(16, triton.next_power_of_2(workspace.max_seqs)),
             BLOCK_ITEMS=128,
             num_warps=4,
         )

@@ -32,7 +32,6 @@ def build_batch(
         first = np.repeat(plan.start_lens - qo_indptr[:-1], plan.query_lens)
         positions = np.arange(int(qo_indptr[-1]), dtype=np.int64) + first
     pages = rows.page_table_host[token_rows, positions // page_size].astype(np.int64)
-    num_pages = -(-int(seq_lens.max()) // page_size)
     row_index, positions_t, slots, indptr, lens, samples, chunk = to_device(
         rows.device,
         plan.rows,
@@ -43,6 +42,10 @@ def build_batch(
         (qo_indptr[1:] - 1)[plan.samples].astype(np.int64),
         plan.chunk_tokens.astype(np.int64),
     )
+    page_table = rows.page_table
+    if rows.device.type == "cpu":
+        # On a GPU rows of one length keep kernels from being compiled again for another stride.
+        page_table = page_table[:, : -(-int(seq_lens.max()) // page_size)]
     decoding = rows.last_token.index_select(0, row_index[:num_decodes])
     return ForwardBatch(
         input_ids=decoding if is_decode else torch.cat([decoding, chunk]),
@@ -50,7 +53,7 @@ def build_batch(
         slots=slots,
         qo_indptr=indptr,
         seq_lens=lens,
-        page_table=rows.page_table[:, :num_pages].index_select(0, row_index),
+        page_table=page_table.index_select(0, row_index),
         num_decodes=num_decodes,
         logits_indices=samples,
         kv=kv,

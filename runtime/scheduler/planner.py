@@ -64,6 +64,8 @@ class Planner:
         self._page_updates: list[PageUpdate] = []
         # Requests whose prompt no other request can find in the tree yet.
         self._unshared: dict[int, Request] = {}
+        # Running requests whose prompt is not computed yet, in order of admission.
+        self._computing: list[Request] = []
         self.num_retractions = 0
         self.num_cached_tokens = 0
 
@@ -100,6 +102,7 @@ class Planner:
         done = [chunk.request for chunk in chunks if chunk.is_last]
         for request in done:
             table.is_decoding[request.row] = True
+            self._computing.remove(request)
         return PlannedStep(plan, table.request_ids[rows[samples]], done)
 
     # ---- decode ----
@@ -148,6 +151,8 @@ class Planner:
         # The last known token is an input of the next step: its key and value may not exist yet.
         num_valid = min(int(table.num_computed[row]), int(table.num_tokens[row]) - 1)
         self._unshared.pop(request.request_id, None)
+        if not table.is_decoding[row]:
+            self._computing.remove(request)
         self._joins = [join for join in self._joins if join.row != row]
         self._page_updates = [update for update in self._page_updates if update.row != row]
         known = table.known_tokens(row)[: max(num_valid, 0) if keep_cached else 0]
@@ -163,7 +168,7 @@ class Planner:
         # Decoding rows count too, but a full batch must not keep prompts out for good.
         budget = max(budget - num_decodes, budget // 4, 1)
         chunks: list[_Chunk] = []
-        for request in [r for r in table.running() if not table.is_decoding[r.row]]:
+        for request in self._computing:
             if budget <= 0:
                 return chunks
             chunks.append(self._chunk(request, budget))
@@ -227,6 +232,7 @@ class Planner:
         grown = self._grow(request, num_tokens)
         assert grown, "pages were counted before"
         self._unshared[request.request_id] = request
+        self._computing.append(request)
         return True
 
     def _waits_for_prefix(self, request: Request) -> bool:
