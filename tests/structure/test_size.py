@@ -33,7 +33,10 @@ def test_the_product_stays_small() -> None:
 
 
 def test_no_grab_bag_files() -> None:
-    assert not [p for p in sources(*PRODUCT) if p.name in ("utils.py", "helpers.py")]
+    # Users' notebooks import that one by its name.
+    allowed = {ROOT / "headrace" / "utils.py"}
+    found = {p for p in sources(*PRODUCT) if p.name in ("utils.py", "helpers.py")}
+    assert found <= allowed
 
 
 @pytest.mark.parametrize("folder", ["tests", "docs", "docker"])

@@ -1,0 +1,1 @@
+"""Names that users' programs import from the reference's package of the same name."""

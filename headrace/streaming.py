@@ -1,0 +1,70 @@
+"""Streams read as text: merged into one string, or piece by piece, nothing repeated or lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+Sampling = Mapping[str, Any] | None
+
+
+class _Merger:
+    """Tells what is new in each chunk of one stream.
+
+    An engine of ours says so itself (`text_delta`). For other objects with the same methods the
+    text so far decides: a stream whose second text begins with its first is taken for cumulative.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._is_cumulative: bool | None = None
+
+    def new_part(self, chunk: Mapping[str, Any]) -> str:
+        """What `chunk` adds."""
+        text = chunk["text"]
+        delta = chunk.get("text_delta")
+        if delta is None:
+            delta = self._guess(text)
+        self.text += delta
+        return str(delta)
+
+    def _guess(self, text: str) -> str:
+        if self._is_cumulative is None and self.text:
+            self._is_cumulative = text.startswith(self.text)
+        return text[len(self.text) :] if self._is_cumulative else text
+
+
+def stream_and_merge(llm: Any, prompt: str, sampling_params: Sampling = None) -> str:
+    """Stream `prompt` through an engine and give the whole text, as without streaming."""
+    merger = _Merger()
+    for chunk in llm.generate(prompt, sampling_params, stream=True):
+        merger.new_part(chunk)
+    return merger.text
+
+
+async def async_stream_and_merge(
+    llm: Any, prompt: str, sampling_params: Sampling = None
+) -> AsyncGenerator[str, None]:
+    """Stream `prompt` and yield what is new in each chunk; for `async for`, not for `await`."""
+    merger = _Merger()
+    chunks = await llm.async_generate(prompt, sampling_params, stream=True)
+    try:
+        async for chunk in chunks:
+            part = merger.new_part(chunk)
+            if part:
+                yield part
+    finally:
+        # Leaving this generator early must end the request now, not when it is collected.
+        await chunks.aclose()
+
+
+def trim_overlap(existing_text: str, new_chunk: str) -> str:
+    """`new_chunk` without its longest beginning that `existing_text` ends with.
+
+    Wrong for deltas, which may repeat ("ha", "ha"); kept for programs that use it.
+    """
+    most = min(len(existing_text), len(new_chunk))
+    for size in range(most, 0, -1):
+        if existing_text.endswith(new_chunk[:size]):
+            return new_chunk[size:]
+    return new_chunk

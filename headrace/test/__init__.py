@@ -1,0 +1,1 @@
+"""Helpers that users' documents import by this package's name."""
