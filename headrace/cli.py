@@ -1,4 +1,4 @@
-"""The `headrace` command: `serve` starts a server, `chat` talks to one."""
+"""The `headrace` command: `serve` starts a server, `chat` talks to one, `batch` needs none."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="start a server (the demo model when no --model-path is given)",
         add_help=False,
     )
+    batch = commands.add_parser(
+        "batch",
+        help="run a file of requests through a model, without a server",
+        usage="headrace batch INPUT OUTPUT [the options of headrace serve]",
+        description="Run each line of INPUT and write the answers to OUTPUT, both JSON lines. A "
+        "line holds text, input_ids or messages, and may hold sampling_params and an id. Stopped "
+        "and started again, the command goes on with what is missing.",
+    )
+    batch.add_argument("input", metavar="INPUT", help="the requests, one JSON object a line")
+    batch.add_argument("output", metavar="OUTPUT", help="the answers, in the order of their end")
     chat = commands.add_parser(
         "chat",
         help="chat with a running server",
@@ -50,6 +60,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         launch(arguments[1:])
         return
+    if arguments[:1] == ["batch"]:
+        # The files come first; what follows them is the server's to read.
+        options = build_parser().parse_args(arguments[:3])
+        from headrace.batch import main as run_batch
+
+        sys.exit(run_batch(options.input, options.output, arguments[3:], sys.stderr))
     sys.exit(_chat(build_parser().parse_args(arguments)))
 
 

@@ -18,6 +18,7 @@ from headrace.engine.later import LATER
 from headrace.engine.request import build_body
 from headrace.engine.server_args import ServerArgs, read_keywords
 from runtime.messages import ControlReply
+from server.context import ServerContext
 from server.native.describe import describe_model, describe_server
 from server.native.generate_request import GenerateBody
 
@@ -70,6 +71,11 @@ class Engine:
         self.server_args = ServerArgs.from_config(core.context.config)
         # Runs when the engine is collected and before the interpreter ends, whichever is first.
         self._finalizer = weakref.finalize(self, core.close)
+
+    @property
+    def context(self) -> ServerContext:
+        """What the server's routes see of an engine; for code that builds on them."""
+        return self._core.context
 
     # ---- generation ----
 

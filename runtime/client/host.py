@@ -228,7 +228,7 @@ class EngineHost:
             return
         why = f"The {child.entry} process {_describe_exit(code)}."
         if not self._restarts:
-            self._end(child, why)
+            self._end(child, code, why)
             return
         if child is self._worker and self._first_ready is not None and not self._first_ready.done():
             message = self.status.last_failure or why
@@ -245,9 +245,11 @@ class EngineHost:
             self._set(detokenizer_ready=False)
         self._run(self._restart(child))
 
-    def _end(self, child: Child, why: str) -> None:
+    def _end(self, child: Child, code: int, why: str) -> None:
         words = child.last_words
         text = self.status.last_failure or why
+        if code == -signal.SIGKILL:
+            text += " A system that runs out of memory ends processes this way."
         text = f"{text} Its last words:\n{words}" if words else text
         self.client.ready = False
         self._set(phase="failed", last_failure=text, worker=None)

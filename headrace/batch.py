@@ -1,0 +1,157 @@
+"""`headrace batch in.jsonl out.jsonl`: a file of requests through an offline engine, resumable.
+
+A line holds `text` (or `prompt`), `input_ids` or `messages`, and may hold `sampling_params` and an
+`id`. Each answer is written as soon as it is there, with the number of its line; asked again after
+a stop, the command goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from headrace.batch_files import BatchFileError, BatchLine, BatchOutput, read_lines
+from headrace.engine.engine import Engine
+from headrace.engine.errors import EngineError, translated
+from headrace.engine.progress import Progress
+from headrace.engine.server_args import ServerArgs
+from openai_api.chat_prompt import build_chat_prompt
+from openai_api.context import OpenAIContext, make_context
+from openai_api.schemas.chat import ChatCompletionRequest
+from server.args import parse_args
+from server.context import ServerContext
+
+_IN_FLIGHT_PER_ROW = 2
+_KEYS = frozenset(
+    {"id", "custom_id", "text", "prompt", "input_ids", "messages", "sampling_params"}
+    | {"chat_template_kwargs", "rid", "priority", "cache_salt", "extra_key"}
+)
+
+
+def main(input_path: str, output_path: str, engine_arguments: Sequence[str], out: TextIO) -> int:
+    """Run the command; its exit status: 0 all answered, 1 some or all failed, 130 Ctrl-C.
+
+    Args:
+        input_path: the requests.
+        output_path: the answers, kept and completed when the file exists.
+        engine_arguments: the server's options, as on its command line.
+        out: where to say what happened.
+    """
+    source = Path(input_path)
+    if not source.is_file():
+        out.write(f"headrace: {source} is no file.\n")
+        return 1
+    parsed = parse_args(["--log-level", "error", *engine_arguments])
+    for notice in parsed.notices:
+        out.write(f"{notice}\n")
+    output: BatchOutput | None = None
+    try:
+        with BatchOutput(Path(output_path)) as output:
+            missing = sum(not output.has(line) for line in read_lines(source))
+            if not missing:
+                out.write(f"Every request of {source} is answered in {output.path}.\n")
+                return 0
+            if output.finished:
+                out.write(f"{len(output.finished)} answered before, {missing} to go.\n")
+            with Engine(server_args=ServerArgs.from_config(parsed.config)) as engine:
+                num_failed = asyncio.run(_run(engine, source, output, missing))
+    except KeyboardInterrupt:
+        out.write("Stopped. The same command goes on from here.\n")
+        return 130
+    except (BatchFileError, EngineError, OSError) as error:
+        out.write(f"headrace: {error}\n")
+        return 1
+    if num_failed:
+        out.write(f"{num_failed} of {missing} failed; their lines in {output.path} say why.\n")
+    return 1 if num_failed else 0
+
+
+async def _run(engine: Engine, source: Path, output: BatchOutput, missing: int) -> int:
+    context = engine.context
+    worker = context.status.worker
+    rows = worker.max_running_requests if worker is not None else 1
+    todo = (line for line in read_lines(source) if not output.has(line))
+    chat = _chat_context(context)
+    num_failed = 0
+
+    async def work(progress: Progress) -> None:
+        nonlocal num_failed
+        # Workers share the iterator: a line is read when somebody is free to run it.
+        for line in todo:
+            try:
+                answer = await _answer(engine, chat, line)
+            except (ValueError, TypeError) as error:
+                num_failed += 1
+                answer = {"error": {"message": str(error), "type": type(error).__name__}}
+            output.write(line, answer)
+            progress.advance(_num_tokens(answer))
+
+    with Progress(missing, sys.stderr.isatty()) as progress:
+        num_workers = min(missing, rows * _IN_FLIGHT_PER_ROW)
+        tasks = [asyncio.create_task(work(progress)) for _ in range(num_workers)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    return num_failed
+
+
+async def _answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -> dict[str, Any]:
+    if line.problem is not None:
+        raise ValueError(line.problem)
+    request = dict(line.request)
+    unknown = sorted(set(request) - _KEYS)
+    if unknown:
+        raise ValueError(f"Unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}.")
+    for name in ("id", "custom_id"):
+        request.pop(name, None)
+    text = request.pop("text", None)
+    prompt = request.pop("prompt", text)
+    messages = request.pop("messages", None)
+    variables = request.pop("chat_template_kwargs", None)
+    if messages is not None:
+        if prompt is not None or "input_ids" in request:
+            raise ValueError("messages goes without text, prompt and input_ids.")
+        request["input_ids"] = await _render(chat, messages, variables)
+    answers = await engine.async_generate(prompt, **request)
+    if isinstance(answers, list):
+        return {"outputs": [_kept(answer) for answer in answers]}
+    return _kept(answers)
+
+
+async def _render(chat: OpenAIContext, messages: Any, variables: Any) -> list[int]:
+    body = {"model": "", "messages": messages, "chat_template_kwargs": variables}
+    try:
+        request = msgspec.convert(body, ChatCompletionRequest)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error).replace("`$.", "`")) from None
+    with translated():
+        return (await build_chat_prompt(request, chat)).input_ids
+
+
+def _kept(answer: dict[str, Any]) -> dict[str, Any]:
+    return {"text": answer["text"], "meta_info": answer["meta_info"]}
+
+
+def _num_tokens(answer: dict[str, Any]) -> int:
+    answers = answer.get("outputs", [answer])
+    return sum(each.get("meta_info", {}).get("completion_tokens", 0) for each in answers)
+
+
+def _chat_context(context: ServerContext) -> OpenAIContext:
+    return make_context(
+        context.config.http,
+        client=context.client,
+        tokenizer=context.tokenizer,
+        model_config=context.model,
+        served_model_name=context.config.model.served_model_name or "",
+        weight_version=lambda: context.weight_version,
+        preferred_sampling_params=context.sampling_defaults,
+    )

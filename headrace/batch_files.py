@@ -1,0 +1,131 @@
+"""The two files of `headrace batch`: requests read line by line, answers that survive a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+class BatchFileError(ValueError):
+    """A file cannot be used; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """One request.
+
+    Attributes:
+        index: its line in the input, counted from 0; blank lines count.
+        request: the JSON object, empty when the line holds none.
+        problem: why the line is no request.
+    """
+
+    index: int
+    request: dict[str, Any]
+    problem: str | None = None
+
+    @property
+    def label(self) -> Any:
+        """The caller's own name for the request, echoed in the answer."""
+        return self.request.get("id", self.request.get("custom_id"))
+
+
+def read_lines(path: Path) -> Iterator[BatchLine]:
+    """Every request of the input, in order."""
+    with path.open("rb") as lines:
+        for index, raw in enumerate(lines):
+            if not raw.strip():
+                continue
+            try:
+                request = json.loads(raw)
+            except ValueError as error:
+                yield BatchLine(index, {}, f"The line is not JSON: {error}.")
+                continue
+            if isinstance(request, dict):
+                yield BatchLine(index, request)
+            else:
+                yield BatchLine(index, {}, "The line is not a JSON object.")
+
+
+class BatchOutput:
+    """The output file: one JSON object a line, written as answers come, in any order.
+
+    Opened again, it keeps what was answered; a line cut by a crash and lines with an error are
+    dropped, so that their requests run again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the file at `path`.
+
+        Raises:
+            BatchFileError: it holds something that this command did not write.
+        """
+        self.path = path
+        self.finished: dict[int, Any] = {}
+        if path.exists():
+            self._keep_answers()
+        self._file = path.open("a", encoding="utf-8")
+
+    def _keep_answers(self) -> None:
+        kept = self.path.with_name(self.path.name + ".resuming")
+        with self.path.open("rb") as old, kept.open("wb") as new:
+            for number, raw in enumerate(old, 1):
+                if not raw.endswith(b"\n"):
+                    break
+                record = self._record(raw, number)
+                if "error" in record or record["index"] in self.finished:
+                    continue
+                self.finished[record["index"]] = record.get("id")
+                new.write(raw)
+        os.replace(kept, self.path)
+
+    def _record(self, raw: bytes, number: int) -> dict[str, Any]:
+        try:
+            record = json.loads(raw)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or not isinstance(record.get("index"), int):
+            raise BatchFileError(
+                f"{self.path}, line {number}, is no answer of this command; name another file."
+            )
+        return record
+
+    def has(self, line: BatchLine) -> bool:
+        """Whether `line` is answered already.
+
+        Raises:
+            BatchFileError: the answer is to a request of another name: another input file's.
+        """
+        if line.index not in self.finished:
+            return False
+        known = self.finished[line.index]
+        if known != line.label:
+            raise BatchFileError(
+                f"{self.path} answers a request {known!r} where the input has {line.label!r} on "
+                f"line {line.index + 1}: it belongs to another input."
+            )
+        return True
+
+    def write(self, line: BatchLine, answer: dict[str, Any]) -> None:
+        """Add an answer; it is in the file when this returns."""
+        record = {"index": line.index, "id": line.label, **answer}
+        if record["id"] is None:
+            del record["id"]
+        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> BatchOutput:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
