@@ -1,0 +1,233 @@
+"""A lean HTTP/1.1 client for event streams: one parser callback an event, connections reused.
+
+A general client costs more per event than the servers that are measured; here an event costs a few
+microseconds, so that one process can follow tens of thousands a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from runtime.errors import HeadraceError, StartupError
+
+OnEvent = Callable[[float, bytes], None]
+_OK = 200
+_LENGTH_HEADERS = (b"content-length", b"transfer-encoding")
+_MAX_ERROR_BYTES = 65536
+
+
+class _Exchange:
+    """One response as it comes in."""
+
+    def __init__(self, on_event: OnEvent | None, done: asyncio.Future[None]) -> None:
+        self.on_event = on_event
+        self.done = done
+        self.status = 0
+        self.has_length = False
+        self.body = bytearray()
+        self._rest = b""
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Take a piece of the body; whole events are handed on without their `data: `."""
+        if self.on_event is None or self.status != _OK:
+            if self.on_event is None or len(self.body) < _MAX_ERROR_BYTES:
+                self.body += data
+            return
+        if self._rest:
+            data = self._rest + data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        *events, self._rest = data.split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data: "):
+                self.on_event(now, event[6:])
+            elif event.startswith(b"data:"):
+                self.on_event(now, event[5:])
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.parser = httptools.HttpResponseParser(self)
+        self.transport: asyncio.Transport | None = None
+        self.exchange: _Exchange | None = None
+        self.reusable = True
+        self._now = 0.0
+
+    # ---- asyncio ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._now = time.perf_counter()
+        try:
+            self.parser.feed_data(data)
+        except Exception as error:
+            # A callback's error reaches us here too: it fails this request, not the event loop.
+            self.fail(HeadraceError(f"The answer cannot be read: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.reusable = False
+        exchange = self.exchange
+        if exc is None and exchange is not None and exchange.status and not exchange.has_length:
+            # An answer that told no length ends with its connection.
+            self.on_message_complete()
+            return
+        self.fail(exc or ConnectionResetError("The server closed the connection."))
+
+    # ---- httptools ----
+
+    def on_header(self, name: bytes, _: bytes) -> None:
+        if self.exchange is not None and name.lower() in _LENGTH_HEADERS:
+            self.exchange.has_length = True
+
+    def on_headers_complete(self) -> None:
+        if self.exchange is not None:
+            self.exchange.status = self.parser.get_status_code()
+
+    def on_body(self, data: bytes) -> None:
+        if self.exchange is not None:
+            self.exchange.feed(data, self._now)
+
+    def on_message_complete(self) -> None:
+        self.reusable = self.reusable and bool(self.parser.should_keep_alive())
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None and not exchange.done.done():
+            exchange.done.set_result(None)
+
+    # ---- ours ----
+
+    def fail(self, error: BaseException) -> None:
+        """End the request under way with `error`."""
+        self.reusable = False
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None and not exchange.done.done():
+            exchange.done.set_exception(error)
+
+    def close(self) -> None:
+        self.reusable = False
+        if self.transport is not None:
+            self.transport.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self.reusable and self.transport is not None and not self.transport.is_closing()
+
+
+class HttpClient:
+    """Requests to one server over as many connections as are in use at once."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            url: scheme, host, port and perhaps a path that comes before every path.
+            headers: sent with every request.
+            timeout_s: longest a request may take, its whole stream included.
+
+        Raises:
+            StartupError: no such URL.
+        """
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise StartupError(f"{url} is no http or https URL.")
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host = parts.hostname
+        self._port = parts.port or (443 if self._ssl else 80)
+        self._base = parts.path.rstrip("/")
+        fields = {"Host": parts.netloc.rpartition("@")[2], "Connection": "keep-alive", **headers}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        if any(c in value for value in fields.values() for c in "\r\n"):
+            raise StartupError("A header may not hold a line break.")
+        self._headers = lines.encode()
+        self._timeout_s = timeout_s
+        self._idle: list[_Connection] = []
+
+    async def stream(self, path: str, body: bytes, on_event: OnEvent) -> None:
+        """POST `body`; `on_event(when, data)` is called for each server-sent event.
+
+        Raises:
+            HeadraceError: another status than 200, with the beginning of the answer.
+            OSError: the connection broke.
+            TimeoutError: the answer took too long.
+        """
+        exchange = await self._exchange("POST", path, body, on_event)
+        if exchange.status != _OK:
+            text = " ".join(exchange.body.decode(errors="replace").split())
+            raise HeadraceError(f"HTTP {exchange.status}: {text[:300]}")
+
+    async def call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """One plain request; its status and body.
+
+        Raises:
+            OSError: the connection broke.
+            TimeoutError: the answer took too long.
+        """
+        exchange = await self._exchange(method, path, body, None)
+        return exchange.status, bytes(exchange.body)
+
+    def close(self) -> None:
+        """Close the connections that idle."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _exchange(
+        self, method: str, path: str, body: bytes, on_event: OnEvent | None
+    ) -> _Exchange:
+        head = f"{method} {self._base}{path} HTTP/1.1\r\n".encode()
+        size = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        request = head + self._headers + size + body
+        async with asyncio.timeout(self._timeout_s):
+            while True:
+                connection = self._take_idle()
+                is_reused = connection is not None
+                if connection is None:
+                    connection = await self._connect()
+                done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                exchange = _Exchange(on_event, done)
+                try:
+                    await self._talk(connection, exchange, request)
+                except OSError:
+                    # A server may close an idle connection just as it is taken.
+                    if is_reused and not exchange.status:
+                        continue
+                    raise
+                return exchange
+
+    async def _talk(self, connection: _Connection, exchange: _Exchange, request: bytes) -> None:
+        assert connection.transport is not None
+        connection.exchange = exchange
+        try:
+            connection.transport.write(request)
+            await exchange.done
+        except BaseException:
+            # What is left of the answer must not be taken for the next one.
+            connection.exchange = None
+            connection.close()
+            raise
+        if connection.is_open:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def _take_idle(self) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return None
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            _Connection, self._host, self._port, ssl=self._ssl
+        )
+        return connection
