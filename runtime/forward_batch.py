@@ -35,7 +35,8 @@ class ForwardBatch:
         qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's new tokens.
         seq_lens: `[num_seqs]` int32, keys each sequence has once this step's are written.
         page_table: `[num_seqs, max_pages]` int32.
-        num_decodes: the first so many sequences have exactly one new token.
+        num_decodes: the first so many sequences have exactly one new token; `None` when only the
+            device knows.
         logits_indices: `[num_samples]` int64, the tokens whose logits are wanted.
         kv: one entry per layer.
         attention: planned for this batch.
@@ -48,7 +49,7 @@ class ForwardBatch:
     qo_indptr: Tensor
     seq_lens: Tensor
     page_table: Tensor
-    num_decodes: int
+    num_decodes: int | None
     logits_indices: Tensor
     kv: list[KVCache]
     attention: AttentionBackend

@@ -16,14 +16,12 @@ import torch
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
 from runtime.executor.causal_model import CausalModel
+from runtime.executor.graph_capture import GraphPool, HostBuffers, capture_graph
 from runtime.forward_batch import ForwardBatch, KVCache
 from runtime.sampling.sampler import NAN_TOKEN
 from runtime.step import Int64Array
 
 logger = logging.getLogger(__name__)
-
-# Host buffers in turn: with two steps in flight the third oldest is no longer being copied.
-_NUM_HOST_BUFFERS = 4
 
 
 def graph_sizes(max_batch: int) -> list[int]:
@@ -59,25 +57,20 @@ class DecodeGraphs:
         self._page_size = page_size
         self._sizes = graph_sizes(max_batch)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
         device = rows.device
-        self._inputs = torch.zeros(2, max_batch, dtype=torch.int64, device=device)
-        self._inputs[0] = rows.padding_row
-        self._inputs[1] = 1
-        self._host = [
-            torch.empty(2, max_batch, dtype=torch.int64, pin_memory=True)
-            for _ in range(_NUM_HOST_BUFFERS)
-        ]
-        self._turn = 0
+        self._inputs = torch.empty(2 * max_batch, dtype=torch.int64, device=device)
+        self._inputs[:max_batch] = rows.padding_row
+        self._inputs[max_batch:] = 1
+        self._host = HostBuffers(2 * max_batch)
         self.logits = torch.zeros(max_batch, rows.vocab_size, dtype=torch.float32, device=device)
         self.token_ids = torch.zeros(max_batch, dtype=torch.int64, device=device)
 
-    def capture(self, progress: Callable[[float], None]) -> None:
+    def capture(self, pool: GraphPool, progress: Callable[[float], None]) -> None:
         """Capture every graph, largest first so that the smaller ones fit into its memory."""
         started = time.perf_counter()
         for done, size in enumerate(reversed(self._sizes)):
             progress(done / len(self._sizes))
-            self._capture(size)
+            self._graphs[size] = capture_graph(lambda s=size: self._decode(s), pool)  # type: ignore[misc]
         logger.info(
             "Captured %d decode graphs up to batch %d in %.2f s",
             len(self._sizes),
@@ -98,36 +91,21 @@ class DecodeGraphs:
         """
         batch = len(rows)
         size = self._padded(batch)
-        host = self._host[self._turn]
-        self._turn = (self._turn + 1) % _NUM_HOST_BUFFERS
+        host = self._host.next()
         view = host.numpy()
-        view[0, :batch], view[0, batch:size] = rows, self._rows.padding_row
-        view[1, :batch], view[1, batch:size] = seq_lens, 1
+        view[:size], view[self.max_batch : self.max_batch + size] = self._rows.padding_row, 1
+        view[:batch] = rows
+        view[self.max_batch : self.max_batch + batch] = seq_lens
         self._inputs.copy_(host, non_blocking=True)
         self._graphs[size].replay()
 
     def _padded(self, batch: int) -> int:
         return self._sizes[bisect.bisect_left(self._sizes, batch)]
 
-    def _capture(self, size: int) -> None:
-        # Kernels compile and libraries set themselves up in a first run outside the capture.
-        host = torch.empty_like(self._inputs, device="cpu")
-        host[0], host[1] = self._rows.padding_row, 1
-        self._inputs.copy_(host)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._decode(size)
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._decode(size)
-        self._graphs[size] = graph
-
     @torch.inference_mode()
     def _decode(self, size: int) -> None:
-        rows, seq_lens = self._inputs[0, :size], self._inputs[1, :size]
+        rows = self._inputs[:size]
+        seq_lens = self._inputs[self.max_batch : self.max_batch + size]
         state = self._rows
         positions = seq_lens - 1
         page_table = state.page_table.index_select(0, rows)

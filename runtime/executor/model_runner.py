@@ -14,8 +14,10 @@ from runtime.batch_rows import BatchRows
 from runtime.executor.batch import build_batch
 from runtime.executor.causal_model import CausalModel
 from runtime.executor.cuda_graphs import DecodeGraphs
+from runtime.executor.extend_graphs import ExtendGraphs
 from runtime.forward_batch import KVCache
 from runtime.sampling.sampler import NAN_TOKEN, Sampler
+from runtime.staging import to_device
 from runtime.step import Int32Array, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
@@ -65,8 +67,19 @@ class ModelRunner:
         page_size: int,
         *,
         graph_max_batch: int = 0,
+        graph_token_sizes: list[int] | None = None,
     ) -> None:
-        """Put the parts together; decode batches up to `graph_max_batch` run as CUDA graphs."""
+        """Put the parts together.
+
+        Args:
+            model: loaded.
+            attention: planned here, once a step.
+            kv: one entry per layer.
+            rows: of the running batch.
+            page_size: tokens per page.
+            graph_max_batch: decode batches up to this run as CUDA graphs.
+            graph_token_sizes: steps with prompt chunks up to these token counts do too.
+        """
         self._model = model
         self._attention = attention
         self._kv = kv
@@ -74,13 +87,22 @@ class ModelRunner:
         self._page_size = page_size
         self._sampler = Sampler(rows)
         self._graphs: DecodeGraphs | None = None
+        self._extend_graphs: ExtendGraphs | None = None
         if graph_max_batch:
             self._graphs = DecodeGraphs(model, attention, kv, rows, page_size, graph_max_batch)
+        if graph_token_sizes:
+            self._extend_graphs = ExtendGraphs(
+                model, attention, kv, rows, page_size, graph_token_sizes
+            )
 
     def capture_graphs(self, progress: Callable[[float], None]) -> None:
         """Capture the decode graphs, if there are to be any."""
-        if self._graphs is not None:
-            self._graphs.capture(progress)
+        if self._graphs is None:
+            return
+        pool = torch.cuda.graph_pool_handle()
+        if self._extend_graphs is not None:
+            self._extend_graphs.capture(pool, progress)
+        self._graphs.capture(pool, progress)
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start computing `plan`.
@@ -109,6 +131,10 @@ class ModelRunner:
                 # A copy: the next replay overwrites the graph's own.
                 return graphs.token_ids[:num_seqs].clone()
             return self._sampler.sample(graphs.logits[:num_seqs], plan.rows, seq_lens)
+        extend = self._extend_graphs
+        if extend is not None and (captured := extend.find(plan)) is not None:
+            logits, token_ids = extend.run(captured, plan)
+            return self._pick(plan, logits, token_ids)
         batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
         self._attention.plan(batch)
         hidden = self._model.forward(batch)
@@ -120,6 +146,20 @@ class ModelRunner:
         logits = self._model.compute_logits(hidden)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
         return self._sampler.sample(logits, rows, positions)
+
+    def _pick(self, plan: StepPlan, logits: Tensor, token_ids: Tensor) -> Tensor | None:
+        """The tokens of the sequences that want one, from a graph that computed all."""
+        rows = plan.sample_rows
+        if not len(rows):
+            return None
+        if self._sampler.is_plain(rows):
+            if len(rows) == len(plan.rows):
+                return token_ids.clone()
+            (wanted,) = to_device(self._rows.device, np.flatnonzero(plan.samples))
+            return token_ids.index_select(0, wanted)
+        (wanted,) = to_device(self._rows.device, np.flatnonzero(plan.samples))
+        positions = (plan.start_lens + plan.query_lens)[plan.samples]
+        return self._sampler.sample(logits.index_select(0, wanted), rows, positions)
 
     def _compute_each(self, plan: StepPlan) -> PendingStep:
         token_ids = torch.zeros(len(plan.sample_rows), dtype=torch.int64)

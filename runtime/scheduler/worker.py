@@ -20,6 +20,7 @@ from runtime.cache.manager import CacheManager
 from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.config import WorkerConfig
+from runtime.executor.extend_graphs import graph_token_sizes
 from runtime.executor.memory import PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import ModelRunner
 from runtime.forward_batch import KVCache
@@ -188,6 +189,11 @@ def _build_runner(
         rows,
         config.page_size,
         graph_max_batch=config.max_running_requests if wants_graphs else 0,
+        graph_token_sizes=(
+            graph_token_sizes(parameter_bytes(model) // model.context.dtype.itemsize)
+            if wants_graphs
+            else None
+        ),
     )
 
 

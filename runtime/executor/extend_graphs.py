@@ -1,0 +1,197 @@
+"""Small prompt chunks, with decoding rows beside them, as CUDA graphs.
+
+A model of a few hundred million parameters computes a short prompt faster than Python can launch
+its kernels one by one. A graph is captured for a number of tokens and of sequences; a smaller step
+runs in it with padding, whose keys and values are written nowhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.attention.backend import AttentionBackend
+from runtime.batch_rows import BatchRows
+from runtime.executor.causal_model import CausalModel
+from runtime.executor.graph_capture import GraphPool, HostBuffers, capture_graph
+from runtime.forward_batch import ForwardBatch, KVCache
+from runtime.sampling.sampler import NAN_TOKEN
+from runtime.step import StepPlan
+
+logger = logging.getLogger(__name__)
+
+TOKEN_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+# A prompt or a few alone, and newcomers beside a decoding batch.
+SEQ_SIZES = (4, 96)
+# Launching a step's kernels from Python takes milliseconds; a step that computes for longer than
+# this hides it, and padding would only add work.
+_LAUNCH_BOUND_S = 4e-3
+_MATRIX_FLOPS = 600e12
+
+
+def graph_token_sizes(num_parameters: int) -> list[int]:
+    """Token counts whose step is bound by launches, for a model of `num_parameters`."""
+    most = _LAUNCH_BOUND_S * _MATRIX_FLOPS / (2 * num_parameters)
+    return [size for size in TOKEN_SIZES if size <= most]
+
+
+class _Layout:
+    """Where each input lies in a graph's buffer of int64 numbers."""
+
+    def __init__(self, num_tokens: int, num_seqs: int) -> None:
+        self.ids = slice(0, num_tokens)
+        self.rows_of_tokens = slice(num_tokens, 2 * num_tokens)
+        self.positions = slice(2 * num_tokens, 3 * num_tokens)
+        self.slots = slice(3 * num_tokens, 4 * num_tokens)
+        start = 4 * num_tokens
+        self.rows = slice(start, start + num_seqs)
+        self.seq_lens = slice(start + num_seqs, start + 2 * num_seqs)
+        self.samples = slice(start + 2 * num_seqs, start + 3 * num_seqs)
+        self.indptr = slice(start + 3 * num_seqs, start + 4 * num_seqs + 1)
+        self.size = start + 4 * num_seqs + 1
+
+
+class _Captured:
+    """One graph with its static input and outputs."""
+
+    def __init__(self, num_tokens: int, num_seqs: int, rows: BatchRows) -> None:
+        self.num_tokens = num_tokens
+        self.num_seqs = num_seqs
+        self.layout = _Layout(num_tokens, num_seqs)
+        self.host = HostBuffers(self.layout.size)
+        self.inputs = torch.zeros(self.layout.size, dtype=torch.int64, device=rows.device)
+        self.logits: Tensor | None = None
+        self.token_ids: Tensor | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+
+class ExtendGraphs:
+    """Runs steps with prompt chunks, up to a number of tokens, as graphs."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        attention: AttentionBackend,
+        kv: list[KVCache],
+        rows: BatchRows,
+        page_size: int,
+        token_sizes: list[int],
+    ) -> None:
+        """Nothing is captured yet."""
+        self._model = model
+        self._attention = attention
+        self._kv = kv
+        self._rows = rows
+        self._page_size = page_size
+        self._token_sizes = token_sizes
+        self._seq_sizes = [size for size in SEQ_SIZES if size <= rows.padding_row]
+        self._graphs: dict[tuple[int, int], _Captured] = {}
+
+    def capture(self, pool: GraphPool, progress: Callable[[float], None]) -> None:
+        """Capture every graph, largest first."""
+        started = time.perf_counter()
+        pairs = [
+            (tokens, seqs)
+            for tokens in reversed(self._token_sizes)
+            for seqs in reversed(self._seq_sizes)
+            if seqs <= tokens
+        ]
+        for done, (tokens, seqs) in enumerate(pairs):
+            progress(done / len(pairs))
+            captured = _Captured(tokens, seqs, self._rows)
+            self._fill_padding(captured)
+            captured.graph = capture_graph(lambda c=captured: self._extend(c), pool)  # type: ignore[misc]
+            self._graphs[tokens, seqs] = captured
+        if pairs:
+            seconds = time.perf_counter() - started
+            logger.info("Captured %d prompt graphs in %.2f s", len(pairs), seconds)
+
+    def find(self, plan: StepPlan) -> _Captured | None:
+        """The smallest graph that holds the step, if there is one."""
+        num_tokens, num_seqs = int(plan.query_lens.sum()), len(plan.rows)
+        for seqs in self._seq_sizes:
+            # The small graphs know prompts only; decoding rows need the other kernel.
+            if num_seqs <= seqs and (seqs != SEQ_SIZES[0] or not plan.num_decodes):
+                for tokens in self._token_sizes:
+                    if num_tokens <= tokens and (tokens, seqs) in self._graphs:
+                        return self._graphs[tokens, seqs]
+        return None
+
+    def run(self, captured: _Captured, plan: StepPlan) -> tuple[Tensor, Tensor]:
+        """Compute `plan` in a graph that holds it.
+
+        Returns:
+            Logits `[num_seqs, vocab_size]` float32 and largest tokens `[num_seqs]` int64 of the
+            plan's sequences, both overwritten by the next run.
+        """
+        rows, layout = self._rows, captured.layout
+        num_seqs = len(plan.rows)
+        num_tokens = int(plan.query_lens.sum())
+        indptr = np.zeros(num_seqs + 1, dtype=np.int64)
+        np.cumsum(plan.query_lens, out=indptr[1:])
+        token_rows = np.repeat(plan.rows, plan.query_lens)
+        positions = np.arange(num_tokens) + np.repeat(
+            plan.start_lens - indptr[:-1], plan.query_lens
+        )
+        pages = rows.page_table_host[token_rows, positions // self._page_size].astype(np.int64)
+        host = captured.host.next()
+        view = host.numpy()
+        view[layout.ids] = 0
+        view[layout.ids][: plan.num_decodes] = -1
+        view[layout.ids][plan.num_decodes : num_tokens] = plan.chunk_tokens
+        view[layout.rows_of_tokens] = rows.padding_row
+        view[layout.rows_of_tokens][:num_tokens] = token_rows
+        view[layout.positions] = 0
+        view[layout.positions][:num_tokens] = positions
+        view[layout.slots] = -1
+        view[layout.slots][:num_tokens] = pages * self._page_size + positions % self._page_size
+        view[layout.rows] = rows.padding_row
+        view[layout.rows][:num_seqs] = plan.rows
+        view[layout.seq_lens] = 0
+        view[layout.seq_lens][:num_seqs] = plan.start_lens + plan.query_lens
+        view[layout.samples] = 0
+        view[layout.samples][:num_seqs] = indptr[1:] - 1
+        view[layout.indptr] = num_tokens
+        view[layout.indptr][: num_seqs + 1] = indptr
+        captured.inputs.copy_(host, non_blocking=True)
+        assert captured.graph is not None
+        assert captured.logits is not None
+        assert captured.token_ids is not None
+        captured.graph.replay()
+        return captured.logits[:num_seqs], captured.token_ids[:num_seqs]
+
+    def _fill_padding(self, captured: _Captured) -> None:
+        layout, padding = captured.layout, self._rows.padding_row
+        captured.inputs[layout.slots] = -1
+        captured.inputs[layout.rows_of_tokens] = padding
+        captured.inputs[layout.rows] = padding
+
+    @torch.inference_mode()
+    def _extend(self, captured: _Captured) -> None:
+        state, layout, inputs = self._rows, captured.layout, captured.inputs
+        given, rows = inputs[layout.ids], inputs[layout.rows]
+        last = state.last_token.index_select(0, inputs[layout.rows_of_tokens])
+        only_prompts = captured.num_seqs == SEQ_SIZES[0]
+        batch = ForwardBatch(
+            input_ids=torch.where(given < 0, last, given),
+            positions=inputs[layout.positions],
+            slots=inputs[layout.slots],
+            qo_indptr=inputs[layout.indptr].to(torch.int32),
+            seq_lens=inputs[layout.seq_lens].to(torch.int32),
+            page_table=state.page_table.index_select(0, rows),
+            num_decodes=0 if only_prompts else None,
+            logits_indices=inputs[layout.samples],
+            kv=self._kv,
+            attention=self._attention,
+        )
+        self._attention.plan(batch)
+        hidden = self._model.forward(batch).index_select(0, batch.logits_indices)
+        captured.logits = self._model.compute_logits(hidden)
+        best = captured.logits.max(dim=-1)
+        captured.token_ids = best.indices.masked_fill(torch.isnan(best.values), NAN_TOKEN)
+        state.last_token.index_copy_(0, rows, captured.token_ids.clamp(min=0))

@@ -1,0 +1,44 @@
+"""Capturing a piece of device work as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# Host buffers in turn: with two steps in flight the third oldest is no longer being copied.
+NUM_HOST_BUFFERS = 4
+
+# What `torch.cuda.graph_pool_handle` returns; torch does not export the type.
+GraphPool = Any
+
+
+def capture_graph(work: Callable[[], None], pool: GraphPool) -> torch.cuda.CUDAGraph:
+    """Run `work` once, so that kernels compile and libraries set themselves up, then capture it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        work()
+    return graph
+
+
+class HostBuffers:
+    """Pinned int64 buffers used in turn as the source of a graph's input copy."""
+
+    def __init__(self, size: int) -> None:
+        """Make the buffers, each of `size` numbers."""
+        self._buffers = [
+            torch.empty(size, dtype=torch.int64, pin_memory=True) for _ in range(NUM_HOST_BUFFERS)
+        ]
+        self._turn = 0
+
+    def next(self) -> torch.Tensor:
+        """The buffer whose last copy is the longest ago."""
+        self._turn = (self._turn + 1) % NUM_HOST_BUFFERS
+        return self._buffers[self._turn]
