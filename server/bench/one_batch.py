@@ -1,0 +1,164 @@
+"""`headrace bench one-batch`: times of the steps of one static batch, at the worker itself.
+
+No front, no detokenizer and no messages: what is left is the scheduler, the model and the device.
+The worker runs in a process of its own, since nothing in this package imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.config import ServerConfig
+from runtime.errors import HeadraceError, StartupError
+from runtime.one_batch_job import BatchJob, BatchResult
+from server.bench.engine import engine_config
+from server.bench.engine_options import engine_parser
+from server.bench.environment import (
+    describe_environment,
+    environment_line,
+    fail,
+    result_file,
+    write_json,
+)
+from server.bench.record import distribution
+from server.prepare import prepare_engine
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options, without the server's."""
+    parser = engine_parser(
+        "headrace bench one-batch", "Times of prefill and decode steps at the worker itself."
+    )
+    parser.add_argument(
+        "--batch-size", type=int, nargs="+", default=[1], metavar="N", help="one or several"
+    )
+    parser.add_argument("--input-len", type=int, default=512, metavar="N")
+    parser.add_argument("--output-len", type=int, default=32, metavar="N")
+    parser.add_argument("--num-iters", type=int, default=3, metavar="N", help="counted batches")
+    parser.add_argument("--num-iters-warmup", type=int, default=1, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; 1 when it could not."""
+    options, server_options = build_parser().parse_known_args(argv)
+    results = []
+    try:
+        for name in ("input_len", "output_len", "num_iters"):
+            if getattr(options, name) < 1:
+                raise StartupError(f"--{name.replace('_', '-')} must be at least 1.")
+        if min(options.batch_size) < 1:
+            raise StartupError("--batch-size must be at least 1.")
+        print(environment_line(describe_environment()))
+        with engine_config(options.shape, server_options) as config:
+            for batch_size in options.batch_size:
+                result = figures(run(config, batch_size, options), batch_size, options.input_len)
+                results.append(result)
+                print(_line(result), flush=True)
+    except HeadraceError as error:
+        return fail(error.message)
+    except KeyboardInterrupt:
+        return 130
+    if options.output_file is not None:
+        content = result_file("one-batch", options, server_options, {"batches": results})
+        write_json(options.output_file, content)
+    return 0
+
+
+def run(config: ServerConfig, batch_size: int, options: argparse.Namespace) -> BatchResult:
+    """Time one batch size in a fresh process.
+
+    Raises:
+        HeadraceError: the worker cannot start or a request failed.
+    """
+    prepared = prepare_engine(config)
+    worker = prepared.resolved.worker
+    try:
+        if batch_size > worker.max_running_requests:
+            raise StartupError(
+                f"--batch-size {batch_size} is more than --max-running-requests "
+                f"({worker.max_running_requests})."
+            )
+        if options.input_len + options.output_len > worker.context_len:
+            raise StartupError(
+                f"{options.input_len} tokens in and {options.output_len} out do not fit the "
+                f"context of {worker.context_len}."
+            )
+        job = BatchJob(
+            worker=worker,
+            batch_size=batch_size,
+            input_len=options.input_len,
+            output_len=options.output_len,
+            num_iters=options.num_iters,
+            num_warmup=options.num_iters_warmup,
+            seed=options.seed,
+        )
+        return _in_a_process(job)
+    finally:
+        shutil.rmtree(prepared.folders.run, ignore_errors=True)
+
+
+def _in_a_process(job: BatchJob) -> BatchResult:
+    threads = str(job.worker.num_threads)
+    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "runtime.scheduler.one_batch"],
+        input=msgspec.msgpack.encode(job),
+        stdout=subprocess.PIPE,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    result = BatchResult(error=f"The worker ended with exit code {done.returncode}.")
+    with contextlib.suppress(msgspec.DecodeError):
+        result = msgspec.json.decode(done.stdout, type=BatchResult)
+    if result.error:
+        raise HeadraceError(result.error)
+    return result
+
+
+def figures(result: BatchResult, batch_size: int, input_len: int) -> dict[str, Any]:
+    """Milliseconds and rates of one batch size; steps of all counted batches together."""
+    prefill = distribution([batch.prefill_s * 1e3 for batch in result.batches])
+    steps = distribution([step * 1e3 for batch in result.batches for step in batch.steps_s])
+    return {
+        "batch_size": batch_size,
+        "load_s": result.load_s,
+        "attention_backend": result.attention_backend,
+        "max_total_num_tokens": result.max_total_num_tokens,
+        "prefill_ms": prefill,
+        "prefill_tok_per_s": batch_size * input_len / prefill["p50"] * 1e3,
+        "step_ms": steps,
+        "decode_tok_per_s": batch_size / steps["p50"] * 1e3 if steps else 0.0,
+    }
+
+
+def _line(result: dict[str, Any]) -> str:
+    text = (
+        f"batch {result['batch_size']:>4}: prefill {result['prefill_ms']['p50']:.2f} ms "
+        f"({result['prefill_tok_per_s']:.0f} tok/s)"
+    )
+    steps = result["step_ms"]
+    if steps:
+        text += (
+            f", step {steps['p50']:.3f} ms (p99 {steps['p99']:.3f}), "
+            f"{result['decode_tok_per_s']:.0f} tok/s"
+        )
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
