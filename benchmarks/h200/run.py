@@ -1,12 +1,13 @@
-"""Cases A to F on one machine, ours or any server behind a URL.
+"""Cases A to F on one GPU: our engine, or any server behind a URL.
 
     python -m benchmarks.h200.run A B C D E F --shape 8b 0.5b --out results
-    python -m benchmarks.h200.run A F --url http://127.0.0.1:8000 --backend openai-completions
+    python -m benchmarks.h200.run A F --shape 8b --url http://127.0.0.1:8000 \
+        --backend openai-completions --name vllm-8b
 
 Without `--url`, A to E start the engine's processes with random weights and use no HTTP, and F
 starts `python -m server.launch`. What is no option here is given to the engine, for example
 `--chunked-prefill-size 8192`. A case prints one line; all of a shape go to `<out>/<shape>.json`,
-which is renewed after each case.
+which is renewed after each case. With `--url` every case goes over HTTP.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
 from benchmarks.h200.cases import FULL, SMOKE, Cases, Sizes, line, scaled
+from benchmarks.h200.server_process import running_server
 from runtime.errors import HeadraceError
+from server.bench.backends import BACKENDS, first_model
+from server.bench.clients import ClientJob, make_target
 from server.bench.engine import engine_config, running_engine
 from server.bench.environment import describe_environment, environment_line, options_of, write_json
 from server.bench.shapes import SHAPES
@@ -52,15 +57,28 @@ class Results:
         write_json(self.path, self.content)
 
 
-async def run_offline(cases: Sequence[str], results: Results, server: Sequence[str]) -> None:
+async def run_offline(
+    shape: str, cases: Sequence[str], results: Results, server: Sequence[str]
+) -> None:
     """A to E in processes of our own."""
-    with engine_config(results.name, server) as config:
+    with engine_config(shape, server) as config:
         async with running_engine(config) as engine:
             results.add("start", {"ready_s": engine.start_s, **engine.memory_mb()})
             for case in cases:
                 # Only A needs the tokens as they come; the peers' offline figures do not either.
                 engine.stream = case == "A"
                 await run_case(case, Cases(engine, engine.vocab_size, results.sizes), results)
+
+
+async def run_served(
+    cases: Sequence[str], results: Results, vocab_size: int, job: ClientJob
+) -> None:
+    """Any case over HTTP, at a server that runs already."""
+    target = make_target(job)
+    if job.backend.startswith("openai") and not job.model:
+        target = make_target(msgspec.structs.replace(job, model=await first_model(target.client)))
+    for case in cases:
+        await run_case(case, Cases(target, vocab_size, results.sizes), results)
 
 
 async def run_case(case: str, cases: Cases, results: Results) -> None:
@@ -79,6 +97,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("cases", nargs="+", choices=list("ABCDEF"))
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["8b", "0.5b"])
+    parser.add_argument("--url", help="measure this server over HTTP instead of our engine")
+    parser.add_argument("--backend", choices=list(BACKENDS), default="headrace")
+    parser.add_argument("--model", help="name sent to OpenAI's routes; the first listed if absent")
+    parser.add_argument("--name", help="of the result; the shape's when absent")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/h200/results"))
     parser.add_argument("--repeat", type=int, help="counted runs of a case (3); the median counts")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that all works")
@@ -90,16 +112,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, server = build_parser().parse_known_args(argv)
     sizes = scaled(SMOKE if options.smoke else FULL, repeat=options.repeat)
     print(environment_line(describe_environment()), flush=True)
-    offline = [case for case in options.cases if case in OFFLINE]
     for shape in options.shape:
-        results = Results(shape, sizes, options, server)
+        results = Results(options.name or shape, sizes, options, server)
         try:
-            if offline:
-                uvloop.run(run_offline(offline, results, server))
-        except HeadraceError as error:
+            uvloop.run(run_shape(shape, results, options, server))
+        except (HeadraceError, OSError) as error:
             print(f"{shape}: {error}", file=sys.stderr)
             return 1
     return 0
+
+
+async def run_shape(
+    shape: str, results: Results, options: argparse.Namespace, server: Sequence[str]
+) -> None:
+    """All cases of one shape, where they belong."""
+    vocab_size = SHAPES[shape]["vocab_size"]
+    if options.url:
+        job = make_job(options.url, options.backend, options.model or "")
+        await run_served(options.cases, results, vocab_size, job)
+        return
+    offline = [case for case in options.cases if case in OFFLINE]
+    if offline:
+        await run_offline(shape, offline, results, server)
+    if "F" in options.cases:
+        async with running_server(shape, server) as running:
+            results.add("start-server", {"ready_s": running.ready_s})
+            job = make_job(running.url, "headrace", "")
+            await run_served(["F"], results, vocab_size, job)
+
+
+def make_job(url: str, backend: str, model: str) -> ClientJob:
+    """What the client needs to know of a server."""
+    return ClientJob(
+        url=url,
+        backend=backend,
+        headers={},
+        model=model,
+        ignore_eos=True,
+        temperature=0.0,
+        extra={},
+        timeout_s=600.0,
+        max_concurrency=None,
+        requests=[],
+    )
 
 
 if __name__ == "__main__":

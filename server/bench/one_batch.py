@@ -114,7 +114,14 @@ def run(config: ServerConfig, batch_size: int, options: argparse.Namespace) -> B
 def _in_a_process(job: BatchJob) -> BatchResult:
     threads = str(job.worker.num_threads)
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    # As `EngineHost` starts the worker, so that the same threads compute the same way.
+    environment = {
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "GOMP_SPINCOUNT": "1000",
+        "OMP_WAIT_POLICY": "passive",
+    }
     done = subprocess.run(
         [sys.executable, "-P", "-m", "runtime.scheduler.one_batch"],
         input=msgspec.msgpack.encode(job),

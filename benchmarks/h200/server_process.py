@@ -1,0 +1,83 @@
+"""`python -m server.launch` on random weights of a shape, for case F."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import StartupError
+from server.bench.http_stream import HttpClient
+from server.bench.shapes import write_shape
+
+_POLL_S = 0.05
+_READY_TIMEOUT_S = 600.0
+_STOP_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that is ready; `ready_s` from the start of its process."""
+
+    url: str
+    ready_s: float
+
+
+@asynccontextmanager
+async def running_server(shape: str, options: Sequence[str]) -> AsyncIterator[RunningServer]:
+    """Start a server, wait until it is ready, stop it.
+
+    Raises:
+        StartupError: it ended or is not ready after ten minutes.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-shape-") as folder:
+        path = write_shape(shape, Path(folder) / shape)
+        port = _free_port()
+        started = time.perf_counter()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "server.launch", "--port", str(port)),
+            *("--model-path", str(path), "--load-format", "dummy", "--log-level", "warning"),
+            *options,
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            await _wait_ready(url, process)
+            yield RunningServer(url, time.perf_counter() - started)
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
+                except TimeoutError:
+                    process.kill()
+                    await process.wait()
+
+
+async def _wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
+    client = HttpClient(url, {}, timeout_s=5.0)
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.returncode is not None:
+            raise StartupError(f"The server ended with exit code {process.returncode}.")
+        try:
+            status, _ = await client.call("GET", "/readyz")
+        except (OSError, TimeoutError):
+            status = 0
+        if status == 200:
+            client.close()
+            return
+        await asyncio.sleep(_POLL_S)
+    raise StartupError("The server was not ready in ten minutes.")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
