@@ -34,9 +34,9 @@ _LAUNCH_BOUND_S = 4e-3
 _MATRIX_FLOPS = 600e12
 
 
-def graph_token_sizes(num_parameters: int) -> list[int]:
-    """Token counts whose step is bound by launches, for a model of `num_parameters`."""
-    most = _LAUNCH_BOUND_S * _MATRIX_FLOPS / (2 * num_parameters)
+def graph_token_sizes(num_parameters: int, max_tokens: int) -> list[int]:
+    """Token counts up to `max_tokens` whose step is bound by launches, for a model's size."""
+    most = min(_LAUNCH_BOUND_S * _MATRIX_FLOPS / (2 * num_parameters), max_tokens)
     return [size for size in TOKEN_SIZES if size <= most]
 
 

@@ -76,14 +76,7 @@ def build_worker(
     backend = config.attention_backend
     if backend == "auto":
         backend = DEFAULT_ATTENTION[device.type]
-    budget = config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
-    # A full batch decodes beside a full budget of prompt tokens.
-    limits = StepLimits(
-        max_seqs=config.max_running_requests + 1,
-        max_tokens=(budget or config.context_len * config.max_running_requests)
-        + config.max_running_requests,
-    )
-    attention = ATTENTION_BACKENDS.load(backend)(device.type, limits)
+    attention = ATTENTION_BACKENDS.load(backend)(device.type, _step_limits(config))
     size = _size_pool(config, model, attention)
     runner = _build_runner(config, model, attention, size)
     report("warming_up")
@@ -103,7 +96,7 @@ def build_worker(
             max_running_requests=config.max_running_requests,
             max_queued_requests=config.max_queued_requests,
             context_len=config.context_len,
-            token_budget=budget,
+            token_budget=_token_budget(config),
             policy=config.schedule_policy,
             eos_token_ids=config.eos_token_ids,
             stream_interval=config.stream_interval,
@@ -124,6 +117,19 @@ def build_worker(
         load_seconds=0.0,
     )
     return scheduler, ready
+
+
+def _step_limits(config: WorkerConfig) -> StepLimits:
+    """A full batch that decodes beside a full budget of prompt tokens."""
+    budget = _token_budget(config) or config.context_len * config.max_running_requests
+    return StepLimits(
+        max_seqs=config.max_running_requests + 1,
+        max_tokens=budget + config.max_running_requests,
+    )
+
+
+def _token_budget(config: WorkerConfig) -> int | None:
+    return config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
 
 
 def _size_pool(config: WorkerConfig, model: CausalLM, attention: AttentionBackend) -> PoolSize:
@@ -190,7 +196,10 @@ def _build_runner(
         config.page_size,
         graph_max_batch=config.max_running_requests if wants_graphs else 0,
         graph_token_sizes=(
-            graph_token_sizes(parameter_bytes(model) // model.context.dtype.itemsize)
+            graph_token_sizes(
+                parameter_bytes(model) // model.context.dtype.itemsize,
+                _step_limits(config).max_tokens,
+            )
             if wants_graphs
             else None
         ),
