@@ -63,7 +63,14 @@ class SamplingKernels(Protocol):
 
 
 SAMPLING: Table[SamplingKernels] = Table(
-    "sampling", {"reference": Entry("kernels.sampling.reference")}, {}
+    "sampling",
+    {
+        "reference": Entry("kernels.sampling.reference"),
+        "triton": Entry(
+            "kernels.sampling.triton", probe="kernels.triton_support.device:unavailable"
+        ),
+    },
+    {"cuda": ("triton",)},
 )
 
 

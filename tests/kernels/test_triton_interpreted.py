@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         ["test_layer_ops.py"],
         ["test_attention.py", "triton_attention_cases.py"],
+        ["triton_sampling_cases.py"],
     ],
     ids=lambda files: files[0],
 )

@@ -1,0 +1,108 @@
+"""Triton sampling against the reference; run by `test_triton_interpreted.py`."""
+
+import math
+
+import pytest
+import torch
+
+from kernels.sampling import SamplingRows, reference, triton
+
+SETTINGS = [  # temperature, top_k, top_p, min_p
+    (0.0, -1, 1.0, 0.0),
+    (1.0, -1, 1.0, 0.0),
+    (0.7, 0, 1.0, 0.2),
+    (1.0, 1, 1.0, 0.0),
+    (1.0, 20, 1.0, 0.0),
+    (1.5, 300, 0.9, 0.0),
+    (1.0, -1, 0.9, 0.0),
+    (3.0, -1, 0.97, 0.0),
+    (1.0, -1, 0.0, 0.0),
+    (1.0, 30, 0.7, 0.02),
+    (1.0, 5000, 0.99, 1e-4),
+    (1.0, 10**6, 0.9, 1.0),
+]
+
+
+def make_rows(settings) -> SamplingRows:
+    temperature, top_k, top_p, min_p = (list(x) for x in zip(*settings, strict=True))
+    batch = len(settings)
+    return SamplingRows(
+        temperature=torch.tensor(temperature),
+        top_k=torch.tensor(top_k, dtype=torch.int32),
+        top_p=torch.tensor(top_p),
+        min_p=torch.tensor(min_p),
+        seed=torch.randint(-(2**62), 2**62, (batch,)),
+        position=torch.randint(0, 10**6, (batch,)),
+        all_greedy=not any(temperature),
+        any_top_k=True,
+        any_top_p=True,
+        any_min_p=True,
+        max_top_k=5000,
+    )
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("spread", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("coarse", [False, True])
+def test_draws_as_the_reference(impl, spread, coarse):
+    vocab = 9001
+    logits = torch.randn(len(SETTINGS), vocab) * spread
+    logits[:, ::7] = -math.inf
+    if coarse:
+        logits = logits.bfloat16().float()
+    rows = make_rows(SETTINGS)
+    before = logits.clone()
+    # The last bit of a sum may move a draw to the next token.
+    assert (triton.sample(logits, rows) != reference.sample(logits, rows)).sum() <= 1
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+def test_rows_with_nothing_to_draw_give_valid_ids(impl):
+    vocab = 5000
+    logits = torch.randn(4, vocab)
+    logits[0] = -math.inf
+    logits[0, 17] = 0.0
+    logits[1] = math.nan
+    logits[2] = -math.inf
+    rows = make_rows([(1.0, 5, 0.9, 0.0), (1.0, 5, 0.9, 0.0), (1.0, -1, 0.5, 0.0), (0, 1, 1, 0)])
+    ids = triton.sample(logits, rows)
+    assert ids[0] == 17
+    assert ids[3] == logits[3].argmax()
+    assert ((ids >= 0) & (ids < vocab)).all()
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize(("vocab", "top_k"), [(5000, 0), (5000, 1), (9000, 40), (30, 500)])
+def test_logprobs(impl, vocab, top_k):
+    logits = torch.randn(3, vocab)
+    logits[1, 10:] = -math.inf
+    logits[2] = 1.0
+    ids = torch.tensor([3, vocab - 1, 7])
+    for got, want in zip(
+        triton.gather_logprobs(logits, ids, top_k),
+        reference.gather_logprobs(logits, ids, top_k),
+        strict=True,
+    ):
+        assert got.dtype == want.dtype
+        if got.dtype is torch.int64:
+            assert torch.equal(got, want)
+        else:
+            assert torch.allclose(got, want, atol=2e-6)
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("vocab", [1, 31, 33, 3000])
+def test_edits(impl, vocab):
+    logits = torch.randn(3, vocab)
+    rows, ids = torch.randint(0, 3, (200,)), torch.randint(0, vocab, (200,))
+    bitmask = torch.randint(-(2**31), 2**31, (3, -(-vocab // 32))).to(torch.int32)
+    for name, arguments in (
+        ("apply_logit_bias", (rows, ids, torch.randn(200))),
+        ("mask_tokens", (rows[:20], ids[:20])),
+        ("apply_token_bitmask", (bitmask,)),
+    ):
+        got, want = logits.clone(), logits.clone()
+        getattr(triton, name)(got, *arguments)
+        getattr(reference, name)(want, *arguments)
+        assert torch.allclose(got, want, atol=1e-4), name
