@@ -40,17 +40,19 @@ class Tile:
 
 
 def decode_tile(dtype: torch.dtype, block_dim: int) -> Tile:
-    """Return how decode is cut."""
+    """Return how decode is cut: the best or near it at all measured shapes on an H200."""
     if dtype is torch.float32 or block_dim > 128:
         return Tile(32, 4, 2)
-    return Tile(64, 4, 3)
+    return Tile(64, 2, 3)
 
 
 def extend_tile(dtype: torch.dtype, block_dim: int, block_rows: int) -> Tile:
-    """Return how extend is cut."""
+    """Return how extend is cut; measured on an H200 at head sizes 64 and 128."""
     if dtype is torch.float32 or block_dim > 128:
         return Tile(32, 8 if block_rows > 64 else 4, 2)
-    return Tile(64, 8 if block_rows > 64 else 4, 3)
+    if block_rows > 64 and block_dim <= 64:
+        return Tile(64, 8, 2)
+    return Tile(64, 4, 3)
 
 
 def run_attention(

@@ -35,12 +35,23 @@ def _add_parts(
     column = tl.arange(0, BLOCK_D)
     best = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_ROWS], tl.float32)
-    acc = tl.zeros([GROUP_ROWS, BLOCK_D], tl.float32)
-    for first in range(0, num_parts, PARTS):
-        part = first + tl.arange(0, PARTS)
+    for first in range(0, num_parts, 32):
+        part = first + tl.arange(0, 32)
         row = ((first_item + part) * NUM_KV_HEADS + kv_head)[:, None] * GROUP + head[None, :]
         inside = (part < num_parts)[:, None] & (head < GROUP)[None, :]
         # Past the first-level cache: other multiprocessors wrote these.
+        lse = tl.load(lse_ptr + row, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        new_best = tl.maximum(best, tl.max(lse, axis=0))
+        safe = tl.where(new_best == float("-inf"), 0.0, new_best)
+        total = total * tl.exp2(best - safe) + tl.sum(tl.exp2(lse - safe[None, :]), axis=0)
+        best = new_best
+    safe = tl.where(best == float("-inf"), 0.0, best)
+    acc = tl.zeros([GROUP_ROWS, BLOCK_D], tl.float32)
+    # The weights are known now, so the loads of the parts do not wait for one another.
+    for first in tl.range(0, num_parts, PARTS, num_stages=3):
+        part = first + tl.arange(0, PARTS)
+        row = ((first_item + part) * NUM_KV_HEADS + kv_head)[:, None] * GROUP + head[None, :]
+        inside = (part < num_parts)[:, None] & (head < GROUP)[None, :]
         lse = tl.load(lse_ptr + row, mask=inside, other=float("-inf"), cache_modifier=".cg")
         value = tl.load(
             partial_ptr + row[:, :, None] * BLOCK_D + column[None, None, :],
@@ -48,13 +59,8 @@ def _add_parts(
             other=0.0,
             cache_modifier=".cg",
         )
-        new_best = tl.maximum(best, tl.max(lse, axis=0))
-        safe = tl.where(new_best == float("-inf"), 0.0, new_best)
         weight = tl.exp2(lse - safe[None, :])
-        rescale = tl.exp2(best - safe)
-        total = total * rescale + tl.sum(weight, axis=0)
-        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * value, axis=0)
-        best = new_best
+        acc += tl.sum(weight[:, :, None] * value, axis=0)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(
         out_row_ptr + head[:, None] * HEAD_DIM + column[None, :],
@@ -115,9 +121,10 @@ def decode_kernel(
     for start in tl.range(key_begin, key_end, BLOCK_N, num_stages=STAGES):
         key = start + tl.arange(0, BLOCK_N)
         inside = key < key_end
-        page = tl.load(pages_ptr + key // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
+        page = tl.load(pages_ptr + key // PAGE_SIZE, mask=inside, other=0)
+        # Rows fit 32 bits where elements may not.
         row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + key % PAGE_SIZE
-        at = row[:, None] * HEAD_DIM + column[None, :]
+        at = row.to(tl.int64)[:, None] * HEAD_DIM + column[None, :]
         mask = inside[:, None]
         if HEAD_DIM != BLOCK_D:
             mask = mask & (column < HEAD_DIM)[None, :]

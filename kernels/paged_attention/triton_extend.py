@@ -43,11 +43,12 @@ def _attend(
     column = tl.arange(0, BLOCK_D)
     if MASKED:
         inside = (key < kv_len) & (key >= first_key)
-        page = tl.load(pages_ptr + key // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
+        page = tl.load(pages_ptr + key // PAGE_SIZE, mask=inside, other=0)
     else:
-        page = tl.load(pages_ptr + key // PAGE_SIZE).to(tl.int64)
+        page = tl.load(pages_ptr + key // PAGE_SIZE)
+    # Rows fit 32 bits where elements may not.
     row = (page * NUM_KV_HEADS + kv_head) * PAGE_SIZE + key % PAGE_SIZE
-    at = row[:, None] * HEAD_DIM + column[None, :]
+    at = row.to(tl.int64)[:, None] * HEAD_DIM + column[None, :]
     if MASKED:
         mask = inside[:, None]
         if HEAD_DIM != BLOCK_D:

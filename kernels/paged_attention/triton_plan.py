@@ -27,7 +27,10 @@ ITEM_FIELDS = 8
 # Chunks of keys are multiples of this, and so of the decode kernel's block.
 CHUNK_GRAIN = 64
 # How many decode programs should be in flight on each multiprocessor.
-_DECODE_PROGRAMS = 4
+_DECODE_PROGRAMS = 2
+# Chunks of one sequence, unless they would be longer than _LONG_CHUNK: adding them up costs too.
+_MAX_PARTS = 32
+_LONG_CHUNK = 512
 
 
 @triton.jit(do_not_specialize=["num_seqs", "num_decodes", "window_left", "wanted_items"])
@@ -41,9 +44,11 @@ def _plan_kernel(
     num_decodes,
     window_left,
     wanted_items,
+    max_parts,
     GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     GRAIN: tl.constexpr,
+    LONG_CHUNK: tl.constexpr,
     BLOCK_SEQS: tl.constexpr,
     BLOCK_ITEMS: tl.constexpr,
 ):
@@ -60,7 +65,8 @@ def _plan_kernel(
     keys = tl.where(decodes, keys, 0)
     chunk = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(keys), wanted_items), 1), GRAIN) * GRAIN
     # A sequence without keys gets an item too: its output must be written.
-    decode_count = tl.where(decodes & valid, tl.maximum(tl.cdiv(keys, chunk), 1), 0)
+    parts = tl.minimum(tl.cdiv(keys, chunk), tl.maximum(max_parts, keys // LONG_CHUNK))
+    decode_count = tl.where(decodes & valid, tl.maximum(parts, 1), 0)
     extend_count = tl.where(decodes, 0, tl.cdiv(num_queries * GROUP, BLOCK_ROWS))
     if mine == 0:
         tl.store(totals_ptr, tl.sum(decode_count))
@@ -108,6 +114,8 @@ class AttentionWorkspace:
     until the next one with the same workspace.
 
     Attributes:
+        wanted_items: how many chunks a step's keys are cut into, roughly.
+        max_parts: how many chunks a sequence of ordinary length is cut into at most.
         decode_items: int32 work list of decode chunks, see `_plan_kernel`.
         extend_items: int32 work list of query blocks.
         totals: `[2]` int32, the lengths of both lists.
@@ -134,6 +142,7 @@ class AttentionWorkspace:
         self.wanted_items = max(1, multiprocessors(device) * _DECODE_PROGRAMS // num_kv_heads)
         decode_items = max_seqs + self.wanted_items
         extend_items = max_tokens * (num_heads // num_kv_heads) // MIN_BLOCK_ROWS + max_seqs
+        self.max_parts = _MAX_PARTS
         block_dim = max(16, triton.next_power_of_2(head_dim))
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -224,9 +233,11 @@ def plan_attention(
             -1 if num_decodes is None else num_decodes,
             window_left,
             workspace.wanted_items,
+            workspace.max_parts,
             GROUP=group,
             BLOCK_ROWS=block_rows,
             GRAIN=CHUNK_GRAIN,
+            LONG_CHUNK=_LONG_CHUNK,
             # Of the workspace, not of the step: one compilation serves every batch size.
             BLOCK_SEQS=max(16, triton.next_power_of_2(workspace.max_seqs)),
             BLOCK_ITEMS=128,
