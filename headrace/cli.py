@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
 from headrace import __version__
 
 DEFAULT_URL = "http://127.0.0.1:30000"
+# Modules with a `main(argv)` that returns the exit status, imported when they are asked for.
+BENCHMARKS = {
+    "serving": "server.bench.serving",
+    "offline": "server.bench.offline",
+    "latency": "server.bench.latency",
+    "one-batch": "server.bench.one_batch",
+    "shape": "server.bench.shapes",
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,6 +57,20 @@ def build_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="have the model reason first, or not; its own habit when absent",
     )
+    bench = commands.add_parser(
+        "bench",
+        help="measure a server or the engine",
+        description="Measure a server or the engine; `headrace bench NAME --help` tells more.",
+    )
+    names = bench.add_subparsers(dest="benchmark", required=True, metavar="NAME")
+    for name, text in (
+        ("serving", "load on a running server, ours or another: throughput and latencies"),
+        ("offline", "throughput of the engine without HTTP"),
+        ("latency", "time of one batch, repeated, without HTTP"),
+        ("one-batch", "times of prefill and decode steps at the worker itself"),
+        ("shape", "write a model folder without weights, for --load-format dummy"),
+    ):
+        names.add_parser(name, help=text, add_help=False)
     return parser
 
 
@@ -66,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         from headrace.batch import main as run_batch
 
         sys.exit(run_batch(options.input, options.output, arguments[3:], sys.stderr))
+    if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHMARKS:
+        sys.exit(importlib.import_module(BENCHMARKS[arguments[1]]).main(arguments[2:]))
     sys.exit(_chat(build_parser().parse_args(arguments)))
 
 
