@@ -1,0 +1,88 @@
+"""Products with few tokens on an H200: our kernel beside cuBLAS, weights out of the cache."""
+
+import torch
+from torch.nn import functional
+
+from benchmarks.h200.timing import graph_us, relative_error
+from kernels.linear import triton as ours
+
+DEVICE = torch.device("cuda")
+SHAPES = {  # out, in
+    "8B": [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)],
+    "0.5B": [(1152, 896), (896, 896), (9728, 896), (896, 4864), (151936, 896)],
+}
+TOKENS = (1, 4, 8, 16)
+
+
+def random(*shape, dtype=torch.bfloat16):
+    return torch.randn(*shape, device=DEVICE, dtype=dtype)
+
+
+def check() -> list[str]:
+    """Compare with float32; return what is off."""
+    wrong = []
+    for dtype in (torch.bfloat16, torch.float16):
+        for out_features, in_features in [*SHAPES["0.5B"], (4096, 14336), (77, 1000)]:
+            for tokens in (1, 7, 16, 20):
+                x, weight = (
+                    random(tokens, in_features, dtype=dtype),
+                    random(out_features, in_features),
+                )
+                weight = weight.to(dtype)
+                bias = random(out_features, dtype=dtype)
+                want = functional.linear(x.float(), weight.float(), bias.float())
+                error = relative_error(ours.pack(weight, bias)(x), want)
+                if not error < 1e-2:
+                    wrong.append(f"linear {tokens} x {weight.shape} {dtype}: {error:.1e}")
+    return wrong
+
+
+def weights(shape) -> list[torch.Tensor]:
+    count = max(2, min(64, 400_000_000 // (shape[0] * shape[1] * 2)))
+    return [random(*shape) for _ in range(count)]
+
+
+def measure() -> list[dict[str, object]]:
+    """Time every shape with the chosen tile and with cuBLAS."""
+    rows: list[dict[str, object]] = []
+    for model, shapes in SHAPES.items():
+        for shape in shapes:
+            many = weights(shape)
+            for tokens in TOKENS:
+                x = random(tokens, shape[1])
+                packed = [ours.pack(w, None) for w in many]
+                took = graph_us([lambda p=p, x=x: p(x) for p in packed])
+                cublas = graph_us([lambda w=w, x=x: functional.linear(x, w) for w in many])
+                case = f"linear {tokens} x {shape[1]} -> {shape[0]}"
+                moved = shape[0] * shape[1] * 2 / took / 1e3
+                row = {"model": model, "case": case, "us": took, "cublas_us": cublas}
+                rows.append({**row, "gb_per_s": moved})
+    return rows
+
+
+def tune() -> list[dict[str, object]]:
+    """Time other tiles."""
+    tiles = [ours.Tile(n, k, 4, s) for n in (16, 32) for k in (128, 256, 512) for s in (3, 5)]
+    tiles += [ours.Tile(64, 128, 4, 4), ours.Tile(64, 256, 4, 3), ours.Tile(16, 512, 8, 3)]
+    tiles += [ours.Tile(16, 256, 2, 4), ours.Tile(16, 1024, 8, 2)]
+    rows: list[dict[str, object]] = []
+    for model, shapes in SHAPES.items():
+        for shape in shapes:
+            many = weights(shape)
+            for tokens in (1, 8):
+                x = random(tokens, shape[1])
+                found = []
+                for tile in tiles:
+                    calls = [lambda w=w, x=x, t=tile: ours.run(x, w, None, t) for w in many]
+                    try:
+                        found.append((graph_us(calls, 7), str(tile)))
+                    except Exception as error:
+                        print(tile, type(error).__name__)
+                found.sort()
+                cublas = graph_us([lambda w=w, x=x: functional.linear(x, w) for w in many], 7)
+                best = [f"{t:.2f}:{name[5:-1]}" for t, name in found[:5]]
+                for text in ("block_", "num_", "stages=", "warps=", "n=", "k="):
+                    best = [b.replace(text, "") for b in best]
+                print(model, shape, tokens, f"cublas {cublas:.2f}", *best, flush=True)
+                rows.append({"model": model, "shape": shape, "tokens": tokens, "all": found})
+    return rows
