@@ -84,7 +84,8 @@ def build_worker(
     if device.type == "cuda":
         # Chunks of every kind of length: kernels are compiled for a few block sizes each.
         for length in (2, 5, 12, 24, 48, 96, 200):
-            compute_prompt(runner, min(length, config.context_len - 1), model_config.vocab_size)
+            most = min(config.context_len - 1, _step_limits(config).max_tokens)
+            compute_prompt(runner, min(length, most), model_config.vocab_size)
     runner.capture_graphs(lambda fraction: report("warming_up", fraction, "CUDA graphs"))
     scheduler = Scheduler(
         runner,
