@@ -1,0 +1,50 @@
+"""The Triton attention back end inside the whole worker, interpreted on the CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.engine import InProcessEngine
+from tests.support.tiny_models import tiny_model
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPTS = [[5, 9, 200, 31], list(range(3, 40)), [77] * 19]
+NUM_NEW = 6
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from tests.support.engine import InProcessEngine
+engine = InProcessEngine(
+    Path(sys.argv[1]), attention_backend="triton", chunked_prefill_size=11, max_running_requests=4
+)
+for i, prompt in enumerate(json.loads(sys.argv[2]), 1):
+    engine.add(i, prompt, int(sys.argv[3]), ignore_eos=True)
+engine.run()
+print(json.dumps([engine.tokens[i] for i in sorted(engine.tokens)]))
+"""
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+def test_tokens_equal_those_of_the_default_back_end(name: str) -> None:
+    folder = tiny_model(name)
+    arguments = [str(folder), json.dumps(PROMPTS), str(NUM_NEW)]
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    engine = InProcessEngine(folder)
+    for i, prompt in enumerate(PROMPTS, 1):
+        engine.add(i, prompt, NUM_NEW, ignore_eos=True)
+    engine.run()
+    assert json.loads(run.stdout.splitlines()[-1]) == [engine.tokens[i] for i in (1, 2, 3)]
