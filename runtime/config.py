@@ -25,6 +25,9 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelArgs:
     """Which model, and how its numbers are stored."""
@@ -147,10 +150,10 @@ class KernelArgs:
 class LoggingArgs:
     """Logs and metrics."""
 
-    log_level: str = option(
-        "info", "Verbosity of our logs.", choices=("debug", "info", "warning", "error", "critical")
+    log_level: str = option("info", "Verbosity of our logs.", choices=_LOG_LEVELS)
+    log_level_http: str | None = option(
+        None, "Verbosity of the HTTP access log; the other logs' when absent.", choices=_LOG_LEVELS
     )
-    log_level_http: str | None = option(None, "Verbosity of the HTTP access log.")
     log_requests: bool = option(False, "One line per finished request.")
     enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
     decode_log_interval: int = option(40, "Decode steps between two throughput lines.")
@@ -206,7 +209,6 @@ class WorkerConfig:
     log_level: str
     decode_log_interval: int
     stream_interval: int
-    show_progress: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ from server.hardware import Hardware
 _DTYPES = {"half": "float16", "float": "float32"}
 DEFAULT_PAGE_SIZE = 16
 MAX_PORT = 65535
+# Attention implementations that know one kind of device only.
+ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}
+# Rows and tables of every request that may run are allocated at start.
+MAX_RUNNING_REQUESTS = 65536
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ def resolve(
         size = 64 if device == "cpu" else 256
         max_running = choices.pick("max_running_requests", size, f"default for {device}")
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
+    _check_fit(config, device, page_size)
     threads = config.kernels.num_threads
     if threads is None:
         reason = "physical cores this process may use"
@@ -147,7 +153,6 @@ def resolve(
         log_level=config.logging.log_level,
         decode_log_interval=config.logging.decode_log_interval,
         stream_interval=config.http.stream_interval,
-        show_progress=False,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),
@@ -161,28 +166,13 @@ def resolve(
 
 
 def check_options(config: ServerConfig) -> None:
-    """Refuse numbers that make no sense, before anything is loaded.
+    """Refuse values that make no sense, before anything is loaded.
 
     Raises:
         StartupError: the first such option.
     """
-    http, scheduling, model = config.http, config.scheduling, config.model
-    at_least_one = {
-        "--stream-interval": http.stream_interval,
-        "--max-total-tokens": scheduling.max_total_tokens,
-        "--max-running-requests": scheduling.max_running_requests,
-        "--page-size": scheduling.page_size,
-        "--context-length": model.context_length,
-        "--num-threads": config.kernels.num_threads,
-        "--decode-log-interval": config.logging.decode_log_interval,
-    }
-    for name, value in at_least_one.items():
-        if value is not None and value < 1:
-            raise StartupError(f"{name} must be at least 1, got {value}.")
-    if not 0 <= http.port <= MAX_PORT:
-        raise StartupError(f"--port must be in [0, {MAX_PORT}], got {http.port}.")
-    if scheduling.max_queued_requests is not None and scheduling.max_queued_requests < 0:
-        raise StartupError("--max-queued-requests must be at least 0.")
+    _check_bounds(config)
+    http, scheduling = config.http, config.scheduling
     chunk = scheduling.chunked_prefill_size
     if chunk is not None and chunk != -1 and chunk < 1:
         raise StartupError(f"--chunked-prefill-size must be -1 or at least 1, got {chunk}.")
@@ -202,6 +192,49 @@ def check_options(config: ServerConfig) -> None:
     ):
         if count != 1:
             raise StartupError(f"{name} {count}: only one device is supported yet.")
+    for name, key in (("--api-key", http.api_key), ("--admin-api-key", http.admin_api_key)):
+        if key is not None and not key.strip():
+            # Most likely a variable that is not set; the server would be open.
+            raise StartupError(f"{name} is empty; leave it away for a server without a key.")
+
+
+def _check_bounds(config: ServerConfig) -> None:
+    http, scheduling, model = config.http, config.scheduling, config.model
+    num_cpus = os.cpu_count() or 1
+    bounds: dict[str, tuple[int | None, int, int | None]] = {
+        "--port": (http.port, 0, MAX_PORT),
+        "--stream-interval": (http.stream_interval, 1, None),
+        "--max-total-tokens": (scheduling.max_total_tokens, 1, None),
+        "--max-running-requests": (scheduling.max_running_requests, 1, MAX_RUNNING_REQUESTS),
+        "--max-queued-requests": (scheduling.max_queued_requests, 0, None),
+        "--page-size": (scheduling.page_size, 1, None),
+        "--context-length": (model.context_length, 1, None),
+        "--random-seed": (model.random_seed, -(2**63), 2**63 - 1),
+        # More would spin on the same cores.
+        "--num-threads": (config.kernels.num_threads, 1, num_cpus),
+        "--decode-log-interval": (config.logging.decode_log_interval, 1, None),
+    }
+    for name, (value, least, most) in bounds.items():
+        if value is None or (value >= least and (most is None or value <= most)):
+            continue
+        wanted = f"at least {least}" if most is None else f"in [{least}, {most}]"
+        raise StartupError(f"{name} must be {wanted}, got {value}.")
+
+
+def _check_fit(config: ServerConfig, device: str, page_size: int) -> None:
+    """Refuse what the worker could not start with, before it costs the import of torch."""
+    pool = config.scheduling.max_total_tokens
+    if pool is not None and pool < page_size:
+        raise StartupError(
+            f"--max-total-tokens {pool} is less than one page of {page_size} tokens."
+        )
+    backend = config.kernels.attention_backend
+    runs_on = ATTENTION_DEVICES.get(backend, device)
+    if runs_on != device:
+        raise StartupError(
+            f"--attention-backend {backend} runs on {runs_on}, the model on {device}; "
+            "leave it away for the automatic choice."
+        )
 
 
 def preferred_sampling(text: str | None, vocab_size: int) -> dict[str, object]:

@@ -75,15 +75,16 @@ def test_unknown_options_get_a_suggestion(capsys):
 def test_wrong_values_name_the_option(capsys):
     assert "--port" in fails_with(capsys, "--port", "many")
     assert "--dtype" in fails_with(capsys, "--dtype", "int3")
+    assert "--log-level-http" in fails_with(capsys, "--log-level-http", "loud")
 
 
 def test_kernel_flags_of_the_reference_pass_with_one_notice():
     parsed = parse_args(
-        ["--disable-cuda-graph", "--cuda-graph-bs", "1", "2", "--port", "5", "--ep-size", "1"], {}
+        ["--sleep-on-idle", "--cuda-graph-bs", "1", "2", "--port", "5", "--ep-size", "1"], {}
     )
     assert parsed.config.http.port == 5
     assert len(parsed.notices) == 1
-    assert "--disable-cuda-graph, --cuda-graph-bs" in parsed.notices[0]
+    assert "--sleep-on-idle, --cuda-graph-bs" in parsed.notices[0]
 
 
 def test_kernel_names_of_the_reference_become_the_automatic_choice():

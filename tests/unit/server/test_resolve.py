@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import HttpArgs, ModelArgs, SchedulingArgs, ServerConfig
+from runtime.config import HttpArgs, KernelArgs, ModelArgs, SchedulingArgs, ServerConfig
 from runtime.errors import StartupError
 from server.hardware import Hardware, cpu_has_bf16, detect_hardware, quota_cores
 from server.resolve import Folders, preferred_sampling, resolve
@@ -90,6 +90,14 @@ def test_the_names_default_to_the_path_as_typed():
         {"scheduling": SchedulingArgs(mem_fraction_static=1.5)},
         {"scheduling": SchedulingArgs(chunked_prefill_size=0)},
         {"scheduling": SchedulingArgs(max_queued_requests=-1)},
+        # What the worker would find out after the import of torch, or not survive.
+        {"scheduling": SchedulingArgs(max_total_tokens=5)},
+        {"scheduling": SchedulingArgs(max_running_requests=10**6)},
+        {"kernels": KernelArgs(attention_backend="triton")},
+        {"kernels": KernelArgs(num_threads=10**4)},
+        {"model": ModelArgs(random_seed=2**70)},
+        {"http": HttpArgs(api_key="")},
+        {"http": HttpArgs(admin_api_key=" ")},
     ],
 )
 def test_impossible_options_are_refused(sections):

@@ -1,0 +1,80 @@
+"""The command line is a promise: an option comes, goes or changes its default in plain sight."""
+
+import dataclasses
+
+from server.args import option_name, sections
+
+OPTIONS = """
+[model]
+--model-path --model = None
+--tokenizer-path = None
+--load-format = auto
+--dtype = auto
+--context-length = None
+--served-model-name = None
+--weight-version = default
+--revision = None
+--trust-remote-code = False
+--device = auto
+--random-seed = None
+[http]
+--host = 127.0.0.1
+--port = 30000
+--api-key = None
+--admin-api-key = None
+--chat-template = None
+--reasoning-parser = None
+--tool-call-parser = None
+--enable-cache-report = False
+--sampling-defaults = model
+--preferred-sampling-params = None
+--stream-interval = 1
+--incremental-streaming-output = False
+--skip-server-warmup = False
+--allow-auto-truncate = False
+--drain-timeout = 60.0
+--max-body-mb = 64.0
+--allow-origins = []
+--fastapi-root-path =
+--disable-docs = False
+[scheduling]
+--mem-fraction-static = None
+--max-total-tokens = None
+--max-running-requests = None
+--max-queued-requests = None
+--chunked-prefill-size = None
+--schedule-policy = fcfs
+--page-size = None
+--disable-radix-cache = False
+--disable-overlap-schedule = False
+[parallel]
+--tp-size --tensor-parallel-size --tp = 1
+--dp-size --data-parallel-size --dp = 1
+[kernels]
+--attention-backend = auto
+--disable-cuda-graph = False
+--num-threads = None
+[logging]
+--log-level = info
+--log-level-http = None
+--log-requests = False
+--enable-metrics = False
+--decode-log-interval = 40
+--watchdog-timeout = 300.0
+"""
+
+
+def test_options_and_defaults_are_the_listed_ones() -> None:
+    lines = []
+    for section, kind in sections():
+        lines.append(f"[{section}]")
+        for field in dataclasses.fields(kind):
+            made = field.default_factory
+            default = field.default if made is dataclasses.MISSING else made()
+            names = " ".join((option_name(field.name), *field.metadata["aliases"]))
+            lines.append(f"{names} = {default}".rstrip())
+    assert lines == OPTIONS.strip().splitlines()
+
+
+def test_the_command_line_stays_readable() -> None:
+    assert sum(len(dataclasses.fields(kind)) for _, kind in sections()) <= 75
