@@ -75,6 +75,8 @@ class Trainer:
         self._muon = Muon(matrices, momentum=0.95, decay=0.02)
         self._adam = torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.98), weight_decay=0.0)
 
+    # A worker that lives in the same process has switched gradients off.
+    @torch.enable_grad()
     def step(self, blocks: list[Block], rate: float) -> Tensor:
         """One update from several blocks; the mean loss per learned token, on the device."""
         count = sum(int((block.targets >= 0).sum()) for block in blocks)
