@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.attention.backend import ATTENTION_BACKENDS, AttentionBackend
+from runtime.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.checkpoint.config_json import load_model_config
 from runtime.forward_batch import ForwardBatch, KVCache
 from runtime.layers.context import BuildContext, parse_dtype
@@ -44,7 +44,9 @@ class Driver:
         num_pages: int = 160,
     ) -> None:
         self.model = model
-        self.attention: AttentionBackend = ATTENTION_BACKENDS.load(backend)()
+        self.attention: AttentionBackend = ATTENTION_BACKENDS.load(backend)(
+            "cpu", StepLimits(max_seqs=64, max_tokens=2048)
+        )
         self.page_size = page_size
         config, dtype = model.config, model.context.dtype
         shape = (num_pages, config.num_kv_heads, page_size, config.head_dim)
