@@ -218,6 +218,7 @@ def test_roles_and_parts(client: Any, api: Any) -> None:
             {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
         ],
         max_tokens=4,
+        temperature=0,
     )
     assert answer.choices[0].message.content
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
