@@ -22,6 +22,8 @@ from typing import Any
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _POLL_S = 0.2
 _TERMINATE_TIMEOUT_S = 20.0
+# What a server started leaves with it, at once.
+_DESCENDANTS_TIMEOUT_S = 2.0
 # A server with a key answers 401 once it listens.
 _UP = frozenset({200, 401, 403})
 
@@ -139,7 +141,7 @@ def terminate_process(process: subprocess.Popen[Any]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    deadline = time.monotonic() + _TERMINATE_TIMEOUT_S
+    deadline = time.monotonic() + _DESCENDANTS_TIMEOUT_S
     for pid in descendants:
         while _is_running(pid) and time.monotonic() < deadline:
             time.sleep(_POLL_S / 4)

@@ -3,32 +3,17 @@
 import asyncio
 import itertools
 import os
-import runpy
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 
 import headrace as sgl
-from headrace.demo import MODEL_PATH
 from headrace.utils import async_stream_and_merge, stream_and_merge
+from tests.support.offline import FRANCE, JAPAN, LONG, MODEL, SHORT, is_idle, run_script, until
 from tests.support.server import ServerProcess
-
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples" / "engine"
-MODEL = str(MODEL_PATH)
-FRANCE = "The capital of France is"
-JAPAN = "The capital of Japan is"
-SHORT = {"temperature": 0, "max_new_tokens": 8}
-LONG = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -47,29 +32,6 @@ def cumulative() -> Iterator[sgl.Engine]:
         max_queued_requests=3,
     ) as engine:
         yield engine
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.01)
-
-
-def is_idle(engine: sgl.Engine) -> bool:
-    context = engine.context
-    return context.client.num_in_flight == 0 and not context.shared["num_running_reqs"]
-
-
-def run_script(code: str, *, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MODEL": MODEL},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
 
 
 # ---- shapes -------------------------------------------------------------------------------------
@@ -417,143 +379,3 @@ def test_flush_cache_and_information(engine):
     assert info["internal_states"]
     assert engine.server_args.model_path == MODEL
     assert engine.server_args.log_level == "error"
-
-
-# ---- the end ------------------------------------------------------------------------------------
-
-
-def test_death_is_told_and_hurts_nobody_else(engine):
-    mine = subprocess.Popen(["sleep", "60"])
-    try:
-        with sgl.Engine(model_path=MODEL) as doomed:
-            pids = doomed._core.host.pids()
-            with ThreadPoolExecutor(1) as pool:
-                pending = pool.submit(doomed.generate, FRANCE, LONG)
-                until(lambda: not is_idle(doomed))
-                os.kill(pids["scheduler"], signal.SIGKILL)
-                with pytest.raises(sgl.EngineDeadError, match="SIGKILL"):
-                    pending.result(10)
-            for call in (lambda: doomed.generate(FRANCE), doomed.flush_cache):
-                with pytest.raises(sgl.EngineDeadError, match="SIGKILL"):
-                    call()
-        assert engine.generate(FRANCE, SHORT)["text"].startswith(" Paris")
-        doomed.shutdown()
-        with pytest.raises(sgl.EngineDeadError, match="shut down"):
-            doomed.generate(FRANCE)
-        with pytest.raises(sgl.EngineDeadError, match="shut down"):
-            asyncio.run(doomed.async_generate(FRANCE))
-        for pid in pids.values():
-            assert not Path(f"/proc/{pid}").exists()
-        assert mine.poll() is None
-    finally:
-        mine.kill()
-        mine.wait()
-
-
-def test_pending_calls_end_with_the_engine():
-    engine = sgl.Engine(model_path=MODEL)
-    with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(engine.generate, FRANCE, LONG)
-        until(lambda: not is_idle(engine))
-        engine.shutdown()
-        with pytest.raises(sgl.EngineDeadError):
-            pending.result(10)
-    again = sgl.Engine(model_path=MODEL)
-    assert again.generate(FRANCE, SHORT)["text"].startswith(" Paris")
-    again.shutdown()
-
-
-def test_a_model_that_cannot_load_says_why(tmp_path):
-    with pytest.raises(sgl.EngineStartError, match="absent"):
-        sgl.Engine(model_path=str(tmp_path / "absent"))
-    # Known before any process starts, in the words of keyword arguments.
-    with pytest.raises(sgl.EngineStartError, match="page_size must be at least 1"):
-        sgl.Engine(model_path=MODEL, page_size=0)
-    # Found out by the child: its own words come along.
-    with pytest.raises(sgl.EngineStartError, match=r"pool|memory|tokens"):
-        sgl.Engine(model_path=MODEL, max_total_tokens=10**13)
-
-
-def test_a_script_needs_no_guard_and_no_shutdown(tmp_path):
-    # Also made in a thread and in a coroutine; what is left open ends in silence.
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import asyncio, os, threading
-            import headrace as sgl
-
-            llm = sgl.Engine(model_path=os.environ["MODEL"])
-            print(llm.generate("The capital of France is", {"max_new_tokens": 1})["output_ids"])
-            stream = llm.generate("The", {"max_new_tokens": 500}, stream=True)
-            next(stream)
-
-            engines = []
-            thread = threading.Thread(
-                target=lambda: engines.append(sgl.Engine(model_path=os.environ["MODEL"])))
-            thread.start()
-            thread.join()
-
-            async def main():
-                return await engines[0].async_generate("The", {"max_new_tokens": 1})
-
-            print(asyncio.run(main())["meta_info"]["completion_tokens"])
-            print(*llm._core.host.pids().values(), *engines[0]._core.host.pids().values())
-            """
-        )
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MODEL": MODEL},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0
-    assert not done.stderr
-    pids = done.stdout.splitlines()[-1].split()
-    assert len(pids) == 4
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
-def test_a_reimporting_child_of_the_user_gets_one_explanation(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import multiprocessing, os\n"
-        "import headrace as sgl\n"
-        "context = multiprocessing.get_context('spawn')\n"
-        "if multiprocessing.current_process().name == 'MainProcess':\n"
-        "    process = context.Process(target=print)\n"
-        "    process.start(); process.join()\n"
-        "else:\n"
-        "    sgl.Engine(model_path=os.environ['MODEL'])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MODEL": MODEL},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stderr.count("imports your script again") == 1
-
-
-@pytest.mark.parametrize(("name", "word"), [("launch_engine", "Paris"), ("async_streams", "Tokyo")])
-def test_the_examples_run(name, word, capsys):
-    runpy.run_path(str(EXAMPLES / f"{name}.py"))
-    assert word in capsys.readouterr().out
-
-
-def test_the_options_of_an_example_reach_the_engine(monkeypatch, capsys):
-    options = ["--model-path", MODEL, "--max-running-requests", "3", "--log-level", "error"]
-    monkeypatch.setattr(sys, "argv", ["offline_batch.py", *options])
-    runpy.run_path(str(EXAMPLES / "offline_batch.py"), run_name="__main__")
-    assert "Prompt: The capital of France is\nGenerated text:  Paris" in capsys.readouterr().out
-
-
-def test_a_web_server_around_an_engine():
-    app = runpy.run_path(str(EXAMPLES / "custom_server.py"))["app"]
-    with TestClient(app) as client:
-        answer = client.post("/generate", json={"prompt": FRANCE}).json()["text"]
-        assert answer.startswith(" Paris")
-        assert client.post("/generate_stream", json={"prompt": FRANCE}).text == answer
