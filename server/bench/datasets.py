@@ -17,7 +17,8 @@ from server.bench.record import BenchRequest
 DATASETS = ("random", "shared-prefix", "jsonl")
 # Every tokenizer of a language model has these ids, and they are cheap to send.
 DEFAULT_VOCAB_SIZE = 4000
-_TEXT_TRIES = 8
+_TEXT_TRIES = 20
+_MAX_TEXT_IDS = 4096
 
 
 class TokenSource:
@@ -26,11 +27,20 @@ class TokenSource:
     def __init__(
         self, rng: random.Random, vocab_size: int, tokenizer: Tokenizer | None = None
     ) -> None:
-        """Draw from [1, `vocab_size`), special tokens of `tokenizer` left out."""
+        """Draw ids from [1, `vocab_size`), or texts of tokens that survive as text."""
         self.rng = rng
         self.tokenizer = tokenizer
-        special: frozenset[int] = tokenizer.special_ids if tokenizer else frozenset()
-        self._plain = [i for i in range(1, vocab_size) if i not in special]
+        self._plain = range(1, vocab_size) if tokenizer is None else self._stable(vocab_size)
+
+    def _stable(self, vocab_size: int) -> Sequence[int]:
+        # Special tokens and parts of characters do not come back as themselves.
+        tokenizer = self.tokenizer
+        assert tokenizer is not None
+        ids = self.rng.sample(range(1, vocab_size), min(vocab_size - 1, _MAX_TEXT_IDS))
+        plain = [i for i in ids if i not in tokenizer.special_ids]
+        texts = tokenizer.decode_batch([[i] for i in plain])
+        again = tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [i for i, back in zip(plain, again, strict=True) if back == [i]] or plain
 
     def ids(self, count: int) -> list[int]:
         """Draw `count` ids."""
@@ -46,15 +56,17 @@ class TokenSource:
         return BenchRequest(text=text, output_len=output_len, prompt_len=count)
 
     def _text(self, input_ids: list[int], tokenizer: Tokenizer) -> tuple[str, int]:
-        # Text of arbitrary ids rarely encodes to the same ids; a few rounds settle the length.
+        # Neighbours may join into other tokens; what a text encodes to is mostly stable, so its own
+        # ids are taken and a longer and longer tail is drawn anew.
         wanted = len(input_ids)
         ids = input_ids
-        for _ in range(_TEXT_TRIES):
+        for attempt in range(_TEXT_TRIES):
             text = tokenizer.decode(ids)
             ids = tokenizer.encode(text, add_special_tokens=False)
             if len(ids) == wanted:
                 return text, wanted
-            ids = ids[:wanted] + self.ids(wanted - len(ids))
+            kept = ids[: max(0, wanted - 2 * attempt)]
+            ids = kept + self.ids(wanted - len(kept))
         return text, len(tokenizer.encode(text, add_special_tokens=False))
 
 

@@ -1,0 +1,136 @@
+"""Every benchmark end to end: the engine's processes, the worker alone, a server over HTTP."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.h200 import run as h200
+from headrace.cli import main as headrace
+from server.bench import latency, offline, one_batch, serving
+from server.bench.shapes import write_shape
+from tests.support.server import ServerProcess, running_server
+from tests.support.tiny_models import VOCAB_SIZE, tiny_model
+
+SMALL = ("--random-input-len", "16", "--random-output-len", "6")
+ENGINE = ("--shape", "tiny", "--num-threads", "1", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def server() -> ServerProcess:
+    return running_server("qwen3")
+
+
+def result(path: Path) -> dict:
+    content = json.loads(path.read_text())
+    assert content["environment"]["headrace"]
+    return content["result"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "processes"),
+    [("headrace", 1), ("headrace", 2), ("openai-completions", 1), ("openai-chat", 1)],
+)
+def test_serving(
+    server: ServerProcess, tmp_path: Path, backend: str, processes: int, capsys
+) -> None:
+    path = tmp_path / "out.json"
+    arguments = ["--url", server.url, "--backend", backend, "--num-prompts", "9", *SMALL]
+    arguments += ["--max-concurrency", "4", "--vocab-size", str(VOCAB_SIZE)]
+    arguments += ["--num-client-processes", str(processes), "--output-file", str(path)]
+    arguments += ["--plot", str(tmp_path / "out.html"), "--output-details"]
+    if backend == "openai-chat":
+        arguments += ["--tokenizer", str(tiny_model("qwen3"))]
+    assert serving.main(arguments) == 0
+    summary = result(path)
+    assert (summary["num_completed"], summary["num_failed"]) == (9, 0)
+    assert summary["output_tokens"] == 9 * 6
+    assert summary["max_concurrency"] <= 4
+    if backend != "openai-chat":
+        assert summary["input_tokens"] == 9 * 16
+    assert summary["ttft_ms"]["p50"] > 0
+    requests = json.loads(path.read_text())["requests"]
+    assert [request["index"] for request in requests] == list(range(9))
+    assert (tmp_path / "out.html").stat().st_size > 1000
+    assert "output tok/s" in capsys.readouterr().out
+
+
+def test_serving_of_a_file_at_a_rate_with_a_flush(
+    server: ServerProcess, tmp_path: Path, capsys
+) -> None:
+    lines = [{"prompt": f"The miller opens gate {number}", "output_len": 3} for number in range(4)]
+    (tmp_path / "set.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    arguments = ["--url", server.url, "--dataset-name", "jsonl", "--flush-cache"]
+    arguments += ["--dataset-path", str(tmp_path / "set.jsonl"), "--request-rate", "100"]
+    arguments += ["--goodput", "ttft:60000", "--output-file", str(tmp_path / "out.json")]
+    assert serving.main(arguments) == 0
+    summary = result(tmp_path / "out.json")
+    assert summary["output_tokens"] == 12
+    assert summary["good_share"] == 1.0
+    assert "goodput" in capsys.readouterr().out
+
+
+def test_serving_says_what_the_server_refuses(server: ServerProcess, capsys) -> None:
+    arguments = ["--url", server.url, "--num-prompts", "1", "--random-input-len", "100000"]
+    assert serving.main(arguments) == 1
+    assert "HTTP 400" in capsys.readouterr().err
+
+
+def test_offline_with_a_shared_prefix(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    arguments = ["--num-prompts", "3", *SMALL, "--dataset-name", "shared-prefix"]
+    arguments += ["--prefix-len", "64", "--stream", "--output-file", str(path)]
+    assert offline.main([*ENGINE, *arguments]) == 0
+    summary = result(path)
+    assert summary["output_tokens"] == 3 * 6
+    assert summary["input_tokens"] == 3 * 80
+    assert summary["cached_tokens"] > 0
+
+
+def test_latency_of_a_folder_without_weights(tmp_path: Path) -> None:
+    folder = write_shape("tiny", tmp_path / "model")
+    path = tmp_path / "out.json"
+    arguments = ["--model-path", str(folder), "--load-format", "dummy", "--num-threads", "1"]
+    arguments += ["--batch-size", "2", "--input-len", "16", "--output-len", "4"]
+    arguments += ["--num-iters", "2", "--output-file", str(path)]
+    assert latency.main(arguments) == 0
+    assert len(result(path)["latencies_ms"]) == 2
+
+
+def test_one_batch_by_the_command(tmp_path: Path, capfd) -> None:
+    path = tmp_path / "out.json"
+    arguments = ["--batch-size", "3", "--input-len", "16", "--output-len", "4"]
+    with pytest.raises(SystemExit) as ended:
+        headrace(["bench", "one-batch", *ENGINE, *arguments, "--output-file", str(path)])
+    assert ended.value.code == 0
+    (batch,) = result(path)["batches"]
+    assert batch["batch_size"] == 3
+    assert batch["step_ms"]["p50"] > 0
+    assert "batch    3: prefill" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "words"),
+    [
+        (one_batch.main, ["--batch-size", "5000"], "--max-running-requests"),
+        (one_batch.main, ["--input-len", "5000"], "do not fit"),
+        (latency.main, ["--batch-size", "0"], "at least 1"),
+        (offline.main, ["--model-path", "/none"], "/none"),
+    ],
+)
+def test_what_cannot_run_is_one_line(main, arguments: list[str], words: str, capfd) -> None:
+    options = ENGINE if "--model-path" not in arguments else ()
+    assert main([*options, *arguments]) == 1
+    error = capfd.readouterr().err
+    assert error.startswith("headrace bench: ")
+    assert words in error
+
+
+def test_cases_of_the_gpu_script(tmp_path: Path) -> None:
+    arguments = [*"ABCDEF", "--smoke", "--shape", "tiny", "--out", str(tmp_path)]
+    assert h200.main([*arguments, "--num-threads", "1"]) == 0
+    cases = json.loads((tmp_path / "tiny.json").read_text())["cases"]
+    assert set(cases) == {"start", *"ABCDE", "start-server", "F"}
+    assert not [name for name, case in cases.items() if "error" in case]
+    assert cases["E"]["runs"][0]["hot_cached_tokens"] > 0
+    assert cases["F"]["num_failed"] == 0

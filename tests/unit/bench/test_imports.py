@@ -1,0 +1,21 @@
+"""A load generator that imports torch would start slowly and take the memory of what it measures."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAVY = ("torch", "transformers", "numpy", "httpx", "triton")
+
+
+def test_benchmarks_start_light() -> None:
+    names = ", ".join(
+        f"server.bench.{path.stem}"
+        for path in sorted((ROOT / "server" / "bench").glob("*.py"))
+        if path.stem != "__init__"
+    )
+    code = f"import sys, {names}\nprint([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
