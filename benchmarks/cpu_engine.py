@@ -162,9 +162,7 @@ def main() -> None:
             if isinstance(value, dict):
                 print(f"  {name:14}" + "".join(f"  {k} {v:>9}" for k, v in value.items()))
     if options.json:
-        options.json.write_text(
-            json.dumps({"machine": describe_environment(), "results": results}, indent=1)
-        )
+        write_json(options.json, {"machine": describe_environment(), "results": results})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A load generator that imports torch would start slowly and take the memory of what it measures."""
+"""A load generator must not take the memory and the start-up time of what it measures."""
 
 import subprocess
 import sys
