@@ -62,6 +62,25 @@ def test_pending_calls_end_with_the_engine():
     again.shutdown()
 
 
+def test_a_fork_is_told_and_ends_nothing():
+    with sgl.Engine(model_path=MODEL) as engine:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                engine.generate(FRANCE, SHORT)
+            except sgl.EngineError as error:
+                os.write(writer, str(error).encode())
+            finally:
+                engine.shutdown()
+                os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(writer)
+        with open(reader) as said:
+            assert "another process" in said.read()
+        assert engine.generate(FRANCE, SHORT)["text"].startswith(" Paris")
+
+
 def test_a_model_that_cannot_load_says_why(tmp_path):
     with pytest.raises(sgl.EngineStartError, match="absent"):
         sgl.Engine(model_path=str(tmp_path / "absent"))
