@@ -77,8 +77,9 @@ LINEAR: Table[LinearKernels] = Table(
         "reference": Entry("kernels.linear.reference"),
         "cpu": Entry("kernels.linear.cpu", probe="kernels.cpu.library:unavailable"),
         "mkldnn": Entry("kernels.linear.mkldnn", probe="kernels.linear.mkldnn:unavailable"),
+        "triton": Entry("kernels.linear.triton", probe="kernels.triton_support.device:unavailable"),
     },
-    {"cpu": ("cpu", "mkldnn")},
+    {"cpu": ("cpu", "mkldnn"), "cuda": ("triton",)},
 )
 
 
