@@ -79,7 +79,7 @@ LINEAR: Table[LinearKernels] = Table(
         "mkldnn": Entry("kernels.linear.mkldnn", probe="kernels.linear.mkldnn:unavailable"),
         "triton": Entry("kernels.linear.triton", probe="kernels.triton_support.device:unavailable"),
     },
-    # "triton" is faster on single products; cuBLAS stays until whole steps have been measured with it.
+    # Triton wins on single products; cuBLAS stays until whole steps are measured with it.
     {"cpu": ("cpu", "mkldnn"), "cuda": ("reference",)},
 )
 
