@@ -26,6 +26,7 @@ CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
     "child process",
     {
         "scheduler": "runtime.scheduler.process:main",
+        "rank": "runtime.scheduler.rank:main",
         "detokenizer": "runtime.detokenizer.process:main",
     },
 )
