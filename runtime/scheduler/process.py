@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
+import os
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import zmq
@@ -58,14 +59,14 @@ def main(payload: bytes) -> None:
         shared = SharedState(run_folder / SHARED_STATE_FILE)
         scheduler, ready = build_worker(config, shared, tokens.send, front.send, report, ranks)
     except HeadraceError as error:
-        _fail(front, error.message)
+        _fail(context, front, error.message)
     except MemoryError as error:
-        _fail(front, f"Out of memory while loading the model: {error}")
+        _fail(context, front, f"Out of memory while loading the model: {error}")
     except Exception as error:
         if ranks is not None:
             ranks.wait_for_a_death()
         logger.exception("The worker could not start")
-        _fail(front, f"The worker could not start: {type(error).__name__}: {error}")
+        _fail(context, front, f"The worker could not start: {type(error).__name__}: {error}")
     front.send(msgspec.structs.replace(ready, load_seconds=time.monotonic() - started))
     # What start-up made lives as long as the process: the collector need not look at it again.
     gc.collect()
@@ -80,10 +81,11 @@ def main(payload: bytes) -> None:
             inbox.wait(IDLE_WAIT_S)
 
 
-def _fail(front: Outbox, message: str) -> None:
+def _fail(context: zmq.Context[zmq.Socket[bytes]], front: Outbox, message: str) -> NoReturn:
     front.send(StartupFailed(" ".join(message.split())))
-    front.close(linger_ms=1000)
-    sys.exit(1)
+    context.destroy(linger=1000)
+    # No clean-up of libraries: it would wait for ranks that may be gone.
+    os._exit(1)
 
 
 def _tell_start_failed(run_folder: Path, message: str) -> None:

@@ -194,15 +194,15 @@ class _Parts:
 
 
 def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> TensorGroup | None:
+    if config.tp_size == 1:
+        return None
     if device.type == "cuda":
-        if rank >= torch.cuda.device_count():
+        if config.tp_size > torch.cuda.device_count():
             raise StartupError(
                 f"--tp-size {config.tp_size} needs as many GPUs; {torch.cuda.device_count()} are "
                 "visible."
             )
         torch.cuda.set_device(rank)
-    if config.tp_size == 1:
-        return None
     store = Path(config.run_folder) / f"group-{config.generation}"
     return TensorGroup(rank, config.tp_size, device, store)
 

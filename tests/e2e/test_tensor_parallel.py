@@ -1,8 +1,9 @@
-"""Two ranks on the CPU answer as one process does, token for token."""
+"""Several ranks on the CPU answer as one process does, token for token."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import httpx
@@ -29,6 +30,7 @@ SAMPLING: tuple[dict[str, Any], ...] = (
 )
 
 
+@cache
 def _answers(model: str, tp_size: int) -> list[list[int]]:
     server = ServerProcess(
         "--model-path", str(tiny_model(model)), "--tp-size", str(tp_size), *OPTIONS
@@ -50,6 +52,7 @@ def _answers(model: str, tp_size: int) -> list[list[int]]:
             return list(pool.map(ask, range(12)))
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen3"])
-def test_two_ranks_give_the_tokens_of_one(model: str) -> None:
-    assert _answers(model, 2) == _answers(model, 1)
+# Of the two key/value heads each of four ranks has a copy of one.
+@pytest.mark.parametrize(("model", "tp_size"), [("llama", 2), ("qwen3", 2), ("llama", 4)])
+def test_ranks_give_the_tokens_of_one_process(model: str, tp_size: int) -> None:
+    assert _answers(model, tp_size) == _answers(model, 1)
