@@ -214,8 +214,6 @@ class EngineClient:
             sampling = msgspec.structs.replace(sampling, seed=self._seed_source())
         request_id = next(self._ids)
         stream = _Stream(request_id, item.rid, len(input_ids), time.monotonic())
-        self._streams[request_id] = stream
-        self._rids[item.rid] = request_id
         self._send(
             GenerateRequest(
                 request_id=request_id,
@@ -227,6 +225,9 @@ class EngineClient:
                 arrival=stream.arrival,
             )
         )
+        # Only now: what could not be sent must not count as in flight for ever.
+        self._streams[request_id] = stream
+        self._rids[item.rid] = request_id
         return GenerationStream(self, stream)
 
     def abort(self, rid: str) -> int:
