@@ -131,6 +131,14 @@ class Child:
             self._process.wait()
 
 
+def describe_exit(code: int) -> str:
+    """How a process ended, after its name: `was ended by SIGKILL`."""
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
 def _import_path() -> str:
     ours = str(Path(__file__).resolve().parents[1])
     return os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])

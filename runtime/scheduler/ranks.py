@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ import zmq
 
 from runtime.config import RankConfig, WorkerConfig
 from runtime.distributed.plan_message import to_message
-from runtime.process import Child
+from runtime.process import Child, describe_exit
 from runtime.scheduler.scheduler import Pending, Runner
 from runtime.step import StepPlan
 from runtime.transport import Outbox, rank_address
@@ -42,7 +41,7 @@ class PlanSender(Protocol):
         """Send every rank a step."""
         ...
 
-    def give_up(self, why: str) -> NoReturn:
+    def give_up(self, why: str, error: Exception) -> NoReturn:
         """End this process, and the ranks with it."""
         ...
 
@@ -93,18 +92,18 @@ class Ranks:
         """Give the thread that notices a rank's death time to end this process with its reason."""
         threading.Event().wait(DEATH_NOTICE_S)
 
-    def give_up(self, why: str) -> NoReturn:
+    def give_up(self, why: str, error: Exception) -> NoReturn:
         """End this process, and the ranks with it."""
         self.wait_for_a_death()
         with self._ending:
-            logger.error("%s The worker ends.", why)
+            logger.error("%s The worker ends.", why, exc_info=error)
             os._exit(1)
 
     def _exited(self, child: Child, code: int) -> None:
         # Held to the end: a second death adds nothing.
         with self._ending:
             rank = self._children[child.pid]
-            why = f"Rank {rank} of the worker {_describe_exit(code)}."
+            why = f"Rank {rank} of the worker {describe_exit(code)}."
             with contextlib.suppress(OSError):
                 why = failure_file(self._config, rank).read_text(encoding="utf-8") or why
             if self._starting:
@@ -127,14 +126,6 @@ class LeadingRunner:
         self._ranks.send(plan)
         try:
             return self._runner.launch(plan)
-        except Exception:
+        except Exception as error:
             # The others are in the middle of the step: nothing brings the ranks together again.
-            logger.exception("A step of %d sequences failed", len(plan.rows))
-            self._ranks.give_up("A step failed on rank 0.")
-
-
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+            self._ranks.give_up(f"A step of {len(plan.rows)} sequences failed on rank 0.", error)

@@ -55,7 +55,7 @@ class _Ranks:
     def send(self, plan):
         self.sent.append(plan)
 
-    def give_up(self, why):
+    def give_up(self, why, error):
         raise SystemExit(why)
 
 
