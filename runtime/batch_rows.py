@@ -70,6 +70,8 @@ class BatchRows:
         self.has_penalties = np.zeros(rows, dtype=bool)
         self._history: Tensor | None = None
 
+    # The history is made while sampling, in inference mode, and may be written in that mode only.
+    @torch.inference_mode()
     def apply(self, joins: list[RowJoin], updates: list[PageUpdate]) -> None:
         """Reset the rows of new requests, then write page numbers."""
         if joins:

@@ -183,6 +183,7 @@ class WorkerConfig:
         dtype: `float32`, `float16` or `bfloat16`.
         context_len: most tokens of a request, prompt and output together.
         generation: how many workers this front has started before.
+        tp_size: processes that share each layer; this one starts the others.
     """
 
     run_folder: str
@@ -206,9 +207,18 @@ class WorkerConfig:
     attention_backend: str
     num_threads: int
     disable_cuda_graph: bool = False
+    tp_size: int = 1
     log_level: str
     decode_log_interval: int
     stream_interval: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankConfig:
+    """What each further rank of a worker gets on its stdin; `rank` counts from 1."""
+
+    worker: WorkerConfig
+    rank: int
 
 
 @dataclass(frozen=True, kw_only=True)

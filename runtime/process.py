@@ -26,6 +26,7 @@ CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
     "child process",
     {
         "scheduler": "runtime.scheduler.process:main",
+        "rank": "runtime.scheduler.rank:main",
         "detokenizer": "runtime.detokenizer.process:main",
     },
 )
@@ -128,6 +129,14 @@ class Child:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, after its name: `was ended by SIGKILL`."""
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
 
 
 def _import_path() -> str:

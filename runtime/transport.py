@@ -40,6 +40,11 @@ def scheduler_address(run_folder: Path, generation: int) -> str:
     return f"ipc://{run_folder}/scheduler-{generation}"
 
 
+def rank_address(run_folder: Path, generation: int, rank: int) -> str:
+    """Where a further rank of the worker of this generation listens."""
+    return f"ipc://{run_folder}/rank-{rank}-{generation}"
+
+
 def detokenizer_address(run_folder: Path, generation: int) -> str:
     """Where the detokenizer of this generation listens."""
     return f"ipc://{run_folder}/detokenizer-{generation}"

@@ -96,10 +96,14 @@ def resolve(
         max_running = choices.pick("max_running_requests", size, f"default for {device}")
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     _check_fit(config, device, page_size)
+    tp_size = config.parallel.tp_size
+    _check_ranks(tp_size, model, device, hardware)
     threads = config.kernels.num_threads
     if threads is None:
         reason = "physical cores this process may use"
-        threads = choices.pick("num_threads", hardware.num_cores, reason)
+        if tp_size > 1:
+            reason += f", shared by {tp_size} ranks"
+        threads = choices.pick("num_threads", max(1, hardware.num_cores // tp_size), reason)
     overlap = not scheduling.disable_overlap_schedule
     if overlap and device == "cpu":
         overlap = choices.pick("overlap_schedule", False, "the CPU has nothing to overlap with")
@@ -150,6 +154,7 @@ def resolve(
         attention_backend=config.kernels.attention_backend,
         disable_cuda_graph=config.kernels.disable_cuda_graph,
         num_threads=threads,
+        tp_size=tp_size,
         log_level=config.logging.log_level,
         decode_log_interval=config.logging.decode_log_interval,
         stream_interval=config.http.stream_interval,
@@ -186,12 +191,11 @@ def check_options(config: ServerConfig) -> None:
     ):
         if not seconds > 0:
             raise StartupError(f"{name} must be above 0, got {seconds}.")
-    for name, count in (
-        ("--tp-size", config.parallel.tp_size),
-        ("--dp-size", config.parallel.dp_size),
-    ):
-        if count != 1:
-            raise StartupError(f"{name} {count}: only one device is supported yet.")
+    if config.parallel.dp_size != 1:
+        raise StartupError(
+            f"--dp-size {config.parallel.dp_size}: copies of the model are not supported yet; "
+            "start one server for each and put a router before them."
+        )
     for name, key in (("--api-key", http.api_key), ("--admin-api-key", http.admin_api_key)):
         if key is not None and not key.strip():
             # Most likely a variable that is not set; the server would be open.
@@ -209,6 +213,7 @@ def _check_bounds(config: ServerConfig) -> None:
         "--max-queued-requests": (scheduling.max_queued_requests, 0, None),
         "--page-size": (scheduling.page_size, 1, None),
         "--context-length": (model.context_length, 1, None),
+        "--tp-size": (config.parallel.tp_size, 1, None),
         "--random-seed": (model.random_seed, -(2**63), 2**63 - 1),
         # More would spin on the same cores.
         "--num-threads": (config.kernels.num_threads, 1, num_cpus),
@@ -235,6 +240,26 @@ def _check_fit(config: ServerConfig, device: str, page_size: int) -> None:
             f"--attention-backend {backend} runs on {runs_on}, the model on {device}; "
             "leave it away for the automatic choice."
         )
+
+
+def _check_ranks(tp_size: int, model: ModelConfig, device: str, hardware: Hardware) -> None:
+    """Refuse a number of ranks that the model cannot be cut for or the machine cannot hold."""
+    if device == "cuda" and tp_size > hardware.num_gpus:
+        raise StartupError(
+            f"--tp-size {tp_size} needs as many GPUs; this machine shows {hardware.num_gpus}."
+        )
+    heads = model.num_kv_heads
+    # With fewer key/value heads than ranks, several ranks hold a copy of one.
+    shared_unevenly = heads % tp_size if heads >= tp_size else tp_size % heads
+    for count, what, rest in (
+        (model.num_heads, "attention heads", model.num_heads % tp_size),
+        (heads, "key/value heads", shared_unevenly),
+        (model.intermediate_size, "feed-forward rows", model.intermediate_size % tp_size),
+    ):
+        if rest:
+            raise StartupError(
+                f"--tp-size {tp_size}: the model's {count} {what} cannot be shared evenly."
+            )
 
 
 def preferred_sampling(text: str | None, vocab_size: int) -> dict[str, object]:

@@ -34,7 +34,7 @@ from runtime.messages import (
     TextDeltas,
     WorkerReady,
 )
-from runtime.process import Child
+from runtime.process import Child, describe_exit
 from runtime.shared_state import SharedState
 from runtime.transport import AsyncInbox, Outbox, front_address, scheduler_address
 
@@ -226,7 +226,7 @@ class EngineHost:
     def _exited(self, child: Child, code: int) -> None:
         if self._stopping or child not in (self._worker, self._detokenizer):
             return
-        why = f"The {child.entry} process {_describe_exit(code)}."
+        why = f"The {child.entry} process {describe_exit(code)}."
         if not self._restarts:
             self._end(child, code, why)
             return
@@ -337,10 +337,3 @@ class EngineHost:
             setattr(self.status, name, value)
         for callback in self.on_change:
             callback(self.status)
-
-
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
@@ -47,8 +48,10 @@ class DecodeGraphs:
         rows: BatchRows,
         page_size: int,
         max_batch: int,
+        share: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Allocate the static buffers; nothing is captured yet."""
+        self._share = share
         self.max_batch = max_batch
         self._model = model
         self._attention = attention
@@ -129,5 +132,7 @@ class DecodeGraphs:
         self.logits[:size].copy_(logits)
         best = logits.max(dim=-1)
         token_ids = best.indices.masked_fill(torch.isnan(best.values), NAN_TOKEN)
+        if self._share is not None:
+            token_ids = self._share(token_ids)
         self.token_ids[:size].copy_(token_ids)
         state.last_token.index_copy_(0, rows, token_ids.clamp(min=0))

@@ -81,8 +81,10 @@ class ExtendGraphs:
         rows: BatchRows,
         page_size: int,
         token_sizes: list[int],
+        share: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Nothing is captured yet."""
+        self._share = share
         self._model = model
         self._attention = attention
         self._kv = kv
@@ -193,5 +195,6 @@ class ExtendGraphs:
         hidden = self._model.forward(batch).index_select(0, batch.logits_indices)
         captured.logits = self._model.compute_logits(hidden)
         best = captured.logits.max(dim=-1)
-        captured.token_ids = best.indices.masked_fill(torch.isnan(best.values), NAN_TOKEN)
+        token_ids = best.indices.masked_fill(torch.isnan(best.values), NAN_TOKEN)
+        captured.token_ids = token_ids if self._share is None else self._share(token_ids)
         state.last_token.index_copy_(0, rows, captured.token_ids.clamp(min=0))

@@ -23,7 +23,8 @@ def capture_graph(work: Callable[[], None], pool: GraphPool) -> torch.cuda.CUDAG
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # NCCL's watchdog asks for events of the warm-up on a thread of its own meanwhile.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         work()
     return graph
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from runtime.checkpoint.model_config import ModelConfig
 from runtime.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -48,14 +47,15 @@ def available_memory_bytes() -> int:
     return available if limit == "max" else min(available, int(limit) - int(used))
 
 
-def cpu_budget(fraction: float | None, weight_bytes: int) -> tuple[int, int]:
+def cpu_budget(fraction: float | None, weight_bytes: int, num_ranks: int = 1) -> tuple[int, int]:
     """Bytes the pool may take on the CPU, and bytes that are free.
 
     Args:
         fraction: share of memory for weights and pool together, or `None`.
         weight_bytes: memory the weights take already.
+        num_ranks: processes that share the memory evenly.
     """
-    available = available_memory_bytes()
+    available = available_memory_bytes() // num_ranks
     if fraction is None:
         return int(available * CPU_SHARE_FOR_KV), available
     return int((available + weight_bytes) * fraction) - weight_bytes, available
@@ -74,9 +74,8 @@ def cuda_budget(fraction: float | None, activation_bytes: int) -> tuple[int, int
 
 
 def size_pool(
-    config: ModelConfig,
+    per_token: int,
     *,
-    dtype_bytes: int,
     page_size: int,
     max_total_tokens: int | None,
     max_running_requests: int,
@@ -87,8 +86,7 @@ def size_pool(
     """Choose the number of pages and log why.
 
     Args:
-        config: the model's.
-        dtype_bytes: size of one number in the cache.
+        per_token: bytes that a token takes in the pool.
         page_size: tokens per page.
         max_total_tokens: the user's wish, or `None` for as much as is useful and fits.
         max_running_requests: more than all of them at full length is never needed.
@@ -99,7 +97,6 @@ def size_pool(
     Raises:
         StartupError: not even one page fits, or less than the user asked for.
     """
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype_bytes
     fits = budget // per_token
     useful = max_running_requests * context_len
     if max_total_tokens is not None:

@@ -68,6 +68,7 @@ class ModelRunner:
         *,
         graph_max_batch: int = 0,
         graph_token_sizes: list[int] | None = None,
+        share: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Put the parts together.
 
@@ -79,20 +80,25 @@ class ModelRunner:
             page_size: tokens per page.
             graph_max_batch: decode batches up to this run as CUDA graphs.
             graph_token_sizes: steps with prompt chunks up to these token counts do too.
+            share: where several ranks compute each step, gives all of them the tokens of one. A
+                step that fails is then not tried again: the ranks would no longer agree.
         """
         self._model = model
         self._attention = attention
         self._kv = kv
         self._rows = rows
         self._page_size = page_size
-        self._sampler = Sampler(rows)
+        self._is_alone = share is None
+        self._sampler = Sampler(rows, share)
         self._graphs: DecodeGraphs | None = None
         self._extend_graphs: ExtendGraphs | None = None
         if graph_max_batch:
-            self._graphs = DecodeGraphs(model, attention, kv, rows, page_size, graph_max_batch)
+            self._graphs = DecodeGraphs(
+                model, attention, kv, rows, page_size, graph_max_batch, share
+            )
         if graph_token_sizes:
             self._extend_graphs = ExtendGraphs(
-                model, attention, kv, rows, page_size, graph_token_sizes
+                model, attention, kv, rows, page_size, graph_token_sizes, share
             )
 
     def capture_graphs(self, progress: Callable[[float], None]) -> None:
@@ -114,7 +120,7 @@ class ModelRunner:
         try:
             return PendingStep(plan, self._compute(plan), {})
         except Exception:
-            if torch.cuda.is_initialized() and not _device_works():
+            if not self._is_alone or (torch.cuda.is_initialized() and not _device_works()):
                 # A broken CUDA context computes nothing right any more: the process must end.
                 raise
             logger.exception("A step of %d sequences failed; trying each alone", len(plan.rows))

@@ -39,6 +39,8 @@ class BuildContext:
         tp_rank, tp_size: this rank's place among the ranks that share each layer.
         all_reduce: sums a tensor over those ranks in place and returns it; needed when
             `tp_size > 1`.
+        gather_columns: joins the ranks' `[num_rows, width]` along their columns, in order of rank;
+            without it the head is whole on each rank.
         linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
     """
 
@@ -48,4 +50,11 @@ class BuildContext:
     tp_rank: int = 0
     tp_size: int = 1
     all_reduce: Callable[[Tensor], Tensor] | None = None
+    gather_columns: Callable[[Tensor], Tensor] | None = None
     linear: str | None = None
+
+    def splits_head(self, vocab_size: int) -> bool:
+        """Whether each rank scores its own part of a vocabulary of this size."""
+        return (
+            self.tp_size > 1 and self.gather_columns is not None and vocab_size % self.tp_size == 0
+        )

@@ -17,12 +17,14 @@ class Embedding(WeightHolder):
 
     Attributes:
         weight: `[vocab_size, hidden_size]`; keeps its address for life.
-        head: the tied language-model head, `None` when the model brings its own. Packing copies
-            the matrix where the device's linear wants another layout than a row lookup needs
-            (oneDNN: an unpacked product would reorder it at every step); elsewhere both share it.
+        head: the tied language-model head, of this rank's rows where ranks split it; `None` when
+            the model brings its own. Packing copies the matrix where the device's linear wants
+            another layout than a row lookup needs (oneDNN: an unpacked product would reorder it at
+            every step); elsewhere both share it.
+        head_rows: the rows that this rank's head scores.
     """
 
-    __slots__ = ("head", "implementation", "parameter", "tied", "weight")
+    __slots__ = ("head", "head_rows", "implementation", "parameter", "tied", "weight")
 
     def __init__(
         self, vocab_size: int, hidden_size: int, context: BuildContext, *, tied: bool
@@ -31,6 +33,10 @@ class Embedding(WeightHolder):
         self.parameter = Parameter(shape, whole(shape), context.dtype, context.device)
         self.weight = self.parameter.allocate()
         self.tied = tied
+        length = vocab_size // context.tp_size if context.splits_head(vocab_size) else vocab_size
+        self.head_rows = slice(0, length)
+        if length != vocab_size:
+            self.head_rows = slice(context.tp_rank * length, (context.tp_rank + 1) * length)
         self.implementation = context.linear
         self.head: PackedLinear | None = None
 
@@ -45,10 +51,11 @@ class Embedding(WeightHolder):
         """Pack the head, if it is ours."""
         if not self.tied:
             return
+        scored = self.weight[self.head_rows]
         if self.head is None:
-            self.head = pack(self.weight, None, self.implementation)
+            self.head = pack(scored, None, self.implementation)
         else:
-            self.head.repack(self.weight)
+            self.head.repack(scored)
 
     def discard(self) -> None:
         """Nothing to do: the matrix is filled in one go."""

@@ -188,11 +188,15 @@ class LlamaForCausalLM(CausalLM):
         self.config = config
         self.context = context
         self.model = LlamaModel(config, context)
-        self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else Linear.replicated(config.hidden_size, config.vocab_size, False, context)
-        )
+        self._gather = context.gather_columns if context.splits_head(config.vocab_size) else None
+        self.lm_head: Linear | None = None
+        if not config.tie_word_embeddings:
+            sizes = config.hidden_size, config.vocab_size
+            if self._gather is None:
+                self.lm_head = Linear.replicated(*sizes, False, context)
+            else:
+                rows = [column("", config.vocab_size, context)]
+                self.lm_head = Linear.column_parallel(sizes[0], rows, False, context)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         return self.model.forward(batch)
@@ -200,7 +204,8 @@ class LlamaForCausalLM(CausalLM):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         head = self.model.embed_tokens.head if self.lm_head is None else self.lm_head.apply
         assert head is not None, "the weights are not loaded"
-        return head(hidden).float()
+        logits = head(hidden)
+        return (logits if self._gather is None else self._gather(logits)).float()
 
     def holders(self) -> Iterator[tuple[str, WeightHolder]]:
         yield from self.model.holders("model")

@@ -5,6 +5,8 @@ Nothing here waits for the device: decisions are taken on the host's copy of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,9 +30,10 @@ NAN_TOKEN = -1
 class Sampler:
     """Samples rows of `BatchRows`; keeps no state of its own."""
 
-    def __init__(self, rows: BatchRows) -> None:
-        """Read parameters from `rows`."""
+    def __init__(self, rows: BatchRows, share: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Read parameters from `rows`; where ranks sample, `share` gives all the tokens of one."""
         self._rows = rows
+        self._share = share
 
     def sample(self, logits: Tensor, rows: Int64Array, positions: Int64Array) -> Tensor:
         """Choose the next token of each row, and note it as the row's next input.
@@ -54,6 +57,8 @@ class Sampler:
             bad = nan_rows(logits)
             token_ids = sample(logits, self._sampling_rows(rows, index, places))
         token_ids = token_ids.masked_fill(bad, NAN_TOKEN)
+        if self._share is not None:
+            token_ids = self._share(token_ids)
         self._remember(token_ids, rows, index, positions)
         return token_ids
 

@@ -6,6 +6,7 @@ a `BatchResult` to standard output (JSON). `headrace bench one-batch` starts it.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import zmq
 
 from runtime.checkpoint.config_json import load_model_config
 from runtime.errors import HeadraceError
@@ -20,10 +22,13 @@ from runtime.logging import configure_logging
 from runtime.messages import GenerateRequest, TokenDeltas
 from runtime.one_batch_job import BatchJob, BatchResult, BatchTimes
 from runtime.sampling_params import SamplingParams
+from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.worker import build_worker
 from runtime.shared_state import SharedState
 from runtime.step import Int32Array
+
+logger = logging.getLogger(__name__)
 
 
 class _Batch:
@@ -71,7 +76,12 @@ def run_job(job: BatchJob) -> BatchResult:
         batch.take(message)
 
     shared = SharedState(Path(job.worker.run_folder) / "state", create=True)
-    scheduler, ready = build_worker(job.worker, shared, take, lambda _: None, lambda *_: None)
+    ranks: Ranks | None = None
+    if job.worker.tp_size > 1:
+        ranks = Ranks(zmq.Context(), job.worker, logger.error)
+    scheduler, ready = build_worker(
+        job.worker, shared, take, lambda _: None, lambda *_: None, ranks
+    )
     load_s = time.perf_counter() - started
     vocab_size = load_model_config(Path(job.worker.model_folder)).vocab_size
     rng = np.random.default_rng(job.seed)

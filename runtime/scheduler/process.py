@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
+import os
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import zmq
@@ -15,6 +16,7 @@ from runtime.config import WorkerConfig
 from runtime.errors import HeadraceError
 from runtime.logging import configure_logging
 from runtime.messages import Phase, Progress, SchedulerInbound, StartupFailed
+from runtime.scheduler.ranks import Ranks
 from runtime.shared_state import SharedState
 from runtime.transport import (
     Inbox,
@@ -42,9 +44,12 @@ def main(payload: bytes) -> None:
     def report(phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
         front.send(Progress(phase, fraction, detail))
 
+    ranks: Ranks | None = None
     try:
         report("importing")
         # Importing torch takes seconds: the front hears of it first.
+        if config.tp_size > 1:
+            ranks = Ranks(context, config, lambda why: _tell_start_failed(run_folder, why))
         from runtime.scheduler.worker import build_worker
 
         inbox: Inbox[SchedulerInbound] = Inbox(
@@ -52,14 +57,16 @@ def main(payload: bytes) -> None:
         )
         tokens = Outbox(context, detokenizer_address(run_folder, config.generation))
         shared = SharedState(run_folder / SHARED_STATE_FILE)
-        scheduler, ready = build_worker(config, shared, tokens.send, front.send, report)
+        scheduler, ready = build_worker(config, shared, tokens.send, front.send, report, ranks)
     except HeadraceError as error:
-        _fail(front, error.message)
+        _fail(context, front, error.message)
     except MemoryError as error:
-        _fail(front, f"Out of memory while loading the model: {error}")
+        _fail(context, front, f"Out of memory while loading the model: {error}")
     except Exception as error:
+        if ranks is not None:
+            ranks.wait_for_a_death()
         logger.exception("The worker could not start")
-        _fail(front, f"The worker could not start: {type(error).__name__}: {error}")
+        _fail(context, front, f"The worker could not start: {type(error).__name__}: {error}")
     front.send(msgspec.structs.replace(ready, load_seconds=time.monotonic() - started))
     # What start-up made lives as long as the process: the collector need not look at it again.
     gc.collect()
@@ -74,7 +81,17 @@ def main(payload: bytes) -> None:
             inbox.wait(IDLE_WAIT_S)
 
 
-def _fail(front: Outbox, message: str) -> None:
+def _fail(context: zmq.Context[zmq.Socket[bytes]], front: Outbox, message: str) -> NoReturn:
     front.send(StartupFailed(" ".join(message.split())))
+    context.destroy(linger=1000)
+    # No clean-up of libraries: it would wait for ranks that may be gone.
+    os._exit(1)
+
+
+def _tell_start_failed(run_folder: Path, message: str) -> None:
+    # On another thread than the worker's sockets, so with one of its own.
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    front = Outbox(context, front_address(run_folder))
+    front.send(StartupFailed(message))
     front.close(linger_ms=1000)
-    sys.exit(1)
+    context.term()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from runtime.cache.manager import CacheManager
 from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.config import WorkerConfig
+from runtime.distributed.group import TensorGroup
+from runtime.errors import StartupError
 from runtime.executor.extend_graphs import graph_token_sizes
 from runtime.executor.memory import PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import ModelRunner
@@ -28,7 +31,8 @@ from runtime.layers.context import BuildContext, parse_dtype
 from runtime.loader.load import load_model, parameter_bytes
 from runtime.messages import FrontInbound, Phase, TokenDeltas, WorkerReady
 from runtime.models.causal_lm import CausalLM
-from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
+from runtime.scheduler.ranks import LeadingRunner, Ranks
+from runtime.scheduler.scheduler import Runner, Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.warmup import compute_prompt, warm_up
 from runtime.shared_state import SharedState
@@ -44,49 +48,43 @@ class Report(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Executor:
+    """What a rank computes with; the same on every rank but for its slice of the weights."""
+
+    runner: ModelRunner
+    size: PoolSize
+    attention_backend: str
+    weight_bytes: int
+
+
 def build_worker(
     config: WorkerConfig,
     shared: SharedState,
     send_tokens: Callable[[TokenDeltas], None],
     send_front: Callable[[FrontInbound], None],
     report: Report,
+    ranks: Ranks | None = None,
 ) -> tuple[Scheduler, WorkerReady]:
     """Load the model and put scheduler, cache and executor around it.
+
+    Args:
+        config: the worker's.
+        shared: gauges.
+        send_tokens: to the detokenizer.
+        send_front: to the front.
+        report: where start-up is.
+        ranks: the processes that share each layer, already starting; needed when `tp_size > 1`.
 
     Raises:
         StartupError: the model or the memory does not allow it; one line.
     """
-    torch.set_num_threads(config.num_threads)
-    torch.set_grad_enabled(False)
-    device = torch.device(config.device)
-    folder = Path(config.model_folder)
-    model_config = load_model_config(folder)
-    report("loading_weights")
-    model = load_model(
-        folder,
-        model_config,
-        BuildContext(
-            dtype=parse_dtype(config.dtype), device=device, max_positions=config.context_len + 1
-        ),
-        lambda fraction: report("loading_weights", fraction),
-        load_format=config.load_format,
-        seed=config.random_seed,
-    )
-    report("allocating_cache")
-    backend = config.attention_backend
-    if backend == "auto":
-        backend = DEFAULT_ATTENTION[device.type]
-    attention = ATTENTION_BACKENDS.load(backend)(device.type, _step_limits(config))
-    size = _size_pool(config, model, attention)
-    runner = _build_runner(config, model, attention, size)
-    report("warming_up")
-    warm_up(runner, model_config.vocab_size, config.page_size, config.context_len)
-    if device.type == "cuda":
-        # Chunks of every kind of length: kernels are compiled for a few block sizes each.
-        for length in (2, 5, 12, 24, 48, 96, 200):
-            most = min(config.context_len - 1, _step_limits(config).max_tokens)
-            compute_prompt(runner, min(length, most), model_config.vocab_size)
-    runner.capture_graphs(lambda fraction: report("warming_up", fraction, "CUDA graphs"))
+    executor = build_executor(config, 0, report)
+    runner: Runner = executor.runner
+    if ranks is not None:
+        runner = LeadingRunner(executor.runner, ranks)
+        ranks.started()
+    size = executor.size
     scheduler = Scheduler(
         runner,
         CacheManager(
@@ -112,12 +110,101 @@ def build_worker(
         page_size=config.page_size,
         dtype=config.dtype,
         device=config.device,
-        attention_backend=backend,
-        weight_bytes=parameter_bytes(model),
+        attention_backend=executor.attention_backend,
+        weight_bytes=executor.weight_bytes,
         kv_bytes=size.size_bytes,
         load_seconds=0.0,
     )
     return scheduler, ready
+
+
+def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
+    """Load this rank's slice of the model and make it ready to compute steps.
+
+    Ranks call this at the same time: each waits for the others where they compute together.
+
+    Raises:
+        StartupError: the model or the memory does not allow it; one line.
+    """
+    torch.set_num_threads(config.num_threads)
+    torch.set_grad_enabled(False)
+    device = torch.device(config.device)
+    folder = Path(config.model_folder)
+    model_config = load_model_config(folder)
+    report("loading_weights")
+    group = _join_group(config, rank, device)
+    context = BuildContext(
+        dtype=parse_dtype(config.dtype), device=device, max_positions=config.context_len + 1
+    )
+    if group is not None:
+        context = replace(
+            context,
+            tp_rank=rank,
+            tp_size=group.size,
+            all_reduce=group.all_reduce,
+            gather_columns=group.gather_columns,
+        )
+    model = load_model(
+        folder,
+        model_config,
+        context,
+        lambda fraction: report("loading_weights", fraction),
+        load_format=config.load_format,
+        seed=config.random_seed,
+    )
+    report("allocating_cache")
+    backend = config.attention_backend
+    if backend == "auto":
+        backend = DEFAULT_ATTENTION[device.type]
+    attention = ATTENTION_BACKENDS.load(backend)(device.type, _step_limits(config))
+    weight_bytes = parameter_bytes(model)
+    if group is not None:
+        # Ranks differ by a bias; what is decided by it must not.
+        (weight_bytes,) = group.minimum(weight_bytes)
+    parts = _Parts(config, model, attention, group, weight_bytes)
+    size = _size_pool(parts)
+    runner = _build_runner(parts, size)
+    report("warming_up")
+    warm_up(runner, model_config.vocab_size, config.page_size, config.context_len)
+    if device.type == "cuda":
+        # Chunks of every kind of length: kernels are compiled for a few block sizes each.
+        for length in (2, 5, 12, 24, 48, 96, 200):
+            most = min(config.context_len - 1, _step_limits(config).max_tokens)
+            compute_prompt(runner, min(length, most), model_config.vocab_size)
+    runner.capture_graphs(lambda fraction: report("warming_up", fraction, "CUDA graphs"))
+    if group is not None:
+        group.minimum(0)
+    return Executor(runner=runner, size=size, attention_backend=backend, weight_bytes=weight_bytes)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a runner is made of, besides its pool."""
+
+    config: WorkerConfig
+    model: CausalLM
+    attention: AttentionBackend
+    group: TensorGroup | None
+    weight_bytes: int
+
+    @property
+    def num_kv_heads(self) -> int:
+        # With fewer heads than ranks each rank holds one, some the same.
+        return max(1, self.model.config.num_kv_heads // self.model.context.tp_size)
+
+
+def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> TensorGroup | None:
+    if config.tp_size == 1:
+        return None
+    if device.type == "cuda":
+        if config.tp_size > torch.cuda.device_count():
+            raise StartupError(
+                f"--tp-size {config.tp_size} needs as many GPUs; {torch.cuda.device_count()} are "
+                "visible."
+            )
+        torch.cuda.set_device(rank)
+    store = Path(config.run_folder) / f"group-{config.generation}"
+    return TensorGroup(rank, config.tp_size, device, store)
 
 
 def _step_limits(config: WorkerConfig) -> StepLimits:
@@ -133,17 +220,20 @@ def _token_budget(config: WorkerConfig) -> int | None:
     return config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
 
 
-def _size_pool(config: WorkerConfig, model: CausalLM, attention: AttentionBackend) -> PoolSize:
-    dtype = model.context.dtype
+def _size_pool(parts: _Parts) -> PoolSize:
+    config, model, group = parts.config, parts.model, parts.group
     if model.context.device.type == "cpu":
-        budget, available = cpu_budget(config.mem_fraction_static, parameter_bytes(model))
-    else:
-        budget, available = cuda_budget(
-            config.mem_fraction_static, _activation_bytes(config, model, attention)
+        budget, available = cpu_budget(
+            config.mem_fraction_static, parts.weight_bytes, config.tp_size
         )
+    else:
+        budget, available = cuda_budget(config.mem_fraction_static, _activation_bytes(parts))
+    if group is not None:
+        budget, available = group.minimum(budget, available)
+    shape = model.config
+    numbers = 2 * shape.num_layers * parts.num_kv_heads * shape.head_dim
     return size_pool(
-        model.config,
-        dtype_bytes=dtype.itemsize,
+        numbers * model.context.dtype.itemsize,
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
         max_running_requests=config.max_running_requests,
@@ -153,14 +243,15 @@ def _size_pool(config: WorkerConfig, model: CausalLM, attention: AttentionBacken
     )
 
 
-def _activation_bytes(config: WorkerConfig, model: CausalLM, attention: AttentionBackend) -> int:
+def _activation_bytes(parts: _Parts) -> int:
     """Measure what the largest prompt chunk needs besides weights and pool, on a GPU."""
+    config, model = parts.config, parts.model
     length = config.context_len - 1
     if config.chunked_prefill_size > 0:
         length = min(length, config.chunked_prefill_size)
     num_pages = -(-length // config.page_size) + 1
     size = PoolSize(num_pages, config.page_size, 0)
-    runner = _build_runner(config, model, attention, size, graphs=False)
+    runner = _build_runner(parts, size, graphs=False)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     compute_prompt(runner, length, model.config.vocab_size, num_pages)
@@ -172,17 +263,10 @@ def _activation_bytes(config: WorkerConfig, model: CausalLM, attention: Attentio
     return peak + config.max_running_requests * model.config.vocab_size * 8
 
 
-def _build_runner(
-    config: WorkerConfig,
-    model: CausalLM,
-    attention: AttentionBackend,
-    size: PoolSize,
-    *,
-    graphs: bool = True,
-) -> ModelRunner:
-    device = model.context.device
-    shape = model.config
-    kv = allocate_kv(size, shape, model.context.dtype, device)
+def _build_runner(parts: _Parts, size: PoolSize, *, graphs: bool = True) -> ModelRunner:
+    config, model = parts.config, parts.model
+    device, shape = model.context.device, model.config
+    kv = allocate_kv(size, shape, parts.num_kv_heads, model.context.dtype, device)
     # One more than the context: with overlap a last, dropped token is still written.
     max_pages = -(-(config.context_len + 1) // config.page_size)
     rows = BatchRows(
@@ -191,28 +275,33 @@ def _build_runner(
     wants_graphs = graphs and device.type == "cuda" and not config.disable_cuda_graph
     return ModelRunner(
         model,
-        attention,
+        parts.attention,
         kv,
         rows,
         config.page_size,
         graph_max_batch=config.max_running_requests if wants_graphs else 0,
         graph_token_sizes=(
             graph_token_sizes(
-                parameter_bytes(model) // model.context.dtype.itemsize,
+                parts.weight_bytes // model.context.dtype.itemsize,
                 _step_limits(config).max_tokens,
             )
             if wants_graphs
             else None
         ),
+        share=None if parts.group is None else parts.group.share,
     )
 
 
 def allocate_kv(
-    size: PoolSize, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    size: PoolSize,
+    config: ModelConfig,
+    num_kv_heads: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> list[KVCache]:
     """One pair of page arrays per layer; page 0 is for padding."""
     # Zeroed memory is mapped when first touched, so a large pool on the CPU costs nothing at first.
-    shape = (size.num_pages + 1, config.num_kv_heads, size.page_size, config.head_dim)
+    shape = (size.num_pages + 1, num_kv_heads, size.page_size, config.head_dim)
     return [
         KVCache(
             torch.zeros(shape, dtype=dtype, device=device),

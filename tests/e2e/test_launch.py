@@ -62,7 +62,9 @@ def test_a_broken_model_folder_is_one_line(tmp_path, break_it):
     [
         (["--context-length", "100000"], "--context-length"),
         (["--device", "cuda"], "--device cuda"),
-        (["--tp-size", "2"], "--tp-size"),
+        (["--tp-size", "3"], "--tp-size 3: the model's 4 attention heads"),
+        (["--tp-size", "2", "--max-total-tokens", "1000000000"], "--max-total-tokens"),
+        (["--dp-size", "2"], "--dp-size"),
         (["--preferred-sampling-params", "{"], "--preferred-sampling-params"),
         (["--page-size", "0"], "--page-size"),
         (["--host", "203.0.113.7"], "--host"),

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import zmq
 
 from runtime.checkpoint.config_json import load_model_config
 from runtime.config import WorkerConfig
 from runtime.messages import FinishReason, GenerateRequest, TokenDeltas
 from runtime.sampling_params import SamplingParams
+from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
 from runtime.shared_state import SharedState
 
@@ -52,12 +54,10 @@ class InProcessEngine:
         self.tokens: dict[int, list[int]] = {}
         self.cached: dict[int, int] = {}
         self.reasons: dict[int, FinishReason] = {}
+        config = replace(config, **options)
+        ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
         self.scheduler, self.ready = build_worker(
-            replace(config, **options),
-            self.shared,
-            self._collect,
-            lambda _: None,
-            lambda *_: None,
+            config, self.shared, self._collect, lambda _: None, lambda *_: None, ranks
         )
         torch.set_num_threads(1)
 

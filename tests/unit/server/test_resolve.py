@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import HttpArgs, KernelArgs, ModelArgs, SchedulingArgs, ServerConfig
+from runtime.config import (
+    HttpArgs,
+    KernelArgs,
+    ModelArgs,
+    ParallelArgs,
+    SchedulingArgs,
+    ServerConfig,
+)
 from runtime.errors import StartupError
 from server.hardware import Hardware, cpu_has_bf16, detect_hardware, quota_cores
 from server.resolve import Folders, preferred_sampling, resolve
@@ -126,3 +133,31 @@ def test_cgroup_quota(text, cores):
 
 def test_this_machine_has_a_core():
     assert detect_hardware().num_cores >= 1
+
+
+def test_ranks_share_the_cores():
+    model = fake_model_config(num_heads=2, num_kv_heads=2)
+    worker = choose(CPU, model, parallel=ParallelArgs(tp_size=2)).worker
+    assert (worker.tp_size, worker.num_threads) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "parallel", "message"),
+    [
+        (CPU, {"tp_size": 0}, "--tp-size must be at least 1"),
+        (CPU, {"tp_size": 3}, "attention heads cannot be shared evenly"),
+        (GPU, {"tp_size": 2}, "--tp-size 2 needs as many GPUs; this machine shows 1"),
+        (CPU, {"dp_size": 2}, "--dp-size 2"),
+    ],
+)
+def test_impossible_numbers_of_devices(hardware, parallel, message):
+    with pytest.raises(StartupError, match=message):
+        choose(hardware, parallel=ParallelArgs(**parallel))
+
+
+def test_ranks_may_hold_copies_of_a_key_value_head():
+    model = fake_model_config(num_heads=8, num_kv_heads=2, intermediate_size=64)
+    assert choose(CPU, model, parallel=ParallelArgs(tp_size=4)).worker.tp_size == 4
+    odd = fake_model_config(num_heads=12, num_kv_heads=3, intermediate_size=64)
+    with pytest.raises(StartupError, match="3 key/value heads"):
+        choose(CPU, odd, parallel=ParallelArgs(tp_size=4))

@@ -1,0 +1,136 @@
+"""Tensor parallel against one GPU: the same greedy tokens? how long is a decode step?
+
+    python -m benchmarks.h200.tensor_parallel [--shape 0.5b 8b] [--tp 1 2] [--json FILE]
+
+Dummy weights, the same numbers on any number of ranks. Tokens are compared in float32, where the
+order of a sum hardly ever decides a token; times are taken in bfloat16. Each case runs in a process
+of its own. `--device cpu --shape tiny` runs it anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from server.bench.shapes import SHAPES, write_shape
+
+NUM_PROMPTS, NUM_NEW = 8, 48
+BATCHES = (1, 64)
+PROMPT_LEN, STEPS = 256, 100
+
+
+def case(shape: str, tp_size: int, device: str, dtype: str) -> dict[str, Any]:
+    """Runs in a process of its own; what it found."""
+    from tests.support.engine import InProcessEngine
+
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        engine = InProcessEngine(
+            write_shape(shape, Path(folder) / "model"),
+            device=device,
+            dtype=dtype,
+            load_format="dummy",
+            context_len=2048,
+            max_total_tokens=64_000,
+            max_running_requests=64,
+            chunked_prefill_size=2048,
+            overlap=device == "cuda",
+            tp_size=tp_size,
+        )
+        result: dict[str, Any] = {"ready_s": time.perf_counter() - started}
+        rng = np.random.default_rng(0)
+        vocab_size = SHAPES[shape]["vocab_size"]
+        if dtype == "float32":
+            for i in range(1, NUM_PROMPTS + 1):
+                prompt = rng.integers(1, vocab_size, 5 + 30 * i).tolist()
+                engine.add(i, prompt, NUM_NEW, ignore_eos=True)
+            engine.run()
+            result["tokens"] = [engine.tokens[i] for i in range(1, NUM_PROMPTS + 1)]
+            return result
+        next_id = 1
+        for batch in BATCHES:
+            for _ in range(2):
+                for _ in range(batch):
+                    prompt = rng.integers(1, vocab_size, PROMPT_LEN).tolist()
+                    engine.add(next_id, prompt, STEPS + 40, ignore_eos=True)
+                    next_id += 1
+                ids = range(next_id - batch, next_id)
+                while not all(len(engine.tokens.get(i, ())) >= 20 for i in ids):
+                    engine.scheduler.step()
+                # With overlap a step waits for the one before: the clock sees whole steps.
+                began = time.perf_counter()
+                for _ in range(STEPS):
+                    engine.scheduler.step()
+                result[f"step_ms_batch_{batch}"] = (time.perf_counter() - began) / STEPS * 1e3
+                engine.run()
+        return result
+
+
+def start(shape: str, tp_size: int, device: str, dtype: str, gpu: int) -> subprocess.Popen[bytes]:
+    environment = dict(os.environ)
+    if tp_size == 1:
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    command = [sys.executable, "-m", "benchmarks.h200.tensor_parallel"]
+    command += ["--case", shape, str(tp_size), device, dtype]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+
+
+def finish(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    output, _ = process.communicate()
+    lines = output.decode().splitlines()
+    return json.loads(lines[-1]) if lines and process.returncode == 0 else {"failed": True}
+
+
+def compare(one: list[list[int]], other: list[list[int]]) -> str:
+    same = sum(a == b for a, b in zip(one, other, strict=True))
+    return f"{same} of {len(one)} requests give the same {NUM_NEW} tokens"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", nargs="*", default=["0.5b", "8b"])
+    parser.add_argument("--tp", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--case", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case is not None:
+        shape, tp_size, device, dtype = options.case
+        print(json.dumps(case(shape, int(tp_size), device, dtype)), flush=True)
+        # The group is left without a farewell: the other ranks end with this process.
+        os._exit(0)
+    results: dict[str, Any] = {}
+    for shape in options.shape:
+        for tp_size in options.tp:
+            key = f"{shape} tp{tp_size}"
+            # On one GPU each, both types at once; several ranks need the GPUs for themselves.
+            if tp_size == 1:
+                running = [
+                    start(shape, 1, options.device, dtype, gpu)
+                    for gpu, dtype in enumerate(("float32", "bfloat16"))
+                ]
+                exact, fast = (finish(process) for process in running)
+            else:
+                exact = finish(start(shape, tp_size, options.device, "float32", 0))
+                fast = finish(start(shape, tp_size, options.device, "bfloat16", 0))
+            results[key] = fast | {"tokens": exact.get("tokens")}
+            shown = {k: v if isinstance(v, bool) else round(v, 3) for k, v in fast.items()}
+            first = results[f"{shape} tp{options.tp[0]}"]["tokens"]
+            tokens = results[key]["tokens"]
+            text = compare(first, tokens) if first and tokens else "no tokens"
+            print(f"{key}: {json.dumps(shown)}; {text}", flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The ranks that share each layer: sums, gathers and the tokens of rank 0.
+
+NCCL between GPUs, gloo between processes on the CPU. Everything runs on the device's current
+stream, so CUDA graphs capture it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# Renamed in newer versions of torch.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class TensorGroup:
+    """One rank's view of the group; every rank makes the same calls in the same order.
+
+    Attributes:
+        rank: 0 decides, the others follow.
+        size: how many there are.
+    """
+
+    def __init__(self, rank: int, size: int, device: torch.device, store: Path) -> None:
+        """Meet the other ranks; returns once all are there.
+
+        Args:
+            rank: below `size`.
+            size: at least 2.
+            device: this rank's.
+            store: a file that does not exist yet, the same for every rank.
+        """
+        self.rank = rank
+        self.size = size
+        self._device = device
+        # All ranks are on this machine; nobody else is to reach their sockets.
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, "lo")
+        is_gpu = device.type == "cuda"
+        dist.init_process_group(
+            "nccl" if is_gpu else "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=size,
+            device_id=torch.device("cuda", torch.cuda.current_device()) if is_gpu else None,
+        )
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum `x` over the ranks in place and return it; bitwise the same on each."""
+        dist.all_reduce(x)
+        return x
+
+    def gather_columns(self, x: Tensor) -> Tensor:
+        """Join the ranks' `[num_rows, width]` to `[num_rows, size * width]`, in order of rank."""
+        num_rows, width = x.shape
+        parts = x.new_empty(self.size * num_rows, width)
+        _gather(parts, x.contiguous())
+        if num_rows == 1:
+            return parts.view(1, -1)
+        parts = parts.view(self.size, num_rows, width).transpose(0, 1)
+        return parts.reshape(num_rows, self.size * width)
+
+    def share(self, x: Tensor) -> Tensor:
+        """Overwrite `x` with that of rank 0 and return it."""
+        dist.broadcast(x, 0)
+        return x
+
+    def minimum(self, *values: int) -> list[int]:
+        """The least of each value over the ranks; waits for all of them."""
+        numbers = torch.tensor(values, dtype=torch.int64, device=self._device)
+        dist.all_reduce(numbers, dist.ReduceOp.MIN)
+        return numbers.tolist()

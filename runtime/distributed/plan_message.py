@@ -1,0 +1,100 @@
+"""A `StepPlan` as bytes: what rank 0 sends the other ranks, one message a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.sampling_params import SamplingParams
+from runtime.step import PageUpdate, RowJoin, StepPlan
+
+
+class JoinMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A `RowJoin`; `output_ids` are int32 bytes."""
+
+    row: int
+    sampling: SamplingParams
+    num_prompt: int
+    stop_ids: list[int]
+    output_ids: bytes
+
+
+class PageMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A `PageUpdate`; `pages` are int32 bytes."""
+
+    row: int
+    start: int
+    pages: bytes
+
+
+class PlanMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A `StepPlan`; its arrays are the bytes of their numbers."""
+
+    rows: bytes
+    num_decodes: int
+    start_lens: bytes
+    query_lens: bytes
+    chunk_tokens: bytes
+    samples: bytes
+    joins: list[JoinMessage]
+    page_updates: list[PageMessage]
+
+
+def to_message(plan: StepPlan) -> PlanMessage:
+    """Copy the plan's numbers."""
+    return PlanMessage(
+        rows=plan.rows.tobytes(),
+        num_decodes=int(plan.num_decodes),
+        start_lens=plan.start_lens.tobytes(),
+        query_lens=plan.query_lens.tobytes(),
+        chunk_tokens=plan.chunk_tokens.tobytes(),
+        samples=plan.samples.tobytes(),
+        joins=[
+            JoinMessage(
+                int(join.row),
+                join.sampling,
+                join.num_prompt,
+                join.stop_ids,
+                join.output_ids.tobytes(),
+            )
+            for join in plan.joins
+        ],
+        page_updates=[
+            PageMessage(int(update.row), int(update.start), update.pages.tobytes())
+            for update in plan.page_updates
+        ],
+    )
+
+
+def _array(data: bytes, dtype: type[np.generic]) -> NDArray[Any]:
+    # A copy: torch takes no view of numbers that cannot be written.
+    return np.frombuffer(bytearray(data), dtype=dtype)
+
+
+def from_message(message: PlanMessage) -> StepPlan:
+    """The plan that the message was made of."""
+    return StepPlan(
+        rows=_array(message.rows, np.int64),
+        num_decodes=message.num_decodes,
+        start_lens=_array(message.start_lens, np.int64),
+        query_lens=_array(message.query_lens, np.int64),
+        chunk_tokens=_array(message.chunk_tokens, np.int32),
+        samples=_array(message.samples, np.bool_),
+        joins=[
+            RowJoin(
+                join.row,
+                join.sampling,
+                join.num_prompt,
+                join.stop_ids,
+                _array(join.output_ids, np.int32),
+            )
+            for join in message.joins
+        ],
+        page_updates=[
+            PageUpdate(update.row, update.start, _array(update.pages, np.int32))
+            for update in message.page_updates
+        ],
+    )

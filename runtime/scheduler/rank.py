@@ -1,0 +1,85 @@
+"""The process of a further rank: holds its slice of the model, computes the plans of rank 0."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import zmq
+
+from runtime.config import RankConfig
+from runtime.distributed.plan_message import PlanMessage, from_message
+from runtime.errors import HeadraceError
+from runtime.logging import configure_logging
+from runtime.messages import Phase
+from runtime.scheduler.ranks import DEATH_NOTICE_S, failure_file
+from runtime.scheduler.scheduler import Pending, Runner
+from runtime.transport import Inbox, rank_address
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 10.0
+
+
+def main(payload: bytes) -> None:
+    """Run the rank with an encoded `RankConfig`."""
+    config = msgspec.msgpack.decode(payload, type=RankConfig)
+    worker = config.worker
+    # What is normal is said once, by rank 0.
+    level = "warning" if worker.log_level == "info" else worker.log_level
+    configure_logging(level, f"rank {config.rank}")
+    try:
+        from runtime.scheduler.worker import build_executor
+
+        inbox: Inbox[PlanMessage] = Inbox(
+            zmq.Context(),
+            rank_address(Path(worker.run_folder), worker.generation, config.rank),
+            PlanMessage,
+        )
+        runner = build_executor(worker, config.rank, _keep_silent).runner
+    except HeadraceError as error:
+        _leave(config, error.message)
+    except MemoryError as error:
+        _leave(config, f"Out of memory while loading the model: {error}")
+    except Exception as error:
+        # When another rank is gone its own words matter, and this process is ended with it.
+        time.sleep(DEATH_NOTICE_S)
+        logger.exception("Rank %d could not start", config.rank)
+        _leave(config, f"Rank {config.rank} could not start: {type(error).__name__}: {error}")
+    gc.collect()
+    gc.freeze()
+    try:
+        _follow(inbox, runner)
+    except Exception:
+        time.sleep(DEATH_NOTICE_S)
+        logger.exception("A step failed on rank %d", config.rank)
+        os._exit(1)
+
+
+def _follow(inbox: Inbox[PlanMessage], runner: Runner) -> None:
+    last: Pending | None = None
+    while True:
+        inbox.wait(IDLE_WAIT_S)
+        for message in inbox.drain():
+            pending = runner.launch(from_message(message))
+            # Never more than two steps ahead of the device, as rank 0: buffers are used in turn.
+            if last is not None:
+                last.wait()
+            last = pending
+        if inbox.num_rejected:
+            raise RuntimeError("a plan did not decode")
+
+
+def _keep_silent(phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
+    """Rank 0 reports for all."""
+
+
+def _leave(config: RankConfig, message: str) -> NoReturn:
+    failure_file(config.worker, config.rank).write_text(" ".join(message.split()), encoding="utf-8")
+    # No clean-up: it would wait for ranks that may be gone.
+    os._exit(1)

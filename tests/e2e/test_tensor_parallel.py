@@ -1,0 +1,58 @@
+"""Several ranks on the CPU answer as one process does, token for token."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.server import ServerProcess
+from tests.support.tiny_models import tiny_model
+
+# A small pool and short chunks: prompts are cut, requests are retracted and computed again.
+OPTIONS = (
+    *("--num-threads", "1"),
+    *("--random-seed", "3"),
+    *("--max-total-tokens", "320"),
+    *("--chunked-prefill-size", "24"),
+    *("--max-running-requests", "6"),
+)
+SAMPLING: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1.0, "sampling_seed": 5},
+    {"temperature": 0.8, "sampling_seed": 6, "top_k": 20, "top_p": 0.9},
+    {"temperature": 1.1, "sampling_seed": 7, "min_p": 0.02, "frequency_penalty": 0.4},
+    {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {"33": 2.0}},
+    {"temperature": 0.9, "sampling_seed": 8, "presence_penalty": 0.5, "min_new_tokens": 30},
+)
+
+
+@cache
+def _answers(model: str, tp_size: int) -> list[list[int]]:
+    server = ServerProcess(
+        "--model-path", str(tiny_model(model)), "--tp-size", str(tp_size), *OPTIONS
+    )
+    with server:
+        server.wait_ready()
+
+        def ask(index: int) -> list[int]:
+            text = "The miller opens the gate, the wheel turns, " * (1 + index % 3)
+            sampling = {"max_new_tokens": 40, "ignore_eos": True, **SAMPLING[index % len(SAMPLING)]}
+            body = {"text": f"{index} {text}", "sampling_params": sampling}
+            answer = httpx.post(server.url + "/generate", json=body, timeout=120)
+            assert answer.status_code == 200, answer.text
+            ids = answer.json()["output_ids"]
+            assert len(ids) == 40
+            return ids
+
+        with ThreadPoolExecutor(12) as pool:
+            return list(pool.map(ask, range(12)))
+
+
+# Of the two key/value heads each of four ranks has a copy of one.
+@pytest.mark.parametrize(("model", "tp_size"), [("llama", 2), ("qwen3", 2), ("llama", 4)])
+def test_ranks_give_the_tokens_of_one_process(model: str, tp_size: int) -> None:
+    assert _answers(model, tp_size) == _answers(model, 1)

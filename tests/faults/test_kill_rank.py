@@ -1,0 +1,84 @@
+"""`kill -9` of a further rank, of its parent and of the front: nothing hangs, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.faults.test_kill import Clients, alive, children_by_name, is_ready, wait_until
+from tests.support.server import ServerProcess
+from tests.support.tiny_models import tiny_model
+
+
+@pytest.fixture
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess(
+        "--model-path", str(tiny_model("llama")), "--tp-size", "2", "--num-threads", "1"
+    ) as server:
+        yield server
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    # Every thread of a process may have started some.
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [int(word) for word in path.read_text().split()]
+    return found
+
+
+def _ranks(server: ServerProcess) -> list[int]:
+    worker = children_by_name(server).get("scheduler")
+    return [] if worker is None else _children(worker)
+
+
+def test_a_killed_rank_ends_the_worker_which_is_replaced(server: ServerProcess) -> None:
+    server.wait_ready()
+    worker, (rank,) = children_by_name(server)["scheduler"], _ranks(server)
+    clients = Clients(server.url, 3)
+    clients.wait_started()
+    os.kill(rank, signal.SIGKILL)
+    wait_until(lambda: not is_ready(server), 3.0, "readiness stayed true")
+    clients.join()
+    assert len(clients.endings) == 3
+    wait_until(lambda: is_ready(server), 40, "never ready again")
+    assert not alive(worker)
+    lines = [line for line in server.lines if "Rank 1 of the worker was ended by SIGKILL" in line]
+    assert len(lines) == 1, server.log
+    assert "Traceback" not in server.log
+    body = {"text": "The", "sampling_params": {"max_new_tokens": 4}}
+    assert httpx.post(server.url + "/generate", json=body, timeout=30).status_code == 200
+    left = [*server.child_pids(), *_ranks(server)]
+    server.stop()
+    wait_until(lambda: not any(map(alive, left)), 3.0, "an orphan is left")
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "front"])
+def test_no_rank_outlives_its_parents(server: ServerProcess, victim: str) -> None:
+    server.wait_ready()
+    ranks = _ranks(server)
+    assert len(ranks) == 1
+    clients = Clients(server.url, 3)
+    clients.wait_started()
+    if victim == "front":
+        server.signal(signal.SIGKILL)
+    else:
+        os.kill(children_by_name(server)["scheduler"], signal.SIGKILL)
+    clients.join()
+    wait_until(lambda: not any(map(alive, ranks)), 3.0, "an orphan is left")
+    if victim == "scheduler":
+        wait_until(lambda: is_ready(server), 40, "never ready again")
+
+
+def test_a_rank_that_dies_while_loading_is_one_line(server: ServerProcess) -> None:
+    wait_until(lambda: bool(_ranks(server)), 10, "no rank was started")
+    os.kill(_ranks(server)[0], signal.SIGKILL)
+    assert server.wait_exit() == 1
+    errors = [line for line in server.lines if line.startswith("headrace: ")]
+    assert len(errors) == 1, server.log
+    assert "Rank 1 of the worker was ended by SIGKILL" in errors[0]
+    assert "Traceback" not in server.log

@@ -1,0 +1,81 @@
+"""Plans reach the other ranks whole, and a step that fails ends the worker."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from runtime.distributed.plan_message import PlanMessage, from_message, to_message
+from runtime.sampling_params import SamplingParams
+from runtime.scheduler.ranks import LeadingRunner
+from runtime.step import PageUpdate, RowJoin, StepPlan
+
+
+def plan() -> StepPlan:
+    return StepPlan(
+        rows=np.array([4, 0, 2], dtype=np.int64),
+        num_decodes=1,
+        start_lens=np.array([9, 0, 16], dtype=np.int64),
+        query_lens=np.array([1, 3, 2], dtype=np.int64),
+        chunk_tokens=np.array([5, 6, 7, 8, 9], dtype=np.int32),
+        samples=np.array([True, False, True]),
+        joins=[
+            RowJoin(
+                row=0,
+                sampling=SamplingParams(temperature=0.5, seed=-3, logit_bias={7: 1.5}),
+                num_prompt=3,
+                stop_ids=[1, 2],
+                output_ids=np.array([11, 12], dtype=np.int32),
+            )
+        ],
+        page_updates=[PageUpdate(0, 1, np.array([3, 4], dtype=np.int32))],
+    )
+
+
+def test_a_plan_arrives_as_it_was_sent():
+    sent = plan()
+    data = msgspec.msgpack.encode(to_message(sent))
+    got = from_message(msgspec.msgpack.decode(data, type=PlanMessage))
+    for name in ("rows", "start_lens", "query_lens", "chunk_tokens", "samples"):
+        ours, theirs = getattr(sent, name), getattr(got, name)
+        assert theirs.dtype == ours.dtype
+        assert theirs.flags.writeable
+        np.testing.assert_array_equal(theirs, ours)
+    assert got.num_decodes == 1
+    (join,), (update,) = got.joins, got.page_updates
+    assert (join.row, join.num_prompt, join.stop_ids) == (0, 3, [1, 2])
+    assert join.sampling == sent.joins[0].sampling
+    assert join.output_ids.tolist() == [11, 12]
+    assert (update.row, update.start, update.pages.tolist()) == (0, 1, [3, 4])
+
+
+class _Ranks:
+    def __init__(self):
+        self.sent = []
+
+    def send(self, plan):
+        self.sent.append(plan)
+
+    def give_up(self, why, error):
+        raise SystemExit(why)
+
+
+class _Runner:
+    def __init__(self, error=None):
+        self.error = error
+
+    def launch(self, plan):
+        if self.error is not None:
+            raise self.error
+        return plan
+
+
+def test_every_plan_is_sent_before_it_is_launched():
+    ranks = _Ranks()
+    one = plan()
+    assert LeadingRunner(_Runner(), ranks).launch(one) is one
+    assert ranks.sent == [one]
+
+
+def test_a_failed_step_ends_the_worker():
+    with pytest.raises(SystemExit, match="rank 0"):
+        LeadingRunner(_Runner(RuntimeError("lost")), _Ranks()).launch(plan())
