@@ -355,8 +355,16 @@ async def read_all(engine: sgl.Engine) -> None:
         pass
 
 
+@pytest.fixture
+def ctrl_c_interrupts():
+    # A shell that starts the tests in the background has them ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_ctrl_c_ends_the_request(engine, stream):
+def test_ctrl_c_ends_the_request(engine, stream, ctrl_c_interrupts):
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
