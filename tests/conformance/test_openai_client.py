@@ -282,7 +282,7 @@ def test_roles_and_parts(client: Any, api: Any) -> None:
         model=api.model,
         messages=[
             {"role": "developer", "content": "Be brief."},
-            {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+            {"role": "user", "content": [{"type": "text", "text": "What is 2 + 2?"}]},
         ],
         max_tokens=4,
         temperature=0,
