@@ -1,6 +1,6 @@
 """Log-probabilities against `transformers`, under every way of scheduling."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from runtime.client.logprobs import PositionLogprobs
+from runtime.executor import cuda_graphs
 from runtime.messages import LogprobSpec
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
@@ -237,4 +238,37 @@ def test_a_failing_neighbour_loses_nothing(folder: Path, monkeypatch: pytest.Mon
     engine.run()
     assert engine.reasons[9].type == "abort"
     for i in (0, 1, 2):
+        check_request(engine, i + 1, PROMPTS[i], 0)
+
+
+class _EagerGraph:
+    """Stands for a CUDA graph: the same static buffers, the work done by calling it."""
+
+    def __init__(self, work: Callable[[], None], pool: Any) -> None:
+        self.replay = work
+
+
+class _HostBuffers:
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def next(self) -> torch.Tensor:
+        return torch.empty(self._size, dtype=torch.int64)
+
+
+def test_from_the_buffers_of_graphs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "capture_graph", _EagerGraph)
+    monkeypatch.setattr(cuda_graphs, "HostBuffers", _HostBuffers)
+    engine = InProcessEngine(folder, overlap=True)
+    runner = engine.scheduler._runner
+    graphs = cuda_graphs.DecodeGraphs(
+        runner._model, runner._attention, runner._kv, runner._rows, runner._page_size, 8
+    )
+    graphs.capture(None, lambda _: None)
+    runner._graphs = graphs
+    for i in range(6):
+        spec = EVERYTHING if i % 2 else None
+        engine.add(i + 1, PROMPTS[i], NUM_NEW, spec, ignore_eos=True)
+    engine.run()
+    for i in range(1, 6, 2):
         check_request(engine, i + 1, PROMPTS[i], 0)
