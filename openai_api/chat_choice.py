@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from openai_api.logprobs import chat_logprobs
 from openai_api.output_parser import Call, ContentText, OutputEvent, OutputParser
 from openai_api.usage import TokenCount
 from runtime.client.client import GenerationChunk
+from runtime.detokenizer.pieces import TokenPieces
 from runtime.messages import FinishReason
 
 
 @dataclass
 class ChatChoice:
-    """A choice while it grows, and how it ended."""
+    """A choice while it grows, and how it ended.
+
+    Attributes:
+        pieces: set when log-probabilities are wanted.
+    """
 
     index: int
     parser: OutputParser
     count: TokenCount
     reason: FinishReason | None = None
+    pieces: TokenPieces | None = None
+    _unreported: list[GenerationChunk] = field(default_factory=list)
 
     def feed(self, chunk: GenerationChunk) -> list[dict[str, Any]]:
         """The deltas of one chunk, in OpenAI's form; each carries one kind of thing."""
         self.count.add(chunk)
+        if self.pieces is not None:
+            self._unreported.append(chunk)
         events = self.parser.feed(chunk.text)
         if chunk.finish_reason is not None:
             self.reason = chunk.finish_reason
             events += self.parser.finish()
         self.count.has_reasoned = self.parser.has_reasoned
         return [delta for each in events for delta in _deltas(each)]
+
+    def take_logprobs(self) -> dict[str, Any] | None:
+        """Those of the tokens since the last call, `None` where nobody asked."""
+        if self.pieces is None:
+            return None
+        chunks, self._unreported = self._unreported, []
+        return chat_logprobs(chunks, self.pieces)
 
     def end(self) -> dict[str, Any]:
         """`finish_reason` and `matched_stop`."""

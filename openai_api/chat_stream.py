@@ -42,10 +42,15 @@ async def chat_events(
             samples_per_prompt=len(choices),
         )
 
-    def chunk_event(index: int, delta: dict[str, Any], end: dict[str, Any]) -> bytes:
+    def chunk_event(
+        index: int,
+        delta: dict[str, Any],
+        end: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
         content = {
             **head,
-            "choices": [{"index": index, "delta": delta, "logprobs": None, **end}],
+            "choices": [{"index": index, "delta": delta, "logprobs": logprobs, **end}],
         }
         if options.continuous_usage_stats:
             content["usage"] = usage()
@@ -62,10 +67,15 @@ async def chat_events(
                 is_first = False
                 role = {"role": "assistant", "content": "", "reasoning_content": None}
                 sent = [chunk_event(choice.index, role, _OPEN) for choice in choices]
-            sent += [chunk_event(index, delta, _OPEN) for delta in deltas]
+            for at, delta in enumerate(deltas):
+                # Tokens without a text of their own go with the next text, or with the end.
+                logprobs = choices[index].take_logprobs() if at == 0 else None
+                sent.append(chunk_event(index, delta, _OPEN, logprobs))
             if sent:
                 yield b"".join(sent)
     empty = {"reasoning_content": None}
-    yield b"".join(chunk_event(choice.index, empty, choice.end()) for choice in choices)
+    yield b"".join(
+        chunk_event(choice.index, empty, choice.end(), choice.take_logprobs()) for choice in choices
+    )
     if options.include_usage:
         yield event({**head, "choices": [], "usage": usage()})

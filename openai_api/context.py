@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from openai_api.chat_template import ChatTemplate, load_chat_template
 from openai_api.parsers import ParserSet
@@ -12,6 +13,7 @@ from openai_api.sampling import model_sampling_defaults
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.client.client import EngineClient
 from runtime.config import HttpArgs
+from runtime.detokenizer.pieces import TokenPieces
 from runtime.tokenizer import Tokenizer
 
 
@@ -41,6 +43,11 @@ class OpenAIContext:
     enable_cache_report: bool = False
     parsers: ParserSet = field(default_factory=ParserSet)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def token_pieces(self) -> TokenPieces:
+        """Text of single tokens, for log-probabilities."""
+        return TokenPieces(self.tokenizer)
 
 
 def make_context(

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.messages import LogprobSpec
 from runtime.sampling_params import SamplingParams
 from runtime.staging import to_device
 from runtime.step import Int64Array, PageUpdate, RowJoin
@@ -33,6 +34,8 @@ class BatchRows:
         num_prompt: `[max_rows + 1]` int64 on the host.
         is_greedy, is_special, has_penalties: `[max_rows + 1]` bool on the host; special rows change
             their logits before sampling.
+        wants_logprobs: `[max_rows + 1]` bool on the host.
+        logprobs: what each of those rows wants.
     """
 
     TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
@@ -68,6 +71,8 @@ class BatchRows:
         self.is_greedy = np.ones(rows, dtype=bool)
         self.is_special = np.zeros(rows, dtype=bool)
         self.has_penalties = np.zeros(rows, dtype=bool)
+        self.wants_logprobs = np.zeros(rows, dtype=bool)
+        self.logprobs: list[LogprobSpec | None] = [None] * rows
         self._history: Tensor | None = None
 
     # The history is made while sampling, in inference mode, and may be written in that mode only.
@@ -114,6 +119,8 @@ class BatchRows:
             sampling.repetition_penalty,
         )
         self.host_top_k[row] = sampling.top_k if sampling.top_k > 0 else self.vocab_size
+        self.wants_logprobs[row] = join.logprobs is not None
+        self.logprobs[row] = join.logprobs
         self.page_table_host[row] = 0
 
     def _update_pages(self, updates: list[PageUpdate]) -> None:

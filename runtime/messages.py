@@ -21,6 +21,39 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False)
     pass
 
 
+class LogprobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Which log-probabilities a request wants besides those of its output tokens.
+
+    Attributes:
+        start_len: first prompt position to report; -1 for none of the prompt.
+        top_num: most probable tokens to report at each position.
+        token_ids: ids to report at each position.
+    """
+
+    start_len: int = -1
+    top_num: int = 0
+    token_ids: list[int] = []
+
+
+class LogprobBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log-probabilities of consecutive positions of one request, row after row.
+
+    Attributes:
+        is_input: positions of the prompt, else of the output.
+        chosen: float32 bytes, one for each position: of the token that stands there.
+        top_values: float32 bytes, the largest ones of each position in descending order.
+        top_ids: int32 bytes, their tokens.
+        id_values: float32 bytes, of the ids that were asked for, in their order.
+    """
+
+    request_id: int
+    is_input: bool
+    chosen: bytes
+    top_values: bytes = b""
+    top_ids: bytes = b""
+    id_values: bytes = b""
+
+
 # ---- front -> scheduler -------------------------------------------------------------------------
 
 
@@ -34,6 +67,7 @@ class GenerateRequest(_Message, frozen=True):
         cache_namespace: requests share cached prefixes only inside one namespace.
         priority: larger is sooner under the priority policy.
         arrival: `time.monotonic()` at the front, comparable across processes of one machine.
+        logprobs: set when log-probabilities are wanted.
     """
 
     request_id: int
@@ -43,6 +77,7 @@ class GenerateRequest(_Message, frozen=True):
     cache_namespace: str = ""
     priority: int = 0
     arrival: float = 0.0
+    logprobs: LogprobSpec | None = None
 
 
 class AbortRequests(_Message, frozen=True):
@@ -129,6 +164,7 @@ class TokenDeltas(_Message, frozen=True):
         token_ids: int32 bytes, concatenated.
         cached_tokens: for each entry of `starts`, prompt tokens found in the prefix cache.
         ends: requests that end with this step.
+        logprobs: of this step's tokens, and of prompt chunks, for requests that want them.
     """
 
     starts: list[StreamStart]
@@ -137,6 +173,7 @@ class TokenDeltas(_Message, frozen=True):
     token_counts: list[int]
     token_ids: bytes
     ends: list[StreamEnd]
+    logprobs: list[LogprobBlock] = []
 
 
 class ResetStreams(_Message, frozen=True):
@@ -158,6 +195,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
         reason: set on the last delta of the request.
         cached_tokens: set on the first delta, else -1.
         num_retractions: set on the last delta: times the request was put back and recomputed.
+        logprobs: in order; after a stop string some may lie behind the last of `token_ids`.
     """
 
     request_id: int
@@ -166,6 +204,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: FinishReason | None = None
     cached_tokens: int = -1
     num_retractions: int = 0
+    logprobs: list[LogprobBlock] | None = None
 
 
 class TextDeltas(_Message, frozen=True):

@@ -23,16 +23,23 @@ class Request:
         num_computed: tokens whose keys and values are written or in flight.
         cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
         started: whether the detokenizer has been told of it.
+        logprobs: which log-probabilities it wants, if any.
+        num_reported: the prompt's logits up to here need no log-probabilities any more: they were
+            reported, or nobody asked.
+        num_planned: the same, with those in flight.
     """
 
     __slots__ = (
         "arrival",
         "cached_tokens",
         "hold",
+        "logprobs",
         "max_new_tokens",
         "namespace",
         "num_computed",
+        "num_planned",
         "num_prompt",
+        "num_reported",
         "num_retractions",
         "priority",
         "request_id",
@@ -61,6 +68,18 @@ class Request:
         self.cached_tokens = -1
         self.num_retractions = 0
         self.started = False
+        self.logprobs = message.logprobs
+        start = -1 if message.logprobs is None else message.logprobs.start_len
+        self.num_reported = self.num_prompt if start < 0 else start
+        self.num_planned = self.num_reported
+
+    @property
+    def wants_input_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt are still to be computed.
+
+        The logits at a position tell of the next token, so those at the prompt's last do not count.
+        """
+        return self.num_reported < self.num_prompt - 1
 
     def start_message(self, stream_interval: int) -> StreamStart:
         """What the detokenizer needs to know; `stream_interval` is the server's default."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.messages import LogprobSpec
 from runtime.sampling_params import SamplingParams
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
+Float32Array = NDArray[np.float32]
 
 
 @dataclass
@@ -21,6 +23,7 @@ class RowJoin:
     Attributes:
         stop_ids: ids masked while fewer than `min_new_tokens` are generated.
         output_ids: tokens generated before a retraction, for the penalties.
+        logprobs: what to report beside each token.
     """
 
     row: int
@@ -28,6 +31,7 @@ class RowJoin:
     num_prompt: int
     stop_ids: list[int]
     output_ids: Int32Array
+    logprobs: LogprobSpec | None = None
 
 
 @dataclass
@@ -37,6 +41,21 @@ class PageUpdate:
     row: int
     start: int
     pages: Int32Array
+
+
+@dataclass
+class InputSpan:
+    """Consecutive prompt positions whose log-probabilities are wanted.
+
+    Attributes:
+        index: of the sequence in the step.
+        offset: of the first position in the sequence's chunk.
+        targets: int32, the token that follows each position.
+    """
+
+    index: int
+    offset: int
+    targets: Int32Array
 
 
 @dataclass
@@ -51,6 +70,7 @@ class StepPlan:
         chunk_tokens: int32, the prompt chunks' tokens, concatenated.
         samples: `[num_seqs]` bool, sequences that get a token sampled.
         joins, page_updates: changes of rows, applied before the step.
+        input_spans: prompt positions that need log-probabilities, at most one span a sequence.
     """
 
     rows: Int64Array
@@ -61,6 +81,7 @@ class StepPlan:
     samples: BoolArray
     joins: list[RowJoin] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
+    input_spans: list[InputSpan] = field(default_factory=list)
 
     @property
     def sample_rows(self) -> Int64Array:
@@ -81,7 +102,27 @@ class StepPlan:
             query_lens=self.query_lens[one],
             chunk_tokens=self.chunk_tokens[first:last],
             samples=self.samples[one],
+            input_spans=[
+                replace(span, index=0) for span in self.input_spans if span.index == index
+            ],
         )
+
+
+@dataclass
+class TokenLogprobs:
+    """Log-probabilities of `n` positions of one sequence, finite numbers.
+
+    Attributes:
+        chosen: `[n]`, of the token that stands at each position.
+        top_values: `[n, top_num]`, the largest, in descending order.
+        top_ids: `[n, top_num]`, their tokens.
+        id_values: `[n, num_ids]`, of the ids that were asked for.
+    """
+
+    chosen: Float32Array
+    top_values: Float32Array
+    top_ids: Int32Array
+    id_values: Float32Array
 
 
 @dataclass
@@ -92,7 +133,11 @@ class StepResult:
         token_ids: `[num_samples]` int32, one per row of `StepPlan.sample_rows`.
         failed: row to error text, for sequences that could not be computed; their entries of
             `token_ids` mean nothing.
+        output_logprobs: row to its new token's, for rows that want them.
+        input_logprobs: row to those of the step's span of its prompt.
     """
 
     token_ids: Int32Array
     failed: dict[int, str] = field(default_factory=dict)
+    output_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    input_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)

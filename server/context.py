@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.client.host import EngineStatus
 from runtime.client.recorder import RecordingClient
 from runtime.config import ServerConfig
+from runtime.detokenizer.pieces import TokenPieces
 from runtime.shared_state import SharedState
 from runtime.tokenizer import Tokenizer
 
@@ -49,3 +51,8 @@ class ServerContext:
     weight_version: str
     sampling_defaults: dict[str, object] = field(default_factory=dict)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
+
+    @cached_property
+    def token_pieces(self) -> TokenPieces:
+        """Text of single tokens, for log-probabilities."""
+        return TokenPieces(self.tokenizer)

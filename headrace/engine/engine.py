@@ -122,7 +122,8 @@ class Engine:
             stream: give an iterator of chunks at once.
             progress_bar: show one; by default for large batches on a terminal.
             **options: other fields of the native API: `rid`, `priority`, `cache_salt`, `extra_key`,
-                `return_prompt_token_ids`.
+                `return_prompt_token_ids`, `return_logprob`, `logprob_start_len`,
+                `top_logprobs_num`, `token_ids_logprob`, `return_text_in_logprobs`.
 
         Returns:
             A dict (`text`, `output_ids`, `meta_info`) for one prompt; a list of them, in order, for

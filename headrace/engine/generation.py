@@ -11,6 +11,7 @@ from headrace.engine.errors import translated
 from headrace.engine.progress import Progress
 from openai_api.generation import close_all, merge
 from runtime.client.admission import admit, check_text_size
+from runtime.client.logprobs import check_logprobs
 from server.context import ServerContext
 from server.native.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
 from server.native.generation import Output, open_output, open_outputs, tokenize_prompts
@@ -37,12 +38,16 @@ async def generate_all(
         prompt_ids = await _encode(context, plan)
         for sample in plan.samples:
             # All are checked before any runs: one bad prompt refuses the whole request.
-            admit(
+            limits = context.client.limits
+            input_ids, sampling = admit(
                 prompt_ids[sample.prompt_index],
                 sample.sampling,
-                context.client.limits,
+                limits,
                 explicit_max_new_tokens=sample.explicit_max_new_tokens,
             )
+            if sample.logprobs is not None:
+                most = sampling.max_new_tokens or 0
+                check_logprobs(sample.logprobs, len(input_ids), most, limits)
         with Progress(len(plan.samples), show_progress) as progress:
             answers = await _run_all(context, plan, prompt_ids, progress)
     return answers[0] if plan.is_single else answers

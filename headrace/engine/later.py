@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _EMBEDDINGS = "embedding, reward and rerank models are"
-_LOGPROBS = "log probabilities of tokens are"
+_SCORES = "scores of labels are"
 _SESSIONS = "sessions are"
 _PROFILES = "profiles are"
 _EXPERTS = "records of expert use are"
@@ -17,8 +17,8 @@ LATER: dict[str, str] = {
     "async_encode": _EMBEDDINGS,
     "rerank": _EMBEDDINGS,
     "async_rerank": _EMBEDDINGS,
-    "score": _LOGPROBS,
-    "async_score": _LOGPROBS,
+    "score": _SCORES,
+    "async_score": _SCORES,
     "open_session": _SESSIONS,
     "close_session": _SESSIONS,
     "start_profile": _PROFILES,

@@ -15,9 +15,6 @@ from server.native.generate_request import GenerateBody
 # Arguments of the reference that mean nothing without a feature that is refused by its own name.
 _COMPANIONS = frozenset(
     {
-        "logprob_start_len",
-        "top_logprobs_num",
-        "token_ids_logprob",
         "external_trace_header",
         "kv_hints",
     }

@@ -23,6 +23,7 @@ from openai_api.generation import (
     open_streams,
     sample_rids,
 )
+from openai_api.logprobs import chat_spec
 from openai_api.output_parser import OutputParser
 from openai_api.request_body import read_body
 from openai_api.sampling import nth_sample, sampling_of, wire_names
@@ -46,6 +47,7 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
     check_chat_request(body)
     check_rid(body.rid)
     refuse_adapter(body, context.served_model_name)
+    logprobs = chat_spec(body.logprobs, body.top_logprobs)
     max_tokens_name, max_tokens = _max_tokens(body)
     with wire_names(max_tokens_name):
         sampling = _sampling(body, max_tokens, context)
@@ -60,6 +62,7 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
                 explicit_max_new_tokens=max_tokens is not None,
                 cache_namespace=cache_namespace(body),
                 priority=priority_of(body),
+                logprobs=logprobs,
             )
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
@@ -109,7 +112,8 @@ def _choice(
         max_calls=1 if body.parallel_tool_calls is False else None,
     )
     close_id = context.parsers.close_id if _separates(body) else None
-    return ChatChoice(index, parser, TokenCount(close_id))
+    pieces = context.token_pieces if body.logprobs else None
+    return ChatChoice(index, parser, TokenCount(close_id), pieces=pieces)
 
 
 @dataclass
@@ -163,7 +167,7 @@ async def _whole(
             {
                 "index": choice.index,
                 "message": message.body(),
-                "logprobs": None,
+                "logprobs": choice.take_logprobs(),
                 **choice.end(),
             }
             for choice, message in zip(choices, messages, strict=True)

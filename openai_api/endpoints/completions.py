@@ -22,6 +22,7 @@ from openai_api.generation import (
     open_streams,
     sample_rids,
 )
+from openai_api.logprobs import CompletionLogprobs, completion_spec
 from openai_api.request_body import read_body
 from openai_api.sampling import nth_sample, sampling_of, wire_names
 from openai_api.schemas.common import (
@@ -76,6 +77,14 @@ class _Plan:
     options: StreamOptions
     context: OpenAIContext
 
+    def logprobs(self) -> list[CompletionLogprobs | None]:
+        """One for each choice, empty; `None` where nobody asked."""
+        pieces = self.context.token_pieces
+        return [
+            CompletionLogprobs(pieces, item.logprobs, item.input_ids) if item.logprobs else None
+            for item in self.inputs
+        ]
+
     def usage(self, counts: Sequence[TokenCount]) -> dict[str, Any]:
         report_cache = self.context.enable_cache_report
         return usage_of(counts, report_cache=report_cache, samples_per_prompt=self.n)
@@ -92,6 +101,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     sampling = sampling_of(
         body, max_tokens, context.preferred_sampling_params, context.client.limits.vocab_size
     )
+    logprobs = completion_spec(body.logprobs, bool(body.echo))
     prompts = prompts_of(body)
     answer_id, rids = _rids(body, len(prompts), sampling.n)
     ids = [await _encode(prompt, context) for prompt in prompts]
@@ -106,6 +116,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
             explicit_max_new_tokens=body.max_tokens is not None,
             cache_namespace=namespace,
             priority=priority,
+            logprobs=logprobs,
         )
         for at in range(len(prompts))
         for sample in range(sampling.n)
@@ -163,11 +174,13 @@ def _echoes(
     return [text for text in texts for _ in range(n)]
 
 
-def _choice(index: int, text: str, reason: FinishReason | None) -> dict[str, Any]:
+def _choice(
+    index: int, text: str, reason: FinishReason | None, logprobs: CompletionLogprobs | None
+) -> dict[str, Any]:
     return {
         "index": index,
         "text": text,
-        "logprobs": None,
+        "logprobs": logprobs.take() if logprobs is not None else None,
         "finish_reason": reason.type if reason else None,
         "matched_stop": reason.matched if reason else None,
     }
@@ -184,6 +197,7 @@ def _head(plan: _Plan) -> dict[str, Any]:
 
 async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Response:
     counts = [TokenCount() for _ in plan.inputs]
+    logprobs = plan.logprobs()
     texts = [[echo] for echo in plan.echoes]
     reasons: list[FinishReason | None] = [None] * len(plan.inputs)
     async with contextlib.aclosing(merge(streams)) as chunks:
@@ -191,7 +205,12 @@ async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Response:
             counts[index].add(chunk)
             texts[index].append(chunk.text)
             reasons[index] = chunk.finish_reason
-    choices = [_choice(index, "".join(text), reasons[index]) for index, text in enumerate(texts)]
+            if (lists := logprobs[index]) is not None:
+                lists.add(chunk)
+    choices = [
+        _choice(index, "".join(text), reasons[index], logprobs[index])
+        for index, text in enumerate(texts)
+    ]
     body = {
         **_head(plan),
         "choices": choices,
@@ -206,15 +225,19 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     head = _head(plan)
     counts = [TokenCount() for _ in plan.inputs]
+    logprobs = plan.logprobs()
     echoes = list(plan.echoes)
     async with contextlib.aclosing(chunks):
         async for index, chunk in chunks:
             counts[index].add(chunk)
+            if (lists := logprobs[index]) is not None:
+                lists.add(chunk)
             text = echoes[index] + chunk.text
             echoes[index] = ""
             if not text and chunk.finish_reason is None:
                 continue
-            content = {**head, "choices": [_choice(index, text, chunk.finish_reason)]}
+            choice = _choice(index, text, chunk.finish_reason, lists)
+            content = {**head, "choices": [choice]}
             if plan.options.continuous_usage_stats:
                 content["usage"] = plan.usage(counts)
             elif plan.options.include_usage:

@@ -120,8 +120,6 @@ DECODER = msgspec.json.Decoder(ChatCompletionRequest)
 
 _UNSUPPORTED = (
     *UNSUPPORTED,
-    "logprobs",
-    "top_logprobs",
     "input_ids",
     "audio",
     "prediction",

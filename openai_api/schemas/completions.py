@@ -42,8 +42,6 @@ def check_completion_request(request: CompletionRequest) -> None:
         InvalidRequest: the first such field.
     """
     refuse_unsupported(request, (*UNSUPPORTED, "suffix", "prompt_embeds"))
-    if request.logprobs is not None and request.logprobs is not False:
-        raise InvalidRequest("logprobs is not supported by this server yet.", param="logprobs")
     if request.best_of is not None and request.best_of > max(request.n or 1, 1):
         raise InvalidRequest("best_of above n is not supported by this server.", param="best_of")
 

@@ -10,12 +10,13 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from runtime.client.admission import EngineLimits, admit
+from runtime.client.logprobs import PositionLogprobs, check_logprobs, read_blocks
 from runtime.errors import EngineDead, EngineNotReady, HeadraceError, InvalidRequest, Overloaded
 from runtime.messages import (
     AbortAll,
@@ -24,6 +25,8 @@ from runtime.messages import (
     FinishReason,
     FlushCache,
     GenerateRequest,
+    LogprobBlock,
+    LogprobSpec,
     RequestError,
     SchedulerInbound,
     TextDelta,
@@ -42,6 +45,7 @@ class GenerationInput:
         sampling: checked parameters (`n` is unrolled by the caller: one input per sample).
         stream: whether deltas are wanted as they come; else one chunk at the end.
         explicit_max_new_tokens: whether the client itself named `max_new_tokens`.
+        logprobs: set when log-probabilities are wanted.
     """
 
     rid: str
@@ -51,6 +55,7 @@ class GenerationInput:
     explicit_max_new_tokens: bool = True
     cache_namespace: str = ""
     priority: int = 0
+    logprobs: LogprobSpec | None = None
 
 
 @dataclass
@@ -63,6 +68,8 @@ class GenerationChunk:
         finish_reason: set on the last chunk.
         prompt_tokens, cached_tokens: of the whole request, the same in every chunk.
         num_retractions: times the request was put back and recomputed, known with the last chunk.
+        input_logprobs: of the prompt's tokens after the first that is reported.
+        output_logprobs: one for each of `token_ids`, when they are wanted.
     """
 
     text: str
@@ -71,6 +78,8 @@ class GenerationChunk:
     prompt_tokens: int
     cached_tokens: int
     num_retractions: int = 0
+    input_logprobs: Sequence[PositionLogprobs] = ()
+    output_logprobs: Sequence[PositionLogprobs] = ()
 
 
 @dataclass
@@ -85,6 +94,7 @@ class _Stream:
     # bounded by the text itself.
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[LogprobBlock] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: HeadraceError | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,6 +113,11 @@ class GenerationStream:
     def rid(self) -> str:
         """The caller's name for the request."""
         return self._stream.rid
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt as it was admitted."""
+        return self._stream.prompt_tokens
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
         return self
@@ -129,6 +144,12 @@ class GenerationStream:
             cached_tokens=stream.cached_tokens,
             num_retractions=stream.num_retractions,
         )
+        if stream.logprobs:
+            chunk.input_logprobs = read_blocks(stream.logprobs, is_input=True)
+            # A stop string cuts tokens off; what stands behind the last one is cut here.
+            outputs = read_blocks(stream.logprobs, is_input=False)
+            chunk.output_logprobs = outputs[: len(chunk.token_ids)]
+            stream.logprobs = []
         stream.text, stream.token_ids = [], []
         if chunk.finish_reason is not None:
             self._done = True
@@ -210,6 +231,9 @@ class EngineClient:
             self.limits,
             explicit_max_new_tokens=item.explicit_max_new_tokens,
         )
+        if item.logprobs is not None:
+            max_new_tokens = sampling.max_new_tokens or 0
+            check_logprobs(item.logprobs, len(input_ids), max_new_tokens, self.limits)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._seed_source())
         request_id = next(self._ids)
@@ -223,6 +247,7 @@ class EngineClient:
                 cache_namespace=item.cache_namespace,
                 priority=item.priority,
                 arrival=stream.arrival,
+                logprobs=item.logprobs,
             )
         )
         # Only now: what could not be sent must not count as in flight for ever.
@@ -294,6 +319,8 @@ class EngineClient:
             stream.text.append(delta.text)
         if delta.token_ids:
             stream.token_ids.extend(memoryview(delta.token_ids).cast("i"))
+        if delta.logprobs is not None:
+            stream.logprobs += delta.logprobs
         if delta.cached_tokens >= 0:
             stream.cached_tokens = delta.cached_tokens
         stream.finish_reason = delta.reason

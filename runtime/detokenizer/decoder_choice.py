@@ -64,6 +64,12 @@ class DecoderFactory:
             )
         return CleanedDecoder(decoder) if self._cleans_up else decoder
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for by itself, special ones too; empty for an unknown id."""
+        if self._tables is not None:
+            return self._tables[False].join([token_id])
+        return self._decode([token_id]).encode() if self._is_known(token_id) else b""
+
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self._backend.decode(ids, skip_special_tokens=False)
         return text

@@ -70,6 +70,9 @@ class Detokenizer:
         for start, cached_tokens in zip(message.starts, message.cached_tokens, strict=True):
             if start.request_id not in self._streams:
                 self._open(start, cached_tokens, deltas, hits)
+        for block in message.logprobs:
+            if (owner := self._streams.get(block.request_id)) is not None:
+                owner.add_logprobs(block)
         data = message.token_ids
         stop = 0
         for request_id, count in zip(message.request_ids, message.token_counts, strict=True):

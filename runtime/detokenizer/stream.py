@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 
+import msgspec
+
 from runtime.detokenizer.decoders import TextDecoder
 from runtime.detokenizer.stop import StopMatcher
-from runtime.messages import FinishReason, StreamStart, TextDelta
+from runtime.messages import FinishReason, LogprobBlock, StreamStart, TextDelta
 
 _ID_BYTES = 4
 
@@ -21,6 +23,7 @@ class Stream:
         "_due",
         "_interval",
         "_keep_stop",
+        "_logprobs",
         "_matcher",
         "_num_unsent",
         "_request_id",
@@ -44,6 +47,11 @@ class Stream:
         self._undecoded: list[int] = []
         self._data: list[bytes] = []
         self._text: list[str] = []
+        self._logprobs: list[LogprobBlock] = []
+
+    def add_logprobs(self, block: LogprobBlock) -> None:
+        """Log-probabilities that go out with the next delta."""
+        self._logprobs.append(block)
 
     def advance(
         self, token_ids: list[int], data: bytes, reason: FinishReason | None
@@ -81,6 +89,9 @@ class Stream:
             reason,
             self._cached_tokens,
         )
+        if self._logprobs:
+            delta = msgspec.structs.replace(delta, logprobs=self._logprobs)
+            self._logprobs = []
         self._cached_tokens = -1
         self._due = self._interval
         self._num_unsent = 0

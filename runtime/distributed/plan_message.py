@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.messages import LogprobSpec
 from runtime.sampling_params import SamplingParams
-from runtime.step import PageUpdate, RowJoin, StepPlan
+from runtime.step import InputSpan, PageUpdate, RowJoin, StepPlan
 
 
 class JoinMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -20,6 +21,16 @@ class JoinMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_prompt: int
     stop_ids: list[int]
     output_ids: bytes
+    # All ranks take the same road through a step: what is reported decides it too.
+    logprobs: LogprobSpec | None = None
+
+
+class SpanMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An `InputSpan`; `targets` are int32 bytes."""
+
+    index: int
+    offset: int
+    targets: bytes
 
 
 class PageMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -41,6 +52,7 @@ class PlanMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     samples: bytes
     joins: list[JoinMessage]
     page_updates: list[PageMessage]
+    input_spans: list[SpanMessage]
 
 
 def to_message(plan: StepPlan) -> PlanMessage:
@@ -59,12 +71,17 @@ def to_message(plan: StepPlan) -> PlanMessage:
                 join.num_prompt,
                 join.stop_ids,
                 join.output_ids.tobytes(),
+                join.logprobs,
             )
             for join in plan.joins
         ],
         page_updates=[
             PageMessage(int(update.row), int(update.start), update.pages.tobytes())
             for update in plan.page_updates
+        ],
+        input_spans=[
+            SpanMessage(int(span.index), int(span.offset), span.targets.tobytes())
+            for span in plan.input_spans
         ],
     )
 
@@ -90,11 +107,16 @@ def from_message(message: PlanMessage) -> StepPlan:
                 join.num_prompt,
                 join.stop_ids,
                 _array(join.output_ids, np.int32),
+                join.logprobs,
             )
             for join in message.joins
         ],
         page_updates=[
             PageUpdate(update.row, update.start, _array(update.pages, np.int32))
             for update in message.page_updates
+        ],
+        input_spans=[
+            InputSpan(span.index, span.offset, _array(span.targets, np.int32))
+            for span in message.input_spans
         ],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from runtime.executor.causal_model import CausalModel
 from runtime.executor.cuda_graphs import DecodeGraphs
 from runtime.executor.extend_graphs import ExtendGraphs
 from runtime.forward_batch import KVCache
-from runtime.sampling.sampler import NAN_TOKEN, Sampler
+from runtime.sampling.logprobs import StepLogprobs, gather_prompt
+from runtime.sampling.sampler import NAN_TOKEN, Sampled, Sampler
 from runtime.staging import to_device
 from runtime.step import Int32Array, StepPlan, StepResult
 
@@ -26,27 +28,63 @@ NAN_MESSAGE = "The model produced NaN logits for this request."
 _NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 
+@dataclass
+class Computed:
+    """What a step gives, on the device.
+
+    Attributes:
+        token_ids: `[num_samples]` int64; `None` when nobody gets a token.
+        output_logprobs: of the new tokens, for rows that want them.
+        input_logprobs: one entry for each span of a prompt.
+    """
+
+    token_ids: Tensor | None = None
+    output_logprobs: list[StepLogprobs] = field(default_factory=list)
+    input_logprobs: list[StepLogprobs] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sampled: Sampled) -> Computed:
+        """A step's new tokens."""
+        return cls(sampled.token_ids, [] if sampled.logprobs is None else [sampled.logprobs])
+
+
 class PendingStep:
     """A launched step whose tokens may still be on their way to the host."""
 
-    def __init__(self, plan: StepPlan, token_ids: Tensor | None, failed: dict[int, str]) -> None:
-        """Start the copy of `token_ids`, `[num_samples]` int64, to the host."""
+    def __init__(self, plan: StepPlan, computed: Computed, failed: dict[int, str]) -> None:
+        """Start the copy of what was computed to the host."""
         self._rows = plan.sample_rows
         self._failed = failed
-        self._tokens = token_ids
         self._event: torch.cuda.Event | None = None
-        if token_ids is not None and token_ids.is_cuda:
-            self._tokens = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
-            self._tokens.copy_(token_ids, non_blocking=True)
-            self._event = torch.cuda.Event()
+        tokens = computed.token_ids
+        self._tokens = None if tokens is None else self._copy(tokens)
+        self._outputs = [each.to_host(self._copy) for each in computed.output_logprobs]
+        self._inputs = [each.to_host(self._copy) for each in computed.input_logprobs]
+        if self._event is not None:
             self._event.record()
+
+    def _copy(self, source: Tensor) -> Tensor:
+        if not source.is_cuda:
+            return source
+        if self._event is None:
+            self._event = torch.cuda.Event()
+        pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        return pinned.copy_(source, non_blocking=True)
 
     def wait(self) -> StepResult:
         """Block until the tokens are on the host."""
-        if self._tokens is None:
-            return StepResult(_NO_TOKENS, self._failed)
         if self._event is not None:
             self._event.synchronize()
+        result = self._tokens_of_rows()
+        for each in self._outputs:
+            result.output_logprobs.update(each.by_row())
+        for each in self._inputs:
+            result.input_logprobs.update(each.by_row())
+        return result
+
+    def _tokens_of_rows(self) -> StepResult:
+        if self._tokens is None:
+            return StepResult(_NO_TOKENS, self._failed)
         token_ids = self._tokens.numpy().astype(np.int32)
         bad = token_ids == NAN_TOKEN
         if bad.any():
@@ -127,7 +165,7 @@ class ModelRunner:
             return self._compute_each(plan)
 
     @torch.inference_mode()
-    def _compute(self, plan: StepPlan) -> Tensor | None:
+    def _compute(self, plan: StepPlan) -> Computed:
         num_seqs = len(plan.rows)
         graphs = self._graphs
         if graphs is not None and num_seqs == plan.num_decodes and graphs.takes(num_seqs):
@@ -135,40 +173,67 @@ class ModelRunner:
             graphs.run(plan.rows, seq_lens)
             if self._sampler.is_plain(plan.rows):
                 # A copy: the next replay overwrites the graph's own.
-                return graphs.token_ids[:num_seqs].clone()
-            return self._sampler.sample(graphs.logits[:num_seqs], plan.rows, seq_lens)
+                return Computed(graphs.token_ids[:num_seqs].clone())
+            logits = graphs.logits[:num_seqs]
+            return Computed.of(self._sampler.sample(logits, plan.rows, seq_lens))
         extend = self._extend_graphs
-        if extend is not None and (captured := extend.find(plan)) is not None:
+        # A graph's logits are those of each sequence's last token only.
+        usable = extend is not None and not plan.input_spans
+        if extend is not None and usable and (captured := extend.find(plan)) is not None:
             logits, token_ids = extend.run(captured, plan)
             return self._pick(plan, logits, token_ids)
         batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
         self._attention.plan(batch)
         hidden = self._model.forward(batch)
+        input_logprobs = self._input_logprobs(plan, hidden) if plan.input_spans else []
         rows = plan.sample_rows
         if not len(rows):
-            return None
+            return Computed(input_logprobs=input_logprobs)
         if len(rows) != len(hidden):
             hidden = hidden.index_select(0, batch.logits_indices)
         logits = self._model.compute_logits(hidden)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
-        return self._sampler.sample(logits, rows, positions)
+        computed = Computed.of(self._sampler.sample(logits, rows, positions))
+        computed.input_logprobs = input_logprobs
+        return computed
 
-    def _pick(self, plan: StepPlan, logits: Tensor, token_ids: Tensor) -> Tensor | None:
+    def _input_logprobs(self, plan: StepPlan, hidden: Tensor) -> list[StepLogprobs]:
+        firsts = np.cumsum(plan.query_lens) - plan.query_lens
+        found = []
+        for span in plan.input_spans:
+            row = int(plan.rows[span.index])
+            spec = self._rows.logprobs[row]
+            assert spec is not None, "the row joined with what it wants"
+            begin = int(firsts[span.index]) + span.offset
+            found.append(
+                gather_prompt(
+                    hidden[begin : begin + len(span.targets)],
+                    self._model.compute_logits,
+                    span.targets,
+                    row,
+                    spec,
+                    self._rows.vocab_size,
+                )
+            )
+        return found
+
+    def _pick(self, plan: StepPlan, logits: Tensor, token_ids: Tensor) -> Computed:
         """The tokens of the sequences that want one, from a graph that computed all."""
         rows = plan.sample_rows
         if not len(rows):
-            return None
+            return Computed()
         if self._sampler.is_plain(rows):
             if len(rows) == len(plan.rows):
-                return token_ids.clone()
+                return Computed(token_ids.clone())
             (wanted,) = to_device(self._rows.device, np.flatnonzero(plan.samples))
-            return token_ids.index_select(0, wanted)
+            return Computed(token_ids.index_select(0, wanted))
         (wanted,) = to_device(self._rows.device, np.flatnonzero(plan.samples))
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
-        return self._sampler.sample(logits.index_select(0, wanted), rows, positions)
+        return Computed.of(self._sampler.sample(logits.index_select(0, wanted), rows, positions))
 
     def _compute_each(self, plan: StepPlan) -> PendingStep:
         token_ids = torch.zeros(len(plan.sample_rows), dtype=torch.int64)
+        everything = Computed(token_ids)
         failed: dict[int, str] = {}
         sampled = np.cumsum(plan.samples) - 1
         for index in range(len(plan.rows)):
@@ -178,9 +243,11 @@ class ModelRunner:
                 logger.exception("One sequence failed; its request ends")
                 failed[int(plan.rows[index])] = f"Internal error: {type(error).__name__}"
                 continue
-            if result is not None:
-                token_ids[sampled[index]] = result[0].cpu()
-        return PendingStep(plan, token_ids, failed)
+            if result.token_ids is not None:
+                token_ids[sampled[index]] = result.token_ids[0].cpu()
+            everything.output_logprobs += result.output_logprobs
+            everything.input_logprobs += result.input_logprobs
+        return PendingStep(plan, everything, failed)
 
 
 def _device_works() -> bool:

@@ -6,6 +6,7 @@ Nothing here waits for the device: decisions are taken on the host's copy of the
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +21,24 @@ from kernels.sampling import (
     sample,
 )
 from runtime.batch_rows import BatchRows
+from runtime.sampling.logprobs import StepLogprobs, gather
 from runtime.staging import to_device
 from runtime.step import Int64Array
 
 # Stands for the token of a row whose logits are not numbers.
 NAN_TOKEN = -1
+
+
+class Sampled(NamedTuple):
+    """What the sampler gives.
+
+    Attributes:
+        token_ids: `[num_samples]` int64 on the device, `NAN_TOKEN` for rows with NaN logits.
+        logprobs: of those tokens, for the rows that want them, on the device.
+    """
+
+    token_ids: Tensor
+    logprobs: StepLogprobs | None = None
 
 
 class Sampler:
@@ -35,16 +49,13 @@ class Sampler:
         self._rows = rows
         self._share = share
 
-    def sample(self, logits: Tensor, rows: Int64Array, positions: Int64Array) -> Tensor:
+    def sample(self, logits: Tensor, rows: Int64Array, positions: Int64Array) -> Sampled:
         """Choose the next token of each row, and note it as the row's next input.
 
         Args:
             logits: `[num_samples, vocab_size]` float32, changed in place.
             rows: `[num_samples]`, the row of each line of `logits`.
             positions: `[num_samples]`, index in its sequence of each token to be sampled.
-
-        Returns:
-            `[num_samples]` int64 on the device, `NAN_TOKEN` for rows with NaN logits.
         """
         state = self._rows
         index, places = to_device(state.device, rows, positions)
@@ -60,12 +71,30 @@ class Sampler:
         if self._share is not None:
             token_ids = self._share(token_ids)
         self._remember(token_ids, rows, index, positions)
-        return token_ids
+        if state.wants_logprobs[rows].any():
+            return Sampled(token_ids, self._logprobs(logits, token_ids, rows))
+        return Sampled(token_ids)
 
     def is_plain(self, rows: Int64Array) -> bool:
-        """Whether every row takes its largest logit as it is."""
+        """Whether every row takes its largest logit as it is, and nobody asks about the others."""
         state = self._rows
-        return bool(state.is_greedy[rows].all()) and not state.is_special[rows].any()
+        edited = state.is_special[rows] | state.wants_logprobs[rows]
+        return bool(state.is_greedy[rows].all()) and not edited.any()
+
+    def _logprobs(self, logits: Tensor, token_ids: Tensor, rows: Int64Array) -> StepLogprobs:
+        """Of the distribution before any token is cut off; a greedy row counts as temperature 1."""
+        state = self._rows
+        lines = np.flatnonzero(state.wants_logprobs[rows])
+        asking = rows[lines]
+        temperature = state.host_params[asking, state.TEMPERATURE]
+        temperature = np.where(state.is_greedy[asking], np.float32(1), temperature)
+        line_index, divisor = to_device(state.device, lines, temperature)
+        part = logits.index_select(0, line_index)
+        if (temperature != 1).any():
+            part /= divisor.unsqueeze(1)
+        specs = [spec for row in asking.tolist() if (spec := state.logprobs[row]) is not None]
+        chosen = token_ids.index_select(0, line_index).clamp_(min=0)
+        return gather(part, chosen, asking, specs)
 
     def _sampling_rows(self, rows: Int64Array, index: Tensor, places: Tensor) -> SamplingRows:
         state = self._rows

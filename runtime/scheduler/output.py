@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.messages import FinishReason, StreamEnd, StreamStart, TokenDeltas
+from runtime.messages import (
+    FinishReason,
+    LogprobBlock,
+    StreamEnd,
+    StreamStart,
+    TokenDeltas,
+)
 from runtime.request import Request
 from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
-from runtime.step import Int32Array, Int64Array, StepResult
+from runtime.step import Int32Array, Int64Array, StepResult, TokenLogprobs
 
 
 class OutputBuffer:
@@ -27,6 +33,7 @@ class OutputBuffer:
         self._counts: list[int] = []
         self._tokens: list[bytes] = []
         self._ends: list[StreamEnd] = []
+        self._logprobs: list[LogprobBlock] = []
 
     def start(self, request: Request) -> None:
         """Announce a request before its first token or end."""
@@ -40,6 +47,20 @@ class OutputBuffer:
         self._counts += [1] * len(request_ids)
         self._tokens.append(token_ids)
 
+    def logprobs(self, request: Request, found: TokenLogprobs, *, is_input: bool) -> None:
+        """Log-probabilities of the request's next positions."""
+        self.start(request)
+        self._logprobs.append(
+            LogprobBlock(
+                request_id=request.request_id,
+                is_input=is_input,
+                chosen=found.chosen.tobytes(),
+                top_values=found.top_values.tobytes(),
+                top_ids=found.top_ids.tobytes(),
+                id_values=found.id_values.tobytes(),
+            )
+        )
+
     def end(self, request: Request, reason: FinishReason) -> None:
         """The request is over."""
         self.start(request)
@@ -47,7 +68,7 @@ class OutputBuffer:
 
     def take(self) -> TokenDeltas | None:
         """The message for what has collected, if anything has."""
-        if not self._ids and not self._ends and not self._starts:
+        if not self._ids and not self._ends and not self._starts and not self._logprobs:
             return None
         message = TokenDeltas(
             starts=self._starts,
@@ -56,6 +77,7 @@ class OutputBuffer:
             token_counts=self._counts,
             token_ids=b"".join(self._tokens),
             ends=self._ends,
+            logprobs=self._logprobs,
         )
         self._clear()
         return message
@@ -87,6 +109,8 @@ class OutputProcessor:
         """Append the tokens and finish what is done."""
         for row, message in result.failed.items():
             self._fail(row, message)
+        if step.input_owners:
+            self._report_inputs(step, result)
         for request in step.prompts_done:
             if request.row >= 0 and request.request_id in self._requests:
                 self._buffer.start(request)
@@ -97,11 +121,29 @@ class OutputProcessor:
         if not len(rows):
             return
         token_ids = result.token_ids
+        if result.output_logprobs:
+            self._report_outputs(step, result)
         current = self._table.request_ids[rows] == step.request_ids
         if not current.all():
             self._append_to_retracted(step.request_ids[~current], token_ids[~current])
             rows, token_ids = rows[current], token_ids[current]
         self._append(rows, token_ids)
+
+    def _report_inputs(self, step: PlannedStep, result: StepResult) -> None:
+        for span, request in zip(step.plan.input_spans, step.input_owners, strict=True):
+            found = result.input_logprobs.get(int(step.plan.rows[span.index]))
+            if found is not None and request.request_id in self._requests:
+                self._buffer.logprobs(request, found, is_input=True)
+                request.num_reported += len(found.chosen)
+
+    def _report_outputs(self, step: PlannedStep, result: StepResult) -> None:
+        request_ids = step.request_ids.tolist()
+        for row, request_id in zip(step.plan.sample_rows.tolist(), request_ids, strict=True):
+            found = result.output_logprobs.get(row)
+            request = self._requests.get(request_id)
+            # A row of its own, or none since it was put back: as `process` takes its token.
+            if found is not None and request is not None and request.row in (row, -1):
+                self._buffer.logprobs(request, found, is_input=False)
 
     def _append(self, rows: Int64Array, token_ids: Int32Array) -> None:
         table = self._table

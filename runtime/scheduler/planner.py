@@ -11,7 +11,7 @@ from runtime.cache.manager import CacheManager
 from runtime.request import Request
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
-from runtime.step import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
+from runtime.step import InputSpan, Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +26,13 @@ class PlannedStep:
     Attributes:
         request_ids: `[num_samples]`, whose token each sample is; rows may have changed hands since.
         prompts_done: requests whose whole prompt this step computes.
+        input_owners: the request of each of the plan's input spans.
     """
 
     plan: StepPlan
     request_ids: Int64Array
     prompts_done: list[Request] = field(default_factory=list)
+    input_owners: list[Request] = field(default_factory=list)
 
 
 @dataclass
@@ -97,13 +99,30 @@ class Planner:
             page_updates=self._page_updates,
         )
         self._joins, self._page_updates = [], []
+        input_owners = self._add_input_spans(plan, chunks)
         table.num_computed[rows] += query_lens
         table.sampled_len[rows[samples]] += 1
         done = [chunk.request for chunk in chunks if chunk.is_last]
         for request in done:
             table.is_decoding[request.row] = True
             self._computing.remove(request)
-        return PlannedStep(plan, table.request_ids[rows[samples]], done)
+        return PlannedStep(plan, table.request_ids[rows[samples]], done, input_owners)
+
+    def _add_input_spans(self, plan: StepPlan, chunks: list[_Chunk]) -> list[Request]:
+        """Name the prompt positions that need log-probabilities; whose each span is."""
+        owners = []
+        for index, chunk in enumerate(chunks):
+            request = chunk.request
+            begin = max(chunk.start, request.num_planned)
+            end = min(chunk.start + chunk.length, request.num_prompt - 1)
+            if begin < end:
+                targets = self._table.tokens[request.row, begin + 1 : end + 1].copy()
+                plan.input_spans.append(
+                    InputSpan(plan.num_decodes + index, begin - chunk.start, targets)
+                )
+                owners.append(request)
+                request.num_planned = end
+        return owners
 
     # ---- decode ----
 
@@ -204,7 +223,12 @@ class Planner:
         """Give a waiting request a row and pages for its whole prompt; false when they lack."""
         cache, hold = self._cache, request.hold
         num_tokens = len(request.tokens)
-        matched = cache.attach_prefix(hold, request.tokens, request.namespace)
+        request.num_planned = request.num_reported
+        prefix = request.tokens
+        if request.wants_input_logprobs:
+            # What these positions say must be computed, so keys from the cache end before them.
+            prefix = prefix[: request.num_reported + 1]
+        matched = cache.attach_prefix(hold, prefix, request.namespace)
         missing = cache.pages_for(num_tokens + 1) - hold.num_pages
         # Each running request may need another page before this one has ended.
         headroom = self._table.num_running
@@ -225,6 +249,7 @@ class Planner:
                 num_prompt=request.num_prompt,
                 stop_ids=[*self._eos, *sampling.stop_token_ids],
                 output_ids=request.tokens[request.num_prompt :],
+                logprobs=request.logprobs,
             )
         )
         self._page_updates.append(PageUpdate(row, 0, hold.held().copy()))
@@ -237,6 +262,9 @@ class Planner:
 
     def _waits_for_prefix(self, request: Request) -> bool:
         if not self._cache.enable_prefix_cache or not self._unshared:
+            return False
+        if request.wants_input_logprobs:
+            # It cannot use most of what it would wait for.
             return False
         tokens = request.tokens
         matched = self._cache.match_length(tokens[:-1], request.namespace)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from runtime.errors import InvalidRequest
+from runtime.messages import LogprobSpec
 from runtime.sampling_params import (
     INT64_MAX,
     MAX_SAMPLES,
@@ -16,6 +17,7 @@ from runtime.sampling_params import (
     SamplingParams,
     resolve_sampling,
 )
+from server.native.logprob_request import plan_logprobs
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_BATCH = 4096
@@ -33,6 +35,11 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     extra_key: str | list[str | None] | None = None
     cache_salt: str | list[str | None] | None = None
     priority: int | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int | None] | None = None
+    top_logprobs_num: int | list[int | None] | None = None
+    token_ids_logprob: list[int | list[int] | None] | None = None
+    return_text_in_logprobs: bool | None = None
     return_prompt_token_ids: bool | None = None
     log_metrics: bool | None = None
     data_parallel_rank: int | None = None
@@ -42,7 +49,6 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     image_data: object | None = None
     video_data: object | None = None
     audio_data: object | None = None
-    return_logprob: object | None = None
     return_hidden_states: object | None = None
     return_routed_experts: object | None = None
     return_entropy: object | None = None
@@ -63,7 +69,6 @@ UNSUPPORTED_FIELDS = (
     "image_data",
     "video_data",
     "audio_data",
-    "return_logprob",
     "return_hidden_states",
     "return_routed_experts",
     "return_entropy",
@@ -94,6 +99,7 @@ class Sample:
     sampling: SamplingParams
     explicit_max_new_tokens: bool
     cache_namespace: str
+    logprobs: LogprobSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,7 @@ class GeneratePlan:
     priority: int
     return_prompt_token_ids: bool
     is_recorded: bool
+    return_text_in_logprobs: bool = False
 
 
 def plan_generate(
@@ -149,6 +156,14 @@ def plan_generate(
         )
     rids = _rids(body.rid, len(prompts), is_one_prompt, n)
     namespaces = _namespaces(body, len(prompts))
+    logprobs = plan_logprobs(
+        body.return_logprob,
+        body.logprob_start_len,
+        body.top_logprobs_num,
+        body.token_ids_logprob,
+        len(prompts),
+        n,
+    )
     defaults = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, **preferred}
     params = [resolve_sampling(each, defaults, vocab_size) for each in fields]
     samples: list[Sample] = []
@@ -162,6 +177,7 @@ def plan_generate(
                 sampling=_nth_sample(params[which], index),
                 explicit_max_new_tokens=isinstance(limit, int),
                 cache_namespace=namespaces[prompt_index],
+                logprobs=logprobs[prompt_index],
             )
             for index in range(n)
         )
@@ -173,6 +189,7 @@ def plan_generate(
         priority=_int64(body.priority, "priority"),
         return_prompt_token_ids=bool(body.return_prompt_token_ids),
         is_recorded=body.log_metrics is not False,
+        return_text_in_logprobs=bool(body.return_text_in_logprobs),
     )
 
 

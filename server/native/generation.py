@@ -16,6 +16,7 @@ from runtime.client.client import GenerationChunk, GenerationInput, GenerationSt
 from runtime.messages import FinishReason
 from server.context import ServerContext
 from server.native.generate_request import GeneratePlan, Sample
+from server.native.logprob_answer import LogprobAnswer
 
 
 class Output:
@@ -27,8 +28,10 @@ class Output:
         rid: str,
         weight_version: str,
         prompt_token_ids: list[int] | None,
+        logprobs: LogprobAnswer | None = None,
     ) -> None:
         """Start empty; `prompt_token_ids` are echoed when given."""
+        self._logprobs = logprobs
         self.stream = stream
         self.rid = rid
         self._weight_version = weight_version
@@ -41,6 +44,8 @@ class Output:
     def answer(self, chunk: GenerationChunk, *, incremental: bool = False) -> dict[str, Any]:
         """Take in `chunk` and give the answer up to it, or only what is new."""
         self._completion_tokens += len(chunk.token_ids)
+        if self._logprobs is not None:
+            self._logprobs.add(chunk, incremental=incremental)
         if incremental:
             self._text, self._output_ids = chunk.text, chunk.token_ids
         else:
@@ -68,6 +73,8 @@ class Output:
             # The engine counts retractions for the server as a whole, not for each request.
             "total_retractions": chunk.num_retractions,
         }
+        if self._logprobs is not None:
+            meta.update(self._logprobs.meta_info())
         if chunk.finish_reason is not None:
             meta["e2e_latency"] = time.perf_counter() - self._started_at
             meta["response_sent_to_client_ts"] = time.time()
@@ -118,10 +125,15 @@ def open_output(
             explicit_max_new_tokens=sample.explicit_max_new_tokens,
             cache_namespace=sample.cache_namespace,
             priority=plan.priority,
+            logprobs=sample.logprobs,
         )
     )
     echoed = input_ids if plan.return_prompt_token_ids else None
-    return Output(stream, sample.rid, context.weight_version, echoed)
+    logprobs = None
+    if sample.logprobs is not None:
+        token_text = context.token_pieces.text if plan.return_text_in_logprobs else None
+        logprobs = LogprobAnswer(sample.logprobs, input_ids[: stream.prompt_tokens], token_text)
+    return Output(stream, sample.rid, context.weight_version, echoed, logprobs)
 
 
 def open_outputs(

@@ -157,6 +157,73 @@ def test_completion_stream(client: Any, api: Any) -> None:
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
+def test_chat_logprobs(client: Any, api: Any) -> None:
+    asked = {
+        "model": api.model,
+        "messages": ASK,
+        "temperature": 0,
+        "max_tokens": 8,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
+    choice = client.chat.completions.create(**asked).choices[0]
+    entries = choice.logprobs.content
+    assert entries
+    text = b"".join(bytes(entry.bytes) for entry in entries).decode()
+    assert text.startswith(choice.message.content)
+    for entry in entries:
+        assert entry.logprob <= 0
+        assert bytes(entry.bytes).decode(errors="replace") == entry.token
+        assert len(entry.top_logprobs) == 3
+        values = [each.logprob for each in entry.top_logprobs]
+        assert values == sorted(values, reverse=True)
+    streamed = [
+        entry
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for each in chunk.choices
+        if each.logprobs
+        for entry in each.logprobs.content
+    ]
+    assert [entry.token for entry in streamed] == [entry.token for entry in entries]
+    values = [entry.logprob for entry in entries]
+    assert [entry.logprob for entry in streamed] == pytest.approx(values, abs=1e-3)
+    asked["logprobs"] = False
+    del asked["top_logprobs"]
+    assert client.chat.completions.create(**asked).choices[0].logprobs is None
+
+
+@pytest.mark.parametrize("top", [0, 2])
+def test_completion_logprobs(client: Any, api: Any, top: int) -> None:
+    prompt = "Once upon"
+    asked = {
+        "model": api.model,
+        "prompt": prompt,
+        "temperature": 0,
+        "max_tokens": 6,
+        "logprobs": top,
+        "echo": True,
+    }
+    answer = client.completions.create(**asked)
+    (choice,) = answer.choices
+    lists = choice.logprobs
+    num_tokens = answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert len(lists.tokens) == len(lists.token_logprobs) == len(lists.text_offset) == num_tokens
+    assert "".join(lists.tokens).startswith(choice.text)
+    assert lists.token_logprobs[0] is None
+    assert all(value <= 0 for value in lists.token_logprobs[1:])
+    if top:
+        assert lists.top_logprobs[0] is None
+        assert all(len(each) <= top for each in lists.top_logprobs[1:])
+        assert len(lists.top_logprobs) == num_tokens
+    else:
+        assert lists.top_logprobs is None
+    values: list[float | None] = []
+    for chunk in client.completions.create(**asked, stream=True):
+        values += chunk.choices[0].logprobs.token_logprobs
+    assert values[0] is None
+    assert values[1:] == pytest.approx(lists.token_logprobs[1:], abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -165,7 +232,7 @@ def test_completion_stream(client: Any, api: Any) -> None:
         ({"messages": []}, "messages"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"n": 100000}, "n"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"99999999": 1}}, "logit_bias"),
         ({"extra_body": {"regex": "a+"}}, "regex"),

@@ -260,6 +260,19 @@ def test_the_server_says_the_same(engine):
     assert engine.get_server_info().keys() == info.keys()
 
 
+def test_logprobs_whole_and_streamed(engine):
+    asked = {"return_logprob": True, "logprob_start_len": 0, "return_text_in_logprobs": True}
+    whole = engine.generate(FRANCE, SHORT, **asked)
+    meta = whole["meta_info"]
+    assert len(meta["input_token_logprobs"]) == meta["prompt_tokens"]
+    assert [each[1] for each in meta["output_token_logprobs"]] == whole["output_ids"]
+    assert "".join(each[2] for each in meta["output_token_logprobs"]).startswith(whole["text"])
+    streamed = []
+    for chunk in engine.generate(FRANCE, SHORT, stream=True, **asked):
+        streamed += chunk["meta_info"]["output_token_logprobs"]
+    assert [each[1] for each in streamed] == whole["output_ids"]
+
+
 # ---- mistakes -----------------------------------------------------------------------------------
 
 
@@ -278,7 +291,8 @@ def test_the_server_says_the_same(engine):
         ({"input_ids": [10**6]}, "input_ids"),
         ({"prompt": "wheel " * 3000}, "longer than"),
         ({"prompt": ["x", "wheel " * 3000]}, "longer than"),
-        ({"prompt": "x", "return_logprob": True}, "return_logprob"),
+        ({"prompt": "x", "return_logprob": True, "logprob_start_len": 9}, "logprob_start_len"),
+        ({"prompt": "x", "return_logprob": True, "token_ids_logprob": [10**6]}, "token_ids"),
         ({"prompt": "x", "lora_path": "adapter"}, "lora_path"),
         ({"prompt": "x", "image_data": "cat.png"}, "image_data"),
         ({"prompt": "x", "session_params": {"id": "s"}}, "session_params"),

@@ -12,8 +12,9 @@ import torch
 import zmq
 
 from runtime.checkpoint.config_json import load_model_config
+from runtime.client.logprobs import PositionLogprobs, read_blocks
 from runtime.config import WorkerConfig
-from runtime.messages import FinishReason, GenerateRequest, TokenDeltas
+from runtime.messages import FinishReason, GenerateRequest, LogprobSpec, TokenDeltas
 from runtime.sampling_params import SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
@@ -54,6 +55,8 @@ class InProcessEngine:
         self.tokens: dict[int, list[int]] = {}
         self.cached: dict[int, int] = {}
         self.reasons: dict[int, FinishReason] = {}
+        self.inputs: dict[int, list[PositionLogprobs]] = {}
+        self.outputs: dict[int, list[PositionLogprobs]] = {}
         config = replace(config, **options)
         ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
         self.scheduler, self.ready = build_worker(
@@ -64,6 +67,10 @@ class InProcessEngine:
     def _collect(self, message: TokenDeltas) -> None:
         for start, cached in zip(message.starts, message.cached_tokens, strict=True):
             self.tokens[start.request_id], self.cached[start.request_id] = [], cached
+            self.inputs[start.request_id], self.outputs[start.request_id] = [], []
+        for block in message.logprobs:
+            self.inputs[block.request_id] += read_blocks([block], is_input=True)
+            self.outputs[block.request_id] += read_blocks([block], is_input=False)
         ids = np.frombuffer(message.token_ids, dtype=np.int32).tolist()
         for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
             self.tokens[request_id] += ids[:count]
@@ -71,7 +78,14 @@ class InProcessEngine:
         for end in message.ends:
             self.reasons[end.request_id] = end.reason
 
-    def add(self, request_id: int, prompt: list[int], max_new_tokens: int, **sampling: Any) -> None:
+    def add(
+        self,
+        request_id: int,
+        prompt: list[int],
+        max_new_tokens: int,
+        logprobs: LogprobSpec | None = None,
+        **sampling: Any,
+    ) -> None:
         values = {"temperature": 0.0, "seed": 1} | sampling
         self.scheduler.receive(
             [
@@ -80,6 +94,7 @@ class InProcessEngine:
                     input_ids=np.array(prompt, dtype=np.int32).tobytes(),
                     sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
                     arrival=float(request_id),
+                    logprobs=logprobs,
                 )
             ]
         )

@@ -22,6 +22,7 @@ from runtime.messages import (
     AbortRequests,
     FinishReason,
     GenerateRequest,
+    LogprobBlock,
     SchedulerInbound,
     TextDelta,
     TextDeltas,
@@ -119,6 +120,7 @@ class FakeEngine:
         self.client.ready = True
         self.requests: list[GenerateRequest] = []
         self.aborted: set[int] = set()
+        self._scored: set[int] = set()
         self.refuse: FinishReason | None = None
         self.fail_after: int | None = None
         self.hold = hold
@@ -147,6 +149,32 @@ class FakeEngine:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _logprobs(self, request: GenerateRequest, ids: list[int]) -> list[LogprobBlock] | None:
+        """Every token has -0.5; the most probable ones are a, b, c, ... at -1, -2, -3, ..."""
+        spec = request.logprobs
+        if spec is None:
+            return None
+        blocks = [self._block(request, False, len(ids))]
+        if request.request_id not in self._scored and spec.start_len >= 0:
+            num_prompt = len(request.input_ids) // 4
+            blocks.append(self._block(request, True, max(num_prompt - 1 - spec.start_len, 0)))
+        self._scored.add(request.request_id)
+        return blocks
+
+    @staticmethod
+    def _block(request: GenerateRequest, is_input: bool, num: int) -> LogprobBlock:
+        spec = request.logprobs
+        assert spec is not None
+        top = range(spec.top_num)
+        return LogprobBlock(
+            request.request_id,
+            is_input,
+            array.array("f", [-0.5] * num).tobytes(),
+            array.array("f", [-1.0 - each for each in top] * num).tobytes(),
+            array.array("i", [97 + each for each in top] * num).tobytes(),
+            array.array("f", [-9.0] * len(spec.token_ids) * num).tobytes(),
+        )
 
     async def _serve(self, request: GenerateRequest) -> None:
         ids = list(memoryview(request.input_ids).cast("i"))
@@ -222,5 +250,12 @@ class FakeEngine:
         reason: FinishReason | None,
     ) -> None:
         data = array.array("i", token_ids).tobytes()
-        delta = TextDelta(request.request_id, text, data, reason, cached_tokens=3)
+        delta = TextDelta(
+            request.request_id,
+            text,
+            data,
+            reason,
+            cached_tokens=3,
+            logprobs=self._logprobs(request, token_ids),
+        )
         self.client.on_deltas(TextDeltas([delta]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.detokenizer.decoders import REPLACEMENT, PieceDecoder
 from runtime.detokenizer.engine import Detokenizer, MalformedDeltas
-from runtime.messages import FinishReason, StreamEnd, StreamStart, TokenDeltas
+from runtime.messages import FinishReason, LogprobBlock, StreamEnd, StreamStart, TokenDeltas
 from runtime.tokenizer import Tokenizer
 from tests.support.text_strategies import SNIPPETS, splits, texts
 from tests.support.tiny_tokenizers import KINDS
@@ -313,3 +313,27 @@ def test_contradictions_are_refused_before_anything_changes(tokenizer, broken):
     with pytest.raises(MalformedDeltas):
         detokenizer.step(broken)
     assert detokenizer.step(message(tokens={1: [3]}))[0].deltas
+
+
+def test_logprobs_travel_with_their_tokens(tokenizer):
+    detokenizer = Detokenizer(tokenizer)
+    ids = tokenizer.encode("one two three", add_special_tokens=False)
+    first = LogprobBlock(1, True, b"prompt")
+    blocks = [LogprobBlock(1, False, str(at).encode()) for at in range(len(ids))]
+    begin = message([start(stream_interval=2)])
+    begin.logprobs.append(first)
+    # A prompt's numbers wait for the first text.
+    assert detokenizer.step(begin)[0].deltas == []
+    seen = []
+    for at, (token_id, block) in enumerate(zip(ids, blocks, strict=True)):
+        ends = {1: LENGTH} if at == len(ids) - 1 else None
+        sent = message(tokens={1: [token_id]}, ends=ends)
+        sent.logprobs.append(block)
+        # Nobody waits for this one.
+        sent.logprobs.append(LogprobBlock(99, False, b""))
+        for delta in detokenizer.step(sent)[0].deltas:
+            num_outputs = sum(not each.is_input for each in delta.logprobs)
+            assert num_outputs == len(unpack(delta.token_ids))
+            seen += delta.logprobs
+    assert seen == [first, *blocks]
+    assert not detokenizer.num_streams
