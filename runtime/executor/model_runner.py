@@ -154,15 +154,27 @@ class ModelRunner:
         A failure is traced to the sequences that cause it by computing each alone: writing keys
         and values twice is harmless, so the others lose nothing.
         """
-        self._rows.apply(plan.joins, plan.page_updates)
         try:
+            self._rows.apply(plan.joins, plan.page_updates)
             return PendingStep(plan, self._compute(plan), {})
         except Exception:
             if not self._is_alone or (torch.cuda.is_initialized() and not _device_works()):
                 # A broken CUDA context computes nothing right any more: the process must end.
                 raise
             logger.exception("A step of %d sequences failed; trying each alone", len(plan.rows))
-            return self._compute_each(plan)
+            return self._compute_each(plan, self._join_each(plan))
+
+    def _join_each(self, plan: StepPlan) -> dict[int, str]:
+        """Apply row changes one by one, once more if need be; the rows that cannot join."""
+        failed: dict[int, str] = {}
+        for join in plan.joins:
+            try:
+                self._rows.apply([join], [])
+            except Exception as error:
+                logger.exception("A request could not take its row; it ends")
+                failed[join.row] = f"Internal error: {type(error).__name__}"
+        self._rows.apply([], plan.page_updates)
+        return failed
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> Computed:
@@ -231,12 +243,13 @@ class ModelRunner:
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
         return Computed.of(self._sampler.sample(logits.index_select(0, wanted), rows, positions))
 
-    def _compute_each(self, plan: StepPlan) -> PendingStep:
+    def _compute_each(self, plan: StepPlan, failed: dict[int, str]) -> PendingStep:
         token_ids = torch.zeros(len(plan.sample_rows), dtype=torch.int64)
         everything = Computed(token_ids)
-        failed: dict[int, str] = {}
         sampled = np.cumsum(plan.samples) - 1
         for index in range(len(plan.rows)):
+            if int(plan.rows[index]) in failed:
+                continue
             try:
                 result = self._compute(plan.only(index))
             except Exception as error:

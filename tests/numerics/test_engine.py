@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.batch_rows import BatchRows
+from runtime.step import RowJoin
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
 
@@ -160,3 +162,23 @@ def test_penalties_equal_their_definition() -> None:
             logits[token] -= 0.7 * made.count(token) + 0.4
         made.append(int(logits.argmax()))
     assert got == made
+
+
+def test_a_request_that_cannot_take_its_row_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_model("llama")
+    alone = InProcessEngine(folder).generate(PROMPTS[3], 12, ignore_eos=True)
+    join_host = BatchRows._join_host
+
+    def refuse(self: BatchRows, join: RowJoin) -> None:
+        if join.sampling.seed == 666:
+            raise OverflowError("planted")
+        join_host(self, join)
+
+    monkeypatch.setattr(BatchRows, "_join_host", refuse)
+    engine = InProcessEngine(folder)
+    engine.add(1, PROMPTS[3], 12, ignore_eos=True)
+    engine.add(2, PROMPTS[5], 12, seed=666)
+    engine.run()
+    assert engine.tokens[1] == alone
+    assert engine.reasons[2].status_code == 500
+    assert engine.generate(PROMPTS[3], 12, ignore_eos=True) == alone
