@@ -31,8 +31,8 @@ class BatchRows:
         top_k: `[max_rows + 1]` int32 on the device, the vocabulary's size when off.
         host_params, host_top_k: the same on the host.
         num_prompt: `[max_rows + 1]` int64 on the host.
-        is_greedy, is_special, has_penalties: `[max_rows + 1]` bool on the host; special rows change
-            their logits before sampling.
+        is_greedy, is_special, has_penalties, has_grammar: `[max_rows + 1]` bool on the host;
+            special rows change their logits before sampling.
     """
 
     TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
@@ -68,6 +68,7 @@ class BatchRows:
         self.is_greedy = np.ones(rows, dtype=bool)
         self.is_special = np.zeros(rows, dtype=bool)
         self.has_penalties = np.zeros(rows, dtype=bool)
+        self.has_grammar = np.zeros(rows, dtype=bool)
         self._history: Tensor | None = None
 
     def apply(self, joins: list[RowJoin], updates: list[PageUpdate]) -> None:
@@ -100,8 +101,12 @@ class BatchRows:
         self.num_prompt[row] = join.num_prompt
         self.is_greedy[row] = greedy
         self.has_penalties[row] = sampling.has_penalties
+        self.has_grammar[row] = join.has_grammar
         self.is_special[row] = (
-            sampling.has_penalties or bool(sampling.logit_bias) or sampling.min_new_tokens > 0
+            sampling.has_penalties
+            or bool(sampling.logit_bias)
+            or sampling.min_new_tokens > 0
+            or join.has_grammar
         )
         self.host_params[row] = (
             0.0 if greedy else sampling.temperature,

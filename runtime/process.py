@@ -27,6 +27,7 @@ CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
     {
         "scheduler": "runtime.scheduler.process:main",
         "detokenizer": "runtime.detokenizer.process:main",
+        "grammar": "runtime.grammar.compiler:main",
     },
 )
 

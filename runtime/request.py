@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from runtime.cache.manager import PageHold
 from runtime.cache.radix_tree import Tokens
+from runtime.grammar.backend import Matcher
 from runtime.messages import FinishReason, GenerateRequest, StreamStart
 from runtime.sampling_params import SamplingParams
 
 # So many prompt tokens let the detokenizer give the first output token its left context.
 PROMPT_TAIL_TOKENS = 8
+
+
+@dataclass
+class GrammarState:
+    """How far an output has come in its grammar; a retraction leaves it as it is.
+
+    Attributes:
+        compiled: the grammar, once it is loaded.
+        after: the grammar holds once this token was generated; `None` from the start.
+        matcher: set when the grammar is there.
+        is_active: whether the grammar holds already.
+        spent_s: time spent on following it.
+    """
+
+    compiled: Future[Any]
+    after: int | None = None
+    matcher: Matcher | None = None
+    is_active: bool = True
+    spent_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Let the grammar hold from the start unless it waits for a token."""
+        self.is_active = self.after is None
 
 
 class Request:
@@ -23,11 +51,13 @@ class Request:
         num_computed: tokens whose keys and values are written or in flight.
         cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
         started: whether the detokenizer has been told of it.
+        grammar: what the output must match; `None` for free text.
     """
 
     __slots__ = (
         "arrival",
         "cached_tokens",
+        "grammar",
         "hold",
         "max_new_tokens",
         "namespace",
@@ -61,6 +91,7 @@ class Request:
         self.cached_tokens = -1
         self.num_retractions = 0
         self.started = False
+        self.grammar: GrammarState | None = None
 
     def start_message(self, stream_interval: int) -> StreamStart:
         """What the detokenizer needs to know; `stream_interval` is the server's default."""

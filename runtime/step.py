@@ -21,6 +21,7 @@ class RowJoin:
     Attributes:
         vocab_masks: ids masked while fewer than `min_new_tokens` are generated.
         output_ids: tokens generated before a retraction, for the penalties.
+        has_grammar: whether steps bring masks for it.
     """
 
     row: int
@@ -28,6 +29,7 @@ class RowJoin:
     num_prompt: int
     stop_ids: list[int]
     output_ids: Int32Array
+    has_grammar: bool = False
 
 
 @dataclass
@@ -37,6 +39,24 @@ class PageUpdate:
     row: int
     start: int
     pages: Int32Array
+
+
+@dataclass
+class TokenMasks:
+    """Which tokens may be sampled, for those sequences whose output follows a grammar.
+
+    Attributes:
+        lines: `[num_masks]` int64, places in `StepPlan.sample_rows`, ascending.
+        words: `[num_masks, ceil(vocab_size / 32)]` int32, a set bit allows its token.
+    """
+
+    lines: Int64Array
+    words: Int32Array
+
+    def only(self, line: int) -> TokenMasks | None:
+        """The mask of one place, as place 0."""
+        found = np.flatnonzero(self.lines == line)
+        return TokenMasks(np.zeros(1, dtype=np.int64), self.words[found]) if len(found) else None
 
 
 @dataclass
@@ -51,6 +71,7 @@ class StepPlan:
         chunk_tokens: int32, the prompt chunks' tokens, concatenated.
         samples: `[num_seqs]` bool, sequences that get a token sampled.
         joins, page_updates: changes of rows, applied before the step.
+        masks: for outputs that follow a grammar.
     """
 
     rows: Int64Array
@@ -61,6 +82,7 @@ class StepPlan:
     samples: BoolArray
     joins: list[RowJoin] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
+    masks: TokenMasks | None = None
 
     @property
     def sample_rows(self) -> Int64Array:
@@ -74,6 +96,9 @@ class StepPlan:
         )
         last = first + int(self.query_lens[index]) if index >= self.num_decodes else 0
         one = slice(index, index + 1)
+        masks = self.masks
+        if masks is not None:
+            masks = masks.only(int(self.samples[:index].sum())) if self.samples[index] else None
         return StepPlan(
             rows=self.rows[one],
             num_decodes=int(index < self.num_decodes),
@@ -81,6 +106,7 @@ class StepPlan:
             query_lens=self.query_lens[one],
             chunk_tokens=self.chunk_tokens[first:last],
             samples=self.samples[one],
+            masks=masks,
         )
 
 

@@ -130,7 +130,7 @@ class ModelRunner:
             if self._sampler.is_plain(plan.rows):
                 # A copy: the next replay overwrites the graph's own.
                 return graphs.token_ids[:num_seqs].clone()
-            return self._sampler.sample(graphs.logits[:num_seqs], plan.rows, seq_lens)
+            return self._sampler.sample(graphs.logits[:num_seqs], plan.rows, seq_lens, plan.masks)
         extend = self._extend_graphs
         if extend is not None and (captured := extend.find(plan)) is not None:
             logits, token_ids = extend.run(captured, plan)
@@ -145,7 +145,7 @@ class ModelRunner:
             hidden = hidden.index_select(0, batch.logits_indices)
         logits = self._model.compute_logits(hidden)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
-        return self._sampler.sample(logits, rows, positions)
+        return self._sampler.sample(logits, rows, positions, plan.masks)
 
     def _pick(self, plan: StepPlan, logits: Tensor, token_ids: Tensor) -> Tensor | None:
         """The tokens of the sequences that want one, from a graph that computed all."""
@@ -159,7 +159,7 @@ class ModelRunner:
             return token_ids.index_select(0, wanted)
         (wanted,) = to_device(self._rows.device, np.flatnonzero(plan.samples))
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
-        return self._sampler.sample(logits.index_select(0, wanted), rows, positions)
+        return self._sampler.sample(logits.index_select(0, wanted), rows, positions, plan.masks)
 
     def _compute_each(self, plan: StepPlan) -> PendingStep:
         token_ids = torch.zeros(len(plan.sample_rows), dtype=torch.int64)

@@ -24,10 +24,12 @@ from runtime.executor.extend_graphs import graph_token_sizes
 from runtime.executor.memory import PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import ModelRunner
 from runtime.forward_batch import KVCache
+from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend
 from runtime.layers.context import BuildContext, parse_dtype
 from runtime.loader.load import load_model, parameter_bytes
 from runtime.messages import FrontInbound, Phase, TokenDeltas, WorkerReady
 from runtime.models.causal_lm import CausalLM
+from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.warmup import compute_prompt, warm_up
@@ -61,6 +63,7 @@ def build_worker(
     device = torch.device(config.device)
     folder = Path(config.model_folder)
     model_config = load_model_config(folder)
+    grammars = _grammars(config, model_config)
     report("loading_weights")
     model = load_model(
         folder,
@@ -105,6 +108,7 @@ def build_worker(
         ),
         send_tokens=send_tokens,
         send_front=send_front,
+        grammars=grammars,
     )
     ready = WorkerReady(
         max_total_num_tokens=size.num_tokens,
@@ -118,6 +122,19 @@ def build_worker(
         load_seconds=0.0,
     )
     return scheduler, ready
+
+
+def _grammars(config: WorkerConfig, model: ModelConfig) -> Grammars:
+    if config.grammar_backend == "none":
+        return Grammars(None, model.vocab_size, config.eos_token_ids)
+
+    def make() -> GrammarBackend:
+        # Imported on a thread while weights load.
+        return GRAMMAR_BACKENDS.load(config.grammar_backend)(
+            Path(config.tokenizer_folder), model.vocab_size, config.eos_token_ids
+        )
+
+    return Grammars(make, model.vocab_size, config.eos_token_ids)
 
 
 def _step_limits(config: WorkerConfig) -> StepLimits:
