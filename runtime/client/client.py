@@ -19,7 +19,7 @@ from runtime.client.admission import EngineLimits, admit
 from runtime.client.grammars import GrammarCompiler
 from runtime.config import GRAMMAR_CACHE_BYTES
 from runtime.errors import EngineDead, EngineNotReady, HeadraceError, InvalidRequest, Overloaded
-from runtime.grammar.cache import ByteCache
+from runtime.grammar.cache import ByteCache, loaded_size
 from runtime.messages import (
     AbortAll,
     AbortRequests,
@@ -279,7 +279,7 @@ class EngineClient:
         payload = done.result()
         is_there = self._sent_grammars.get(key) is not None
         if not is_there:
-            self._sent_grammars.put(key, True, len(payload))
+            self._sent_grammars.put(key, True, loaded_size(payload))
         self._send(
             msgspec.structs.replace(request, grammar_key=key, grammar=b"" if is_there else payload)
         )

@@ -19,7 +19,7 @@ _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _CHECK = re.compile(r"Check failed: .*?is false: ")
 _MAX_MESSAGE_CHARS = 300
 # Free whitespace lets a confused model print spaces until its limit.
-_MAX_WHITESPACE = 64
+_MAX_WHITESPACE = 32
 
 
 class XGrammarMatcher:

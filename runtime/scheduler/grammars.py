@@ -15,7 +15,7 @@ import numpy as np
 
 from runtime.config import GRAMMAR_CACHE_BYTES
 from runtime.grammar.backend import BackendFactory, GrammarBackend, GrammarError, num_words
-from runtime.grammar.cache import ByteCache
+from runtime.grammar.cache import ByteCache, loaded_size
 from runtime.messages import FinishReason
 from runtime.request import GrammarState, Request
 from runtime.scheduler.table import RequestTable
@@ -69,7 +69,7 @@ class Grammars:
 
     @property
     def cached_bytes(self) -> int:
-        """Size of the cached grammars as they came."""
+        """About the memory that the cached grammars take."""
         return self._cache.size_bytes
 
     def clear(self) -> None:
@@ -89,7 +89,7 @@ class Grammars:
         future = self._cache.get(key)
         if payload:
             future = self._pool.submit(self._load, payload)
-            self._cache.put(key, future, len(payload))
+            self._cache.put(key, future, loaded_size(payload))
         if future is None:
             raise GrammarError("The grammar got lost on its way.")
         request.grammar = GrammarState(future, request.sampling.grammar_after)
