@@ -38,6 +38,7 @@ check: install-dev  ## what CI checks besides the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/structure/test_size.py tests/structure/test_front_without_torch.py
 	$(BIN)/python -m docs.generate --check
 
 format: install-dev  ## rewrite the code in the project's format

@@ -153,8 +153,11 @@ def _check_lengths(params: SamplingParams) -> None:
             f"min_new_tokens must be in [0, max_new_tokens({limit})], got {params.min_new_tokens}.",
             param="min_new_tokens",
         )
-    if params.stream_interval is not None and params.stream_interval < 1:
-        raise InvalidRequest("stream_interval must be at least 1.", param="stream_interval")
+    interval = params.stream_interval
+    if interval is not None and not 1 <= interval <= INT64_MAX:
+        raise InvalidRequest(
+            f"stream_interval must be at least 1, got {interval}.", param="stream_interval"
+        )
 
 
 def _check_stop(params: SamplingParams) -> None:
@@ -226,7 +229,7 @@ _SIMPLE = (
     "no_stop_trim",
     "stream_interval",
 )
-_TOKEN_ID = re.compile(r"-?\d{1,10}")
+_TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
 
 
 def resolve_sampling(
@@ -250,6 +253,9 @@ def resolve_sampling(
         value = getattr(fields, name)
         if value is not None:
             values[name] = value
+    if fields.top_k is not None and fields.top_k > vocab_size:
+        # As good as all of them, and it fits where the worker keeps it.
+        values["top_k"] = vocab_size
     if fields.max_new_tokens is not msgspec.UNSET:
         values["max_new_tokens"] = fields.max_new_tokens
     if fields.sampling_seed is not None:

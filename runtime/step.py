@@ -19,7 +19,7 @@ class RowJoin:
     """A request takes a row: its sampling parameters are set there, once.
 
     Attributes:
-        vocab_masks: ids masked while fewer than `min_new_tokens` are generated.
+        stop_ids: ids masked while fewer than `min_new_tokens` are generated.
         output_ids: tokens generated before a retraction, for the penalties.
         has_grammar: whether steps bring masks for it.
     """

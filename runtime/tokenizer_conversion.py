@@ -18,6 +18,8 @@ from runtime.errors import StartupError
 _TIMEOUT_S = 300.0
 # Whatever a vocabulary may be stored in; a change of any makes a new conversion.
 _SOURCES = ("*.model", "*.tiktoken", "*.txt", "vocab.json", "tekken.json", "*token*.json")
+# These say how to use a vocabulary and hold none.
+_SETTINGS = frozenset({"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"})
 
 
 def converted_tokenizer_file(folder: Path, cache: Path | None = None) -> Path:
@@ -31,7 +33,7 @@ def converted_tokenizer_file(folder: Path, cache: Path | None = None) -> Path:
         StartupError: nothing there that can be converted.
     """
     sources = sorted({path for pattern in _SOURCES for path in folder.glob(pattern)})
-    if not sources:
+    if all(path.name in _SETTINGS for path in sources):
         raise StartupError(f"No tokenizer in {folder}: there is no tokenizer.json.")
     digest = hashlib.sha256()
     for path in [*sources, folder / "config.json"]:

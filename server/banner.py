@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 
-from runtime.client.host import EngineStatus
 from runtime.config import HttpArgs
 from server.context import ServerContext
 
@@ -13,37 +12,8 @@ logger = logging.getLogger(__name__)
 
 # Scripts wait for this line, to the letter.
 READY_LINE = "The server is fired up and ready to roll!"
-_EVERY_S = 5.0
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _EXAMPLE_BODY = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
-_PHASES = {
-    "importing": "Starting the worker",
-    "loading_weights": "Loading weights",
-    "allocating_cache": "Allocating the KV pool",
-    "warming_up": "Warming up",
-}
-
-
-class ProgressLog:
-    """Turns the engine's phases into log lines: one per phase, and one every few seconds."""
-
-    def __init__(self) -> None:
-        """Start before the first phase."""
-        self._phase = ""
-        self._said_at = 0.0
-
-    def __call__(self, status: EngineStatus) -> None:
-        """Called on every change of the status."""
-        text = _PHASES.get(status.phase)
-        now = time.monotonic()
-        is_new = status.phase != self._phase
-        self._phase = status.phase
-        if text is None or not (is_new or now - self._said_at > _EVERY_S):
-            return
-        self._said_at = now
-        share = f" {100 * status.fraction:.0f}%" if status.fraction else ""
-        detail = f" ({status.detail})" if status.detail else ""
-        logger.info("%s%s%s", text, share, detail)
 
 
 def warn_if_open(http: HttpArgs) -> None:

@@ -13,9 +13,10 @@ import uvicorn
 from runtime.client.host import EngineHost
 from runtime.errors import StartupError
 from server.assemble import assemble, watch
-from server.banner import READY_LINE, ProgressLog, banner, warn_if_open
+from server.banner import READY_LINE, banner, warn_if_open
 from server.context import Lifecycle, ServerContext
 from server.prepare import Prepared, describe_bind_error
+from server.progress import ProgressLog
 from server.shutdown import Shutdown
 from server.warmup import warm_up
 

@@ -50,7 +50,7 @@ class Shutdown:
         count = self._client.num_in_flight
         if count:
             logger.info(
-                "%s: %d requests may finish within %.0f s; once more stops now.",
+                "%s: running requests (%d) may finish within %.0f s; once more stops now.",
                 name,
                 count,
                 self._drain_timeout_s,
@@ -67,11 +67,11 @@ class Shutdown:
         while self._client.num_in_flight and not self.hurried.is_set():
             now = time.monotonic()
             if now - started_at > self._drain_timeout_s:
-                logger.warning("%d requests are aborted.", self._client.num_in_flight)
+                logger.warning("Requests aborted: %d.", self._client.num_in_flight)
                 break
             if now - reported_at > _REPORT_EVERY_S:
                 reported_at = now
-                logger.info("%d requests are still running.", self._client.num_in_flight)
+                logger.info("Requests still running: %d.", self._client.num_in_flight)
             await asyncio.sleep(_POLL_S)
         if self.hurried.is_set():
             return

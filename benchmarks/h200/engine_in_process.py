@@ -1,10 +1,10 @@
-"""The worker alone on one GPU, no processes around it: is it right, and how fast is a step?
+"""The worker alone on one GPU, no processes around it: is it right, and where does time go?
 
-    python -m benchmarks.h200.engine_in_process [--shape 0.5b 8b] [--checks] [--cases]
+    python -m benchmarks.h200.engine_in_process --checks --profile 0.5b 8b
 
-Checks: greedy tokens of tiny random models equal those of `transformers` in float32; graph, eager,
-overlap and plain agree. Cases A to E as `run.py` measures them, but with the scheduler turned by
-this process: what the GPU and the step cost without any message.
+Checks: greedy tokens of tiny random models equal those of `transformers` in float32 with graphs and
+without, overlapped and plain, chunked and retracted. Profile: the device's kernels and the host's
+functions of decode steps at batch 1 and 256 and of prompt steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import cProfile
 import io
-import json
 import pstats
 import tempfile
 import time
@@ -24,46 +23,8 @@ import torch
 
 from runtime.messages import GenerateRequest
 from runtime.sampling_params import SamplingParams
+from server.bench.shapes import SHAPES, write_shape
 from tests.support.engine import InProcessEngine
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "0.5b": {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": False,
-    },
-}
-
-
-def shape_folder(shape: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="shape-"))
-    common = {
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": 0,
-        "hidden_act": "silu",
-    }
-    (folder / "config.json").write_text(json.dumps(common | SHAPES[shape]))
-    return folder
 
 
 def engine(folder: Path, **options: Any) -> InProcessEngine:
@@ -148,49 +109,6 @@ def add(ours: InProcessEngine, first_id: int, prompts: list[Any], num_new: int) 
     )
 
 
-def timed(ours: InProcessEngine) -> float:
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    ours.run()
-    return time.perf_counter() - started
-
-
-def cases(shape: str) -> dict[str, float]:
-    started = time.perf_counter()
-    ours = engine(shape_folder(shape), max_total_tokens=400_000)
-    result = {"ready_s": time.perf_counter() - started}
-    vocab = SHAPES[shape]["vocab_size"]
-    rng = np.random.default_rng(0)
-    next_id = 1
-
-    def prompts(count: int, length: int) -> list[Any]:
-        return [rng.integers(1, vocab, length) for _ in range(count)]
-
-    def go(items: list[Any], num_new: int) -> float:
-        nonlocal next_id
-        add(ours, next_id, items, num_new)
-        next_id += len(items)
-        return timed(ours)
-
-    go(prompts(1, 512), 8)
-    go(prompts(64, 32), 16)
-    ttft = min(go(prompts(1, 512), 1) for _ in range(5))
-    whole = min(go(prompts(1, 512), 256) for _ in range(2))
-    result["A_ttft_ms"] = ttft * 1e3
-    result["A_tpot_ms"] = (whole - ttft) / 255 * 1e3
-    go(prompts(256, 512), 4)
-    result["B_tok_s"] = 256 * 256 / go(prompts(256, 512), 256)
-    result["C_tok_s"] = 64 * 512 / go(prompts(64, 32), 512)
-    result["D_in_tok_s"] = max(64 * 4096 / go(prompts(64, 4096), 1) for _ in range(2))
-    shared = rng.integers(1, vocab, 4096)
-    items = [np.concatenate([shared, own]) for own in prompts(64, 64)]
-    result["E_cold_s"] = go(items, 32)
-    items = [np.concatenate([shared, own]) for own in prompts(64, 64)]
-    result["E_hot_s"] = go(items, 32)
-    result["steps"] = ours.shared["num_steps_total"]
-    return result
-
-
 def host_profile(ours: InProcessEngine, batch: int, steps: int = 20) -> None:
     """What the host does in a step, with and without the profiler's own cost."""
     started = time.perf_counter()
@@ -210,7 +128,9 @@ def host_profile(ours: InProcessEngine, batch: int, steps: int = 20) -> None:
 
 def profile(shape: str) -> None:
     """Where the device's time goes: decode at three batch sizes, and prompts."""
-    ours = engine(shape_folder(shape), max_total_tokens=400_000)
+    folder = Path(tempfile.mkdtemp(prefix="shape-"))
+    write_shape(shape, folder)
+    ours = engine(folder, max_total_tokens=400_000)
     vocab = SHAPES[shape]["vocab_size"]
     rng = np.random.default_rng(0)
     next_id = 1
@@ -249,25 +169,16 @@ def profile(shape: str) -> None:
 
 
 def main() -> None:
+    """Check and profile."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", nargs="*", default=["0.5b", "8b"])
     parser.add_argument("--checks", action="store_true")
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--profile", nargs="*", default=[], choices=list(SHAPES))
     options = parser.parse_args()
     if options.checks:
         check_against_transformers()
-    results = {}
-    for shape in options.shape:
-        if options.profile:
-            profile(shape)
-            torch.cuda.empty_cache()
-            continue
-        results[shape] = cases(shape)
+    for shape in options.profile:
+        profile(shape)
         torch.cuda.empty_cache()
-        print(shape, json.dumps({k: round(v, 3) for k, v in results[shape].items()}), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

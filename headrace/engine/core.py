@@ -9,7 +9,7 @@ import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from headrace.engine.errors import EngineDeadError, translated
+from headrace.engine.errors import EngineDeadError, EngineError, translated
 from headrace.engine.loop_thread import LoopClosed, LoopThread
 from runtime.client.host import EngineHost
 from runtime.config import ServerConfig
@@ -70,6 +70,7 @@ class EngineCore:
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the engine's loop and wait; Ctrl-C cancels it."""
+        self._check_owner(coroutine)
         try:
             return self._loop.call(coroutine)
         except LoopClosed:
@@ -77,6 +78,7 @@ class EngineCore:
 
     async def call_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the engine's loop for a task of any other loop."""
+        self._check_owner(coroutine)
         try:
             return await self._loop.call_async(coroutine)
         except LoopClosed:
@@ -84,6 +86,9 @@ class EngineCore:
 
     def leave(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Have `coroutine` run on the engine's loop some time soon, if there still is one."""
+        if os.getpid() != self._owner_pid:
+            coroutine.close()
+            return
         try:
             self._loop.submit(coroutine)
         except LoopClosed:
@@ -97,6 +102,12 @@ class EngineCore:
         """
         if self.host.status.phase == "failed":
             raise EngineDead(self.host.status.last_failure or "The engine died.")
+
+    def _check_owner(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        # A fork copies no threads: its call would wait for ever.
+        if os.getpid() != self._owner_pid:
+            coroutine.close()
+            raise EngineError("This engine belongs to another process, which forked this one.")
 
     @staticmethod
     def _shut_down() -> EngineDeadError:

@@ -86,10 +86,9 @@ class Engine:
         sampling_params: Sampling | None = None,
         input_ids: Ids | None = None,
         *,
-        stream: Literal[False] = False,
-        progress_bar: bool | None = None,
+        stream: Literal[True],
         **options: Any,
-    ) -> Any: ...
+    ) -> ChunkIterator: ...
 
     @overload
     def generate(
@@ -98,9 +97,10 @@ class Engine:
         sampling_params: Sampling | None = None,
         input_ids: Ids | None = None,
         *,
-        stream: Literal[True],
+        stream: bool = False,
+        progress_bar: bool | None = None,
         **options: Any,
-    ) -> ChunkIterator: ...
+    ) -> Any: ...
 
     def generate(
         self,
@@ -151,10 +151,9 @@ class Engine:
         sampling_params: Sampling | None = None,
         input_ids: Ids | None = None,
         *,
-        stream: Literal[False] = False,
-        progress_bar: bool | None = None,
+        stream: Literal[True],
         **options: Any,
-    ) -> Any: ...
+    ) -> AsyncChunkIterator: ...
 
     @overload
     async def async_generate(
@@ -163,9 +162,10 @@ class Engine:
         sampling_params: Sampling | None = None,
         input_ids: Ids | None = None,
         *,
-        stream: Literal[True],
+        stream: bool = False,
+        progress_bar: bool | None = None,
         **options: Any,
-    ) -> AsyncChunkIterator: ...
+    ) -> Any: ...
 
     async def async_generate(
         self,

@@ -7,12 +7,15 @@ between machines never hands out instructions the machine does not have.
 """
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 _SOURCE_DIR = Path(__file__).parent
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-pthread", "-fPIC", "-fno-math-errno")
@@ -44,6 +47,7 @@ def build() -> Path:
     target = cache_dir() / f"cpu_kernels-{_key(compiler)}.so"
     if target.exists():
         return target
+    logger.info("Compiling the CPU kernels with %s, once per machine", Path(compiler).name)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as work:

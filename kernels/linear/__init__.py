@@ -77,8 +77,10 @@ LINEAR: Table[LinearKernels] = Table(
         "reference": Entry("kernels.linear.reference"),
         "cpu": Entry("kernels.linear.cpu", probe="kernels.cpu.library:unavailable"),
         "mkldnn": Entry("kernels.linear.mkldnn", probe="kernels.linear.mkldnn:unavailable"),
+        "triton": Entry("kernels.linear.triton", probe="kernels.triton_support.device:unavailable"),
     },
-    {"cpu": ("cpu", "mkldnn")},
+    # Triton wins on single products; cuBLAS stays until whole steps are measured with it.
+    {"cpu": ("cpu", "mkldnn"), "cuda": ("reference",)},
 )
 
 

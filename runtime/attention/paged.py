@@ -8,6 +8,7 @@ from kernels.paged_attention import PAGED_ATTENTION, PagedAttentionKernels
 from kernels.rope import ROPE, RopeKernels
 from kernels.table import Choice
 from runtime.attention.backend import AttentionLayer, StepLimits
+from runtime.attention.rotation import rotate_and_write
 from runtime.forward_batch import ForwardBatch
 
 Chosen = tuple[Choice[RopeKernels], Choice[PagedAttentionKernels]]
@@ -29,7 +30,7 @@ class PagedAttention:
         del limits
         rope, attention = self._choose(device_type)
         self.choices = (rope, attention)
-        self._rope_kv_write = rope.kernels.rope_kv_write
+        self._rope = rope.kernels
         self._paged_attention = attention.kernels.paged_attention
 
     def _choose(self, device_type: str) -> Chosen:
@@ -40,25 +41,10 @@ class PagedAttention:
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         """Attend one layer; see `AttentionBackend.run`."""
-        num_heads, head_dim = layer.num_heads, layer.head_dim
+        q = rotate_and_write(self._rope, layer, qkv, batch)
         kv = batch.kv[layer.layer_idx]
-        self._rope_kv_write(
-            qkv,
-            num_heads,
-            layer.num_kv_heads,
-            head_dim,
-            layer.cos_sin,
-            batch.positions,
-            batch.slots,
-            kv.k,
-            kv.v,
-            layer.q_norm,
-            layer.k_norm,
-            layer.eps,
-        )
-        num_tokens, row = qkv.shape
         return self._paged_attention(
-            qkv.as_strided((num_tokens, num_heads, head_dim), (row, head_dim, 1)),
+            q,
             kv.k,
             kv.v,
             batch.page_table,

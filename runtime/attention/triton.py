@@ -13,6 +13,7 @@ from kernels.paged_attention.triton import (
 )
 from kernels.rope import ROPE
 from runtime.attention.backend import AttentionLayer, StepLimits
+from runtime.attention.rotation import rotate_and_write
 from runtime.forward_batch import ForwardBatch
 
 
@@ -26,7 +27,7 @@ class TritonAttention:
         """Choose kernels for `device_type`; work space is sized by `limits` when first needed."""
         rope = ROPE.choose(device_type)
         self.choices = (rope,)
-        self._rope_kv_write = rope.kernels.rope_kv_write
+        self._rope = rope.kernels
         self._limits = limits
         self._workspaces: dict[int, AttentionWorkspace] = {}
         self._plans: dict[int, AttentionPlan] = {}
@@ -38,26 +39,10 @@ class TritonAttention:
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         """Attend one layer; see `AttentionBackend.run`."""
-        num_heads, head_dim = layer.num_heads, layer.head_dim
-        kv = batch.kv[layer.layer_idx]
-        self._rope_kv_write(
-            qkv,
-            num_heads,
-            layer.num_kv_heads,
-            head_dim,
-            layer.cos_sin,
-            batch.positions,
-            batch.slots,
-            kv.k,
-            kv.v,
-            layer.q_norm,
-            layer.k_norm,
-            layer.eps,
-        )
+        q = rotate_and_write(self._rope, layer, qkv, batch)
         plan = self._plans.get(layer.window_left) or self._plan(layer, qkv.device, batch)
-        num_tokens, row = qkv.shape
-        out = qkv.new_empty(num_tokens, num_heads * head_dim)
-        q = qkv.as_strided((num_tokens, num_heads, head_dim), (row, head_dim, 1))
+        kv = batch.kv[layer.layer_idx]
+        out = qkv.new_empty(len(qkv), layer.num_heads * layer.head_dim)
         run_attention(plan, q, kv.k, kv.v, batch.page_table, layer.scale, out)
         return out
 

@@ -230,8 +230,6 @@ class EngineClient:
         grammar = self._compile(sampling.grammar)
         request_id = next(self._ids)
         stream = _Stream(request_id, item.rid, len(input_ids), time.monotonic())
-        self._streams[request_id] = stream
-        self._rids[item.rid] = request_id
         request = GenerateRequest(
             request_id=request_id,
             input_ids=array.array("i", input_ids).tobytes(),
@@ -244,7 +242,10 @@ class EngineClient:
         )
         if grammar is None:
             self._send(request)
-        else:
+        # Only now: what could not be sent must not count as in flight for ever.
+        self._streams[request_id] = stream
+        self._rids[item.rid] = request_id
+        if grammar is not None:
             key, compiled = grammar
             self._compiling.add(request_id)
             compiled.add_done_callback(lambda done: self._compiled(request, key, done))

@@ -7,10 +7,9 @@ from typing import Generic, TypeVar
 
 V = TypeVar("V")
 
-# A loaded grammar holds a table of the vocabulary for many of its states: measured, some 150 KiB
-# for a schema that is 4 KiB as it travels.
-LOADED_OVERHEAD_BYTES = 128 * 1024
-LOADED_PER_BYTE = 8
+# A loaded grammar holds tables of the vocabulary besides what travels.
+LOADED_OVERHEAD_BYTES = 64 * 1024
+LOADED_PER_BYTE = 2
 
 
 def loaded_size(payload: bytes) -> int:

@@ -7,6 +7,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from openai_api.sse import ClientGone
 from server.errors import BodyTooLarge, SlowBody, UnsupportedEncoding, error_response
 
 BODY_TIMEOUT_S = 120.0
@@ -55,6 +56,8 @@ class BodyLimitMiddleware:
             except TimeoutError:
                 text = f"The request body did not arrive within {self._timeout_s:.0f} s."
                 raise SlowBody(text) from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone("The client left before its request was complete.")
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
                 is_complete = not message.get("more_body", False)

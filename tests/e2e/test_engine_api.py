@@ -91,6 +91,15 @@ def test_a_batch_may_be_larger_than_a_request_over_http(engine):
     assert len(engine.generate(["The"] * 4200, params)) == 4200
 
 
+def test_a_progress_bar_when_asked(engine, capfd):
+    engine.generate([FRANCE] * 3, SHORT, progress_bar=True)
+    assert "3/3" in capfd.readouterr().err
+    engine.generate([FRANCE] * 100, {**SHORT, "max_new_tokens": 1})
+    assert not capfd.readouterr().err, "a bar belongs on a terminal"
+    with pytest.raises(ValueError, match="longer than"):
+        engine.generate(["x", "wheel " * 3000], SHORT, progress_bar=True)
+
+
 # ---- threads and loops --------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import headrace as sgl
+from runtime.process import Child
 from tests.support.offline import FRANCE, LONG, MODEL, ROOT, SHORT, is_idle, until
 
 EXAMPLES = ROOT / "examples" / "engine"
@@ -49,6 +51,22 @@ def test_death_is_told_and_hurts_nobody_else():
         mine.wait()
 
 
+def test_a_worker_that_hangs_is_ended_and_told():
+    with sgl.Engine(model_path=MODEL, watchdog_timeout=1.0) as engine:
+        os.kill(engine._core.host.pids()["scheduler"], signal.SIGSTOP)
+        with pytest.raises(sgl.EngineDeadError, match="no turn of its loop"):
+            engine.generate(FRANCE, SHORT)
+
+
+def test_last_words_of_a_child_are_kept(capfd):
+    ended = threading.Event()
+    child = Child("no such entry", {}, lambda *_: ended.set(), relays_stderr=True)
+    assert ended.wait(20)
+    assert child.last_words.startswith("Traceback")
+    assert "Unknown child process 'no such entry'" in child.last_words
+    assert child.last_words in capfd.readouterr().err
+
+
 def test_pending_calls_end_with_the_engine():
     engine = sgl.Engine(model_path=MODEL)
     with ThreadPoolExecutor(1) as pool:
@@ -60,6 +78,25 @@ def test_pending_calls_end_with_the_engine():
     again = sgl.Engine(model_path=MODEL)
     assert again.generate(FRANCE, SHORT)["text"].startswith(" Paris")
     again.shutdown()
+
+
+def test_a_fork_is_told_and_ends_nothing():
+    with sgl.Engine(model_path=MODEL) as engine:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                engine.generate(FRANCE, SHORT)
+            except sgl.EngineError as error:
+                os.write(writer, str(error).encode())
+            finally:
+                engine.shutdown()
+                os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(writer)
+        with open(reader) as said:
+            assert "another process" in said.read()
+        assert engine.generate(FRANCE, SHORT)["text"].startswith(" Paris")
 
 
 def test_a_model_that_cannot_load_says_why(tmp_path):

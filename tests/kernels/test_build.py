@@ -44,6 +44,16 @@ print("runtimes", len(set(re.findall(r"/\\S*/lib(?:gomp|iomp5|omp)[-.\\w]*", map
 
 
 @needs_compiler
+def test_the_wait_for_the_compiler_is_announced_once(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build_module, "_compile", lambda *args: args[-1].touch())
+    assert build_module.build() == build_module.build()
+    assert len(caplog.messages) == 1
+    assert "Compiling the CPU kernels" in caplog.text
+
+
+@needs_compiler
 def test_two_processes_build_at_once(tmp_path):
     # Unoptimised: what is tested is the race.
     code = """

@@ -43,7 +43,7 @@ CHATML = (
 
 def byte_tokenizer(chat_template: str | None = CHATML) -> Tokenizer:
     """One token per byte, `SPECIALS` at 256, 257, 258, then `PLAIN`."""
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     backend = Backend(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -52,8 +52,8 @@ def byte_tokenizer(chat_template: str | None = CHATML) -> Tokenizer:
     return Tokenizer(backend, {"eos_token": IM_END, "bos_token": BOS}, chat_template)
 
 
-def _byte_alphabet() -> list[str]:
-    # GPT-2's printable stand-ins, in the order of the bytes.
+def byte_alphabet() -> list[str]:
+    """GPT-2's printable stand-ins, in the order of the bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     names, extra = {}, 256
     for byte in range(256):

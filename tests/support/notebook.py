@@ -37,6 +37,6 @@ async def _inside_a_loop(cells: list[str]) -> None:
 if __name__ == "__main__":
     found = read_cells(Path(sys.argv[1]))
     if sys.argv[2] == "notebook":
-        asyncio.get_event_loop_policy().get_event_loop().run_until_complete(_inside_a_loop(found))
+        asyncio.run(_inside_a_loop(found))
     else:
         run_cells(found)

@@ -254,6 +254,17 @@ def test_a_vocabulary_that_cannot_be_converted_is_one_line(tmp_path):
     assert "\n" not in raised.value.message
 
 
+def test_settings_without_a_vocabulary_are_refused_at_once(tmp_path, monkeypatch):
+    def run(*args, **kwargs):
+        raise AssertionError("transformers was started for nothing")
+
+    monkeypatch.setattr("runtime.tokenizer_conversion.subprocess.run", run)
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "config.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(StartupError, match=r"there is no tokenizer\.json"):
+        converted_tokenizer_file(tmp_path, tmp_path)
+
+
 def test_torch_and_transformers_stay_out(tmp_path):
     folder = write_folder(tmp_path, wordpiece())
     code = (

@@ -41,6 +41,21 @@ def test_every_public_name_is_there():
         headrace.Motor  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("headrace.srt.server_args", ["ServerArgs"]),
+        ("headrace.test.test_utils", ["is_in_ci"]),
+        ("headrace.test.doc_patch", ["launch_server_cmd"]),
+        ("headrace.launch_server", ["main"]),
+    ],
+)
+def test_modules_that_documents_import(module, names):
+    # In a process of its own: one of them applies nest_asyncio.
+    code = f"from {module} import {', '.join(names)}\nimport {module}"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True)
+
+
 def test_the_flat_form_has_every_field_once():
     sections = [field.default_factory for field in dataclasses.fields(ServerConfig)]
     names = [field.name for section in sections for field in dataclasses.fields(section)]

@@ -160,3 +160,22 @@ async def test_malformed_json_is_a_400(tmp_path, body):
     response = await server.client.post("/generate", content=body)
     assert response.status_code == 400
     assert response.json()["type"] == "Bad Request"
+
+
+@pytest.mark.parametrize("path", ["/generate", "/tokenize", "/v1/chat/completions"])
+async def test_a_client_that_leaves_while_sending_is_no_failure_of_ours(tmp_path, caplog, path):
+    server = FakeServer(tmp_path)
+    arriving = [{"type": "http.request", "body": b'{"text": "a', "more_body": True}]
+    sent = []
+
+    async def receive():
+        return arriving.pop() if arriving else {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    await server.app({**scope, "query_string": b"", "http_version": "1.1"}, receive, send)
+    assert sent[0]["status"] == 499
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -1,0 +1,72 @@
+"""How far start-up is: a bar on a terminal, a line now and then everywhere else."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any, TextIO
+
+from runtime.client.host import EngineStatus
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 5.0
+_PHASES = {
+    "importing": "Starting the worker",
+    "loading_weights": "Loading weights",
+    "allocating_cache": "Allocating the KV pool",
+    "warming_up": "Warming up",
+}
+# Phases that can take long enough to be watched.
+_WITH_BAR = frozenset({"loading_weights", "warming_up"})
+
+
+class ProgressLog:
+    """Turns the engine's phases into log lines, one per phase, and into bars on a terminal."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """Draw bars on `stream` (standard error) if that is a terminal."""
+        self._stream = sys.stderr if stream is None else stream
+        self._has_terminal = self._stream.isatty()
+        self._phase = ""
+        self._said_at = 0.0
+        self._bar: Any = None
+
+    def __call__(self, status: EngineStatus) -> None:
+        """Called on every change of the status."""
+        text = _PHASES.get(status.phase)
+        is_new = status.phase != self._phase
+        self._phase = status.phase
+        if is_new:
+            self._close_bar()
+        if text is None:
+            return
+        if is_new:
+            self._say(text, status)
+        if status.phase in _WITH_BAR and self._has_terminal:
+            self._draw(text, status.fraction)
+        elif time.monotonic() - self._said_at > _EVERY_S:
+            self._say(text, status)
+
+    def _say(self, text: str, status: EngineStatus) -> None:
+        self._said_at = time.monotonic()
+        share = f" {100 * status.fraction:.0f}%" if status.fraction else ""
+        detail = f" ({status.detail})" if status.detail else ""
+        logger.info("%s%s%s", text, share, detail)
+
+    def _draw(self, text: str, fraction: float) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            form = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}"
+            # Short phases are over before the delay and leave the log alone.
+            self._bar = tqdm(
+                total=1.0, desc=text, bar_format=form, file=self._stream, delay=0.3, leave=False
+            )
+        self._bar.update(fraction - self._bar.n)
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -1,0 +1,22 @@
+"""The Triton product with few tokens; run by `test_triton_interpreted.py`."""
+
+import pytest
+import torch
+
+from kernels.linear import triton
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("tokens", [0, 1, 5, 16, 17])
+@pytest.mark.parametrize("shape", [(40, 300), (70, 256), (20, 2100)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_products(impl, tokens, shape, dtype):
+    x, weight = torch.randn(tokens, shape[1]).to(dtype), torch.randn(shape).to(dtype)
+    bias = torch.randn(shape[0]).to(dtype) if shape[0] == 40 else None
+    got = triton.pack(weight, bias)(x)
+    want = torch.nn.functional.linear(
+        x.double(), weight.double(), None if bias is None else bias.double()
+    )
+    assert got.dtype == dtype
+    limit = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
+    assert (got.double() - want).norm() <= limit * want.norm()
