@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 import random
+import time
 
 import pytest
 
@@ -71,9 +72,10 @@ async def test_no_more_are_in_flight_than_allowed(limit: int | None, most: int) 
 
 
 async def test_requests_wait_for_their_time() -> None:
+    begun = time.perf_counter()
     records = await drive(numbered(3, gap_s=0.02), FakeTarget())
-    starts = [record.started for record in records]
-    assert starts[2] - starts[0] >= 0.039
+    # A busy machine starts requests late, never early.
+    assert all(record.started - begun >= 0.02 * i - 0.001 for i, record in enumerate(records))
 
 
 async def test_a_failed_request_fails_alone() -> None:

@@ -126,7 +126,7 @@ def test_floods_take_linear_time(flood: str) -> None:
     started = time.monotonic()
     parse(list(flood * (60_000 // len(flood))))
     parse(list("<think>" + flood * (60_000 // len(flood))))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 def test_until_tag_can_keep_space() -> None:
