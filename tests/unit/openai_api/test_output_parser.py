@@ -123,10 +123,11 @@ def test_held_reasoning_comes_in_one_piece() -> None:
 
 @pytest.mark.parametrize("flood", ["<", " ", "\n", "<tool_call", "<tool_call>", "</think", "{"])
 def test_floods_take_linear_time(flood: str) -> None:
-    started = time.monotonic()
+    # The process's own time: a busy machine does not make an algorithm quadratic.
+    started = time.process_time()
     parse(list(flood * (60_000 // len(flood))))
     parse(list("<think>" + flood * (60_000 // len(flood))))
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 5
 
 
 def test_until_tag_can_keep_space() -> None:
