@@ -61,7 +61,12 @@ def metrics_page() -> str:
             model=SimpleNamespace(served_model_name="demo"),
             scheduling=SimpleNamespace(page_size=16),
         )
-        context = SimpleNamespace(config=config, shared=shared, status=EngineStatus())
+        context = SimpleNamespace(
+            config=config,
+            shared=shared,
+            status=EngineStatus(),
+            client=SimpleNamespace(num_compiling=0),
+        )
         families = sorted(
             Metrics(cast("ServerContext", context)).registry.collect(), key=lambda f: f.name
         )

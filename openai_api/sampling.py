@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 
+from openai_api.response_format import constraint_of
 from openai_api.schemas.common import GenerationFields
 from runtime.errors import InvalidRequest
 from runtime.sampling_params import INT64_MAX, SamplingFields, SamplingParams, resolve_sampling
@@ -32,6 +34,7 @@ _SAME_NAMES = (
     "spaces_between_special_tokens",
     "no_stop_trim",
 )
+_CONSTRAINTS = ("regex", "ebnf", "json_schema", "structural_tag")
 
 
 def model_sampling_defaults(generation_defaults: Mapping[str, float | int]) -> dict[str, object]:
@@ -62,13 +65,28 @@ def sampling_of(
         # Counted before each entry is looked at: streams share this thread.
         if len(getattr(request, name) or ()) > vocab_size:
             raise InvalidRequest(f"{name} has more entries than there are tokens.", param=name)
+    constraints: dict[str, Any] = _constraints(request)
     fields = SamplingFields(
         **{name: getattr(request, name) for name in _SAME_NAMES},
+        **constraints,
         max_new_tokens=msgspec.UNSET if max_tokens is None else max_tokens,
         min_new_tokens=request.min_tokens,
         sampling_seed=request.seed,
     )
     return resolve_sampling(fields, {"max_new_tokens": None, **defaults}, vocab_size)
+
+
+def _constraints(request: GenerationFields) -> dict[str, str]:
+    given = {name: text for name in _CONSTRAINTS if (text := getattr(request, name))}
+    asked = constraint_of(request.response_format)
+    if asked is None:
+        return given
+    if given:
+        raise InvalidRequest(
+            f"Only one constraint is allowed, got response_format and {next(iter(given))}.",
+            param="response_format",
+        )
+    return {asked.kind: asked.text}
 
 
 def nth_sample(params: SamplingParams, index: int) -> SamplingParams:

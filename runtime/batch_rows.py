@@ -32,8 +32,8 @@ class BatchRows:
         top_k: `[max_rows + 1]` int32 on the device, the vocabulary's size when off.
         host_params, host_top_k: the same on the host.
         num_prompt: `[max_rows + 1]` int64 on the host.
-        is_greedy, is_special, has_penalties: `[max_rows + 1]` bool on the host; special rows change
-            their logits before sampling.
+        is_greedy, is_special, has_penalties, has_grammar: `[max_rows + 1]` bool on the host;
+            special rows change their logits before sampling.
         wants_logprobs: `[max_rows + 1]` bool on the host.
         logprobs: what each of those rows wants.
     """
@@ -73,6 +73,7 @@ class BatchRows:
         self.has_penalties = np.zeros(rows, dtype=bool)
         self.wants_logprobs = np.zeros(rows, dtype=bool)
         self.logprobs: list[LogprobSpec | None] = [None] * rows
+        self.has_grammar = np.zeros(rows, dtype=bool)
         self._history: Tensor | None = None
 
     # The history is made while sampling, in inference mode, and may be written in that mode only.
@@ -107,8 +108,12 @@ class BatchRows:
         self.num_prompt[row] = join.num_prompt
         self.is_greedy[row] = greedy
         self.has_penalties[row] = sampling.has_penalties
+        self.has_grammar[row] = join.has_grammar
         self.is_special[row] = (
-            sampling.has_penalties or bool(sampling.logit_bias) or sampling.min_new_tokens > 0
+            sampling.has_penalties
+            or bool(sampling.logit_bias)
+            or sampling.min_new_tokens > 0
+            or join.has_grammar
         )
         self.host_params[row] = (
             0.0 if greedy else sampling.temperature,

@@ -140,6 +140,11 @@ class KernelArgs:
     attention_backend: str = option(
         "auto", "Attention implementation.", choices=("auto", "cpu", "torch", "triton")
     )
+    grammar_backend: str = option(
+        "xgrammar",
+        "Library for structured output; none refuses it.",
+        choices=("xgrammar", "none"),
+    )
     disable_cuda_graph: bool = option(False, "Run decode steps without CUDA graphs.")
     num_threads: int | None = option(
         None, "CPU threads of the model's worker; the physical cores when absent."
@@ -211,6 +216,8 @@ class WorkerConfig:
     log_level: str
     decode_log_interval: int
     stream_interval: int
+    tokenizer_folder: str = ""
+    grammar_backend: str = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,3 +237,30 @@ class DetokenizerConfig:
     scheduler_generation: int
     tokenizer_folder: str
     log_level: str
+
+
+# So much of compiled grammars is kept, in the front and in the worker.
+GRAMMAR_CACHE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarConfig:
+    """What the grammar compiler's process gets on its stdin.
+
+    Attributes:
+        vocab_size: the logits' width.
+        compile_timeout_s: a grammar that takes longer is refused.
+        max_parallel: so many are compiled at a time.
+        cache_bytes: bound of what the front keeps.
+    """
+
+    run_folder: str
+    generation: int
+    backend: str
+    tokenizer_folder: str
+    vocab_size: int
+    eos_token_ids: list[int]
+    log_level: str
+    compile_timeout_s: float = 1.8
+    max_parallel: int = 4
+    cache_bytes: int = GRAMMAR_CACHE_BYTES

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import GrammarSpec, SamplingParams
 
 Phase = Literal[
     "starting", "importing", "loading_weights", "allocating_cache", "warming_up", "ready", "failed"
@@ -68,6 +68,8 @@ class GenerateRequest(_Message, frozen=True):
         priority: larger is sooner under the priority policy.
         arrival: `time.monotonic()` at the front, comparable across processes of one machine.
         logprobs: set when log-probabilities are wanted.
+        grammar_key: names the compiled grammar that the output follows; empty for free text.
+        grammar: the compiled grammar, when the scheduler does not have it any more.
     """
 
     request_id: int
@@ -78,6 +80,8 @@ class GenerateRequest(_Message, frozen=True):
     priority: int = 0
     arrival: float = 0.0
     logprobs: LogprobSpec | None = None
+    grammar_key: bytes = b""
+    grammar: bytes = b""
 
 
 class AbortRequests(_Message, frozen=True):
@@ -111,6 +115,16 @@ class Ping(_Message, frozen=True):
 
 
 SchedulerInbound = GenerateRequest | AbortRequests | AbortAll | StopHit | FlushCache | Ping
+
+
+# ---- front -> grammar compiler ------------------------------------------------------------------
+
+
+class CompileGrammar(_Message, frozen=True):
+    """Compile a constraint that was checked; answered by a `GrammarReply`."""
+
+    call_id: int
+    grammar: GrammarSpec
 
 
 # ---- scheduler -> detokenizer -------------------------------------------------------------------
@@ -183,7 +197,7 @@ class ResetStreams(_Message, frozen=True):
 DetokenizerInbound = TokenDeltas | ResetStreams
 
 
-# ---- scheduler and detokenizer -> front ---------------------------------------------------------
+# ---- scheduler, detokenizer and grammar compiler -> front ---------------------------------------
 
 
 class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -267,6 +281,14 @@ class RequestError(_Message, frozen=True):
     message: str
 
 
+class GrammarReply(_Message, frozen=True):
+    """What has become of a constraint: `payload` when it can be used, else `error`."""
+
+    call_id: int
+    payload: bytes = b""
+    error: str = ""
+
+
 FrontInbound = (
     TextDeltas
     | Progress
@@ -275,4 +297,5 @@ FrontInbound = (
     | StartupFailed
     | ControlReply
     | RequestError
+    | GrammarReply
 )

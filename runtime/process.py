@@ -28,6 +28,7 @@ CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
         "scheduler": "runtime.scheduler.process:main",
         "rank": "runtime.scheduler.rank:main",
         "detokenizer": "runtime.detokenizer.process:main",
+        "grammar": "runtime.grammar.compiler:main",
     },
 )
 

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from runtime.cache.manager import PageHold
 from runtime.cache.radix_tree import Tokens
+from runtime.grammar.backend import Matcher
 from runtime.messages import FinishReason, GenerateRequest, StreamStart
 from runtime.sampling_params import SamplingParams
 
 # So many prompt tokens let the detokenizer give the first output token its left context.
 PROMPT_TAIL_TOKENS = 8
+
+
+@dataclass
+class GrammarState:
+    """How far an output has come in its grammar; a retraction leaves it as it is.
+
+    Attributes:
+        compiled: the grammar, once it is loaded.
+        after: the grammar holds once this token was generated; `None` from the start.
+        matcher: set when the grammar is there.
+        is_active: whether the grammar holds already.
+        spent_s: time spent on following it.
+    """
+
+    compiled: Future[Any]
+    after: int | None = None
+    matcher: Matcher | None = None
+    is_active: bool = True
+    spent_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Let the grammar hold from the start unless it waits for a token."""
+        self.is_active = self.after is None
 
 
 class Request:
@@ -27,11 +55,13 @@ class Request:
         num_reported: the prompt's logits up to here need no log-probabilities any more: they were
             reported, or nobody asked.
         num_planned: the same, with those in flight.
+        grammar: what the output must match; `None` for free text.
     """
 
     __slots__ = (
         "arrival",
         "cached_tokens",
+        "grammar",
         "hold",
         "logprobs",
         "max_new_tokens",
@@ -72,6 +102,7 @@ class Request:
         start = -1 if message.logprobs is None else message.logprobs.start_len
         self.num_reported = self.num_prompt if start < 0 else start
         self.num_planned = self.num_reported
+        self.grammar: GrammarState | None = None
 
     @property
     def wants_input_logprobs(self) -> bool:

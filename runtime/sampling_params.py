@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -15,6 +16,15 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_STRING_CHARS = 1024
 MAX_SAMPLES = 128
 INT64_MAX = 2**63 - 1
+
+GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
+
+
+class GrammarSpec(msgspec.Struct, frozen=True, gc=False):
+    """What an output must look like, as the client wrote it."""
+
+    kind: GrammarKind
+    text: str
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -28,6 +38,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         seed: 64-bit seed; `None` draws one at admission.
         stop: texts that end the output; they may span tokens.
         logit_bias: token id to the value added to its logit.
+        grammar: what the output must match; `None` for free text.
+        grammar_after: the grammar holds once this token has been generated; `None` from the start.
     """
 
     max_new_tokens: int | None = None
@@ -49,6 +61,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     no_stop_trim: bool = False
     stream_interval: int | None = None
+    grammar: GrammarSpec | None = None
+    grammar_after: int | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -190,13 +204,10 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     watermark: object | None = None
 
 
+GRAMMAR_KINDS: tuple[GrammarKind, ...] = ("json_schema", "regex", "ebnf", "structural_tag")
 # Fields understood by the API whose feature this server does not have: neutral values pass.
 _UNSUPPORTED = (
     "stop_regex",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "structural_tag",
     "custom_params",
     "beam_width",
     "watermark",
@@ -254,9 +265,25 @@ def resolve_sampling(
         values["stop"] = [text for text in texts if text]
     if fields.logit_bias:
         values["logit_bias"] = parse_logit_bias(fields.logit_bias)
+    grammar = grammar_of(fields)
+    if grammar is not None:
+        values["grammar"] = grammar
     params = SamplingParams(**values)  # type: ignore[arg-type]  # keys are field names by construction
     validate_sampling_params(params, vocab_size)
     return params
+
+
+def grammar_of(fields: SamplingFields) -> GrammarSpec | None:
+    """The constraint that the request names; an empty text names none.
+
+    Raises:
+        InvalidRequest: more than one.
+    """
+    given = [GrammarSpec(kind, text) for kind in GRAMMAR_KINDS if (text := getattr(fields, kind))]
+    if len(given) > 1:
+        names = " and ".join(each.kind for each in given)
+        raise InvalidRequest(f"Only one constraint is allowed, got {names}.", param=given[1].kind)
+    return given[0] if given else None
 
 
 def parse_logit_bias(bias: dict[str, float]) -> dict[int, float]:

@@ -24,6 +24,7 @@ class RowJoin:
         stop_ids: ids masked while fewer than `min_new_tokens` are generated.
         output_ids: tokens generated before a retraction, for the penalties.
         logprobs: what to report beside each token.
+        has_grammar: whether steps bring masks for it.
     """
 
     row: int
@@ -32,6 +33,7 @@ class RowJoin:
     stop_ids: list[int]
     output_ids: Int32Array
     logprobs: LogprobSpec | None = None
+    has_grammar: bool = False
 
 
 @dataclass
@@ -59,6 +61,24 @@ class InputSpan:
 
 
 @dataclass
+class TokenMasks:
+    """Which tokens may be sampled, for those sequences whose output follows a grammar.
+
+    Attributes:
+        lines: `[num_masks]` int64, places in `StepPlan.sample_rows`, ascending.
+        words: `[num_masks, ceil(vocab_size / 32)]` int32, a set bit allows its token.
+    """
+
+    lines: Int64Array
+    words: Int32Array
+
+    def only(self, line: int) -> TokenMasks | None:
+        """The mask of one place, as place 0."""
+        found = np.flatnonzero(self.lines == line)
+        return TokenMasks(np.zeros(1, dtype=np.int64), self.words[found]) if len(found) else None
+
+
+@dataclass
 class StepPlan:
     """What to compute: sequences with one new token first, then prompt chunks.
 
@@ -71,6 +91,7 @@ class StepPlan:
         samples: `[num_seqs]` bool, sequences that get a token sampled.
         joins, page_updates: changes of rows, applied before the step.
         input_spans: prompt positions that need log-probabilities, at most one span a sequence.
+        masks: for outputs that follow a grammar.
     """
 
     rows: Int64Array
@@ -82,6 +103,7 @@ class StepPlan:
     joins: list[RowJoin] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
     input_spans: list[InputSpan] = field(default_factory=list)
+    masks: TokenMasks | None = None
 
     @property
     def sample_rows(self) -> Int64Array:
@@ -95,6 +117,9 @@ class StepPlan:
         )
         last = first + int(self.query_lens[index]) if index >= self.num_decodes else 0
         one = slice(index, index + 1)
+        masks = self.masks
+        if masks is not None:
+            masks = masks.only(int(self.samples[:index].sum())) if self.samples[index] else None
         return StepPlan(
             rows=self.rows[one],
             num_decodes=int(index < self.num_decodes),
@@ -105,6 +130,7 @@ class StepPlan:
             input_spans=[
                 replace(span, index=0) for span in self.input_spans if span.index == index
             ],
+            masks=masks,
         )
 
 

@@ -50,6 +50,11 @@ def detokenizer_address(run_folder: Path, generation: int) -> str:
     return f"ipc://{run_folder}/detokenizer-{generation}"
 
 
+def grammar_address(run_folder: Path, generation: int) -> str:
+    """Where the grammar compiler of this generation listens."""
+    return f"ipc://{run_folder}/grammar-{generation}"
+
+
 def front_address(run_folder: Path) -> str:
     """Where the front listens; it outlives its children."""
     return f"ipc://{run_folder}/front"
@@ -91,6 +96,10 @@ class Inbox(Generic[M]):
         self._socket.bind(address)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
         self.num_rejected = 0
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Let `poller` wake when a message waits."""
+        poller.register(self._socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
         """Block until a message waits or the time is over; whether one waits."""

@@ -37,7 +37,14 @@ def assemble(
     )
     client = RecordingClient(limits, config.model.random_seed)
     run_folder = prepared.folders.run
-    host = EngineHost(resolved.worker, resolved.detokenizer, client, run_folder, restarts=restarts)
+    host = EngineHost(
+        resolved.worker,
+        resolved.detokenizer,
+        client,
+        run_folder,
+        grammar=resolved.grammar,
+        restarts=restarts,
+    )
     context = ServerContext(
         config=config,
         model=prepared.model,

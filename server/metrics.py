@@ -165,7 +165,11 @@ class _EngineCollector(Collector):
             "token_usage", "Share of the KV pool in use.", used / capacity if capacity else 0
         )
         yield self._gauge("cache_hit_rate", "Share of prompt tokens found in the cache.", hits)
-        yield self._gauge("num_grammar_queue_reqs", "Requests that wait for a grammar.", 0)
+        yield self._gauge(
+            "num_grammar_queue_reqs",
+            "Requests that wait for a grammar.",
+            self._context.client.num_compiling,
+        )
         yield self._gauge("num_paused_reqs", "Requests that are paused.", 0)
         yield self._gauge(
             "engine_restarts", "Times a worker was started again.", status.num_restarts

@@ -42,7 +42,7 @@ _IGNORED_VALUES = """
     --max-prefill-tokens --schedule-conservativeness --radix-eviction-policy
     --num-continuous-decode-steps --load-balance-method --dist-timeout --nccl-port
     --prefill-attention-backend --decode-attention-backend --mm-attention-backend
-    --sampling-backend --grammar-backend --cuda-graph-max-bs --cuda-graph-bs
+    --sampling-backend --cuda-graph-max-bs --cuda-graph-bs
     --cuda-graph-max-bs-decode --cuda-graph-bs-decode --torch-compile-max-bs
     --moe-runner-backend --moe-a2a-backend --deepep-mode --fp8-gemm-backend
     --soft-watchdog-timeout --crash-dump-folder --log-requests-level --log-requests-format

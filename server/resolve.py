@@ -6,13 +6,14 @@ import dataclasses
 import json
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from runtime.checkpoint.model_config import ModelConfig
-from runtime.config import DetokenizerConfig, ServerConfig, WorkerConfig
+from runtime.config import DetokenizerConfig, GrammarConfig, ServerConfig, WorkerConfig
 from runtime.errors import InvalidRequest, StartupError
 from runtime.sampling_params import SamplingFields, resolve_sampling
 from server.hardware import Hardware
@@ -41,6 +42,7 @@ class Resolved:
 
     Attributes:
         config: as asked for, with every choice filled in; shown at `/server_info`.
+        grammar: `None` when structured output is off.
         sampling_defaults: sampling keys for requests that lack them, native names, checked.
         choices: "what: value (reason)" lines for the log.
     """
@@ -48,6 +50,7 @@ class Resolved:
     config: ServerConfig
     worker: WorkerConfig
     detokenizer: DetokenizerConfig
+    grammar: GrammarConfig | None
     sampling_defaults: dict[str, object]
     choices: list[str]
 
@@ -107,6 +110,9 @@ def resolve(
     overlap = not scheduling.disable_overlap_schedule
     if overlap and device == "cpu":
         overlap = choices.pick("overlap_schedule", False, "the CPU has nothing to overlap with")
+    grammar_backend = config.kernels.grammar_backend
+    if grammar_backend != "none" and find_spec(grammar_backend) is None:
+        grammar_backend = choices.pick("grammar_backend", "none", "xgrammar is not installed")
     random_seed = config.model.random_seed
     if random_seed is None:
         random_seed = choices.pick("random_seed", seed, "drawn at launch")
@@ -129,7 +135,9 @@ def resolve(
             page_size=page_size,
             disable_overlap_schedule=not overlap,
         ),
-        kernels=dataclasses.replace(config.kernels, num_threads=threads),
+        kernels=dataclasses.replace(
+            config.kernels, num_threads=threads, grammar_backend=grammar_backend
+        ),
     )
     worker = WorkerConfig(
         run_folder=str(folders.run),
@@ -158,6 +166,8 @@ def resolve(
         log_level=config.logging.log_level,
         decode_log_interval=config.logging.decode_log_interval,
         stream_interval=config.http.stream_interval,
+        tokenizer_folder=str(folders.tokenizer),
+        grammar_backend=grammar_backend,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),
@@ -166,8 +176,19 @@ def resolve(
         tokenizer_folder=str(folders.tokenizer),
         log_level=config.logging.log_level,
     )
+    grammar = None
+    if grammar_backend != "none":
+        grammar = GrammarConfig(
+            run_folder=str(folders.run),
+            generation=0,
+            backend=grammar_backend,
+            tokenizer_folder=str(folders.tokenizer),
+            vocab_size=model.vocab_size,
+            eos_token_ids=list(model.eos_token_ids),
+            log_level=config.logging.log_level,
+        )
     defaults = preferred_sampling(config.http.preferred_sampling_params, model.vocab_size)
-    return Resolved(resolved, worker, detokenizer, defaults, choices.lines)
+    return Resolved(resolved, worker, detokenizer, grammar, defaults, choices.lines)
 
 
 def check_options(config: ServerConfig) -> None:
@@ -275,6 +296,10 @@ def preferred_sampling(text: str | None, vocab_size: int) -> dict[str, object]:
         params = resolve_sampling(fields, {}, vocab_size)
     except (msgspec.DecodeError, InvalidRequest) as error:
         raise StartupError(f"--preferred-sampling-params: {error}") from None
+    if params.grammar is not None:
+        raise StartupError(
+            f"--preferred-sampling-params: {params.grammar.kind} can only come with a request."
+        )
     named = set(json.loads(text))
     renamed = {"sampling_seed": "seed"}
     keys = (renamed.get(name, name) for name in named)

@@ -122,6 +122,9 @@ async def _start_up(prepared: Prepared, context: ServerContext, host: EngineHost
     await host.wait_ready()
     config = context.config
     if not config.http.skip_server_warmup:
+        if context.client.grammars is not None:
+            # Else the first structured request would wait for its imports.
+            context.client.grammars.start()
         await warm_up(config.http, prepared.port)
     context.lifecycle.warmed_up = True
     # What start-up made lives for good: the collector need not look at it again.

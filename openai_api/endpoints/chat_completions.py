@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import orjson
 from fastapi import Request
 from starlette.responses import Response
@@ -52,6 +53,7 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
     with wire_names(max_tokens_name):
         sampling = _sampling(body, max_tokens, context)
         prompt = await build_chat_prompt(body, context)
+        sampling = _after_reasoning(sampling, prompt, context)
         answer_id = new_id("chatcmpl", body.rid)
         inputs = [
             GenerationInput(
@@ -95,6 +97,24 @@ def _sampling(
     if tool_names(body) or (_separates(body) and context.parsers.hidden_markers):
         body.skip_special_tokens = False
     return sampling_of(body, max_tokens, defaults, context.client.limits.vocab_size)
+
+
+def _after_reasoning(
+    sampling: SamplingParams, prompt: ChatPrompt, context: OpenAIContext
+) -> SamplingParams:
+    """Let a grammar hold for the answer only, where the output begins inside reasoning."""
+    parsers = context.parsers
+    if sampling.grammar is None or parsers.reasoning is None:
+        return sampling
+    if not parsers.reasoning(prompt_is_open=prompt.is_open).is_reasoning:
+        return sampling
+    if parsers.close_id is None:
+        raise InvalidRequest(
+            f"{sampling.grammar.kind}: this model's end of reasoning is not one token, so a "
+            "constraint needs a prompt that turns reasoning off.",
+            param=sampling.grammar.kind,
+        )
+    return msgspec.structs.replace(sampling, grammar_after=parsers.close_id)
 
 
 def _separates(body: ChatCompletionRequest) -> bool:

@@ -58,10 +58,10 @@ class GenerationFields(msgspec.Struct, kw_only=True):
 
     response_format: dict[str, Any] | None = None
     stop_regex: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    json_schema: Any = None
-    structural_tag: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: str | None = None
+    structural_tag: str | None = None
     lora_path: Any = None
     session_params: Any = None
     custom_params: Any = None
@@ -79,10 +79,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
 
 UNSUPPORTED = (
     "stop_regex",
-    "regex",
-    "ebnf",
-    "json_schema",
-    "structural_tag",
     "lora_path",
     "session_params",
     "custom_params",
@@ -110,12 +106,6 @@ def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:
     for name in names:
         if getattr(request, name):
             raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
-    kind = (request.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise InvalidRequest(
-            "response_format is not supported by this server yet, except for {'type': 'text'}.",
-            param="response_format",
-        )
 
 
 def refuse_adapter(request: GenerationFields, served_model_name: str) -> None:

@@ -10,14 +10,17 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from runtime.client.admission import EngineLimits, admit
+from runtime.client.grammars import GrammarCompiler
 from runtime.client.logprobs import PositionLogprobs, check_logprobs, read_blocks
+from runtime.config import GRAMMAR_CACHE_BYTES
 from runtime.errors import EngineDead, EngineNotReady, HeadraceError, InvalidRequest, Overloaded
+from runtime.grammar.cache import ByteCache, loaded_size
 from runtime.messages import (
     AbortAll,
     AbortRequests,
@@ -32,7 +35,7 @@ from runtime.messages import (
     TextDelta,
     TextDeltas,
 )
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import GrammarSpec, SamplingParams
 
 
 @dataclass(kw_only=True)
@@ -186,6 +189,7 @@ class EngineClient:
     Attributes:
         limits: known once the worker is ready.
         accepting: false while draining.
+        grammars: compiles constraints; `None` where structured output is off.
     """
 
     def __init__(self, limits: EngineLimits, random_seed: int | None = None) -> None:
@@ -193,6 +197,11 @@ class EngineClient:
         self.limits = limits
         self.accepting = True
         self.ready = False
+        self.grammars: GrammarCompiler | None = None
+        # Requests whose grammar is being compiled.
+        self._compiling: set[int] = set()
+        # What the scheduler's cache of grammars holds: its twin, fed alike.
+        self._sent_grammars: ByteCache[bool] = ByteCache(GRAMMAR_CACHE_BYTES)
         self._send: Callable[[SchedulerInbound], None] | None = None
         self._streams: dict[int, _Stream] = {}
         self._rids: dict[str, int] = {}
@@ -205,9 +214,15 @@ class EngineClient:
         """Requests that have not had their final chunk yet."""
         return len(self._streams)
 
+    @property
+    def num_compiling(self) -> int:
+        """Requests that wait for their grammar."""
+        return len(self._compiling)
+
     def connect(self, send: Callable[[SchedulerInbound], None]) -> None:
         """Use `send` for messages to the scheduler (of the current generation)."""
         self._send = send
+        self._sent_grammars.clear()
 
     def generate(self, item: GenerationInput) -> GenerationStream:
         """Admit one request and open its stream.
@@ -236,24 +251,72 @@ class EngineClient:
             check_logprobs(item.logprobs, len(input_ids), max_new_tokens, self.limits)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._seed_source())
+        grammar = self._compile(sampling.grammar)
         request_id = next(self._ids)
         stream = _Stream(request_id, item.rid, len(input_ids), time.monotonic())
-        self._send(
-            GenerateRequest(
-                request_id=request_id,
-                input_ids=array.array("i", input_ids).tobytes(),
-                sampling=sampling,
-                stream=item.stream,
-                cache_namespace=item.cache_namespace,
-                priority=item.priority,
-                arrival=stream.arrival,
-                logprobs=item.logprobs,
-            )
+        request = GenerateRequest(
+            request_id=request_id,
+            input_ids=array.array("i", input_ids).tobytes(),
+            # The scheduler knows grammars by their keys.
+            sampling=msgspec.structs.replace(sampling, grammar=None),
+            stream=item.stream,
+            cache_namespace=item.cache_namespace,
+            priority=item.priority,
+            arrival=stream.arrival,
+            logprobs=item.logprobs,
         )
+        if grammar is None:
+            self._send(request)
         # Only now: what could not be sent must not count as in flight for ever.
         self._streams[request_id] = stream
         self._rids[item.rid] = request_id
+        if grammar is not None:
+            key, compiled = grammar
+            self._compiling.add(request_id)
+            compiled.add_done_callback(lambda done: self._compiled(request, key, done))
         return GenerationStream(self, stream)
+
+    def _compile(self, spec: GrammarSpec | None) -> tuple[bytes, asyncio.Future[bytes]] | None:
+        if spec is None:
+            return None
+        if self.grammars is None:
+            raise InvalidRequest(
+                f"{spec.kind}: structured output is off in this server (--grammar-backend none, "
+                "or xgrammar is not installed).",
+                param=spec.kind,
+            )
+        return self.grammars.compile(spec)
+
+    def _compiled(self, request: GenerateRequest, key: bytes, done: asyncio.Future[bytes]) -> None:
+        if request.request_id not in self._compiling:
+            # Aborted, or nobody reads it any more.
+            return
+        self._compiling.discard(request.request_id)
+        stream = self._streams[request.request_id]
+        error = done.exception()
+        if error is not None or self._send is None:
+            stream.error = (
+                type(error)(error.message, param=error.param)
+                if isinstance(error, HeadraceError)
+                else HeadraceError("The grammar could not be compiled.")
+            )
+            stream.wake.set()
+            return
+        payload = done.result()
+        is_there = self._sent_grammars.get(key) is not None
+        if not is_there:
+            self._sent_grammars.put(key, True, loaded_size(payload))
+        self._send(
+            msgspec.structs.replace(request, grammar_key=key, grammar=b"" if is_there else payload)
+        )
+
+    def _abort_compiling(self, request_ids: Iterable[int], message: str) -> None:
+        for request_id in request_ids:
+            self._compiling.discard(request_id)
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.finish_reason = FinishReason("abort", message=message)
+                stream.wake.set()
 
     def abort(self, rid: str) -> int:
         """Abort the request called `rid`, or the batch `rid_0`, `rid_1`, ...; how many matched."""
@@ -263,13 +326,17 @@ class EngineClient:
 
     def abort_all(self, message: str = "Aborted") -> None:
         """Abort everything in flight; each request reports `message`."""
+        self._abort_compiling(list(self._compiling), message)
         if self._send is not None and self._streams:
             self._send(AbortAll(message))
 
     def abort_ids(self, request_ids: list[int]) -> None:
         """Abort by internal id; finished ones are ignored by the scheduler."""
-        if request_ids and self._send is not None:
-            self._send(AbortRequests(request_ids))
+        compiling = self._compiling.intersection(request_ids)
+        self._abort_compiling(compiling, "Abort in waiting queue")
+        sent = [each for each in request_ids if each not in compiling]
+        if sent and self._send is not None:
+            self._send(AbortRequests(sent))
 
     def stop_orphans(self) -> None:
         """Stop whatever the scheduler still runs after `fail_all`: nobody reads it."""
@@ -279,6 +346,7 @@ class EngineClient:
     async def flush_cache(self, timeout_s: float = 30.0) -> ControlReply:
         """Drop the prefix cache; refused (`success` false) while requests are in flight."""
         call_id = next(self._ids)
+        self._sent_grammars.clear()
         return await self._call(call_id, FlushCache(call_id), timeout_s)
 
     async def _call(
@@ -299,6 +367,7 @@ class EngineClient:
 
     def forget(self, request_id: int) -> None:
         """Drop a stream that is over or no longer read."""
+        self._compiling.discard(request_id)
         stream = self._streams.pop(request_id, None)
         if stream is not None and self._rids.get(stream.rid) == request_id:
             del self._rids[stream.rid]
@@ -343,6 +412,7 @@ class EngineClient:
 
     def fail_all(self, message: str) -> None:
         """A process died: every request in flight gets a final error."""
+        self._compiling.clear()
         for stream in self._streams.values():
             stream.error = EngineDead(message)
             stream.wake.set()

@@ -21,12 +21,14 @@ import zmq
 import zmq.asyncio
 
 from runtime.client.client import EngineClient
-from runtime.config import DetokenizerConfig, WorkerConfig
+from runtime.client.grammars import GrammarCompiler
+from runtime.config import DetokenizerConfig, GrammarConfig, WorkerConfig
 from runtime.errors import StartupError
 from runtime.messages import (
     ControlReply,
     DetokenizerReady,
     FrontInbound,
+    GrammarReply,
     Phase,
     Progress,
     RequestError,
@@ -83,6 +85,7 @@ class EngineHost:
         client: EngineClient,
         run_folder: Path,
         *,
+        grammar: GrammarConfig | None = None,
         restarts: bool = True,
     ) -> None:
         """Prepare; nothing starts before `start`.
@@ -92,6 +95,7 @@ class EngineHost:
             detokenizer: configuration of the detokenizer's process.
             client: told of every message and every death.
             run_folder: private, removed by `stop`.
+            grammar: configuration of the grammar compiler's process, `None` for none.
             restarts: start a dead child again. Else its death ends the engine: `status.phase`
                 becomes `failed` and `status.last_failure` holds the child's last words.
         """
@@ -109,6 +113,8 @@ class EngineHost:
         self._sync_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(
             self._context.underlying
         )
+        if grammar is not None:
+            client.grammars = GrammarCompiler(grammar, self._sync_context)
         self._inbox: AsyncInbox[FrontInbound] | None = None
         self._scheduler: Outbox | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -142,12 +148,19 @@ class EngineHost:
         """End the children, close the sockets, remove the run folder."""
         self._stopping = True
         both = (self._worker, self._detokenizer)
-        children = [child for child in both if child is not None and child.is_alive]
-        await asyncio.gather(*(asyncio.to_thread(child.stop) for child in children))
+        stops: list[Callable[..., None]] = [
+            child.stop for child in both if child is not None and child.is_alive
+        ]
+        grammars = self.client.grammars
+        if grammars is not None:
+            stops.append(grammars.stop)
+        await asyncio.gather(*(asyncio.to_thread(stop) for stop in stops))
         for task in list(self._tasks):
             task.cancel()
         self.client.ready = False
         self.client.fail_all("The server was stopped.")
+        if grammars is not None:
+            grammars.close()
         if self._inbox is not None:
             self._inbox.close()
         if self._scheduler is not None:
@@ -165,6 +178,8 @@ class EngineHost:
         for child in (self._worker, self._detokenizer):
             if child is not None:
                 child.stop()
+        if self.client.grammars is not None:
+            self.client.grammars.stop()
         shutil.rmtree(self.run_folder, ignore_errors=True)
 
     def kill_worker(self, why: str) -> None:
@@ -178,9 +193,13 @@ class EngineHost:
     def pids(self) -> dict[str, int]:
         """Process ids of the living children."""
         children = (self._worker, self._detokenizer)
-        return {
+        pids = {
             child.entry: child.pid for child in children if child is not None and child.is_alive
         }
+        grammars = self.client.grammars
+        if grammars is not None and grammars.pid is not None:
+            pids["grammar"] = grammars.pid
+        return pids
 
     # ---- children ----
 
@@ -308,6 +327,9 @@ class EngineHost:
                 self.client.on_deltas(message)
             case RequestError():
                 self.client.on_request_error(message)
+            case GrammarReply():
+                if self.client.grammars is not None:
+                    self.client.grammars.on_reply(message)
             case ControlReply():
                 self.client.on_control_reply(message)
             case Progress():

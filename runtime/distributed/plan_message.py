@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from runtime.messages import LogprobSpec
 from runtime.sampling_params import SamplingParams
-from runtime.step import InputSpan, PageUpdate, RowJoin, StepPlan
+from runtime.step import InputSpan, PageUpdate, RowJoin, StepPlan, TokenMasks
 
 
 class JoinMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -23,6 +23,7 @@ class JoinMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     output_ids: bytes
     # All ranks take the same road through a step: what is reported decides it too.
     logprobs: LogprobSpec | None = None
+    has_grammar: bool = False
 
 
 class SpanMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -41,6 +42,13 @@ class PageMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pages: bytes
 
 
+class MaskMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`TokenMasks`; `lines` are int64 bytes, `words` int32 bytes, row by row."""
+
+    lines: bytes
+    words: bytes
+
+
 class PlanMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A `StepPlan`; its arrays are the bytes of their numbers."""
 
@@ -53,10 +61,12 @@ class PlanMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     joins: list[JoinMessage]
     page_updates: list[PageMessage]
     input_spans: list[SpanMessage]
+    masks: MaskMessage | None = None
 
 
 def to_message(plan: StepPlan) -> PlanMessage:
     """Copy the plan's numbers."""
+    masks = plan.masks
     return PlanMessage(
         rows=plan.rows.tobytes(),
         num_decodes=int(plan.num_decodes),
@@ -72,6 +82,7 @@ def to_message(plan: StepPlan) -> PlanMessage:
                 join.stop_ids,
                 join.output_ids.tobytes(),
                 join.logprobs,
+                join.has_grammar,
             )
             for join in plan.joins
         ],
@@ -83,6 +94,7 @@ def to_message(plan: StepPlan) -> PlanMessage:
             SpanMessage(int(span.index), int(span.offset), span.targets.tobytes())
             for span in plan.input_spans
         ],
+        masks=None if masks is None else MaskMessage(masks.lines.tobytes(), masks.words.tobytes()),
     )
 
 
@@ -108,6 +120,7 @@ def from_message(message: PlanMessage) -> StepPlan:
                 join.stop_ids,
                 _array(join.output_ids, np.int32),
                 join.logprobs,
+                join.has_grammar,
             )
             for join in message.joins
         ],
@@ -119,4 +132,10 @@ def from_message(message: PlanMessage) -> StepPlan:
             InputSpan(span.index, span.offset, _array(span.targets, np.int32))
             for span in message.input_spans
         ],
+        masks=None if message.masks is None else _masks(message.masks),
     )
+
+
+def _masks(message: MaskMessage) -> TokenMasks:
+    lines = _array(message.lines, np.int64)
+    return TokenMasks(lines, _array(message.words, np.int32).reshape(len(lines), -1))

@@ -187,7 +187,7 @@ class ModelRunner:
                 # A copy: the next replay overwrites the graph's own.
                 return Computed(graphs.token_ids[:num_seqs].clone())
             logits = graphs.logits[:num_seqs]
-            return Computed.of(self._sampler.sample(logits, plan.rows, seq_lens))
+            return Computed.of(self._sampler.sample(logits, plan.rows, seq_lens, plan.masks))
         extend = self._extend_graphs
         # A graph's logits are those of each sequence's last token only.
         usable = extend is not None and not plan.input_spans
@@ -205,7 +205,7 @@ class ModelRunner:
             hidden = hidden.index_select(0, batch.logits_indices)
         logits = self._model.compute_logits(hidden)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
-        computed = Computed.of(self._sampler.sample(logits, rows, positions))
+        computed = Computed.of(self._sampler.sample(logits, rows, positions, plan.masks))
         computed.input_logprobs = input_logprobs
         return computed
 
@@ -241,7 +241,8 @@ class ModelRunner:
             return Computed(token_ids.index_select(0, wanted))
         (wanted,) = to_device(self._rows.device, np.flatnonzero(plan.samples))
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
-        return Computed.of(self._sampler.sample(logits.index_select(0, wanted), rows, positions))
+        logits = logits.index_select(0, wanted)
+        return Computed.of(self._sampler.sample(logits, rows, positions, plan.masks))
 
     def _compute_each(self, plan: StepPlan, failed: dict[int, str]) -> PendingStep:
         token_ids = torch.zeros(len(plan.sample_rows), dtype=torch.int64)

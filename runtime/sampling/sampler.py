@@ -16,6 +16,7 @@ from kernels.sampling import (
     SamplingRows,
     apply_logit_bias,
     apply_penalties,
+    apply_token_bitmask,
     mask_tokens,
     nan_rows,
     sample,
@@ -23,7 +24,7 @@ from kernels.sampling import (
 from runtime.batch_rows import BatchRows
 from runtime.sampling.logprobs import StepLogprobs, gather
 from runtime.staging import to_device
-from runtime.step import Int64Array
+from runtime.step import Int64Array, TokenMasks
 
 # Stands for the token of a row whose logits are not numbers.
 NAN_TOKEN = -1
@@ -49,18 +50,25 @@ class Sampler:
         self._rows = rows
         self._share = share
 
-    def sample(self, logits: Tensor, rows: Int64Array, positions: Int64Array) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Int64Array,
+        positions: Int64Array,
+        masks: TokenMasks | None = None,
+    ) -> Sampled:
         """Choose the next token of each row, and note it as the row's next input.
 
         Args:
             logits: `[num_samples, vocab_size]` float32, changed in place.
             rows: `[num_samples]`, the row of each line of `logits`.
             positions: `[num_samples]`, index in its sequence of each token to be sampled.
+            masks: for lines of `logits` that follow a grammar.
         """
         state = self._rows
         index, places = to_device(state.device, rows, positions)
         if state.is_special[rows].any():
-            self._edit_logits(logits, rows, index, positions)
+            self._edit_logits(logits, rows, index, positions, masks)
         if state.is_greedy[rows].all():
             best = logits.max(dim=-1)
             token_ids, bad = best.indices, torch.isnan(best.values)
@@ -117,10 +125,15 @@ class Sampler:
         )
 
     def _edit_logits(
-        self, logits: Tensor, rows: Int64Array, index: Tensor, positions: Int64Array
+        self,
+        logits: Tensor,
+        rows: Int64Array,
+        index: Tensor,
+        positions: Int64Array,
+        masks: TokenMasks | None,
     ) -> None:
         state = self._rows
-        masks: list[tuple[int, int]] = []
+        too_early: list[tuple[int, int]] = []
         biases: list[tuple[int, int]] = []
         values: list[float] = []
         num_outputs = positions - state.num_prompt[rows]
@@ -128,17 +141,21 @@ class Sampler:
             row = int(rows[line])
             sampling = state.sampling[row]
             assert sampling is not None
-            if num_outputs[line] < sampling.min_new_tokens:
-                masks += [(line, token_id) for token_id in state.stop_ids[row]]
+            # A grammar's mask has that rule in it: it knows when there is nothing but the end.
+            if num_outputs[line] < sampling.min_new_tokens and not state.has_grammar[row]:
+                too_early += [(line, token_id) for token_id in state.stop_ids[row]]
             biases += [(line, token_id) for token_id in sampling.logit_bias]
             values += sampling.logit_bias.values()
         penalised = np.flatnonzero(state.has_penalties[rows])
         if len(penalised):
             self._penalise(logits, index, num_outputs, penalised)
-        if masks:
-            pairs = np.array(masks, dtype=np.int64)
+        if too_early:
+            pairs = np.array(too_early, dtype=np.int64)
             lines, ids = to_device(state.device, pairs[:, 0].copy(), pairs[:, 1].copy())
             mask_tokens(logits, lines, ids)
+        if masks is not None:
+            self._apply_masks(logits, masks)
+        # Behind the masks: what a bias is added to, a forbidden token's minus infinity, it stays.
         if biases:
             pairs = np.array(biases, dtype=np.int64)
             lines, ids, added = to_device(
@@ -148,6 +165,17 @@ class Sampler:
                 np.array(values, dtype=np.float32),
             )
             apply_logit_bias(logits, lines, ids, added)
+
+    def _apply_masks(self, logits: Tensor, masks: TokenMasks) -> None:
+        device = self._rows.device
+        if len(masks.lines) == len(logits):
+            (words,) = to_device(device, masks.words)
+            apply_token_bitmask(logits, words)
+            return
+        lines, words = to_device(device, masks.lines, masks.words)
+        part = logits.index_select(0, lines)
+        apply_token_bitmask(part, words)
+        logits.index_copy_(0, lines, part)
 
     def _penalise(
         self, logits: Tensor, index: Tensor, num_outputs: Int64Array, penalised: Int64Array

@@ -12,6 +12,7 @@ from runtime.messages import (
     TokenDeltas,
 )
 from runtime.request import Request
+from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
@@ -94,6 +95,7 @@ class OutputProcessor:
         buffer: OutputBuffer,
         requests: dict[int, Request],
         eos_token_ids: list[int],
+        grammars: Grammars,
     ) -> None:
         """`requests` holds every live request by id; ended ones are removed from it."""
         self._table = table
@@ -101,12 +103,17 @@ class OutputProcessor:
         self._buffer = buffer
         self._requests = requests
         self._waiting = waiting
+        self._grammars = grammars
         self._eos = np.array(eos_token_ids, dtype=np.int32)
         self._eos_ids = frozenset(eos_token_ids)
         self.num_generated = 0
 
     def process(self, step: PlannedStep, result: StepResult) -> None:
         """Append the tokens and finish what is done."""
+        for row, reason in step.ends.items():
+            request = self._table.requests[row]
+            if request is not None:
+                self.finish(request, reason)
         for row, message in result.failed.items():
             self._fail(row, message)
         if step.input_owners:
@@ -154,9 +161,14 @@ class OutputProcessor:
         self._buffer.tokens(table.request_ids[rows].tolist(), token_ids.tobytes())
         at_eos = (token_ids[:, None] == self._eos).any(axis=1) & table.ends_at_eos[rows]
         at_end = lengths + 1 >= table.end_len[rows]
-        for index in np.flatnonzero(at_eos | at_end | table.has_stop_ids[rows]).tolist():
+        looked_at = at_eos | at_end | table.has_stop_ids[rows] | table.has_grammar[rows]
+        for index in np.flatnonzero(looked_at).tolist():
             request = table.request(int(rows[index]))
-            reason = self._reason(request, int(token_ids[index]), int(lengths[index]) + 1)
+            token_id = int(token_ids[index])
+            grammar_end = None
+            if request.grammar is not None:
+                grammar_end = self._grammars.accept(request, token_id)
+            reason = self._reason(request, token_id, int(lengths[index]) + 1) or grammar_end
             if reason is not None:
                 self.finish(request, reason)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.cache.manager import CacheManager
+from runtime.messages import FinishReason
 from runtime.request import Request
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
@@ -27,12 +28,14 @@ class PlannedStep:
         request_ids: `[num_samples]`, whose token each sample is; rows may have changed hands since.
         prompts_done: requests whose whole prompt this step computes.
         input_owners: the request of each of the plan's input spans.
+        ends: rows that end with this step whatever it gives, and why.
     """
 
     plan: StepPlan
     request_ids: Int64Array
     prompts_done: list[Request] = field(default_factory=list)
     input_owners: list[Request] = field(default_factory=list)
+    ends: dict[int, FinishReason] = field(default_factory=dict)
 
 
 @dataclass
@@ -250,6 +253,7 @@ class Planner:
                 stop_ids=[*self._eos, *sampling.stop_token_ids],
                 output_ids=request.tokens[request.num_prompt :],
                 logprobs=request.logprobs,
+                has_grammar=request.grammar is not None,
             )
         )
         self._page_updates.append(PageUpdate(row, 0, hold.held().copy()))

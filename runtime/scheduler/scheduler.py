@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.cache.manager import CacheManager
+from runtime.grammar.backend import GrammarError
 from runtime.messages import (
     AbortAll,
     AbortRequests,
@@ -24,6 +25,7 @@ from runtime.messages import (
     TokenDeltas,
 )
 from runtime.request import Request
+from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
 from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.stats import SchedulerStats
@@ -32,6 +34,15 @@ from runtime.scheduler.waiting import WaitingQueue
 from runtime.step import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
+
+GRAMMAR_WAIT_S = 0.001
+
+
+_ERROR_TYPES = {
+    400: "BadRequestError",
+    500: "InternalServerError",
+    503: "SERVICE_UNAVAILABLE",
+}
 
 
 class Pending(Protocol):
@@ -91,8 +102,9 @@ class Scheduler:
         *,
         send_tokens: Callable[[TokenDeltas], None],
         send_front: Callable[[FrontInbound], None],
+        grammars: Grammars | None = None,
     ) -> None:
-        """Put the parts together."""
+        """Put the parts together; without `grammars` there is no structured output."""
         self._runner = runner
         self._cache = cache
         self._stats = stats
@@ -112,6 +124,7 @@ class Scheduler:
             token_budget=options.token_budget,
             eos_token_ids=options.eos_token_ids,
         )
+        self._grammars = grammars or Grammars(None, 0, [])
         self._buffer = OutputBuffer(options.stream_interval)
         self._output = OutputProcessor(
             self._table,
@@ -120,6 +133,7 @@ class Scheduler:
             self._buffer,
             self._requests,
             options.eos_token_ids,
+            self._grammars,
         )
         self._in_flight: tuple[PlannedStep, Pending] | None = None
         self._was_idle = True
@@ -176,11 +190,17 @@ class Scheduler:
         elif self._max_queued is not None and len(self._waiting) >= self._max_queued:
             self._refuse(request, "The request queue is full.", 503)
         else:
-            self._waiting.push(request)
             self._stats.num_prompt_tokens += request.num_prompt
+            if not message.grammar_key:
+                self._waiting.push(request)
+                return
+            try:
+                self._grammars.take(request, message.grammar_key, message.grammar)
+            except GrammarError as error:
+                self._refuse(request, str(error), 500)
 
     def _refuse(self, request: Request, message: str, status_code: int) -> None:
-        err_type = "BadRequestError" if status_code == 400 else "SERVICE_UNAVAILABLE"
+        err_type = _ERROR_TYPES[status_code]
         reason = FinishReason("abort", message=message, status_code=status_code, err_type=err_type)
         self._buffer.end(request, reason)
         del self._requests[request.request_id]
@@ -204,7 +224,8 @@ class Scheduler:
         if request.row >= 0:
             self._output.remove(request)
         else:
-            self._waiting.remove(request)
+            if not self._grammars.drop(request):
+                self._waiting.remove(request)
             del self._requests[request_id]
 
     def _forget_failed(self, request_id: int) -> None:
@@ -213,6 +234,8 @@ class Scheduler:
         self._send_front(RequestError([request_id], "The request could not be taken."))
 
     def _flush(self, call_id: int) -> ControlReply:
+        # The front forgets which ones are here at the same place in the order of messages.
+        self._grammars.clear()
         if self.has_work:
             running, waiting = self._table.num_running, len(self._waiting)
             return ControlReply(
@@ -235,18 +258,39 @@ class Scheduler:
         self._report()
 
     def _step(self) -> None:
+        if self._grammars.num_waiting:
+            for request in self._grammars.ready(self._refuse_grammar):
+                self._waiting.push(request)
         if not self._overlap:
             self._finish_in_flight(self._launch())
             return
         last, self._in_flight = self._in_flight, self._launch()
         self._finish_in_flight(last)
+        if self._in_flight is not None and self._in_flight[0].plan.masks is not None:
+            # What the next token may be depends on this one, so it cannot be in flight.
+            current, self._in_flight = self._in_flight, None
+            self._finish_in_flight(current)
+
+    def _refuse_grammar(self, request: Request, message: str) -> None:
+        self._refuse(request, message, 500)
 
     def _launch(self) -> tuple[PlannedStep, Pending] | None:
         planned = self._planner.plan()
         if planned is None:
+            if self._grammars.num_waiting and self._in_flight is None:
+                # The thread that loads the grammar needs the interpreter more than this loop.
+                time.sleep(GRAMMAR_WAIT_S)
             return None
+        self._add_masks(planned)
         self._stats.count_step(planned.plan)
         return planned, self._runner.launch(planned.plan)
+
+    def _add_masks(self, planned: PlannedStep) -> None:
+        plan, table = planned.plan, self._table
+        rows = plan.sample_rows
+        if table.has_grammar[rows].any():
+            lengths = table.num_tokens[rows]
+            plan.masks, planned.ends = self._grammars.masks(table, rows, lengths)
 
     def _finish_in_flight(self, launched: tuple[PlannedStep, Pending] | None) -> None:
         if launched is not None:
@@ -288,7 +332,7 @@ class Scheduler:
             has_work=not idle,
             table=self._table,
             cache=self._cache,
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + self._grammars.num_waiting,
             num_generated=self._output.num_generated,
             num_retractions=self._planner.num_retractions,
             num_prefix_hits=self._planner.num_cached_tokens,

@@ -26,6 +26,7 @@ class RequestTable:
         ends_at_eos: whether end-of-sequence ids stop the row.
         has_stop_ids: whether the row has stop ids of its own.
         min_len: number of tokens below which no end-of-sequence counts.
+        has_grammar: rows whose output follows a grammar.
         is_decoding: rows whose prompt is computed.
     """
 
@@ -42,6 +43,7 @@ class RequestTable:
         self.sampled_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.ends_at_eos = np.zeros(max_rows, dtype=bool)
         self.has_stop_ids = np.zeros(max_rows, dtype=bool)
+        self.has_grammar = np.zeros(max_rows, dtype=bool)
         self.is_decoding = np.zeros(max_rows, dtype=bool)
         self._free = list(range(max_rows - 1, -1, -1))
         # Rows in order of admission: the newest is retracted first.
@@ -73,6 +75,7 @@ class RequestTable:
         self.has_stop_ids[row] = (
             bool(request.sampling.stop_token_ids) and not request.sampling.ignore_eos
         )
+        self.has_grammar[row] = request.grammar is not None
         self.is_decoding[row] = False
         request.row = row
         self.order.append(row)
@@ -85,6 +88,7 @@ class RequestTable:
         self.requests[row] = None
         self.request_ids[row] = 0
         self.is_decoding[row] = False
+        self.has_grammar[row] = False
         self.order.remove(row)
         self._free.append(row)
         request.row = -1

@@ -27,10 +27,12 @@ from runtime.executor.extend_graphs import graph_token_sizes
 from runtime.executor.memory import PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import ModelRunner
 from runtime.forward_batch import KVCache
+from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend
 from runtime.layers.context import BuildContext, parse_dtype
 from runtime.loader.load import load_model, parameter_bytes
 from runtime.messages import FrontInbound, Phase, TokenDeltas, WorkerReady
 from runtime.models.causal_lm import CausalLM
+from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.scheduler import Runner, Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
@@ -79,6 +81,7 @@ def build_worker(
     Raises:
         StartupError: the model or the memory does not allow it; one line.
     """
+    grammars = _grammars(config)
     executor = build_executor(config, 0, report)
     runner: Runner = executor.runner
     if ranks is not None:
@@ -103,6 +106,7 @@ def build_worker(
         ),
         send_tokens=send_tokens,
         send_front=send_front,
+        grammars=grammars,
     )
     ready = WorkerReady(
         max_total_num_tokens=size.num_tokens,
@@ -205,6 +209,20 @@ def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> Tensor
         torch.cuda.set_device(rank)
     store = Path(config.run_folder) / f"group-{config.generation}"
     return TensorGroup(rank, config.tp_size, device, store)
+
+
+def _grammars(config: WorkerConfig) -> Grammars:
+    model = load_model_config(Path(config.model_folder))
+    if config.grammar_backend == "none":
+        return Grammars(None, model.vocab_size, config.eos_token_ids)
+
+    def make() -> GrammarBackend:
+        # Imported on a thread while weights load.
+        return GRAMMAR_BACKENDS.load(config.grammar_backend)(
+            Path(config.tokenizer_folder), model.vocab_size, config.eos_token_ids
+        )
+
+    return Grammars(make, model.vocab_size, config.eos_token_ids)
 
 
 def _step_limits(config: WorkerConfig) -> StepLimits:

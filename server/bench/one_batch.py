@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -98,7 +99,7 @@ def run(config: ServerConfig, batch_size: int, options: argparse.Namespace) -> B
                 f"context of {worker.context_len}."
             )
         job = BatchJob(
-            worker=worker,
+            worker=dataclasses.replace(worker, grammar_backend="none"),
             batch_size=batch_size,
             input_len=options.input_len,
             output_len=options.output_len,

@@ -108,7 +108,12 @@ def describe_load(context: ServerContext, include: set[str]) -> dict[str, Any]:
             "token_capacity": capacity,
         }
     if include & {"queues", "all"}:
-        load["queues"] = {"waiting": waiting, "grammar": 0, "paused": 0, "retracted": 0}
+        load["queues"] = {
+            "waiting": waiting,
+            "grammar": context.client.num_compiling,
+            "paused": 0,
+            "retracted": 0,
+        }
     if include & {"disagg", "all"}:
         load["disaggregation"] = {"mode": "null"}
     return load

@@ -233,9 +233,9 @@ def test_completion_logprobs(client: Any, api: Any, top: int) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"n": 100000}, "n"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"logit_bias": {"99999999": 1}}, "logit_bias"),
-        ({"extra_body": {"regex": "a+"}}, "regex"),
         ({"extra_body": {"top_k": 0}}, "top_k"),
         ({"extra_body": {"min_tokens": 9, "max_tokens": 3}}, "min_tokens"),
     ],
@@ -329,3 +329,51 @@ def test_stream_helper(client: Any, api: Any) -> None:
             pass
         final = stream.get_final_completion()
     assert final.choices[0].message.content
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "big": {"type": "boolean"}},
+    "required": ["city", "big"],
+    "additionalProperties": False,
+}
+
+
+def test_response_format(client: Any, api: Any) -> None:
+    if api.echoes:
+        pytest.skip("needs a model")
+    pytest.importorskip("xgrammar")
+    formats = [
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}},
+    ]
+    for asked in formats:
+        for stream in (False, True):
+            made = client.chat.completions.create(
+                model=api.model,
+                messages=[{"role": "user", "content": "Name a city as a JSON object."}],
+                response_format=asked,
+                max_tokens=200,
+                temperature=0,
+                stream=stream,
+            )
+            if stream:
+                text = "".join(chunk.choices[0].delta.content or "" for chunk in made)
+            else:
+                assert made.choices[0].finish_reason == "stop"
+                text = made.choices[0].message.content
+            value = json.loads(text)
+            assert isinstance(value, dict)
+            if asked["type"] == "json_schema":
+                assert list(value) == ["city", "big"]
+                assert isinstance(value["big"], bool)
+    choice = client.completions.create(
+        model=api.model, prompt="Yes or no?", extra_body={"regex": "(yes|no)"}
+    )
+    assert choice.choices[0].text in ("yes", "no")
+    with pytest.raises(openai.BadRequestError, match="Only one constraint"):
+        client.completions.create(
+            model=api.model,
+            prompt="a",
+            extra_body={"regex": "a", "response_format": {"type": "json_object"}},
+        )

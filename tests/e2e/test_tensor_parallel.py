@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -28,6 +29,12 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {"33": 2.0}},
     {"temperature": 0.9, "sampling_seed": 8, "presence_penalty": 0.5, "min_new_tokens": 30},
 )
+if find_spec("xgrammar") is not None:
+    # Longer than the answer: only rank 0 has the grammar, all of them need its masks.
+    SAMPLING += (
+        {"temperature": 0, "regex": "[0-9 ]{400}"},
+        {"temperature": 1.0, "sampling_seed": 9, "regex": "[a-f]{400}", "top_p": 0.9},
+    )
 
 
 @cache

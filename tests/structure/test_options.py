@@ -52,6 +52,7 @@ OPTIONS = """
 --dp-size --data-parallel-size --dp = 1
 [kernels]
 --attention-backend = auto
+--grammar-backend = xgrammar
 --disable-cuda-graph = False
 --num-threads = None
 [logging]

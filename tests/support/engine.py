@@ -12,10 +12,11 @@ import torch
 import zmq
 
 from runtime.checkpoint.config_json import load_model_config
+from runtime.client.grammars import grammar_key
 from runtime.client.logprobs import PositionLogprobs, read_blocks
 from runtime.config import WorkerConfig
 from runtime.messages import FinishReason, GenerateRequest, LogprobSpec, TokenDeltas
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
 from runtime.shared_state import SharedState
@@ -50,6 +51,7 @@ class InProcessEngine:
             log_level="warning",
             decode_log_interval=1000,
             stream_interval=1,
+            tokenizer_folder=str(model_folder),
         )
         self.shared = SharedState(folder / "state", create=True)
         self.tokens: dict[int, list[int]] = {}
@@ -78,6 +80,12 @@ class InProcessEngine:
         for end in message.ends:
             self.reasons[end.request_id] = end.reason
 
+    def compile(self, spec: GrammarSpec) -> tuple[bytes, bytes]:
+        """Key and compiled form of a constraint."""
+        backend = self.scheduler._grammars._backend
+        assert backend is not None, "started without a grammar backend"
+        return grammar_key(spec), backend.result().compile(spec)
+
     def add(
         self,
         request_id: int,
@@ -87,6 +95,8 @@ class InProcessEngine:
         **sampling: Any,
     ) -> None:
         values = {"temperature": 0.0, "seed": 1} | sampling
+        spec = values.pop("grammar", None)
+        key, payload = (b"", b"") if spec is None else self.compile(spec)
         self.scheduler.receive(
             [
                 GenerateRequest(
@@ -95,6 +105,8 @@ class InProcessEngine:
                     sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
                     arrival=float(request_id),
                     logprobs=logprobs,
+                    grammar_key=key,
+                    grammar=payload,
                 )
             ]
         )

@@ -1,0 +1,189 @@
+"""The front's side of structured output: checks, asks the compiler process, keeps what it said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from runtime.config import GrammarConfig
+from runtime.errors import EngineDead, InvalidRequest, Overloaded
+from runtime.grammar.cache import ByteCache
+from runtime.grammar.limits import check_grammar
+from runtime.messages import CompileGrammar, GrammarReply
+from runtime.process import Child
+from runtime.sampling_params import GrammarSpec
+from runtime.transport import Outbox, grammar_address
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 256
+_MAX_ATTEMPTS = 2
+_KILLED_WITH_IT = "The process that compiles grammars died; please send the request again."
+
+
+def grammar_key(spec: GrammarSpec) -> bytes:
+    """Name of a constraint by its content."""
+    text = spec.text.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(spec.kind.encode() + b"\0" + text).digest()
+
+
+@dataclass
+class _Call:
+    key: bytes
+    message: CompileGrammar
+    future: asyncio.Future[bytes]
+    attempts: int = 1
+
+
+class GrammarCompiler:
+    """Compiles constraints in a child process, each at most once at a time.
+
+    The child starts with the first constraint, or when `start` is called.
+    """
+
+    def __init__(self, config: GrammarConfig, context: zmq.Context[Any]) -> None:
+        """Prepare; nothing starts yet."""
+        self._config = config
+        self._context = context
+        # What it said of each constraint, refusals included: a hostile one costs its time once.
+        self._known: ByteCache[GrammarReply] = ByteCache(config.cache_bytes)
+        self._calls: dict[int, _Call] = {}
+        self._by_key: dict[bytes, asyncio.Future[bytes]] = {}
+        self._ids = itertools.count(1)
+        self._child: Child | None = None
+        self._outbox: Outbox | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+        self.num_restarts = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Constraints that are being compiled."""
+        return len(self._calls)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Size of what is kept."""
+        return self._known.size_bytes
+
+    @property
+    def pid(self) -> int | None:
+        """The living child's process id."""
+        return self._child.pid if self._child is not None and self._child.is_alive else None
+
+    def start(self) -> None:
+        """Start the child, unless it runs."""
+        if self._child is not None or self._stopping:
+            return
+        self._loop = asyncio.get_running_loop()
+        address = grammar_address(Path(self._config.run_folder), self._config.generation)
+        self._outbox = Outbox(self._context, address)
+        environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self._child = Child("grammar", self._config, self._exited_on_thread, environment)
+
+    def compile(self, spec: GrammarSpec) -> tuple[bytes, asyncio.Future[bytes]]:
+        """The key of a constraint and, in time, its compiled form.
+
+        The future fails with `InvalidRequest` when the constraint cannot be used.
+
+        Raises:
+            InvalidRequest: it is refused before anything is compiled.
+            Overloaded: too many are being compiled.
+        """
+        key = grammar_key(spec)
+        running = self._by_key.get(key)
+        if running is not None:
+            return key, running
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        known = self._known.get(key)
+        if known is not None:
+            _settle(future, known)
+            return key, future
+        check_grammar(spec)
+        if len(self._calls) >= MAX_WAITING:
+            raise Overloaded("Too many grammars are being compiled.")
+        self.start()
+        call = _Call(key, CompileGrammar(next(self._ids), spec), future)
+        self._calls[call.message.call_id] = call
+        self._by_key[key] = future
+        self._send(call)
+        return key, future
+
+    def _send(self, call: _Call) -> None:
+        if self._outbox is not None:
+            self._outbox.send(call.message)
+
+    def on_reply(self, reply: GrammarReply) -> None:
+        """Take the child's answer."""
+        call = self._calls.pop(reply.call_id, None)
+        if call is None:
+            return
+        self._by_key.pop(call.key, None)
+        self._known.put(call.key, reply, len(reply.payload) + len(reply.error) + len(call.key))
+        _settle(call.future, reply)
+
+    def _exited_on_thread(self, child: Child, code: int) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(self._exited, child, code)
+
+    def _exited(self, child: Child, code: int) -> None:
+        if self._stopping or child is not self._child:
+            return
+        logger.error("The grammar process ended with code %d; starting it again.", code)
+        if self._outbox is not None:
+            self._outbox.close()
+        self._child = None
+        self.num_restarts += 1
+        self._config = dataclasses.replace(self._config, generation=self._config.generation + 1)
+        for call_id, call in list(self._calls.items()):
+            call.attempts += 1
+            if call.attempts > _MAX_ATTEMPTS:
+                del self._calls[call_id]
+                self._by_key.pop(call.key, None)
+                _fail(call.future, EngineDead(_KILLED_WITH_IT))
+        # Without anybody waiting the next constraint starts it: one that cannot start is not
+        # tried for ever.
+        if self._calls:
+            self.start()
+            for call in self._calls.values():
+                self._send(call)
+
+    def stop(self) -> None:
+        """End the child; may be called from any thread."""
+        self._stopping = True
+        if self._child is not None:
+            self._child.stop()
+
+    def close(self) -> None:
+        """Close the socket and fail whoever still waits."""
+        self._stopping = True
+        if self._outbox is not None:
+            self._outbox.close()
+        for call in self._calls.values():
+            _fail(call.future, EngineDead("The server was stopped."))
+        self._calls.clear()
+        self._by_key.clear()
+
+
+def _settle(future: asyncio.Future[bytes], reply: GrammarReply) -> None:
+    if reply.error:
+        _fail(future, InvalidRequest(reply.error, param=reply.error.split(" ", 1)[0]))
+    elif not future.done():
+        future.set_result(reply.payload)
+
+
+def _fail(future: asyncio.Future[bytes], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        # Whoever waited may have left meanwhile.
+        future.exception()

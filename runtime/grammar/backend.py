@@ -1,0 +1,81 @@
+"""The grammar library's place: it compiles in one process and follows tokens in another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.registry import Registry
+from runtime.sampling_params import GrammarSpec
+
+BitmaskRow = NDArray[np.int32]
+
+
+class GrammarError(Exception):
+    """A constraint that cannot be compiled or followed; the message is for the client."""
+
+
+class Matcher(Protocol):
+    """Follows one output through its grammar."""
+
+    def fill(self, row: BitmaskRow) -> None:
+        """Write which tokens may come next.
+
+        Args:
+            row: `[ceil(vocab_size / 32)]` int32, bit `i % 32` of word `i // 32` for token `i`.
+        """
+
+    def accept(self, token_id: int) -> bool:
+        """Move on by one token; false, and nothing moved, when it is not allowed."""
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether nothing may follow any more."""
+
+
+class GrammarBackend(Protocol):
+    """What a grammar library offers."""
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        """Compile a constraint into bytes that `load` reads, in another process too.
+
+        Raises:
+            GrammarError: it is invalid or not supported.
+        """
+
+    def load(self, payload: bytes) -> Any:
+        """Read what `compile` has written.
+
+        Raises:
+            GrammarError: these are not such bytes.
+        """
+
+    def start(self, compiled: Any) -> Matcher:
+        """Begin an output at the start of a loaded grammar."""
+
+
+class MakeBackend(Protocol):
+    """How a back end is built."""
+
+    def __call__(
+        self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]
+    ) -> GrammarBackend:
+        """Build it for a tokenizer; `vocab_size` is the logits' width."""
+        ...
+
+
+GRAMMAR_BACKENDS: Registry[MakeBackend] = Registry(
+    "grammar backend",
+    {"xgrammar": "runtime.grammar.xgrammar:XGrammarBackend"},
+)
+
+BackendFactory = Callable[[], GrammarBackend]
+
+
+def num_words(vocab_size: int) -> int:
+    """Words of a bitmask row."""
+    return -(-vocab_size // 32)

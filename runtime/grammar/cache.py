@@ -1,0 +1,58 @@
+"""A cache bounded by bytes that forgets what was used longest ago."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+# A loaded grammar holds tables of the vocabulary besides what travels.
+LOADED_OVERHEAD_BYTES = 64 * 1024
+LOADED_PER_BYTE = 2
+
+
+def loaded_size(payload: bytes) -> int:
+    """About how much memory a compiled grammar takes once it is loaded."""
+    return LOADED_OVERHEAD_BYTES + LOADED_PER_BYTE * len(payload)
+
+
+class ByteCache(Generic[V]):
+    """Values by key; deterministic, so two of them fed alike hold the same keys.
+
+    The front keeps a twin of the scheduler's: a compiled grammar is sent only when the twin says
+    that the scheduler has forgotten it.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Hold at most `limit_bytes`, and always the newest value whatever its size."""
+        self._limit = limit_bytes
+        self._entries: OrderedDict[bytes, tuple[V, int]] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> V | None:
+        """The value, marked as just used."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: bytes, value: V, size_bytes: int) -> None:
+        """Keep `value`; the longest unused ones go until everything fits."""
+        old = self._entries.pop(key, None)
+        if old is not None:
+            self.size_bytes -= old[1]
+        self._entries[key] = (value, size_bytes)
+        self.size_bytes += size_bytes
+        while self.size_bytes > self._limit and len(self._entries) > 1:
+            _, (_, freed) = self._entries.popitem(last=False)
+            self.size_bytes -= freed
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self.size_bytes = 0

@@ -1,0 +1,124 @@
+"""The `xgrammar` library. Imports torch, so only the compiler child and the worker load this."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+import xgrammar
+
+from runtime.grammar.backend import BitmaskRow, GrammarError
+from runtime.sampling_params import GrammarSpec
+from runtime.tokenizer import Tokenizer
+
+# Where in its own sources the library found the mistake.
+_SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
+_CHECK = re.compile(r"Check failed: .*?is false: ")
+_MAX_MESSAGE_CHARS = 300
+# Free whitespace lets a confused model print spaces until its limit.
+_MAX_WHITESPACE = 32
+
+
+class XGrammarMatcher:
+    """See `runtime.grammar.backend.Matcher`."""
+
+    def __init__(self, matcher: xgrammar.GrammarMatcher) -> None:
+        """Wrap the library's object."""
+        self._matcher = matcher
+
+    def fill(self, row: BitmaskRow) -> None:
+        """Write which tokens may come next."""
+        self._matcher.fill_next_token_bitmask(torch.from_numpy(row[None]), 0)
+
+    def accept(self, token_id: int) -> bool:
+        """Move on by one token."""
+        return bool(self._matcher.accept_token(token_id))
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether nothing may follow any more."""
+        return bool(self._matcher.is_terminated())
+
+
+class XGrammarBackend:
+    """See `runtime.grammar.backend.GrammarBackend`."""
+
+    def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
+        """Read the tokenizer's vocabulary."""
+        backend = Tokenizer.from_folder(tokenizer_folder).backend
+        found = xgrammar.TokenizerInfo._detect_metadata_from_hf(backend.to_str())
+        vocab = [""] * vocab_size
+        for text, token_id in backend.get_vocab(with_added_tokens=True).items():
+            if token_id < vocab_size:
+                vocab[token_id] = text
+        for token_id, token in backend.get_added_tokens_decoder().items():
+            # Hidden from the text, so it must not count as the characters it is written with.
+            if token.special and token_id < vocab_size:
+                vocab[token_id] = ""
+        self._ends_by_itself = not eos_token_ids
+        self._tokenizer_info = xgrammar.TokenizerInfo(
+            vocab,
+            vocab_type=found["vocab_type"],
+            vocab_size=vocab_size,
+            stop_token_ids=eos_token_ids or None,
+            add_prefix_space=found["add_prefix_space"],
+        )
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        """Compile a constraint; meant for a process that may be killed."""
+        compiler = xgrammar.GrammarCompiler(
+            self._tokenizer_info, max_threads=1, cache_enabled=False
+        )
+        try:
+            compiled = self._compile(compiler, spec)
+        except Exception as error:
+            raise GrammarError(_readable(str(error))) from None
+        return str(compiled.serialize_json()).encode()
+
+    @staticmethod
+    def _compile(compiler: xgrammar.GrammarCompiler, spec: GrammarSpec) -> Any:
+        match spec.kind:
+            case "json_schema":
+                return compiler.compile_json_schema(spec.text, max_whitespace_cnt=_MAX_WHITESPACE)
+            case "regex":
+                return compiler.compile_regex(spec.text)
+            case "ebnf":
+                return compiler.compile_grammar(spec.text)
+            case "structural_tag":
+                return compiler.compile_structural_tag(*_structural_tag(spec.text))
+
+    def load(self, payload: bytes) -> Any:
+        """Read a compiled grammar."""
+        try:
+            return xgrammar.CompiledGrammar.deserialize_json(payload.decode(), self._tokenizer_info)
+        except Exception as error:
+            raise GrammarError(_readable(str(error))) from None
+
+    def start(self, compiled: Any) -> XGrammarMatcher:
+        """Begin an output."""
+        matcher = xgrammar.GrammarMatcher(
+            compiled, terminate_without_stop_token=self._ends_by_itself
+        )
+        return XGrammarMatcher(matcher)
+
+
+def _structural_tag(text: str) -> tuple[Any, ...]:
+    """The library's arguments for either form: with a `format`, or structures and triggers."""
+    tag = orjson.loads(text)
+    if "structures" not in tag:
+        return (text,)
+    items = [
+        xgrammar.StructuralTagItem(
+            begin=each["begin"], schema=orjson.dumps(each["schema"]).decode(), end=each["end"]
+        )
+        for each in tag["structures"]
+    ]
+    return items, tag["triggers"]
+
+
+def _readable(message: str) -> str:
+    text = _CHECK.sub("", _SOURCE_PLACE.sub("", message))
+    return " ".join(text.split())[:_MAX_MESSAGE_CHARS].rstrip(".") or "not valid"

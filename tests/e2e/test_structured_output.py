@@ -1,0 +1,232 @@
+"""Structured output over HTTP: every kind, hostile ones beside streams, a killed compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.server import ServerProcess, running_server
+from tests.support.tiny_models import tiny_model
+
+pytest.importorskip("xgrammar")
+
+WORD = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "maxLength": 5}, "ok": {"type": "boolean"}},
+    "required": ["word", "ok"],
+}
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<w>", "schema": WORD, "end": "</w>"}],
+    "triggers": ["<w"],
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("--model-path", str(tiny_model("qwen3")), "--enable-metrics") as made:
+        yield made.wait_ready()
+
+
+def generate(server: ServerProcess, **sampling: Any) -> httpx.Response:
+    body = {"text": "water", "sampling_params": {"max_new_tokens": 80, **sampling}}
+    return server.client.post("/generate", json=body)
+
+
+def output(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    assert response.json()["meta_info"]["finish_reason"]["type"] == "stop", response.text
+    return str(response.json()["text"])
+
+
+def test_every_kind(server: ServerProcess) -> None:
+    # Random weights write anything: what comes out was made by the constraint alone.
+    # They love blanks, too: four places for at most 32 each leave room for the rest.
+    schema = {
+        "type": "object",
+        "properties": {"word": {"enum": ["wheel", "mill", 7]}},
+        "required": ["word"],
+        "additionalProperties": False,
+    }
+    value = json.loads(
+        output(
+            generate(server, json_schema=json.dumps(schema), temperature=1.0, max_new_tokens=230)
+        )
+    )
+    assert list(value) == ["word"]
+    assert value["word"] in ("wheel", "mill", 7)
+    assert re.fullmatch("[0-9]{4}-[a-f]{2}", output(generate(server, regex="[0-9]{4}-[a-f]{2}")))
+    assert output(generate(server, ebnf='root ::= "left" | "right"')) in ("left", "right")
+    tag = {"type": "tag", "begin": "<w>", "content": {"type": "const_string", "value": "x"}}
+    tagged = json.dumps({"type": "structural_tag", "format": {**tag, "end": "</w>"}})
+    assert output(generate(server, structural_tag=tagged)) == "<w>x</w>"
+    assert generate(server, structural_tag=json.dumps(TAG)).status_code == 200
+    many = generate(server, regex="[0-9]{4}", n=3, temperature=1.0).json()
+    assert all(re.fullmatch("[0-9]{4}", each["text"]) for each in many)
+    assert generate(server, regex="", json_schema="", max_new_tokens=2).status_code == 200
+
+
+def test_one_constraint_only(server: ServerProcess) -> None:
+    response = generate(server, regex="a", json_schema="{}")
+    assert response.status_code == 400
+    assert "Only one constraint" in response.text
+
+
+HOSTILE: list[dict[str, str]] = [
+    {"regex": "(a+)+b"},
+    {"regex": "(a|a){1,5000}"},
+    {"regex": "a" * 1_000_000},
+    {"regex": "(" * 30_000},
+    {"regex": "(" * 30_000 + ")" * 30_000},
+    {"regex": "(?<=a)b"},
+    {"regex": "["},
+    {"regex": "(a"},
+    {"regex": ".{1,4000}.{1,4000}"},
+    {"ebnf": "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000},
+    {"ebnf": 'root ::= "a'},
+    {"ebnf": 'other ::= "a"'},
+    {"ebnf": 'root ::= a a a a a a a a a a "b"\na ::= b*\nb ::= c*\nc ::= [a-z]*'},
+    {"json_schema": '{"type": 5}'},
+    {"json_schema": '{"type": "string", "pattern": 7}'},
+    {"json_schema": '{"type": "string", "pattern": "(?=a)"}'},
+    {"json_schema": '{"not": {}}'},
+    {"json_schema": "{"},
+    {"json_schema": "false"},
+    {"json_schema": '{"a":' * 10_000},
+    {"json_schema": json.dumps({"properties": {f"p{i}": {} for i in range(10_000)}})},
+    {"json_schema": json.dumps({"enum": list(range(100_000))})},
+    {"json_schema": '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#"}}}'},
+    {"structural_tag": '{"type": "structural_tag", "format": {"type": "nosuch"}}'},
+    {"structural_tag": '{"structures": 5}'},
+]
+
+
+def test_hostile_grammars_are_refused_while_streams_go_on(server: ServerProcess) -> None:
+    gaps: list[float] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        body = {
+            "text": "wheel",
+            "stream": True,
+            "sampling_params": {"max_new_tokens": 200, "ignore_eos": True},
+        }
+        while not stop.is_set():
+            with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=60) as events:
+                last = time.perf_counter()
+                for _ in events.iter_lines():
+                    now = time.perf_counter()
+                    gaps.append(now - last)
+                    last = now
+
+    watcher = threading.Thread(target=watch)
+    generate(server, regex="a")
+    watcher.start()
+    try:
+        for constraint in HOSTILE:
+            started = time.perf_counter()
+            response = generate(server, **constraint)
+            took_s = time.perf_counter() - started
+            (name,) = constraint
+            assert response.status_code == 400, (constraint[name][:60], response.text)
+            assert name in response.json()["error"]["message"], response.text
+            # Two seconds on a machine of its own; this one may be shared.
+            assert took_s < 4.0, (constraint[name][:60], took_s)
+    finally:
+        stop.set()
+        watcher.join()
+    assert output(generate(server, regex="[0-9]{3}"))
+    assert len(gaps) > 100
+    assert max(gaps) < 1.0
+
+
+def compiler_pid(server: ServerProcess) -> int:
+    for pid in server.child_pids():
+        if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"\0grammar\0"):
+            return pid
+    raise AssertionError("no grammar process")
+
+
+def test_a_killed_compiler_is_started_again(server: ServerProcess) -> None:
+    output(generate(server, regex="[a-c]{3}"))
+    first = compiler_pid(server)
+    os.kill(first, signal.SIGKILL)
+    time.sleep(0.2)
+    # What was compiled before needs no compiler; what is new starts one.
+    output(generate(server, regex="[a-c]{3}"))
+    output(generate(server, regex="[d-f]{3}"))
+    assert compiler_pid(server) != first
+    os.kill(compiler_pid(server), signal.SIGSTOP)
+    answers: list[httpx.Response] = []
+    waiter = threading.Thread(
+        target=lambda: answers.append(generate(server, regex="[g-i]{3}", temperature=1.0))
+    )
+    waiter.start()
+    time.sleep(0.3)
+    assert "num_grammar_queue_reqs" in server.client.get("/metrics").text
+    os.kill(compiler_pid(server), signal.SIGKILL)
+    waiter.join()
+    assert re.fullmatch("[g-i]{3}", output(answers[0]))
+
+
+def test_an_abort_reaches_a_request_that_waits_for_its_grammar(server: ServerProcess) -> None:
+    output(generate(server, regex="x"))
+    pid = compiler_pid(server)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        answers: list[httpx.Response] = []
+        body = {"text": "a", "rid": "waits", "sampling_params": {"regex": "never{7}"}}
+        waiter = threading.Thread(
+            target=lambda: answers.append(server.client.post("/generate", json=body))
+        )
+        waiter.start()
+        time.sleep(0.3)
+        server.client.post("/abort_request", json={"rid": "waits"})
+        waiter.join(10)
+        assert answers[0].json()["meta_info"]["finish_reason"]["type"] == "abort"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    output(generate(server, regex="never{7}"))
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_schemas(server: ServerProcess) -> None:
+    def rss_mb() -> float:
+        pids = [server.process.pid, *server.child_pids()]
+        fields = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in pids)
+        return sum(int(pages) for pages in fields) * 4096 / 2**20
+
+    def ask(number: int) -> None:
+        schema = {"type": "object", "properties": {f"key{number}": {"type": "boolean"}}}
+        response = generate(server, json_schema=json.dumps(schema), max_new_tokens=2)
+        assert response.status_code == 200
+
+    for number in range(100):
+        ask(number)
+    before = rss_mb()
+    for number in range(100, 300):
+        ask(number)
+    # Each stays for a while, in the front and in the worker; their caches are far from full.
+    assert rss_mb() - before < 64
+
+
+def test_without_a_backend_it_says_so() -> None:
+    off = running_server("qwen3", "--grammar-backend", "none")
+    response = off.client.post("/generate", json={"text": "a", "sampling_params": {"regex": "a"}})
+    assert response.status_code == 400
+    assert "--grammar-backend" in response.text
+    chat = off.client.post(
+        "/v1/completions",
+        json={"model": "m", "prompt": "a", "response_format": {"type": "json_object"}},
+    )
+    assert chat.status_code == 400
