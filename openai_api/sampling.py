@@ -29,6 +29,7 @@ _SAME_NAMES = (
     "logit_bias",
     "stop",
     "stop_token_ids",
+    "stop_regex",
     "ignore_eos",
     "skip_special_tokens",
     "spaces_between_special_tokens",

@@ -134,7 +134,7 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Why a request ended, in the native API's words.
 
     Attributes:
-        matched: the token id or stop string that ended it.
+        matched: the token id, stop string or stop pattern that ended it.
         length: the token limit that was reached.
         message, status_code, err_type: set for `abort`.
     """
@@ -158,6 +158,7 @@ class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     no_stop_trim: bool
     stream_interval: int
     prompt_tail: bytes
+    stop_regex: list[str] = []
 
 
 class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):

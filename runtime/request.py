@@ -125,6 +125,7 @@ class Request:
             no_stop_trim=sampling.no_stop_trim,
             stream_interval=sampling.stream_interval or stream_interval,
             prompt_tail=self.tokens[: self.num_prompt][-PROMPT_TAIL_TOKENS:].tobytes(),
+            stop_regex=sampling.stop_regex,
         )
 
     def length_reason(self) -> FinishReason:

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from runtime.errors import InvalidRequest
+from runtime.stop_regex import InvalidPattern, compile_patterns
 
 GREEDY_TEMPERATURE = 1e-6
 MAX_STOP_STRINGS = 32
@@ -37,6 +38,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         top_k: keep this many most likely tokens; -1 keeps all.
         seed: 64-bit seed; `None` draws one at admission.
         stop: texts that end the output; they may span tokens.
+        stop_regex: patterns that do, as `runtime.stop_regex` reads them.
         logit_bias: token id to the value added to its logit.
         grammar: what the output must match; `None` for free text.
         grammar_after: the grammar holds once this token has been generated; `None` from the start.
@@ -52,6 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     stop: list[str] = []
+    stop_regex: list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     seed: int | None = None
@@ -170,6 +173,11 @@ def _check_stop(params: SamplingParams) -> None:
         raise InvalidRequest(
             f"A stop string may have at most {MAX_STOP_STRING_CHARS} characters.", param="stop"
         )
+    if params.stop_regex:
+        try:
+            compile_patterns(tuple(params.stop_regex))
+        except InvalidPattern as error:
+            raise InvalidRequest(f"stop_regex: {error}.", param="stop_regex") from None
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -199,6 +207,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
+    # For the logit processors of the reference, which run here nowhere: nothing reads it.
     custom_params: dict[str, object] | None = None
     beam_width: int | None = None
     watermark: object | None = None
@@ -207,8 +216,6 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = ("json_schema", "regex", "ebnf", "structural_tag")
 # Fields understood by the API whose feature this server does not have: neutral values pass.
 _UNSUPPORTED = (
-    "stop_regex",
-    "custom_params",
     "beam_width",
     "watermark",
 )
@@ -263,6 +270,10 @@ def resolve_sampling(
     if fields.stop is not None:
         texts = [fields.stop] if isinstance(fields.stop, str) else fields.stop
         values["stop"] = [text for text in texts if text]
+    if fields.stop_regex:
+        given = fields.stop_regex
+        patterns = [given] if isinstance(given, str) else given
+        values["stop_regex"] = [pattern for pattern in patterns if pattern]
     if fields.logit_bias:
         values["logit_bias"] = parse_logit_bias(fields.logit_bias)
     grammar = grammar_of(fields)

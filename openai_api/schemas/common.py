@@ -46,6 +46,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -57,14 +58,14 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     extra_key: str | None = None
 
     response_format: dict[str, Any] | None = None
-    stop_regex: Any = None
     regex: str | None = None
     ebnf: str | None = None
     json_schema: str | None = None
     structural_tag: str | None = None
     lora_path: Any = None
     session_params: Any = None
-    custom_params: Any = None
+    # For the logit processors of the reference, which run here nowhere: nothing reads it.
+    custom_params: dict[str, Any] | None = None
     custom_logit_processor: Any = None
     return_hidden_states: Any = None
     return_routed_experts: Any = None
@@ -78,10 +79,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
 
 
 UNSUPPORTED = (
-    "stop_regex",
     "lora_path",
     "session_params",
-    "custom_params",
     "custom_logit_processor",
     "return_hidden_states",
     "return_routed_experts",

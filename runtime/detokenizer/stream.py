@@ -7,7 +7,7 @@ import sys
 import msgspec
 
 from runtime.detokenizer.decoders import TextDecoder
-from runtime.detokenizer.stop import StopMatcher
+from runtime.detokenizer.regex_stop import StopSearch, stop_search
 from runtime.messages import FinishReason, LogprobBlock, StreamStart, TextDelta
 
 _ID_BYTES = 4
@@ -37,9 +37,7 @@ class Stream:
         self._cached_tokens = cached_tokens
         self._decoder = decoder
         self._keep_stop = start.no_stop_trim
-        self._matcher = (
-            StopMatcher(start.stop, keep_match=start.no_stop_trim) if any(start.stop) else None
-        )
+        self._matcher = stop_search(start)
         # Unsent tokens that make a delta due: the first at once; never where nobody streams.
         self._interval = max(1, start.stream_interval) if start.stream else sys.maxsize
         self._due = 1 if start.stream else sys.maxsize
@@ -116,7 +114,7 @@ class Stream:
         return 1
 
     def _search(
-        self, matcher: StopMatcher, reason: FinishReason | None
+        self, matcher: StopSearch, reason: FinishReason | None
     ) -> tuple[int, FinishReason | None]:
         """Decode token by token; how many ids lie behind a match, and the reason that holds now."""
         num_hidden = self._drop_stop_token(reason) if reason is not None else 0
@@ -131,7 +129,8 @@ class Stream:
         if reason is None:
             return 0, None
         self._text.append(matcher.push(self._decoder.finish()))
+        if matcher.matched is None:
+            self._text.append(matcher.finish())
         if matcher.matched is not None:
             return num_hidden, FinishReason("stop", matched=matcher.matched)
-        self._text.append(matcher.finish())
         return 0, reason
