@@ -68,7 +68,7 @@ def open_client(num_streams: int) -> tuple[EngineClient, list[int]]:
     limits = EngineLimits(context_len=10**6, max_total_num_tokens=10**9, vocab_size=10**6)
     client = EngineClient(limits)
     ids: list[int] = []
-    client.connect(lambda message: ids.append(message.request_id))  # type: ignore[union-attr]
+    client.links[0].connect(lambda message: ids.append(message.request_id))  # type: ignore[union-attr]
     client.ready = True
     for index in range(num_streams):
         client.generate(

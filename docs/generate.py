@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from openai_api import errors as openai_errors
 from runtime import errors
-from runtime.client.host import EngineStatus
+from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config import ServerConfig
 from runtime.shared_state import SharedState
 from server.args import option_name
@@ -61,11 +61,9 @@ def metrics_page() -> str:
             model=SimpleNamespace(served_model_name="demo"),
             scheduling=SimpleNamespace(page_size=16),
         )
+        status = EngineStatus([ReplicaStatus(shared=shared)])
         context = SimpleNamespace(
-            config=config,
-            shared=shared,
-            status=EngineStatus(),
-            client=SimpleNamespace(num_compiling=0),
+            config=config, status=status, client=SimpleNamespace(num_compiling=0)
         )
         families = sorted(
             Metrics(cast("ServerContext", context)).registry.collect(), key=lambda f: f.name

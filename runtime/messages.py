@@ -298,5 +298,4 @@ FrontInbound = (
     | StartupFailed
     | ControlReply
     | RequestError
-    | GrammarReply
 )

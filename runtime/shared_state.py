@@ -11,6 +11,7 @@ import os
 import time
 from pathlib import Path
 
+SHARED_STATE_FILE = "state"
 FIELDS = (
     "heartbeat",
     "heartbeat_time",

@@ -35,6 +35,13 @@ def create_run_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{RUN_FOLDER_PREFIX}{os.getpid()}-", dir=base))
 
 
+def create_replica_folder(run_folder: Path, rank: int) -> Path:
+    """Make the private folder of one replica's sockets inside the server's."""
+    folder = run_folder / f"replica-{rank}"
+    folder.mkdir(mode=0o700, parents=True)
+    return folder
+
+
 def scheduler_address(run_folder: Path, generation: int) -> str:
     """Where the worker of this generation listens; a restarted worker gets a fresh address."""
     return f"ipc://{run_folder}/scheduler-{generation}"

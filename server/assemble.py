@@ -51,7 +51,6 @@ def assemble(
         tokenizer=prepared.tokenizer,
         client=client,
         status=host.status,
-        shared=host.shared,
         version=server_version(),
         weight_version=config.model.weight_version,
         sampling_defaults=resolved.sampling_defaults,
@@ -65,9 +64,11 @@ async def watch(context: ServerContext, host: EngineHost) -> None:
     limit_s = context.config.logging.watchdog_timeout
     while True:
         await asyncio.sleep(_WATCHDOG_PERIOD_S)
-        stuck_s = stuck_for_s(context)
-        if stuck_s > limit_s:
-            host.kill_worker(f"no turn of its loop for {stuck_s:.0f} s while requests wait")
+        for replica in context.status.replicas:
+            stuck_s = stuck_for_s(context, replica)
+            if stuck_s > limit_s:
+                why = f"no turn of its loop for {stuck_s:.0f} s while requests wait"
+                host.kill_worker(replica.rank, why)
 
 
 def server_version() -> str:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from runtime.checkpoint.model_config import ModelConfig
-from runtime.client.host import EngineStatus
 from runtime.client.recorder import RecordingClient
+from runtime.client.status import EngineStatus
 from runtime.config import ServerConfig
 from runtime.detokenizer.pieces import TokenPieces
-from runtime.shared_state import SharedState
 from runtime.tokenizer import Tokenizer
 
 
@@ -36,8 +35,7 @@ class ServerContext:
     Attributes:
         config: resolved; what `/server_info` shows.
         sampling_defaults: from `--preferred-sampling-params`, native names, checked.
-        status: the engine's, kept current by its owner.
-        shared: gauges and heartbeat that the worker writes.
+        status: the engine's and each replica's, kept current by their owner.
         weight_version: label of the weights that are loaded now.
     """
 
@@ -46,7 +44,6 @@ class ServerContext:
     tokenizer: Tokenizer
     client: RecordingClient
     status: EngineStatus
-    shared: SharedState
     version: str
     weight_version: str
     sampling_defaults: dict[str, object] = field(default_factory=dict)

@@ -5,54 +5,66 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from runtime.client.status import ReplicaStatus
 from server.context import ServerContext
 
 # Longer than any step of a healthy worker on a GPU, shorter than a client's patience.
 READY_HEARTBEAT_AGE_S = 10.0
 
 
-def heartbeat_age_s(context: ServerContext) -> float:
+def heartbeat_age_s(replica: ReplicaStatus) -> float:
     """Seconds since the worker's last turn, or since it became ready when it has made none yet."""
-    ready_at = context.status.ready_at
+    ready_at = replica.ready_at
     since_ready = 0.0 if ready_at is None else time.monotonic() - ready_at
-    return min(context.shared.heartbeat_age_s(), since_ready)
+    return min(replica.shared.heartbeat_age_s(), since_ready)
 
 
-def stuck_for_s(context: ServerContext) -> float:
+def stuck_for_s(context: ServerContext, replica: ReplicaStatus) -> float:
     """Seconds that a worker with work has not turned its loop; 0 when it is idle or loading."""
     # A worker that froze while idle never says that it has work; our own requests do.
-    has_work = context.shared["has_work"] or context.client.num_in_flight
-    if not context.status.is_ready or not has_work:
+    in_flight = context.client.links[replica.rank].num_in_flight
+    if not replica.is_ready or not (replica.shared["has_work"] or in_flight):
         return 0.0
-    return heartbeat_age_s(context)
+    return heartbeat_age_s(replica)
 
 
 def why_not_alive(context: ServerContext) -> str | None:
     """Why this process should be replaced; `None` while it need not be.
 
     A worker that loads or is being restarted is no reason: replacing the server would not help.
+    Nor is one that hangs while another replica does not.
     """
     if context.status.phase == "failed":
         return f"The engine failed to start: {context.status.last_failure}"
-    age = stuck_for_s(context)
+    age = min(stuck_for_s(context, replica) for replica in context.status.replicas)
     if age > context.config.logging.watchdog_timeout:
         return f"The worker has not turned its loop for {age:.0f} s."
     return None
 
 
 def why_not_ready(context: ServerContext) -> str | None:
-    """Why requests should go elsewhere for now; `None` when they are welcome."""
+    """Why requests should go elsewhere for now; `None` when they are welcome.
+
+    They are while one replica at least takes them, once all have started.
+    """
     if context.lifecycle.draining:
         return "The server is shutting down."
     if not context.status.is_ready:
         return f"The engine is {context.status.phase.replace('_', ' ')}."
     if not context.lifecycle.warmed_up:
         return "The first request of the warm-up is running."
-    age = heartbeat_age_s(context)
+    reasons = [_why_replica_not_ready(context, each) for each in context.status.replicas]
+    return None if None in reasons else reasons[0]
+
+
+def _why_replica_not_ready(context: ServerContext, replica: ReplicaStatus) -> str | None:
+    if not replica.is_ready:
+        return f"The worker is {replica.phase.replace('_', ' ')}."
+    age = heartbeat_age_s(replica)
     if age > READY_HEARTBEAT_AGE_S:
         return f"The worker has not turned its loop for {age:.0f} s."
     most = context.config.scheduling.max_queued_requests
-    if most and context.shared["num_queue_reqs"] >= most:
+    if most and replica.shared["num_queue_reqs"] >= most:
         return "The request queue is full."
     return None
 

@@ -7,7 +7,8 @@ client's records, HTTP counters by the entry middleware.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,6 +23,7 @@ from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from runtime.client.recorder import RequestRecord
+from runtime.client.status import ReplicaStatus
 from server.context import ServerContext
 
 _TTFT = (*(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400),)
@@ -145,43 +147,35 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
+    """Gauges of the engine: one sample for each replica, told apart where there are several."""
+
     def __init__(self, context: ServerContext, labels: dict[str, str]) -> None:
         self._context = context
         self._names = [*labels, "tp_rank", "pp_rank"]
         self._values = [*labels.values(), "0", "0"]
+        replicas = context.status.replicas
+        self._replica_names = [*self._names, *(["dp_rank"] if len(replicas) > 1 else [])]
+
+    def _replica_values(self, replica: ReplicaStatus) -> list[str]:
+        return [*self._values, str(replica.rank)][: len(self._replica_names)]
 
     def collect(self) -> Iterable[Metric]:
-        shared, status = self._context.shared, self._context.status
         for name, text in _SHARED_GAUGES.items():
-            yield self._gauge(name, text, shared[name])
+            yield self._replica_gauge(name, text, partial(_shared, name))
         for name, text in _SHARED_COUNTERS.items():
-            family = CounterMetricFamily(f"sglang:{name}", text, labels=self._names)
-            family.add_metric(self._values, shared[name])
+            family = CounterMetricFamily(f"sglang:{name}", text, labels=self._replica_names)
+            for replica in self._context.status.replicas:
+                family.add_metric(self._replica_values(replica), replica.shared[name])
             yield family
-        used, capacity = shared["num_used_tokens"], shared["max_total_num_tokens"]
-        prompt = shared["prompt_tokens_total"]
-        hits = shared["cached_tokens_total"] / prompt if prompt else 0.0
-        yield self._gauge(
-            "token_usage", "Share of the KV pool in use.", used / capacity if capacity else 0
-        )
-        yield self._gauge("cache_hit_rate", "Share of prompt tokens found in the cache.", hits)
+        for name, (text, value_of) in _REPLICA_GAUGES.items():
+            yield self._replica_gauge(name, text, value_of)
         yield self._gauge(
             "num_grammar_queue_reqs",
             "Requests that wait for a grammar.",
             self._context.client.num_compiling,
         )
         yield self._gauge("num_paused_reqs", "Requests that are paused.", 0)
-        yield self._gauge(
-            "engine_restarts", "Times a worker was started again.", status.num_restarts
-        )
-        yield self._gauge(
-            "startup_time_seconds", "From process start to ready.", self._load_seconds()
-        )
-        running, most = shared["num_running_reqs"], self._most_running()
-        yield self._gauge(
-            "utilization", "Running requests over the most.", running / most if most else 0
-        )
-        yield self._cache_config(capacity)
+        yield self._cache_config()
         cpu = CounterMetricFamily(
             "sglang:process_cpu_seconds_total", "CPU time.", labels=[*self._names, "component"]
         )
@@ -194,19 +188,62 @@ class _EngineCollector(Collector):
         family.add_metric(self._values, value)
         return family
 
-    def _cache_config(self, capacity: float) -> GaugeMetricFamily:
+    def _replica_gauge(
+        self, name: str, text: str, value_of: Callable[[ReplicaStatus], float]
+    ) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"sglang:{name}", text, labels=self._replica_names)
+        for replica in self._context.status.replicas:
+            family.add_metric(self._replica_values(replica), value_of(replica))
+        return family
+
+    def _cache_config(self) -> GaugeMetricFamily:
         page_size = self._context.config.scheduling.page_size or 1
-        labels = [*self._names, "page_size", "num_pages"]
+        labels = [*self._replica_names, "page_size", "num_pages"]
         family = GaugeMetricFamily(
             "sglang:cache_config_info", "Shape of the KV pool.", labels=labels
         )
-        family.add_metric([*self._values, str(page_size), str(int(capacity) // page_size)], 1)
+        for replica in self._context.status.replicas:
+            num_pages = int(replica.shared["max_total_num_tokens"]) // page_size
+            values = self._replica_values(replica)
+            family.add_metric([*values, str(page_size), str(num_pages)], 1)
         return family
 
-    def _load_seconds(self) -> float:
-        worker = self._context.status.worker
-        return 0.0 if worker is None else worker.load_seconds
 
-    def _most_running(self) -> int:
-        worker = self._context.status.worker
-        return 0 if worker is None else worker.max_running_requests
+def _shared(name: str, replica: ReplicaStatus) -> float:
+    return replica.shared[name]
+
+
+def _ratio(part: str, whole: str) -> Callable[[ReplicaStatus], float]:
+    def ratio(replica: ReplicaStatus) -> float:
+        total = replica.shared[whole]
+        return replica.shared[part] / total if total else 0.0
+
+    return ratio
+
+
+def _utilization(replica: ReplicaStatus) -> float:
+    worker = replica.worker
+    most = 0 if worker is None else worker.max_running_requests
+    return replica.shared["num_running_reqs"] / most if most else 0.0
+
+
+def _load_seconds(replica: ReplicaStatus) -> float:
+    return 0.0 if replica.worker is None else replica.worker.load_seconds
+
+
+_REPLICA_GAUGES: dict[str, tuple[str, Callable[[ReplicaStatus], float]]] = {
+    "token_usage": (
+        "Share of the KV pool in use.",
+        _ratio("num_used_tokens", "max_total_num_tokens"),
+    ),
+    "cache_hit_rate": (
+        "Share of prompt tokens found in the cache.",
+        _ratio("cached_tokens_total", "prompt_tokens_total"),
+    ),
+    "engine_restarts": (
+        "Times a worker was started again.",
+        lambda replica: replica.num_restarts,
+    ),
+    "startup_time_seconds": ("From process start to ready.", _load_seconds),
+    "utilization": ("Running requests over the most.", _utilization),
+}

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from runtime.client.host import EngineStatus
+from runtime.client.status import EngineStatus
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from runtime.client.admission import EngineLimits, admit
+from runtime.client.control import ControlCalls
 from runtime.client.grammars import GrammarCompiler
 from runtime.client.logprobs import PositionLogprobs, check_logprobs, read_blocks
-from runtime.config import GRAMMAR_CACHE_BYTES
+from runtime.client.replica_link import ReplicaLink
 from runtime.errors import EngineDead, EngineNotReady, HeadraceError, InvalidRequest, Overloaded
-from runtime.grammar.cache import ByteCache, loaded_size
 from runtime.messages import (
     AbortAll,
     AbortRequests,
@@ -91,6 +91,7 @@ class _Stream:
     rid: str
     prompt_tokens: int
     arrival: float
+    link: ReplicaLink
     cached_tokens: int = 0
     num_retractions: int = 0
     # Deltas that wait to be read; a reader that falls behind gets them joined, so memory stays
@@ -187,27 +188,37 @@ class EngineClient:
     """Requests in, chunks out; knows nothing of HTTP.
 
     Attributes:
-        limits: known once the worker is ready.
+        limits: known once the workers are ready; what every one of them can hold.
         accepting: false while draining.
+        links: the replicas, in the order of their ranks.
         grammars: compiles constraints; `None` where structured output is off.
     """
 
-    def __init__(self, limits: EngineLimits, random_seed: int | None = None) -> None:
-        """Start with provisional `limits`; `connect` and `on_ready` complete them."""
+    def __init__(
+        self, limits: EngineLimits, random_seed: int | None = None, *, dp_size: int = 1
+    ) -> None:
+        """Start with provisional `limits` and `dp_size` links that nobody has connected yet."""
         self.limits = limits
         self.accepting = True
-        self.ready = False
+        self.links = tuple(ReplicaLink(rank) for rank in range(dp_size))
         self.grammars: GrammarCompiler | None = None
         # Requests whose grammar is being compiled.
         self._compiling: set[int] = set()
-        # What the scheduler's cache of grammars holds: its twin, fed alike.
-        self._sent_grammars: ByteCache[bool] = ByteCache(GRAMMAR_CACHE_BYTES)
-        self._send: Callable[[SchedulerInbound], None] | None = None
         self._streams: dict[int, _Stream] = {}
         self._rids: dict[str, int] = {}
         self._ids = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[ControlReply]] = {}
+        self._calls = ControlCalls(self.links)
         self._seed_source = _seed_source(random_seed)
+
+    @property
+    def ready(self) -> bool:
+        """Whether any replica takes requests; setting it sets all."""
+        return any(link.ready for link in self.links)
+
+    @ready.setter
+    def ready(self, value: bool) -> None:
+        for link in self.links:
+            link.ready = value
 
     @property
     def num_in_flight(self) -> int:
@@ -219,10 +230,10 @@ class EngineClient:
         """Requests that wait for their grammar."""
         return len(self._compiling)
 
-    def connect(self, send: Callable[[SchedulerInbound], None]) -> None:
-        """Use `send` for messages to the scheduler (of the current generation)."""
-        self._send = send
-        self._sent_grammars.clear()
+    def num_compiling_for(self, rank: int) -> int:
+        """Those of them that will run on one replica."""
+        link = self.links[rank]
+        return sum(self._streams[each].link is link for each in self._compiling)
 
     def generate(self, item: GenerationInput) -> GenerationStream:
         """Admit one request and open its stream.
@@ -234,7 +245,7 @@ class EngineClient:
         """
         if not self.accepting:
             raise Overloaded("The server is shutting down and takes no new requests.")
-        if not self.ready or self._send is None:
+        if not self.ready:
             raise EngineNotReady("The model is still loading; see /startupz for progress.")
         if item.rid in self._rids:
             raise InvalidRequest(
@@ -253,7 +264,8 @@ class EngineClient:
             sampling = msgspec.structs.replace(sampling, seed=self._seed_source())
         grammar = self._compile(sampling.grammar)
         request_id = next(self._ids)
-        stream = _Stream(request_id, item.rid, len(input_ids), time.monotonic())
+        link = self._choose()
+        stream = _Stream(request_id, item.rid, len(input_ids), time.monotonic(), link)
         request = GenerateRequest(
             request_id=request_id,
             input_ids=array.array("i", input_ids).tobytes(),
@@ -266,15 +278,19 @@ class EngineClient:
             logprobs=item.logprobs,
         )
         if grammar is None:
-            self._send(request)
+            link.send(request)
         # Only now: what could not be sent must not count as in flight for ever.
         self._streams[request_id] = stream
         self._rids[item.rid] = request_id
+        link.num_in_flight += 1
         if grammar is not None:
             key, compiled = grammar
             self._compiling.add(request_id)
             compiled.add_done_callback(lambda done: self._compiled(request, key, done))
         return GenerationStream(self, stream)
+
+    def _choose(self) -> ReplicaLink:
+        return next(link for link in self.links if link.ready)
 
     def _compile(self, spec: GrammarSpec | None) -> tuple[bytes, asyncio.Future[bytes]] | None:
         if spec is None:
@@ -294,7 +310,7 @@ class EngineClient:
         self._compiling.discard(request.request_id)
         stream = self._streams[request.request_id]
         error = done.exception()
-        if error is not None or self._send is None:
+        if error is not None:
             stream.error = (
                 type(error)(error.message, param=error.param)
                 if isinstance(error, HeadraceError)
@@ -302,13 +318,7 @@ class EngineClient:
             )
             stream.wake.set()
             return
-        payload = done.result()
-        is_there = self._sent_grammars.get(key) is not None
-        if not is_there:
-            self._sent_grammars.put(key, True, loaded_size(payload))
-        self._send(
-            msgspec.structs.replace(request, grammar_key=key, grammar=b"" if is_there else payload)
-        )
+        stream.link.send_with_grammar(request, key, done.result())
 
     def _abort_compiling(self, request_ids: Iterable[int], message: str) -> None:
         for request_id in request_ids:
@@ -327,49 +337,47 @@ class EngineClient:
     def abort_all(self, message: str = "Aborted") -> None:
         """Abort everything in flight; each request reports `message`."""
         self._abort_compiling(list(self._compiling), message)
-        if self._send is not None and self._streams:
-            self._send(AbortAll(message))
+        if self._streams:
+            self._broadcast(AbortAll(message))
 
     def abort_ids(self, request_ids: list[int]) -> None:
-        """Abort by internal id; finished ones are ignored by the scheduler."""
+        """Abort by internal id; finished ones are ignored."""
         compiling = self._compiling.intersection(request_ids)
         self._abort_compiling(compiling, "Abort in waiting queue")
-        sent = [each for each in request_ids if each not in compiling]
-        if sent and self._send is not None:
-            self._send(AbortRequests(sent))
+        by_link: dict[ReplicaLink, list[int]] = {}
+        for request_id in request_ids:
+            stream = self._streams.get(request_id)
+            if stream is not None and request_id not in compiling:
+                by_link.setdefault(stream.link, []).append(request_id)
+        for link, ids in by_link.items():
+            link.send(AbortRequests(ids))
 
-    def stop_orphans(self) -> None:
-        """Stop whatever the scheduler still runs after `fail_all`: nobody reads it."""
-        if self._send is not None:
-            self._send(AbortAll())
+    def _broadcast(self, message: SchedulerInbound) -> None:
+        """Send every replica a message that asks for no answer."""
+        for link in self.links:
+            link.send(message)
 
     async def flush_cache(self, timeout_s: float = 30.0) -> ControlReply:
         """Drop the prefix cache; refused (`success` false) while requests are in flight."""
         call_id = next(self._ids)
-        self._sent_grammars.clear()
+        for link in self.links:
+            link.forget_grammars()
         return await self._call(call_id, FlushCache(call_id), timeout_s)
 
     async def _call(
         self, call_id: int, message: SchedulerInbound, timeout_s: float
     ) -> ControlReply:
-        if self._send is None or not self.ready:
-            raise EngineNotReady("The model is still loading; see /startupz for progress.")
-        future: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = future
-        try:
-            self._send(message)
-            async with asyncio.timeout(timeout_s):
-                return await future
-        except TimeoutError:
-            return ControlReply(call_id, False, "The worker did not answer in time.")
-        finally:
-            self._calls.pop(call_id, None)
+        """Ask every replica; see `ControlCalls.call`."""
+        return await self._calls.call(call_id, message, timeout_s)
 
     def forget(self, request_id: int) -> None:
         """Drop a stream that is over or no longer read."""
         self._compiling.discard(request_id)
         stream = self._streams.pop(request_id, None)
-        if stream is not None and self._rids.get(stream.rid) == request_id:
+        if stream is None:
+            return
+        stream.link.num_in_flight -= 1
+        if self._rids.get(stream.rid) == request_id:
             del self._rids[stream.rid]
 
     # ---- called by the owner of the sockets ----
@@ -404,21 +412,28 @@ class EngineClient:
                 stream.error = HeadraceError(message.message)
                 stream.wake.set()
 
-    def on_control_reply(self, message: ControlReply) -> None:
-        """Complete the call that waits for this reply."""
-        future = self._calls.get(message.call_id)
-        if future is not None and not future.done():
-            future.set_result(message)
+    def on_control_reply(self, rank: int, message: ControlReply) -> None:
+        """Hand a replica's answer to the call that waits for it."""
+        self._calls.on_reply(rank, message)
+
+    def stop_orphans(self, rank: int) -> None:
+        """Stop whatever a replica still runs after `fail_replica`: nobody reads it."""
+        self.links[rank].send(AbortAll())
+
+    def fail_replica(self, rank: int, message: str) -> None:
+        """A process of a replica died: its requests in flight get a final error."""
+        link = self.links[rank]
+        for stream in self._streams.values():
+            if stream.link is link:
+                self._compiling.discard(stream.request_id)
+                stream.error = EngineDead(message)
+                stream.wake.set()
+        self._calls.fail(rank, message)
 
     def fail_all(self, message: str) -> None:
-        """A process died: every request in flight gets a final error."""
-        self._compiling.clear()
-        for stream in self._streams.values():
-            stream.error = EngineDead(message)
-            stream.wake.set()
-        for call_id, future in self._calls.items():
-            if not future.done():
-                future.set_result(ControlReply(call_id, False, message))
+        """The engine ends: every request in flight gets a final error."""
+        for link in self.links:
+            self.fail_replica(link.rank, message)
 
 
 def _is_batch_member(name: str, rid: str) -> bool:

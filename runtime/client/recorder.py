@@ -110,9 +110,11 @@ class _RecordedStream(GenerationStream):
 class RecordingClient(EngineClient):
     """An `EngineClient` that tells its `sinks` about every request that ended."""
 
-    def __init__(self, limits: EngineLimits, random_seed: int | None = None) -> None:
+    def __init__(
+        self, limits: EngineLimits, random_seed: int | None = None, *, dp_size: int = 1
+    ) -> None:
         """Start without sinks: then nothing is recorded and nothing is paid."""
-        super().__init__(limits, random_seed)
+        super().__init__(limits, random_seed, dp_size=dp_size)
         self.sinks: list[RecordSink] = []
 
     def generate(self, item: GenerationInput) -> GenerationStream:

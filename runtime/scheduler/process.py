@@ -17,7 +17,7 @@ from runtime.errors import HeadraceError
 from runtime.logging import configure_logging
 from runtime.messages import Phase, Progress, SchedulerInbound, StartupFailed
 from runtime.scheduler.ranks import Ranks
-from runtime.shared_state import SharedState
+from runtime.shared_state import SHARED_STATE_FILE, SharedState
 from runtime.transport import (
     Inbox,
     Outbox,
@@ -29,7 +29,6 @@ from runtime.transport import (
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 0.25
-SHARED_STATE_FILE = "state"
 
 
 def main(payload: bytes) -> None:

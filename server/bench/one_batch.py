@@ -115,7 +115,7 @@ def run(config: ServerConfig, batch_size: int, options: argparse.Namespace) -> B
 def _in_a_process(job: BatchJob) -> BatchResult:
     threads = str(job.worker.num_threads)
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-    # As `EngineHost` starts the worker, so that the same threads compute the same way.
+    # As `Replica` starts the worker, so that the same threads compute the same way.
     environment = {
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": threads,

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from runtime.client.status import ReplicaStatus
 from server.context import ServerContext
 
 _SECRETS = frozenset({"api_key", "admin_api_key"})
@@ -72,17 +73,6 @@ def describe_server(context: ServerContext) -> dict[str, Any]:
     args = describe_args(context)
     worker = context.status.worker
     capacity = 0 if worker is None else worker.max_total_num_tokens
-    state = {
-        **args,
-        "last_gen_throughput": round(context.shared["gen_throughput"], 2),
-        "memory_usage": {
-            "weight": 0.0 if worker is None else round(worker.weight_bytes / 2**30, 3),
-            "kvcache": 0.0 if worker is None else round(worker.kv_bytes / 2**30, 3),
-            "token_capacity": capacity,
-            "graph": 0.0,
-        },
-        "effective_max_running_requests_per_dp": args["max_running_requests"],
-    }
     longest = min(context.client.limits.context_len, capacity or context.client.limits.context_len)
     return {
         **args,
@@ -90,6 +80,21 @@ def describe_server(context: ServerContext) -> dict[str, Any]:
         "max_total_num_tokens": capacity,
         "max_req_input_len": longest - _RESERVED_TOKENS,
         "num_restarts": context.status.num_restarts,
-        "internal_states": [state],
+        "internal_states": [_describe_replica(each, args) for each in context.status.replicas],
         "version": context.version,
+    }
+
+
+def _describe_replica(replica: ReplicaStatus, args: dict[str, Any]) -> dict[str, Any]:
+    worker = replica.worker
+    return {
+        **args,
+        "last_gen_throughput": round(replica.shared["gen_throughput"], 2),
+        "memory_usage": {
+            "weight": 0.0 if worker is None else round(worker.weight_bytes / 2**30, 3),
+            "kvcache": 0.0 if worker is None else round(worker.kv_bytes / 2**30, 3),
+            "token_capacity": 0 if worker is None else worker.max_total_num_tokens,
+            "graph": 0.0,
+        },
+        "effective_max_running_requests_per_dp": args["max_running_requests"],
     }

@@ -64,7 +64,7 @@ def create_router(context: ServerContext) -> APIRouter:
 
 
 async def _token_came(context: ServerContext) -> bool:
-    before = context.shared["generation_tokens_total"]
+    before = context.status.total("generation_tokens_total")
     deadline = time.monotonic() + PROBE_TIMEOUT_S
     try:
         stream = context.client.generate_unrecorded(
@@ -84,7 +84,7 @@ async def _token_came(context: ServerContext) -> bool:
             if done:
                 return probe.result()
             # A busy engine proves its life without our probe having to wait its turn.
-            if context.shared["generation_tokens_total"] > before:
+            if context.status.total("generation_tokens_total") > before:
                 return True
         return False
     finally:

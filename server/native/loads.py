@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from runtime.client.status import ReplicaStatus
 from runtime.errors import InvalidRequest
 from server.context import ServerContext
 from server.errors import json_response
@@ -31,61 +33,76 @@ def create_router(context: ServerContext) -> APIRouter:
             raise InvalidRequest(
                 f"include: {unknown[0][:32]!r} is none of {known}.", param="include"
             )
-        if query.get("dp_rank", "0") not in ("", "0"):
-            raise InvalidRequest("dp_rank must be 0: there is one worker.", param="dp_rank")
-        load = describe_load(context, include)
+        replicas = _chosen(context, query.get("dp_rank", ""))
+        loads = [describe_load(context, replica, include) for replica in replicas]
         output_format = query.get("format", "json")
         if output_format == "prometheus":
-            return Response(_as_prometheus(load), media_type="text/plain; version=0.0.4")
+            return Response(_as_prometheus(loads), media_type="text/plain; version=0.0.4")
         if output_format != "json":
             raise InvalidRequest("format must be json or prometheus.", param="format")
-        aggregate = {
-            "total_running_reqs": load["num_running_reqs"],
-            "total_waiting_reqs": load["num_waiting_reqs"],
-            "total_reqs": load["num_total_reqs"],
-            "avg_token_usage": load["token_usage"],
-            "avg_throughput": load["gen_throughput"],
-            "avg_utilization": load["utilization"],
-        }
         return json_response(
             {
                 "timestamp": datetime.now(UTC).isoformat(),
                 "version": context.version,
-                "dp_rank_count": 1,
-                "loads": [load],
-                "aggregate": aggregate,
+                "dp_rank_count": len(context.status.replicas),
+                "loads": loads,
+                "aggregate": {
+                    "total_running_reqs": _sum(loads, "num_running_reqs"),
+                    "total_waiting_reqs": _sum(loads, "num_waiting_reqs"),
+                    "total_reqs": _sum(loads, "num_total_reqs"),
+                    "avg_token_usage": _sum(loads, "token_usage") / len(loads),
+                    "avg_throughput": _sum(loads, "gen_throughput") / len(loads),
+                    "avg_utilization": _sum(loads, "utilization") / len(loads),
+                },
             }
         )
 
     @router.get("/get_load")
     async def get_load() -> Response:
         """The older form: one list entry per replica."""
-        shared = context.shared
-        running, waiting = int(shared["num_running_reqs"]), int(shared["num_queue_reqs"])
-        return json_response(
-            [
-                {
-                    "dp_rank": 0,
-                    "num_reqs": running + waiting,
-                    "num_waiting_reqs": waiting,
-                    "num_tokens": int(shared["num_used_tokens"]),
-                    "ts_tic": time.monotonic(),
-                }
-            ]
-        )
+        return json_response([_describe_briefly(each) for each in context.status.replicas])
 
     return router
 
 
-def describe_load(context: ServerContext, include: set[str]) -> dict[str, Any]:
+def _chosen(context: ServerContext, dp_rank: str) -> Sequence[ReplicaStatus]:
+    replicas = context.status.replicas
+    if not dp_rank:
+        return replicas
+    if not dp_rank.isdecimal() or int(dp_rank) >= len(replicas):
+        raise InvalidRequest(
+            f"dp_rank must be in [0, {len(replicas)}), got {dp_rank[:32]!r}.", param="dp_rank"
+        )
+    return [replicas[int(dp_rank)]]
+
+
+def _sum(loads: list[dict[str, Any]], name: str) -> float:
+    return sum(load[name] for load in loads)
+
+
+def _describe_briefly(replica: ReplicaStatus) -> dict[str, Any]:
+    shared = replica.shared
+    running, waiting = int(shared["num_running_reqs"]), int(shared["num_queue_reqs"])
+    return {
+        "dp_rank": replica.rank,
+        "num_reqs": running + waiting,
+        "num_waiting_reqs": waiting,
+        "num_tokens": int(shared["num_used_tokens"]),
+        "ts_tic": time.monotonic(),
+    }
+
+
+def describe_load(
+    context: ServerContext, replica: ReplicaStatus, include: set[str]
+) -> dict[str, Any]:
     """One replica's load; integers and floats only, as routers parse them strictly."""
-    shared, worker = context.shared, context.status.worker
+    shared, worker = replica.shared, replica.worker
     running, waiting = int(shared["num_running_reqs"]), int(shared["num_queue_reqs"])
     used, capacity = int(shared["num_used_tokens"]), int(shared["max_total_num_tokens"])
     most_running = 0 if worker is None else worker.max_running_requests
     prompt_tokens = shared["prompt_tokens_total"]
     load: dict[str, Any] = {
-        "dp_rank": 0,
+        "dp_rank": replica.rank,
         "timestamp": time.time(),
         "num_running_reqs": running,
         "num_waiting_reqs": waiting,
@@ -110,7 +127,7 @@ def describe_load(context: ServerContext, include: set[str]) -> dict[str, Any]:
     if include & {"queues", "all"}:
         load["queues"] = {
             "waiting": waiting,
-            "grammar": context.client.num_compiling,
+            "grammar": context.client.num_compiling_for(replica.rank),
             "paused": 0,
             "retracted": 0,
         }
@@ -119,10 +136,12 @@ def describe_load(context: ServerContext, include: set[str]) -> dict[str, Any]:
     return load
 
 
-def _as_prometheus(load: dict[str, Any]) -> str:
+def _as_prometheus(loads: list[dict[str, Any]]) -> str:
     lines = []
-    for name, value in load.items():
+    for name, value in loads[0].items():
         if name not in ("dp_rank", "timestamp") and isinstance(value, int | float):
             lines.append(f"# TYPE sglang_{name} gauge")
-            lines.append(f'sglang_{name}{{dp_rank="0"}} {value}')
+            lines += [
+                f'sglang_{name}{{dp_rank="{load["dp_rank"]}"}} {load[name]}' for load in loads
+            ]
     return "\n".join(lines) + "\n"

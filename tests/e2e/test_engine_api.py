@@ -392,7 +392,7 @@ def test_abort_keeps_the_text_so_far(engine):
     with ThreadPoolExecutor(2) as pool:
         one = pool.submit(engine.generate, FRANCE, LONG, rid="one")
         two = pool.submit(engine.generate, [JAPAN, FRANCE], LONG, rid="two")
-        until(lambda: engine.context.shared["num_running_reqs"] == 3)
+        until(lambda: engine.context.status.total("num_running_reqs") == 3)
         engine.abort("one")
         assert one.result(10)["meta_info"]["finish_reason"]["type"] == "abort"
         assert one.result()["text"].startswith(" Paris")

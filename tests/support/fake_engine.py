@@ -116,7 +116,8 @@ class FakeEngine:
         self.reply = reply
         self.tokenizer = tokenizer or byte_tokenizer()
         self.client = client_class(EngineLimits(context_len, context_len * 4, VOCAB_SIZE), 0)
-        self.client.connect(self._receive)
+        for link in self.client.links:
+            link.connect(self._receive)
         self.client.ready = True
         self.requests: list[GenerateRequest] = []
         self.aborted: set[int] = set()

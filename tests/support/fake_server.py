@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 
 from openai_api.context import make_context
-from runtime.client.host import EngineStatus
 from runtime.client.recorder import RecordingClient
+from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config import HttpArgs, LoggingArgs, ModelArgs, SchedulingArgs, ServerConfig
 from runtime.messages import WorkerReady
 from runtime.shared_state import SharedState
@@ -57,19 +57,22 @@ class FakeServer:
         self.shared = SharedState(folder / "state", create=True)
         self.shared.beat()
         self.shared["max_total_num_tokens"] = WORKER.max_total_num_tokens
+        replica = ReplicaStatus(
+            shared=self.shared,
+            phase="ready",
+            fraction=1.0,
+            worker=WORKER,
+            detokenizer_ready=True,
+            ready_at=time.monotonic() - 3600,
+        )
+        status = EngineStatus([replica])
+        status.has_started = True
         self.context = ServerContext(
             config=config,
             model=fake_model_config(),
             tokenizer=self.engine.tokenizer,
             client=self.engine.client,
-            status=EngineStatus(
-                phase="ready",
-                fraction=1.0,
-                worker=WORKER,
-                detokenizer_ready=True,
-                ready_at=time.monotonic() - 3600,
-            ),
-            shared=self.shared,
+            status=status,
             version="1.2.3",
             weight_version="default",
             lifecycle=Lifecycle(warmed_up=True),

@@ -32,7 +32,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 def is_idle(engine: sgl.Engine) -> bool:
     """Whether neither the client nor the worker has a request."""
     context = engine.context
-    return context.client.num_in_flight == 0 and not context.shared["num_running_reqs"]
+    return context.client.num_in_flight == 0 and not context.status.total("num_running_reqs")
 
 
 def run_script(code: str, *, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:

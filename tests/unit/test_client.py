@@ -18,7 +18,7 @@ def client_that_sends(sent: list[SchedulerInbound], fault: Exception | None = No
         sent.append(message)
 
     client = EngineClient(LIMITS)
-    client.connect(send)
+    client.links[0].connect(send)
     client.ready = True
     return client
 

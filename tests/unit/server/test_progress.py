@@ -3,10 +3,12 @@
 import io
 import logging
 import time
+from pathlib import Path
 
 import pytest
 
-from runtime.client.host import EngineStatus
+from runtime.client.status import EngineStatus, ReplicaStatus
+from runtime.shared_state import SharedState
 from server.progress import ProgressLog
 
 
@@ -15,28 +17,38 @@ class Terminal(io.StringIO):
         return True
 
 
-def load(log: ProgressLog) -> None:
-    log(EngineStatus(phase="importing"))
+def load(log: ProgressLog, folder: Path) -> None:
+    shared = SharedState(folder / "state", create=True)
+    # The second replica is slower: the first one's progress is not the engine's.
+    fast, slow = ReplicaStatus(shared=shared), ReplicaStatus(rank=1, shared=shared)
+    status = EngineStatus([fast, slow])
+    fast.phase, fast.fraction = "warming_up", 1.0
+    slow.phase = "importing"
+    log(status)
+    slow.phase = "loading_weights"
     for percent in range(0, 101, 20):
-        log(EngineStatus(phase="loading_weights", fraction=percent / 100))
+        slow.fraction = percent / 100
+        log(status)
         time.sleep(0.1)
-    log(EngineStatus(phase="allocating_cache"))
+    slow.phase, slow.fraction = "allocating_cache", 0.0
+    log(status)
+    shared.close()
 
 
-def test_a_terminal_gets_a_bar(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_terminal_gets_a_bar(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     stream = Terminal()
     with caplog.at_level(logging.INFO, logger="server.progress"):
-        load(ProgressLog(stream))
+        load(ProgressLog(stream), tmp_path)
     assert "Loading weights:  80%|" in stream.getvalue()
     assert caplog.messages == ["Starting the worker", "Loading weights", "Allocating the KV pool"]
 
 
 def test_a_file_gets_lines_only(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("server.progress._EVERY_S", 0.15)
     stream = io.StringIO()
     with caplog.at_level(logging.INFO, logger="server.progress"):
-        load(ProgressLog(stream))
+        load(ProgressLog(stream), tmp_path)
     assert stream.getvalue() == ""
     assert "Loading weights 40%" in caplog.messages

@@ -270,14 +270,14 @@ async def test_a_worker_that_just_became_ready_is_not_stuck(tmp_path):
     server = FakeServer(tmp_path)
     server.shared.reset()
     server.shared["has_work"] = 1
-    server.context.status.ready_at = time.monotonic()
+    server.context.status.replicas[0].ready_at = time.monotonic()
     assert (await server.client.get("/livez")).status_code == 200
     assert (await server.client.get("/health")).status_code == 200
 
 
 async def test_start_up_reports_progress(tmp_path):
     server = FakeServer(tmp_path)
-    status = server.context.status
+    (status,) = server.context.status.replicas
     status.worker, status.phase, status.fraction = None, "loading_weights", 0.42
     response = await server.client.get("/startupz")
     assert response.status_code == 503

@@ -1,0 +1,75 @@
+"""Control messages: each goes to every replica, and the answers become one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from runtime.client.replica_link import ReplicaLink
+from runtime.errors import EngineNotReady
+from runtime.messages import ControlReply, SchedulerInbound
+
+
+@dataclass
+class _Call:
+    waiting: set[int]
+    done: asyncio.Future[None]
+    replies: dict[int, ControlReply] = field(default_factory=dict)
+
+
+class ControlCalls:
+    """The calls that wait for an answer, by their id."""
+
+    def __init__(self, links: Sequence[ReplicaLink]) -> None:
+        """Call the replicas behind `links`."""
+        self._links = links
+        self._calls: dict[int, _Call] = {}
+
+    async def call(self, call_id: int, message: SchedulerInbound, timeout_s: float) -> ControlReply:
+        """Send `message`, which carries `call_id`, to every replica and wait for all answers.
+
+        Returns:
+            One reply for all; see `merge_replies`.
+
+        Raises:
+            EngineNotReady: a replica is loading; none is sent the message, so none differs.
+        """
+        if not all(link.ready for link in self._links):
+            raise EngineNotReady("The model is still loading; see /startupz for progress.")
+        done = asyncio.get_running_loop().create_future()
+        call = _Call({link.rank for link in self._links}, done)
+        self._calls[call_id] = call
+        try:
+            for link in self._links:
+                link.send(message)
+            async with asyncio.timeout(timeout_s):
+                await done
+        except TimeoutError:
+            for rank in call.waiting:
+                text = "The worker did not answer in time."
+                call.replies[rank] = ControlReply(call_id, False, text)
+        finally:
+            self._calls.pop(call_id, None)
+        return merge_replies(call.replies)
+
+    def on_reply(self, rank: int, reply: ControlReply) -> None:
+        """Note a replica's answer; the last one completes the call."""
+        call = self._calls.get(reply.call_id)
+        if call is None or rank not in call.waiting:
+            return
+        call.waiting.discard(rank)
+        call.replies[rank] = reply
+        if not call.waiting and not call.done.done():
+            call.done.set_result(None)
+
+    def fail(self, rank: int, message: str) -> None:
+        """A replica died: its answers are failures."""
+        for call_id in list(self._calls):
+            self.on_reply(rank, ControlReply(call_id, False, message))
+
+
+def merge_replies(replies: dict[int, ControlReply]) -> ControlReply:
+    """One answer for all replicas: it succeeds when all do; else the first failure speaks."""
+    ordered = [replies[rank] for rank in sorted(replies)]
+    return next((each for each in ordered if not each.success), ordered[0])

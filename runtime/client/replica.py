@@ -1,0 +1,305 @@
+"""One replica: starts its worker and its detokenizer, notices their end, starts them again.
+
+A dead child takes no other replica along, and never the front: the replica's requests in flight get
+a final error, and it takes none until its new process is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+import zmq.asyncio
+
+from runtime.client.client import EngineClient
+from runtime.client.status import EngineStatus, ReplicaStatus
+from runtime.config import DetokenizerConfig, WorkerConfig
+from runtime.messages import (
+    ControlReply,
+    DetokenizerReady,
+    FrontInbound,
+    Progress,
+    RequestError,
+    StartupFailed,
+    TextDeltas,
+    WorkerReady,
+)
+from runtime.process import Child, describe_exit
+from runtime.transport import AsyncInbox, Outbox, front_address, scheduler_address
+
+logger = logging.getLogger(__name__)
+
+# A child that dies at once every time must not be restarted in a busy loop.
+RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+STABLE_AFTER_S = 60.0
+
+
+class Owner(Protocol):
+    """What a replica needs of the engine it belongs to.
+
+    Attributes:
+        restarts: whether a dead child is started again; else its death ends the engine.
+        status: of the whole engine.
+    """
+
+    restarts: bool
+    status: EngineStatus
+
+    def changed(self) -> None:
+        """The replica's status has changed."""
+        ...
+
+    def ended(self, why: str) -> None:
+        """The replica will not come back, so the engine has ended."""
+        ...
+
+
+class Replica:
+    """Children, sockets and shared memory of one replica, on the caller's event loop.
+
+    Attributes:
+        status: kept current here.
+    """
+
+    def __init__(
+        self,
+        status: ReplicaStatus,
+        worker: WorkerConfig,
+        detokenizer: DetokenizerConfig,
+        client: EngineClient,
+        context: zmq.asyncio.Context,
+        owner: Owner,
+    ) -> None:
+        """Prepare; nothing starts before `start`.
+
+        Args:
+            status: what to keep current; its `rank` is this replica's.
+            worker: configuration of the scheduler's process, in this replica's run folder.
+            detokenizer: configuration of the detokenizer's process, in the same folder.
+            client: told of every message and every death.
+            context: for the sockets.
+            owner: told of every change.
+        """
+        self.status = status
+        self._client = client
+        self._link = client.links[status.rank]
+        self._owner = owner
+        self._run_folder = Path(worker.run_folder)
+        self._worker_config = worker
+        self._detokenizer_config = detokenizer
+        self._worker: Child | None = None
+        self._detokenizer: Child | None = None
+        self._context = context
+        self._sync_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
+        self._inbox: AsyncInbox[FrontInbound] | None = None
+        self._scheduler: Outbox | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started_at: dict[str, float] = {}
+        self._failures: dict[str, int] = {"scheduler": 0, "detokenizer": 0}
+
+    def start(self) -> None:
+        """Open the sockets and start both children; returns at once."""
+        self._loop = asyncio.get_running_loop()
+        self._inbox = AsyncInbox(self._context, front_address(self._run_folder), FrontInbound)
+        self._run(self._receive())
+        self._start_worker()
+        self._start_detokenizer()
+
+    async def stop(self) -> None:
+        """End the children and close the sockets."""
+        self._stopping = True
+        await asyncio.gather(*(asyncio.to_thread(child.stop) for child in self._living()))
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._link.ready = False
+        if self._inbox is not None:
+            self._inbox.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
+
+    def end_children(self) -> None:
+        """End the children without the event loop."""
+        self._stopping = True
+        for child in (self._worker, self._detokenizer):
+            if child is not None:
+                child.stop()
+
+    def kill_worker(self, why: str) -> None:
+        """End a worker that hangs; it is started again like one that died by itself."""
+        logger.error("Ending the worker%s: %s", self._whose, why)
+        if not self._owner.restarts:
+            self._set(last_failure=f"The worker{self._whose} was ended: {why}.")
+        if self._worker is not None:
+            self._worker.kill()
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the living children."""
+        return {child.entry: child.pid for child in self._living()}
+
+    # ---- children ----
+
+    @property
+    def _whose(self) -> str:
+        """Which replica, where there are several."""
+        return f" of replica {self.status.rank}" if len(self._client.links) > 1 else ""
+
+    def _living(self) -> list[Child]:
+        both = (self._worker, self._detokenizer)
+        return [child for child in both if child is not None and child.is_alive]
+
+    def _run(self, coroutine: object) -> None:
+        task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]  # any coroutine
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _start_worker(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()
+        self.status.shared.reset()
+        address = scheduler_address(self._run_folder, self._worker_config.generation)
+        self._scheduler = Outbox(self._sync_context, address)
+        self._link.connect(self._scheduler.send)
+        self._started_at["scheduler"] = time.monotonic()
+        threads = str(self._worker_config.num_threads)
+        environment = {
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            # Threads that spin between two operators starve the front on a small machine.
+            "GOMP_SPINCOUNT": "1000",
+            "OMP_WAIT_POLICY": "passive",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        self._worker = self._start_child("scheduler", self._worker_config, environment)
+
+    def _start_detokenizer(self) -> None:
+        self._started_at["detokenizer"] = time.monotonic()
+        environment = {"TOKENIZERS_PARALLELISM": "false"}
+        self._detokenizer = self._start_child("detokenizer", self._detokenizer_config, environment)
+
+    def _start_child(self, entry: str, config: object, environment: dict[str, str]) -> Child:
+        # Where a death is final, the owner has to say why: there is no log to look into.
+        relays = not self._owner.restarts
+        return Child(entry, config, self._exited_on_thread, environment, relays_stderr=relays)
+
+    def _exited_on_thread(self, child: Child, code: int) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(self._exited, child, code)
+
+    def _exited(self, child: Child, code: int) -> None:
+        if self._stopping or child not in (self._worker, self._detokenizer):
+            return
+        why = f"The {child.entry} process{self._whose} {describe_exit(code)}."
+        if not self._owner.restarts:
+            self._end(child, code, why)
+            return
+        if child is self._worker and not self._owner.status.has_started:
+            message = self.status.last_failure or why
+            self._set(phase="failed", last_failure=message)
+            self._owner.ended(message)
+            return
+        logger.error("%s Requests in flight there fail; starting it again.", why)
+        self._link.ready = False
+        text = f"{why} It is being restarted; please send the request again."
+        self._client.fail_replica(self.status.rank, text)
+        self._set(last_failure=why, num_restarts=self.status.num_restarts + 1)
+        if child is self._worker:
+            self._set(worker=None, phase="starting", fraction=0.0)
+        else:
+            self._set(detokenizer_ready=False)
+        self._run(self._restart(child))
+
+    def _end(self, child: Child, code: int, why: str) -> None:
+        words = child.last_words
+        text = self.status.last_failure or why
+        if code == -signal.SIGKILL:
+            text += " A system that runs out of memory ends processes this way."
+        text = f"{text} Its last words:\n{words}" if words else text
+        self._link.ready = False
+        self._set(phase="failed", last_failure=text, worker=None)
+        self._owner.ended(text)
+
+    async def _restart(self, child: Child) -> None:
+        name = child.entry
+        lived_s = time.monotonic() - self._started_at[name]
+        self._failures[name] = 0 if lived_s > STABLE_AFTER_S else self._failures[name] + 1
+        delays = RESTART_DELAYS_S
+        await asyncio.sleep(
+            delays[min(self._failures[name], len(delays)) - 1] if self._failures[name] else 0
+        )
+        if self._stopping:
+            return
+        if child is self._worker:
+            # Fresh addresses on every restart: nothing meant for the dead process can arrive.
+            generation = self._worker_config.generation + 1
+            self._worker_config = dataclasses.replace(self._worker_config, generation=generation)
+            self._start_worker()
+        else:
+            # The living worker still feeds the requests that just failed.
+            self._client.stop_orphans(self.status.rank)
+        await self._replace_detokenizer()
+
+    async def _replace_detokenizer(self) -> None:
+        # Both children name each other's address, so they change generation together.
+        old = self._detokenizer
+        self._detokenizer = None
+        self._set(detokenizer_ready=False)
+        if old is not None and old.is_alive:
+            await asyncio.to_thread(old.stop)
+        self._detokenizer_config = dataclasses.replace(
+            self._detokenizer_config,
+            generation=self._worker_config.generation,
+            scheduler_generation=self._worker_config.generation,
+        )
+        self._start_detokenizer()
+
+    # ---- messages ----
+
+    async def _receive(self) -> None:
+        assert self._inbox is not None
+        while True:
+            message = await self._inbox.receive()
+            try:
+                self._dispatch(message)
+            except Exception:
+                logger.exception("A message of kind %s failed", type(message).__name__)
+
+    def _dispatch(self, message: FrontInbound) -> None:
+        match message:
+            case TextDeltas():
+                self._client.on_deltas(message)
+            case RequestError():
+                self._client.on_request_error(message)
+            case ControlReply():
+                self._client.on_control_reply(self.status.rank, message)
+            case Progress():
+                self._set(phase=message.phase, fraction=message.fraction, detail=message.detail)
+            case WorkerReady():
+                self._set(worker=message)
+                self._became_ready()
+            case DetokenizerReady():
+                self._set(detokenizer_ready=True)
+                self._became_ready()
+            case StartupFailed():
+                self._set(phase="failed", last_failure=message.message)
+
+    def _became_ready(self) -> None:
+        if self.status.is_ready:
+            self._link.ready = True
+            self._set(phase="ready", fraction=1.0, ready_at=time.monotonic())
+
+    def _set(self, **changes: Any) -> None:
+        for name, value in changes.items():
+            setattr(self.status, name, value)
+        self._owner.changed()

@@ -1,0 +1,52 @@
+"""One replica as the client sees it: where to send, and how much is under way there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from runtime.config import GRAMMAR_CACHE_BYTES
+from runtime.grammar.cache import ByteCache, loaded_size
+from runtime.messages import GenerateRequest, SchedulerInbound
+
+
+class ReplicaLink:
+    """The way to one replica.
+
+    Attributes:
+        rank: which replica, from 0.
+        ready: whether it takes requests.
+        num_in_flight: requests sent there that have not had their final chunk yet.
+    """
+
+    def __init__(self, rank: int) -> None:
+        """Start without a connection."""
+        self.rank = rank
+        self.ready = False
+        self.num_in_flight = 0
+        # What the scheduler's cache of grammars holds: its twin, fed alike.
+        self._grammars: ByteCache[bool] = ByteCache(GRAMMAR_CACHE_BYTES)
+        self._send: Callable[[SchedulerInbound], None] | None = None
+
+    def connect(self, send: Callable[[SchedulerInbound], None]) -> None:
+        """Use `send` from now on: the replica's scheduler has a new generation."""
+        self._send = send
+        self._grammars.clear()
+
+    def send(self, message: SchedulerInbound) -> None:
+        """Send to the replica's scheduler; before the first `connect` nobody is there to tell."""
+        if self._send is not None:
+            self._send(message)
+
+    def send_with_grammar(self, request: GenerateRequest, key: bytes, payload: bytes) -> None:
+        """Send a constrained request, with its compiled grammar unless the scheduler holds it."""
+        is_there = self._grammars.get(key) is not None
+        if not is_there:
+            self._grammars.put(key, True, loaded_size(payload))
+        grammar = b"" if is_there else payload
+        self.send(msgspec.structs.replace(request, grammar_key=key, grammar=grammar))
+
+    def forget_grammars(self) -> None:
+        """Send every grammar again: the scheduler's cache was, or may be, dropped."""
+        self._grammars.clear()

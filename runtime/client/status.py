@@ -1,0 +1,106 @@
+"""Where the engine is in its life: one status for each replica, and what they say together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from runtime.messages import Phase, WorkerReady
+from runtime.shared_state import SharedState
+
+_ORDER: dict[Phase, int] = {
+    phase: at for at, phase in enumerate(("failed", *(p for p in get_args(Phase) if p != "failed")))
+}
+
+
+@dataclass(kw_only=True)
+class ReplicaStatus:
+    """Where one replica is.
+
+    Attributes:
+        rank: which replica, from 0.
+        shared: gauges and heartbeat that its worker writes.
+        fraction: progress within `phase`, 0 to 1.
+        worker: what the worker told of itself once ready; `None` while there is none.
+        num_restarts: children started again since the beginning.
+        last_failure: why the last child died or the first start failed.
+        ready_at: `time.monotonic()` of the latest ready.
+    """
+
+    rank: int = 0
+    shared: SharedState
+    phase: Phase = "starting"
+    fraction: float = 0.0
+    detail: str = ""
+    worker: WorkerReady | None = None
+    detokenizer_ready: bool = False
+    num_restarts: int = 0
+    last_failure: str | None = None
+    ready_at: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it serves requests."""
+        return self.worker is not None and self.detokenizer_ready
+
+
+class EngineStatus:
+    """The replicas of one engine.
+
+    Attributes:
+        replicas: in the order of their ranks.
+        has_started: whether every replica has been ready once.
+        fatal: why the engine has ended for good; `None` while it lives.
+    """
+
+    def __init__(self, replicas: Sequence[ReplicaStatus]) -> None:
+        """Watch `replicas`, whose owner keeps them current."""
+        self.replicas = tuple(replicas)
+        self.has_started = False
+        self.fatal: str | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are served, by one replica at least."""
+        return self.fatal is None and any(each.is_ready for each in self.replicas)
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the slowest replica while the engine starts, later of the best one."""
+        return "failed" if self.fatal is not None else self._shown.phase
+
+    @property
+    def fraction(self) -> float:
+        """Progress within `phase`, 0 to 1."""
+        return self._shown.fraction
+
+    @property
+    def detail(self) -> str:
+        """What `phase` is about just now."""
+        return self._shown.detail
+
+    @property
+    def worker(self) -> WorkerReady | None:
+        """What a worker told of itself: of the first replica that has one."""
+        return next((each.worker for each in self.replicas if each.worker is not None), None)
+
+    @property
+    def num_restarts(self) -> int:
+        """Children started again since the beginning."""
+        return sum(each.num_restarts for each in self.replicas)
+
+    @property
+    def last_failure(self) -> str | None:
+        """Why the engine ended, or why a replica failed."""
+        failures = (each.last_failure for each in self.replicas)
+        return self.fatal or next((each for each in failures if each is not None), None)
+
+    @property
+    def _shown(self) -> ReplicaStatus:
+        choose = max if self.has_started else min
+        return choose(self.replicas, key=lambda each: (_ORDER[each.phase], each.fraction))
+
+    def total(self, gauge: str) -> float:
+        """The sum of a gauge over all replicas."""
+        return sum(each.shared[gauge] for each in self.replicas)
