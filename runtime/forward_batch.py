@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ class ForwardBatch:
         kv: one entry per layer.
         attention: planned for this batch.
         max_seq_len, max_query_len: bounds known to the host, so that nobody asks the device.
+        whole_prompts: new tokens of each of the last sequences that have no other tokens, in order:
+            their keys and values lie beside their queries, too.
     """
 
     input_ids: Tensor
@@ -55,3 +58,4 @@ class ForwardBatch:
     attention: AttentionBackend
     max_seq_len: int = 0
     max_query_len: int = 0
+    whole_prompts: Sequence[int] = ()

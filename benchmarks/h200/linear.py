@@ -60,29 +60,33 @@ def measure() -> list[dict[str, object]]:
     return rows
 
 
+TILES = [ours.Tile(n, k, 4, s) for n, k, s in ((16, 256, 4), (32, 256, 4), (32, 128, 6))]
+TILES += [ours.Tile(16, 256, 2, 4), ours.Tile(64, 128, 4, 4), ours.Tile(64, 64, 4, 6)]
+TILES += [ours.Tile(64, 128, 8, 4), ours.Tile(128, 64, 4, 4), ours.Tile(128, 64, 8, 4)]
+TILES += [ours.Tile(n, k, 4, 4, split) for n, k in ((32, 256), (64, 128)) for split in (2, 4, 8)]
+
+
 def tune() -> list[dict[str, object]]:
     """Time other tiles."""
-    tiles = [ours.Tile(n, k, 4, s) for n in (16, 32) for k in (128, 256, 512) for s in (3, 5)]
-    tiles += [ours.Tile(64, 128, 4, 4), ours.Tile(64, 256, 4, 3), ours.Tile(16, 512, 8, 3)]
-    tiles += [ours.Tile(16, 256, 2, 4), ours.Tile(16, 1024, 8, 2)]
     rows: list[dict[str, object]] = []
     for model, shapes in SHAPES.items():
         for shape in shapes:
             many = weights(shape)
-            for tokens in (1, 8):
+            for tokens in (1, 16):
                 x = random(tokens, shape[1])
                 found = []
-                for tile in tiles:
+                for tile in TILES:
                     calls = [lambda w=w, x=x, t=tile: ours.run(x, w, None, t) for w in many]
                     try:
-                        found.append((graph_us(calls, 7), str(tile)))
+                        found.append((graph_us(calls, 5), str(tile)))
                     except Exception as error:
                         print(tile, type(error).__name__)
                 found.sort()
-                cublas = graph_us([lambda w=w, x=x: functional.linear(x, w) for w in many], 7)
+                cublas = graph_us([lambda w=w, x=x: functional.linear(x, w) for w in many], 5)
                 best = [f"{t:.2f}:{name[5:-1]}" for t, name in found[:5]]
-                for text in ("block_", "num_", "stages=", "warps=", "n=", "k="):
-                    best = [b.replace(text, "") for b in best]
-                print(model, shape, tokens, f"cublas {cublas:.2f}", *best, flush=True)
+                for text in ("block_", "num_", "stages=", "warps=", "n=", "k=", "split_"):
+                    best = [b.replace(text, "").replace(", ", " ") for b in best]
+                print(model, shape, tokens, f"cublas {cublas:.2f}", *best, sep=" | ", flush=True)
                 rows.append({"model": model, "shape": shape, "tokens": tokens, "all": found})
+            del many
     return rows

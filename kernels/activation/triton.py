@@ -6,11 +6,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton_support.launch import launch_options, wait_for_inputs
+
 _BLOCK = 1024
 
 
 @triton.jit
-def _silu_and_mul_kernel(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
+def _silu_and_mul_kernel(x_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -27,5 +30,6 @@ def silu_and_mul(x: Tensor) -> Tensor:
     out = x.new_empty(num_tokens, width)
     if out.numel():
         grid = (num_tokens, triton.cdiv(width, _BLOCK))
-        _silu_and_mul_kernel[grid](x, out, width, BLOCK=_BLOCK, num_warps=4)
+        options = launch_options(x.device)
+        _silu_and_mul_kernel[grid](x, out, width, BLOCK=_BLOCK, num_warps=4, **options)
     return out

@@ -80,7 +80,7 @@ LINEAR: Table[LinearKernels] = Table(
         "triton": Entry("kernels.linear.triton", probe="kernels.triton_support.device:unavailable"),
     },
     # Triton wins on single products; cuBLAS stays until whole steps are measured with it.
-    {"cpu": ("cpu", "mkldnn"), "cuda": ("reference",)},
+    {"cpu": ("cpu", "mkldnn"), "cuda": ("triton", "reference")},
 )
 
 

@@ -1,11 +1,14 @@
 """RMS normalisation in Triton: one program a row, the row in registers."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: PLR0913 a kernel takes what it touches
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
 
 @triton.jit
@@ -18,11 +21,14 @@ def _rms_norm_kernel(
     eps,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
+    start_next(PDL)
+    wait_for_inputs(PDL)
     x = tl.load(x_ptr + row + columns, mask=inside, other=0.0)
     if HAS_RESIDUAL:
         old = tl.load(residual_ptr + row + columns, mask=inside, other=0.0)
@@ -65,5 +71,6 @@ def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tens
         HAS_RESIDUAL=residual is not None,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
+        **launch_options(x.device),
     )
     return out

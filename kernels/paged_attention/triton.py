@@ -26,6 +26,7 @@ from kernels.paged_attention.triton_plan import (
     AttentionWorkspace,
     plan_attention,
 )
+from kernels.triton_support.launch import launch_options
 
 __all__ = [
     "AttentionPlan",
@@ -131,6 +132,7 @@ def run_attention(
             PARTS=max(2, 4096 // (group_rows * block_dim)),
             STAGES=tile.num_stages,
             num_warps=tile.num_warps,
+            **launch_options(q.device),
         )
     if plan.max_extend_items:
         tile = tiles[1] or extend_tile(q.dtype, block_dim, plan.block_rows)
@@ -157,6 +159,7 @@ def run_attention(
             BLOCK_D=block_dim,
             STAGES=tile.num_stages,
             num_warps=tile.num_warps,
+            **launch_options(q.device),
         )
 
 

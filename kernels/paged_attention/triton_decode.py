@@ -14,6 +14,8 @@ stream-K (Osama et al., 2023).
 import triton
 import triton.language as tl
 
+from kernels.triton_support.launch import wait_for_inputs
+
 
 @triton.jit
 def _add_parts(
@@ -95,10 +97,12 @@ def decode_kernel(
     GROUP_ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attend from one sequence's query, for one key head, to one chunk of keys."""
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
+    wait_for_inputs(PDL)
     if item >= tl.load(totals_ptr):
         return
     item_ptr = items_ptr + item * 8

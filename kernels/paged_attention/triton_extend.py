@@ -12,6 +12,8 @@ Source: FlashAttention-2 (Dao, 2023).
 import triton
 import triton.language as tl
 
+from kernels.triton_support.launch import wait_for_inputs
+
 
 @triton.jit
 def _attend(
@@ -101,10 +103,12 @@ def extend_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attend from one block of rows, for one key head, to all keys they see."""
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
+    wait_for_inputs(PDL)
     if item >= tl.load(totals_ptr + 1):
         return
     item_ptr = items_ptr + item * 8

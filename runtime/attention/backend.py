@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -48,7 +48,14 @@ class StepLimits:
 
 
 class AttentionBackend(Protocol):
-    """Rotates, writes and attends; owns the layout of no tensor but its own plan."""
+    """Rotates, writes and attends; owns the layout of no tensor but its own plan.
+
+    Attributes:
+        is_graph_safe: whether `plan` and `run` may be captured in a CUDA graph: the host learns
+            nothing from the device.
+    """
+
+    is_graph_safe: ClassVar[bool]
 
     def __init__(self, device_type: str, limits: StepLimits) -> None:
         """Get ready for `device_type`, a `torch.device.type`, and steps within `limits`."""

@@ -21,6 +21,8 @@ class PagedAttention:
         choices: what was chosen and why, for the log.
     """
 
+    is_graph_safe = False
+
     def __init__(self, device_type: str = "cpu", limits: StepLimits | None = None) -> None:
         """Choose implementations for `device_type`; they need no `limits`.
 

@@ -1,6 +1,12 @@
-"""Attention on a GPU with Triton kernels: planned on the device, safe inside CUDA graphs."""
+"""Attention on a GPU: Triton over the pages, planned on the device, safe inside CUDA graphs.
+
+Whole prompts whose keys still lie beside their queries go to the device's best kernel for plain
+tensors, where that is faster.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +17,7 @@ from kernels.paged_attention.triton import (
     plan_attention,
     run_attention,
 )
+from kernels.prompt_attention import PROMPT_ATTENTION
 from kernels.rope import ROPE
 from runtime.attention.backend import AttentionLayer, StepLimits
 from runtime.attention.rotation import rotate_and_write
@@ -23,14 +30,19 @@ class TritonAttention:
     The work lists of a step are written when its first layer runs, once per distinct window.
     """
 
+    is_graph_safe = True
+
     def __init__(self, device_type: str, limits: StepLimits) -> None:
         """Choose kernels for `device_type`; work space is sized by `limits` when first needed."""
         rope = ROPE.choose(device_type)
-        self.choices = (rope,)
+        prompt = PROMPT_ATTENTION.choose(device_type)
+        self.choices = (rope, prompt)
         self._rope = rope.kernels
+        # The plain-torch one is there to test against.
+        self._prompt = None if prompt.name == "reference" else prompt.kernels
         self._limits = limits
         self._workspaces: dict[int, AttentionWorkspace] = {}
-        self._plans: dict[int, AttentionPlan] = {}
+        self._plans: dict[tuple[int, int], AttentionPlan] = {}
 
     def plan(self, batch: ForwardBatch) -> None:
         """Forget the last step's work lists."""
@@ -40,16 +52,49 @@ class TritonAttention:
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         """Attend one layer; see `AttentionBackend.run`."""
         q = rotate_and_write(self._rope, layer, qkv, batch)
-        plan = self._plans.get(layer.window_left) or self._plan(layer, qkv.device, batch)
-        kv = batch.kv[layer.layer_idx]
+        prompts = self._whole_prompts(layer, q, batch)
+        num_rest = len(qkv) - sum(prompts)
+        if prompts and not num_rest:
+            return self._attend_prompts(layer, qkv, prompts)
         out = qkv.new_empty(len(qkv), layer.num_heads * layer.head_dim)
+        key = layer.window_left, len(prompts)
+        plan = self._plans.get(key) or self._plan(key, layer, qkv.device, batch, num_rest)
+        kv = batch.kv[layer.layer_idx]
         run_attention(plan, q, kv.k, kv.v, batch.page_table, layer.scale, out)
+        if prompts:
+            out[num_rest:] = self._attend_prompts(layer, qkv[num_rest:], prompts)
         return out
 
+    def _whole_prompts(
+        self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch
+    ) -> Sequence[int]:
+        """Return the lengths of the step's last prompts that are better off with plain keys."""
+        kernels, lengths, window = self._prompt, batch.whole_prompts, layer.window_left
+        if kernels is None or not lengths or not kernels.supports(q):
+            return ()
+        first = len(lengths)
+        while first and lengths[first - 1] >= kernels.MIN_LENGTH:
+            if 0 <= window < lengths[first - 1] - 1:
+                break
+            first -= 1
+        return lengths[first:]
+
+    def _attend_prompts(self, layer: AttentionLayer, qkv: Tensor, lengths: Sequence[int]) -> Tensor:
+        assert self._prompt is not None
+        heads = qkv.unflatten(1, (-1, layer.head_dim))
+        q, k, v = heads.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
+        return self._prompt.prompt_attention(q, k, v, lengths, layer.scale)
+
     def _plan(
-        self, layer: AttentionLayer, device: torch.device, batch: ForwardBatch
+        self,
+        key: tuple[int, int],
+        layer: AttentionLayer,
+        device: torch.device,
+        batch: ForwardBatch,
+        num_tokens: int,
     ) -> AttentionPlan:
-        window = layer.window_left
+        """Write the work lists of all sequences but the last `key[1]`."""
+        window, num_others = key
         workspace = self._workspaces.get(window)
         if workspace is None:
             workspace = AttentionWorkspace(
@@ -61,13 +106,14 @@ class TritonAttention:
                 device,
             )
             self._workspaces[window] = workspace
+        num_seqs = len(batch.seq_lens) - num_others
         plan = plan_attention(
             workspace,
-            batch.seq_lens,
-            batch.qo_indptr,
-            len(batch.input_ids),
+            batch.seq_lens[:num_seqs],
+            batch.qo_indptr[: num_seqs + 1],
+            num_tokens,
             batch.num_decodes,
             window,
         )
-        self._plans[window] = plan
+        self._plans[key] = plan
         return plan

@@ -60,4 +60,13 @@ def build_batch(
         attention=attention,
         max_seq_len=int(seq_lens.max()),
         max_query_len=int(plan.query_lens.max()),
+        whole_prompts=_whole_prompts(plan),
     )
+
+
+def _whole_prompts(plan: StepPlan) -> list[int]:
+    """New tokens of the last sequences that have nothing cached; see `ForwardBatch`."""
+    with_prefix = np.flatnonzero(plan.start_lens)
+    first = max(plan.num_decodes, int(with_prefix[-1]) + 1 if len(with_prefix) else 0)
+    lengths: list[int] = plan.query_lens[first:].tolist()
+    return lengths

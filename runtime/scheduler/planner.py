@@ -10,6 +10,7 @@ import numpy as np
 from runtime.cache.manager import CacheManager
 from runtime.messages import FinishReason
 from runtime.request import Request
+from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 from runtime.step import InputSpan, Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
@@ -56,10 +57,10 @@ class Planner:
         waiting: WaitingQueue,
         cache: CacheManager,
         *,
-        token_budget: int | None,
+        token_budget: TokenBudget,
         eos_token_ids: list[int],
     ) -> None:
-        """Plan over `table`; `token_budget` prompt tokens a step, `None` for whole prompts."""
+        """Plan over `table`, at most `token_budget` prompt tokens a step."""
         self._table = table
         self._waiting = waiting
         self._cache = cache
@@ -186,9 +187,7 @@ class Planner:
 
     def _plan_chunks(self, num_decodes: int, *, may_admit: bool) -> list[_Chunk]:
         table = self._table
-        budget = 1 << 60 if self._token_budget is None else self._token_budget
-        # Decoding rows count too, but a full batch must not keep prompts out for good.
-        budget = max(budget - num_decodes, budget // 4, 1)
+        budget = self._token_budget.next(num_decodes)
         chunks: list[_Chunk] = []
         for request in self._computing:
             if budget <= 0:

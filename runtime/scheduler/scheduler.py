@@ -25,6 +25,7 @@ from runtime.messages import (
     TokenDeltas,
 )
 from runtime.request import Request
+from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
 from runtime.scheduler.planner import PlannedStep, Planner
@@ -69,7 +70,7 @@ class SchedulerOptions:
         max_running_requests: rows of the running batch.
         max_queued_requests: so many may wait, newcomers are refused; `None` for no bound.
         context_len: most tokens of a request.
-        token_budget: prompt tokens computed in one step; `None` for whole prompts.
+        token_budget: prompt tokens computed in one step.
         policy: name in `runtime.scheduler.waiting.POLICIES`.
         eos_token_ids: ids that end a text.
         stream_interval: tokens between two events of a stream.
@@ -79,7 +80,7 @@ class SchedulerOptions:
     max_running_requests: int
     max_queued_requests: int | None = None
     context_len: int
-    token_budget: int | None
+    token_budget: TokenBudget
     policy: str = "fcfs"
     eos_token_ids: list[int]
     stream_interval: int = 1

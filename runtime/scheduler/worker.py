@@ -32,6 +32,7 @@ from runtime.layers.context import BuildContext, parse_dtype
 from runtime.loader.load import load_model, parameter_bytes
 from runtime.messages import FrontInbound, Phase, TokenDeltas, WorkerReady
 from runtime.models.causal_lm import CausalLM
+from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.scheduler import Runner, Scheduler, SchedulerOptions
@@ -98,7 +99,7 @@ def build_worker(
             max_running_requests=config.max_running_requests,
             max_queued_requests=config.max_queued_requests,
             context_len=config.context_len,
-            token_budget=_token_budget(config),
+            token_budget=_token_budget(config, executor.weight_bytes),
             policy=config.schedule_policy,
             eos_token_ids=config.eos_token_ids,
             stream_interval=config.stream_interval,
@@ -227,14 +228,22 @@ def _grammars(config: WorkerConfig) -> Grammars:
 
 def _step_limits(config: WorkerConfig) -> StepLimits:
     """A full batch that decodes beside a full budget of prompt tokens."""
-    budget = _token_budget(config) or config.context_len * config.max_running_requests
+    budget = _chunk_tokens(config) or config.context_len * config.max_running_requests
     return StepLimits(
         max_seqs=config.max_running_requests + 1,
         max_tokens=budget + config.max_running_requests,
     )
 
 
-def _token_budget(config: WorkerConfig) -> int | None:
+def _token_budget(config: WorkerConfig, weight_bytes: int) -> TokenBudget:
+    alone = _chunk_tokens(config)
+    if alone is None or config.device == "cpu":
+        return TokenBudget(alone, alone)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return TokenBudget(alone, smooth_tokens(weight_bytes // dtype.itemsize, alone))
+
+
+def _chunk_tokens(config: WorkerConfig) -> int | None:
     return config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
 
 
@@ -291,6 +300,9 @@ def _build_runner(parts: _Parts, size: PoolSize, *, graphs: bool = True) -> Mode
         config.max_running_requests, max_pages, config.context_len, shape.vocab_size, device
     )
     wants_graphs = graphs and device.type == "cuda" and not config.disable_cuda_graph
+    if wants_graphs and not parts.attention.is_graph_safe:
+        logger.info("No CUDA graphs: this attention back end cannot be captured")
+        wants_graphs = False
     return ModelRunner(
         model,
         parts.attention,

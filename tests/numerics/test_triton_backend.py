@@ -19,21 +19,32 @@ NUM_NEW = 6
 SCRIPT = """
 import json, sys
 from pathlib import Path
+from kernels.prompt_attention import PROMPT_ATTENTION
 from tests.support.engine import InProcessEngine
 engine = InProcessEngine(
     Path(sys.argv[1]), attention_backend="triton", chunked_prefill_size=11, max_running_requests=4
 )
+plain = []
+if sys.argv[4] == "plain":
+    attention = engine.scheduler._runner._attention
+    reference = PROMPT_ATTENTION.load("reference")
+    attention._prompt = reference
+    attend = attention._attend_prompts
+    attention._attend_prompts = lambda *call: plain.append(call[2]) or attend(*call)
 for i, prompt in enumerate(json.loads(sys.argv[2]), 1):
     engine.add(i, prompt, int(sys.argv[3]), ignore_eos=True)
 engine.run()
-print(json.dumps([engine.tokens[i] for i in sorted(engine.tokens)]))
+print(json.dumps([[engine.tokens[i] for i in sorted(engine.tokens)], plain]))
 """
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral"])
-def test_tokens_equal_those_of_the_default_back_end(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "keys"), [("qwen3", "paged"), ("mistral", "plain"), ("mistral_window", "plain")]
+)
+def test_tokens_equal_those_of_the_default_back_end(name: str, keys: str) -> None:
+    """With `plain`, whole prompts read their keys where the projection left them."""
     folder = tiny_model(name)
-    arguments = [str(folder), json.dumps(PROMPTS), str(NUM_NEW)]
+    arguments = [str(folder), json.dumps(PROMPTS), str(NUM_NEW), keys]
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
@@ -47,4 +58,8 @@ def test_tokens_equal_those_of_the_default_back_end(name: str) -> None:
     for i, prompt in enumerate(PROMPTS, 1):
         engine.add(i, prompt, NUM_NEW, ignore_eos=True)
     engine.run()
-    assert json.loads(run.stdout.splitlines()[-1]) == [engine.tokens[i] for i in (1, 2, 3)]
+    tokens, plain = json.loads(run.stdout.splitlines()[-1])
+    assert tokens == [engine.tokens[i] for i in (1, 2, 3)]
+    # The first chunks alone and beside others; not the later ones, nor what a window cuts.
+    assert bool(plain) == (keys == "plain")
+    assert all(length <= 11 for lengths in plain for length in lengths)

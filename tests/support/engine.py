@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,9 @@ from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
 from runtime.shared_state import SharedState
 
+# The numerics tests run on a GPU too: HEADRACE_TEST_DEVICE=cuda make test ARGS=tests/numerics
+DEVICE = os.environ.get("HEADRACE_TEST_DEVICE", "cpu")
+
 
 class InProcessEngine:
     """Runs requests to their end and keeps their tokens."""
@@ -33,7 +37,7 @@ class InProcessEngine:
             model_folder=str(model_folder),
             load_format="auto",
             dtype="float32",
-            device="cpu",
+            device=DEVICE,
             context_len=256,
             eos_token_ids=list(load_model_config(model_folder).eos_token_ids),
             random_seed=0,

@@ -20,6 +20,7 @@ from runtime.messages import (
     TokenDeltas,
 )
 from runtime.sampling_params import SamplingParams
+from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from runtime.shared_state import SharedState
@@ -59,7 +60,7 @@ class Harness:
                 max_running_requests=settings_["rows"],
                 max_queued_requests=settings_["max_queued"],
                 context_len=settings_["context_len"],
-                token_budget=settings_["token_budget"],
+                token_budget=TokenBudget(settings_["token_budget"], settings_["token_budget"]),
                 policy=settings_["policy"],
                 eos_token_ids=[0],
                 overlap=settings_["overlap"],
@@ -349,3 +350,18 @@ def test_random_traffic_is_exact_and_leaves_nothing_behind(
     harness.cache.check_invariants([])
     harness.scheduler.receive([FlushCache(1)])
     assert harness.cache.pool.num_free == num_pages
+
+
+def test_prompts_wait_beside_streams_not_alone(folder: Path) -> None:
+    budget = TokenBudget(alone=64, beside_streams=8)
+    assert budget.next(0) == 64
+    assert budget.next(3) == 5
+    # A full batch must not keep prompts out for good.
+    assert budget.next(50) == 2
+    assert TokenBudget.whole_prompts().next(10) > 10**9
+
+
+def test_a_tenth_of_a_second_of_prompt() -> None:
+    assert smooth_tokens(8_000_000_000, 8192) == 4096
+    assert smooth_tokens(500_000_000, 8192) == 8192
+    assert smooth_tokens(70_000_000_000, 8192) == 512

@@ -1,0 +1,50 @@
+"""How many prompt tokens a step computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# What a GPU's matrix units give in practice (an H200's, in bf16; others are within a small factor).
+_MATRIX_FLOPS = 600e12
+# A stream that waits for a prompt chunk should not wait for longer than this.
+_SMOOTH_S = 0.1
+_LEAST = 512
+
+
+@dataclass(frozen=True)
+class TokenBudget:
+    """Prompt tokens of one step.
+
+    Attributes:
+        alone: while nobody decodes; `None` for whole prompts.
+        beside_streams: while somebody does, so that no stream stands still for long and the first
+            tokens of a burst come one after the other, not in large groups. On an H200 at the 8B
+            shape, 64 requests at a time: 4096 tokens instead of 8192 give a median first token
+            after 290 ms instead of 460; 8192 compute long prompts alone 1% faster.
+    """
+
+    alone: int | None
+    beside_streams: int | None
+
+    @classmethod
+    def whole_prompts(cls) -> TokenBudget:
+        """No bound."""
+        return cls(None, None)
+
+    def next(self, num_decodes: int) -> int:
+        """Return the bound of a step in which `num_decodes` sequences decode."""
+        bound = self.beside_streams if num_decodes else self.alone
+        budget = 1 << 60 if bound is None else bound
+        # Decoding rows count too, but a full batch must not keep prompts out for good.
+        return max(budget - num_decodes, budget // 4, 1)
+
+
+def smooth_tokens(num_parameters: int, most: int) -> int:
+    """Return how many tokens, a power of two or `most`, a GPU computes in a tenth of a second.
+
+    Args:
+        num_parameters: of this rank.
+        most: the bound that was set for any step.
+    """
+    tokens = _SMOOTH_S * _MATRIX_FLOPS / (2 * max(num_parameters, 1))
+    return min(max(_LEAST, 1 << int(tokens).bit_length()), most)
