@@ -37,6 +37,13 @@ ENDPOINTS = (
         "openai_api.endpoints.chat_completions:create_chat_completion",
         "Answer a conversation",
     ),
+    # Where SageMaker sends what its clients ask.
+    Endpoint(
+        "POST",
+        "/invocations",
+        "openai_api.endpoints.chat_completions:create_chat_completion",
+        "Answer a conversation, for SageMaker",
+    ),
     Endpoint(
         "POST",
         "/v1/completions",

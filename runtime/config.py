@@ -100,6 +100,7 @@ class HttpArgs:
     )
     fastapi_root_path: str = option("", "Path prefix when behind a proxy.")
     disable_docs: bool = option(False, "Do not serve /docs and /openapi.json.")
+    vertex_route: str = option("/vertex_generate", "Path of the route for Vertex AI.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +161,15 @@ class LoggingArgs:
         None, "Verbosity of the HTTP access log; the other logs' when absent.", choices=_LOG_LEVELS
     )
     log_requests: bool = option(False, "One line per finished request.")
+    log_requests_level: int = option(
+        0,
+        "What that line holds: 0 numbers, 1 sampling parameters too, 2 the beginning of prompt and "
+        "output too, 3 all of both.",
+    )
+    log_requests_format: str = option(
+        "text", "Form of that line: text, or a JSON object alone.", choices=("text", "json")
+    )
+    torch_profiler_dir: str = option("/tmp", "Folder of profiles that name none.")
     enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
     decode_log_interval: int = option(40, "Decode steps between two throughput lines.")
     watchdog_timeout: float = option(

@@ -15,6 +15,7 @@ from runtime.sampling_params import GrammarSpec, SamplingParams
 Phase = Literal[
     "starting", "importing", "loading_weights", "allocating_cache", "warming_up", "ready", "failed"
 ]
+Stage = Literal["EXTEND", "DECODE"]
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -114,7 +115,71 @@ class Ping(_Message, frozen=True):
     call_id: int
 
 
-SchedulerInbound = GenerateRequest | AbortRequests | AbortAll | StopHit | FlushCache | Ping
+class ProfileSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a profile records, and where it is written.
+
+    Attributes:
+        folder: an existing folder for the files.
+        name: how every file's name begins.
+        activities: the wire's words, checked: `CPU`, `GPU`, `MEM`, `CUDA_PROFILER`.
+        start_step: first step that is recorded, counted from the worker's start.
+        num_steps: steps to record, of each stage; the profile then ends by itself.
+        stages: `EXTEND` and `DECODE` each get a file of their own; empty for one file of all steps.
+        with_stack: record the Python and C++ call stacks.
+        record_shapes: record the shapes of operators' inputs.
+        merge: put the traces of all ranks into one more file.
+    """
+
+    folder: str
+    name: str
+    activities: list[str]
+    start_step: int
+    num_steps: int
+    stages: list[Stage] = []
+    with_stack: bool = True
+    record_shapes: bool = False
+    merge: bool = False
+
+
+class StartProfile(_Message, frozen=True):
+    """Record steps from now on; refused while a profile runs."""
+
+    call_id: int
+    spec: ProfileSpec
+
+
+class StopProfile(_Message, frozen=True):
+    """Write what was recorded; refused while no profile runs."""
+
+    call_id: int
+
+
+class SlowDown(_Message, frozen=True):
+    """Sleep `seconds` before each step; 0 ends it."""
+
+    call_id: int
+    seconds: float
+
+
+class FreezeGarbage(_Message, frozen=True):
+    """Collect garbage now and leave what lives out of later collections."""
+
+    call_id: int
+
+
+class SetLogLevel(_Message, frozen=True):
+    """Change how much this worker logs."""
+
+    call_id: int
+    level: str
+
+
+# Commands that every rank of a worker obeys.
+WorkerCommand = StartProfile | StopProfile | SlowDown | FreezeGarbage | SetLogLevel
+
+SchedulerInbound = (
+    GenerateRequest | AbortRequests | AbortAll | StopHit | FlushCache | Ping | WorkerCommand
+)
 
 
 # ---- front -> grammar compiler ------------------------------------------------------------------

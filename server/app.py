@@ -10,7 +10,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openai_api.context import OpenAIContext
 from openai_api.router import create_router as create_openai_router
 from runtime.errors import HeadraceError
-from server import request_log
 from server.context import ServerContext
 from server.errors import error_response
 from server.metrics import Metrics
@@ -18,7 +17,20 @@ from server.middleware.auth import AuthMiddleware
 from server.middleware.body_limit import BodyLimitMiddleware
 from server.middleware.entry import EntryMiddleware, HttpObserver
 from server.middleware.origin import OriginMiddleware
-from server.native import control, generate, health, info, loads, tokenize
+from server.native import (
+    adjust,
+    cloud,
+    control,
+    generate,
+    health,
+    info,
+    loads,
+    parse,
+    profile,
+    score,
+    tokenize,
+)
+from server.request_log import RequestLog
 
 
 class Application:
@@ -50,9 +62,13 @@ def create_app(context: ServerContext, openai: OpenAIContext) -> Application:
         # A redirect would send a body to a path that auth has not decided on.
         redirect_slashes=False,
     )
-    for module in (health, info, generate, tokenize, loads, control):
+    for module in (health, info, generate, tokenize, score, parse, loads, control, profile):
         api.include_router(module.create_router(context))
+    request_log = RequestLog(context.config.logging, context.client, context.tokenizer)
+    api.include_router(adjust.create_router(context, request_log))
     api.include_router(create_openai_router(openai))
+    # Last: its path comes from outside and must take no other route's place.
+    api.include_router(cloud.create_router(context))
     api.add_exception_handler(HeadraceError, _answer_error)
     api.add_exception_handler(Exception, _answer_error)
     observers = _add_observers(api, context)
@@ -75,10 +91,7 @@ def create_app(context: ServerContext, openai: OpenAIContext) -> Application:
 
 
 def _add_observers(api: FastAPI, context: ServerContext) -> list[HttpObserver]:
-    logging_args = context.config.logging
-    if logging_args.log_requests:
-        context.client.sinks.append(request_log.log_record)
-    if not logging_args.enable_metrics:
+    if not context.config.logging.enable_metrics:
         return []
     metrics = Metrics(context)
     context.client.sinks.append(metrics.on_record)

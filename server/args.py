@@ -25,6 +25,9 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "HEADRACE_API_KEY": ("http", "api_key"),
     "HEADRACE_ADMIN_API_KEY": ("http", "admin_api_key"),
     "DISABLE_OPENAPI_DOC": ("http", "disable_docs"),
+    # Set by Vertex AI in the containers that it starts.
+    "AIP_PREDICT_ROUTE": ("http", "vertex_route"),
+    "SGLANG_TORCH_PROFILER_DIR": ("logging", "torch_profiler_dir"),
 }
 
 _INT = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgG]?)")

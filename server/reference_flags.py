@@ -45,8 +45,8 @@ _IGNORED_VALUES = """
     --sampling-backend --cuda-graph-max-bs --cuda-graph-bs
     --cuda-graph-max-bs-decode --cuda-graph-bs-decode --torch-compile-max-bs
     --moe-runner-backend --moe-a2a-backend --deepep-mode --fp8-gemm-backend
-    --soft-watchdog-timeout --crash-dump-folder --log-requests-level --log-requests-format
-    --log-requests-target --bucket-time-to-first-token --bucket-inter-token-latency
+    --soft-watchdog-timeout --crash-dump-folder --log-requests-target
+    --bucket-time-to-first-token --bucket-inter-token-latency
     --bucket-e2e-request-latency --prompt-tokens-buckets --generation-tokens-buckets
     --triton-attention-num-kv-splits --mm-max-concurrent-calls --tokenizer-worker-num
     --speculative-algorithm --speculative-draft-model-path --speculative-num-steps

@@ -1,24 +1,106 @@
-"""One log line per finished request, for `--log-requests`: numbers, never the texts."""
+"""One log line per finished request, for `--log-requests`: numbers, and the texts if asked for."""
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
 
-from runtime.client.recorder import RequestRecord
+import msgspec
+
+from runtime.client.recorder import RecordingClient, RequestRecord
+from runtime.config import LoggingArgs
+from runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger("server.requests")
 
+LEVELS = (0, 1, 2, 3)
+FORMATS = ("text", "json")
+# What level 2 shows of a prompt and of an output.
+MAX_CHARS = 2048
+_SAMPLING_LEVEL, _PART_LEVEL, _WHOLE_LEVEL = 1, 2, 3
 
-def log_record(record: RequestRecord) -> None:
-    """Write the line."""
-    ttft = "-" if record.ttft_s is None else f"{record.ttft_s:.3f}"
-    logger.info(
-        "request rid=%s prompt=%d cached=%d output=%d ttft=%s e2e=%.3f end=%s",
-        record.rid,
-        record.prompt_tokens,
-        record.cached_tokens,
-        record.completion_tokens,
-        ttft,
-        record.e2e_s,
-        record.outcome,
-    )
+
+class RequestLog:
+    """Listens to a client's records; may be changed while requests run.
+
+    Keys and headers never reach it: a record holds the prompt's tokens, the sampling parameters,
+    the output and the numbers.
+    """
+
+    def __init__(self, args: LoggingArgs, client: RecordingClient, tokenizer: Tokenizer) -> None:
+        """Log as `args` say, from now on."""
+        self._client = client
+        self._tokenizer = tokenizer
+        self.is_on = False
+        self.level = args.log_requests_level
+        self.format = args.log_requests_format
+        self.change(is_on=args.log_requests)
+
+    def change(
+        self, *, is_on: bool | None = None, level: int | None = None, form: str | None = None
+    ) -> None:
+        """Set what is given, for requests that begin after this."""
+        self.level = self.level if level is None else level
+        self.format = self.format if form is None else form
+        if is_on is not None and is_on != self.is_on:
+            sinks = self._client.sinks
+            sinks.append(self.log) if is_on else sinks.remove(self.log)
+            self.is_on = is_on
+            # Asked for by name, so a quieter server still writes them.
+            logger.setLevel(logging.INFO if is_on else logging.NOTSET)
+        self._client.keeps_text = self.is_on and self.level >= _PART_LEVEL
+
+    def log(self, record: RequestRecord) -> None:
+        """Write the line."""
+        facts = self._facts(record)
+        if self.format == "json":
+            # No time and level before it: the line is the object.
+            _plain_logger().info(json.dumps(facts))
+            return
+        parts = " ".join(f"{name}={_readable(value)}" for name, value in facts.items())
+        logger.info("request %s", parts)
+
+    def _facts(self, record: RequestRecord) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "rid": record.rid,
+            "prompt": record.prompt_tokens,
+            "cached": record.cached_tokens,
+            "output": record.completion_tokens,
+            "ttft": None if record.ttft_s is None else round(record.ttft_s, 6),
+            "e2e": round(record.e2e_s, 6),
+            "end": record.outcome,
+            "stream": record.is_streaming,
+        }
+        if self.format == "json":
+            facts = {"time": datetime.now(UTC).isoformat(), **facts}
+        if self.level >= _SAMPLING_LEVEL:
+            facts["sampling"] = msgspec.to_builtins(record.sampling)
+        if self.level >= _PART_LEVEL:
+            most = None if self.level >= _WHOLE_LEVEL else MAX_CHARS
+            # A token is a character at least, but for rare ones.
+            ids = record.input_ids[:most]
+            facts["prompt_text"] = self._tokenizer.decode(ids, skip_special_tokens=False)[:most]
+            facts["output_text"] = "".join(record.text)[:most]
+        return facts
+
+
+def _readable(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return value if isinstance(value, str) and " " not in value else json.dumps(value)
+
+
+def _plain_logger() -> logging.Logger:
+    plain = logging.getLogger("server.requests.json")
+    if not plain.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        plain.addHandler(handler)
+        plain.propagate = False
+        plain.setLevel(logging.INFO)
+    return plain

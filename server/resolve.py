@@ -217,6 +217,8 @@ def check_options(config: ServerConfig) -> None:
             f"--dp-size {config.parallel.dp_size}: copies of the model are not supported yet; "
             "start one server for each and put a router before them."
         )
+    if not http.vertex_route.startswith("/"):
+        raise StartupError(f"--vertex-route must begin with /, got {http.vertex_route!r}.")
     for name, key in (("--api-key", http.api_key), ("--admin-api-key", http.admin_api_key)):
         if key is not None and not key.strip():
             # Most likely a variable that is not set; the server would be open.
@@ -239,6 +241,7 @@ def _check_bounds(config: ServerConfig) -> None:
         # More would spin on the same cores.
         "--num-threads": (config.kernels.num_threads, 1, num_cpus),
         "--decode-log-interval": (config.logging.decode_log_interval, 1, None),
+        "--log-requests-level": (config.logging.log_requests_level, 0, 3),
     }
     for name, (value, least, most) in bounds.items():
         if value is None or (value >= least and (most is None or value <= most)):

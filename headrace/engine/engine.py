@@ -15,12 +15,15 @@ from headrace.engine.core import EngineCore
 from headrace.engine.errors import FeatureNotSupportedError, translated
 from headrace.engine.generation import generate_all, open_request
 from headrace.engine.later import LATER
-from headrace.engine.request import build_body
+from headrace.engine.request import build_body, build_options
+from headrace.engine.scores import ScoreList
 from headrace.engine.server_args import ServerArgs, read_keywords
-from runtime.messages import ControlReply
+from runtime.messages import ControlReply, FreezeGarbage
 from server.context import ServerContext
 from server.native.describe import describe_model, describe_server
 from server.native.generate_request import GenerateBody
+from server.native.profiling import ProfileBody, start_profile, stop_profile
+from server.native.scoring import ScoreBody, score
 
 Prompt = str | Sequence[str]
 Ids = Sequence[int] | Sequence[Sequence[int]]
@@ -203,6 +206,68 @@ class Engine:
         with translated():
             return build_body(prompt, sampling_params, input_ids, stream, options)
 
+    # ---- scores ----
+
+    def score(
+        self,
+        query: str | Sequence[int] | None = None,
+        items: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
+        label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+    ) -> ScoreList:
+        """How probable each label is as the token right after `query` and an item.
+
+        Args:
+            query: a text, or token ids; then the items are token ids too.
+            items: one text or several, or lists of token ids.
+            label_token_ids: the labels, for all items or one list for each.
+            apply_softmax: make the labels' probabilities sum to 1; else they are the model's own,
+                over the whole vocabulary.
+            item_first: put the item before the query.
+
+        Returns:
+            One list for each item with one number for each label.
+
+        Raises:
+            ValueError: something in the request is wrong; the engine works on.
+            EngineDeadError: a process of the engine died, or the engine was shut down.
+        """
+        return self._core.call(
+            self._score(
+                query=query,
+                items=items,
+                label_token_ids=label_token_ids,
+                apply_softmax=apply_softmax,
+                item_first=item_first,
+            )
+        )
+
+    async def async_score(
+        self,
+        query: str | Sequence[int] | None = None,
+        items: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
+        label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+    ) -> ScoreList:
+        """Like `score`, for a coroutine of any event loop; cancelling it aborts what runs."""
+        return await self._core.call_async(
+            self._score(
+                query=query,
+                items=items,
+                label_token_ids=label_token_ids,
+                apply_softmax=apply_softmax,
+                item_first=item_first,
+            )
+        )
+
+    async def _score(self, **options: Any) -> ScoreList:
+        with translated():
+            self._core.check_alive()
+            body = build_options("score", ScoreBody, options)
+            return ScoreList(await score(self._core.context, body))
+
     # ---- control and information ----
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
@@ -224,6 +289,38 @@ class Engine:
         with translated():
             self._core.check_alive()
             return await self._core.context.client.flush_cache()
+
+    def start_profile(self, **options: Any) -> None:
+        """Record the next steps with torch's profiler; fields as of `/start_profile`.
+
+        `output_dir`, `num_steps` (the trace is then written by itself), `activities`,
+        `profile_by_stage`, `with_stack`, `record_shapes`, `profile_prefix`, `profile_id`, ...
+        """
+        self._core.call(self._start_profile(options))
+
+    async def _start_profile(self, options: dict[str, Any]) -> None:
+        with translated():
+            self._core.check_alive()
+            body = build_options("start_profile", ProfileBody, options)
+            await start_profile(self._core.context, body)
+
+    def stop_profile(self) -> None:
+        """Write what was recorded; the files are there when this returns."""
+        self._core.call(self._stop_profile())
+
+    async def _stop_profile(self) -> None:
+        with translated():
+            self._core.check_alive()
+            await stop_profile(self._core.context.client)
+
+    def freeze_gc(self) -> None:
+        """Collect garbage in the worker and leave what lives there out of later collections."""
+        self._core.call(self._freeze_gc())
+
+    async def _freeze_gc(self) -> None:
+        with translated():
+            self._core.check_alive()
+            await self._core.context.client.control(FreezeGarbage)
 
     def get_server_info(self) -> dict[str, Any]:
         """Every argument with its value, what the worker found, and its state just now."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 _EMBEDDINGS = "embedding, reward and rerank models are"
-_SCORES = "scores of labels are"
 _SESSIONS = "sessions are"
-_PROFILES = "profiles are"
 _EXPERTS = "records of expert use are"
 _UPDATES = "weight updates are"
 _ADAPTERS = "LoRA adapters are"
@@ -17,12 +15,8 @@ LATER: dict[str, str] = {
     "async_encode": _EMBEDDINGS,
     "rerank": _EMBEDDINGS,
     "async_rerank": _EMBEDDINGS,
-    "score": _SCORES,
-    "async_score": _SCORES,
     "open_session": _SESSIONS,
     "close_session": _SESSIONS,
-    "start_profile": _PROFILES,
-    "stop_profile": _PROFILES,
     "start_expert_distribution_record": _EXPERTS,
     "stop_expert_distribution_record": _EXPERTS,
     "dump_expert_distribution_record": _EXPERTS,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from runtime.errors import InvalidRequest
 from runtime.sampling_params import SamplingFields
 from server.native.generate_request import GenerateBody
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 # Arguments of the reference that mean nothing without a feature that is refused by its own name.
 _COMPANIONS = frozenset(
@@ -51,6 +53,25 @@ def build_body(
     except msgspec.ValidationError as error:
         message = str(error).replace("`$.text", "`prompt").replace("`$.", "`")
         raise InvalidRequest(message) from None
+
+
+def build_options(call: str, struct: type[S], options: Mapping[str, Any]) -> S:
+    """The keyword arguments of `call` as the body of its route.
+
+    Raises:
+        TypeError: an option that nobody knows.
+        InvalidRequest: a value of a wrong type.
+    """
+    known = struct.__struct_fields__
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"{call}() got an unexpected keyword argument {name!r}{_hint(name, known)}"
+            )
+    try:
+        return msgspec.convert({name: _plain(value) for name, value in options.items()}, struct)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error).replace("`$.", "`")) from None
 
 
 def _plain(value: Any) -> Any:

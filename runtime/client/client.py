@@ -359,16 +359,22 @@ class EngineClient:
 
     async def flush_cache(self, timeout_s: float = 30.0) -> ControlReply:
         """Drop the prefix cache; refused (`success` false) while requests are in flight."""
-        call_id = next(self._ids)
         for link in self.links:
             link.forget_grammars()
-        return await self._call(call_id, FlushCache(call_id), timeout_s)
+        return await self.control(FlushCache, timeout_s)
 
-    async def _call(
-        self, call_id: int, message: SchedulerInbound, timeout_s: float
+    async def control(
+        self, make: Callable[[int], SchedulerInbound], timeout_s: float = 30.0
     ) -> ControlReply:
-        """Ask every replica; see `ControlCalls.call`."""
-        return await self._calls.call(call_id, message, timeout_s)
+        """Send the message that `make` builds around a fresh `call_id`, and wait for its answer.
+
+        It goes to every replica; see `ControlCalls.call`.
+
+        Raises:
+            EngineNotReady: a worker is loading.
+        """
+        call_id = next(self._ids)
+        return await self._calls.call(call_id, make(call_id), timeout_s)
 
     def forget(self, request_id: int) -> None:
         """Drop a stream that is over or no longer read."""

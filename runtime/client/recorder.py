@@ -19,6 +19,7 @@ from runtime.client.client import (
     GenerationStream,
 )
 from runtime.errors import HeadraceError
+from runtime.sampling_params import SamplingParams
 
 Outcome = Literal["stop", "length", "abort", "error", "disconnect"]
 
@@ -28,14 +29,18 @@ class RequestRecord:
     """One request, from its admission to its last chunk; times are `time.perf_counter()`.
 
     Attributes:
+        input_ids, sampling: as they were asked for.
         outcome: how it ended; `disconnect` when nobody read it to the end.
         token_gaps: (seconds, tokens) for each chunk after the first.
+        text: pieces of the output, where the client keeps them.
     """
 
     rid: str
     is_streaming: bool
     prompt_tokens: int
     started_at: float
+    input_ids: list[int]
+    sampling: SamplingParams
     cached_tokens: int = 0
     completion_tokens: int = 0
     first_token_at: float | None = None
@@ -43,6 +48,7 @@ class RequestRecord:
     ended_at: float = 0.0
     outcome: Outcome = "error"
     token_gaps: list[tuple[float, int]] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
 
     @property
     def e2e_s(self) -> float:
@@ -75,11 +81,16 @@ RecordSink = Callable[[RequestRecord], None]
 
 class _RecordedStream(GenerationStream):
     def __init__(
-        self, stream: GenerationStream, record: RequestRecord, sinks: list[RecordSink]
+        self,
+        stream: GenerationStream,
+        record: RequestRecord,
+        sinks: list[RecordSink],
+        keeps_text: bool,
     ) -> None:
         super().__init__(stream._client, stream._stream)
         self._record = record
         self._sinks = sinks
+        self._keeps_text = keeps_text
         self._reported = False
 
     async def __anext__(self) -> GenerationChunk:
@@ -89,6 +100,8 @@ class _RecordedStream(GenerationStream):
             self._report("error")
             raise
         self._record.add(chunk)
+        if self._keeps_text:
+            self._record.text.append(chunk.text)
         if chunk.finish_reason is not None:
             self._report(chunk.finish_reason.type)
         return chunk
@@ -108,7 +121,11 @@ class _RecordedStream(GenerationStream):
 
 
 class RecordingClient(EngineClient):
-    """An `EngineClient` that tells its `sinks` about every request that ended."""
+    """An `EngineClient` that tells its `sinks` about every request that ended.
+
+    Attributes:
+        keeps_text: whether records hold what was generated.
+    """
 
     def __init__(
         self, limits: EngineLimits, random_seed: int | None = None, *, dp_size: int = 1
@@ -116,6 +133,7 @@ class RecordingClient(EngineClient):
         """Start without sinks: then nothing is recorded and nothing is paid."""
         super().__init__(limits, random_seed, dp_size=dp_size)
         self.sinks: list[RecordSink] = []
+        self.keeps_text = False
 
     def generate(self, item: GenerationInput) -> GenerationStream:
         """Admit one request and open its stream; see `EngineClient.generate`."""
@@ -127,8 +145,10 @@ class RecordingClient(EngineClient):
             is_streaming=item.stream,
             prompt_tokens=len(item.input_ids),
             started_at=time.perf_counter(),
+            input_ids=item.input_ids,
+            sampling=item.sampling,
         )
-        return _RecordedStream(stream, record, self.sinks)
+        return _RecordedStream(stream, record, self.sinks, self.keeps_text)
 
     def generate_unrecorded(self, item: GenerationInput) -> GenerationStream:
         """Like `generate`, for probes that must not show in metrics and logs."""

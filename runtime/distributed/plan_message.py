@@ -49,7 +49,7 @@ class MaskMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     words: bytes
 
 
-class PlanMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PlanMessage(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
     """A `StepPlan`; its arrays are the bytes of their numbers."""
 
     rows: bytes

@@ -16,14 +16,17 @@ from runtime.config import RankConfig
 from runtime.distributed.plan_message import PlanMessage, from_message
 from runtime.errors import HeadraceError
 from runtime.logging import configure_logging
-from runtime.messages import Phase
+from runtime.messages import Phase, WorkerCommand
+from runtime.scheduler.commands import CommandedRunner
 from runtime.scheduler.ranks import DEATH_NOTICE_S, failure_file
-from runtime.scheduler.scheduler import Pending, Runner
+from runtime.scheduler.scheduler import Pending
 from runtime.transport import Inbox, rank_address
 
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 10.0
+
+RankInbound = PlanMessage | WorkerCommand
 
 
 def main(payload: bytes) -> None:
@@ -34,14 +37,15 @@ def main(payload: bytes) -> None:
     level = "warning" if worker.log_level == "info" else worker.log_level
     configure_logging(level, f"rank {config.rank}")
     try:
-        from runtime.scheduler.worker import build_executor
+        from runtime.scheduler.worker import build_executor, command
 
-        inbox: Inbox[PlanMessage] = Inbox(
+        inbox: Inbox[RankInbound] = Inbox(
             zmq.Context(),
             rank_address(Path(worker.run_folder), worker.generation, config.rank),
-            PlanMessage,
+            RankInbound,
         )
-        runner = build_executor(worker, config.rank, _keep_silent).runner
+        executor = build_executor(worker, config.rank, _keep_silent)
+        runner = command(executor, worker, config.rank)
     except HeadraceError as error:
         _leave(config, error.message)
     except MemoryError as error:
@@ -61,11 +65,14 @@ def main(payload: bytes) -> None:
         os._exit(1)
 
 
-def _follow(inbox: Inbox[PlanMessage], runner: Runner) -> None:
+def _follow(inbox: Inbox[RankInbound], runner: CommandedRunner) -> None:
     last: Pending | None = None
     while True:
         inbox.wait(IDLE_WAIT_S)
         for message in inbox.drain():
+            if not isinstance(message, PlanMessage):
+                runner.obey(message)
+                continue
             pending = runner.launch(from_message(message))
             # Never more than two steps ahead of the device, as rank 0: buffers are used in turn.
             if last is not None:

@@ -18,6 +18,7 @@ import zmq
 
 from runtime.config import RankConfig, WorkerConfig
 from runtime.distributed.plan_message import to_message
+from runtime.messages import ControlReply, WorkerCommand
 from runtime.process import Child, describe_exit
 from runtime.scheduler.scheduler import Pending, Runner
 from runtime.step import StepPlan
@@ -87,6 +88,21 @@ class Ranks:
         message = to_message(plan)
         for outbox in self._outboxes:
             outbox.send(message)
+
+    def before(
+        self, obey: Callable[[WorkerCommand], ControlReply]
+    ) -> Callable[[WorkerCommand], ControlReply]:
+        """`obey` of rank 0, with every command sent on to all ranks first.
+
+        Each obeys it between the same two steps; the answer is rank 0's.
+        """
+
+        def obey_all(command: WorkerCommand) -> ControlReply:
+            for outbox in self._outboxes:
+                outbox.send(command)
+            return obey(command)
+
+        return obey_all
 
     def wait_for_a_death(self) -> None:
         """Give the thread that notices a rank's death time to end this process with its reason."""

@@ -23,6 +23,7 @@ from runtime.messages import (
     SchedulerInbound,
     StopHit,
     TokenDeltas,
+    WorkerCommand,
 )
 from runtime.request import Request
 from runtime.scheduler.budget import TokenBudget
@@ -104,13 +105,18 @@ class Scheduler:
         send_tokens: Callable[[TokenDeltas], None],
         send_front: Callable[[FrontInbound], None],
         grammars: Grammars | None = None,
+        obey: Callable[[WorkerCommand], ControlReply] | None = None,
     ) -> None:
-        """Put the parts together; without `grammars` there is no structured output."""
+        """Put the parts together.
+
+        Without `grammars` there is no structured output; `obey` carries out what is no request.
+        """
         self._runner = runner
         self._cache = cache
         self._stats = stats
         self._send_tokens = send_tokens
         self._send_front = send_front
+        self._obey = obey or _refuse
         self._max_queued = options.max_queued_requests
         self._max_req_len = min(options.context_len, cache.pool.num_pages * cache.page_size)
         self._overlap = options.overlap
@@ -173,6 +179,8 @@ class Scheduler:
                 self._send_front(self._flush(message.call_id))
             case Ping():
                 self._send_front(ControlReply(message.call_id, True))
+            case _:
+                self._send_front(self._obey(message))
 
     def _add(self, message: GenerateRequest) -> None:
         request = Request(message)
@@ -341,3 +349,7 @@ class Scheduler:
 
     def _check_invariants(self) -> None:
         self._cache.check_invariants([request.hold for request in self._table.running()])
+
+
+def _refuse(command: WorkerCommand) -> ControlReply:
+    return ControlReply(command.call_id, False, "This worker takes no commands.")

@@ -26,13 +26,22 @@ from runtime.errors import StartupError
 from runtime.executor.extend_graphs import graph_token_sizes
 from runtime.executor.memory import PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import ModelRunner
+from runtime.executor.profiler import Profiler
 from runtime.forward_batch import KVCache
 from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend
 from runtime.layers.context import BuildContext, parse_dtype
 from runtime.loader.load import load_model, parameter_bytes
-from runtime.messages import FrontInbound, Phase, TokenDeltas, WorkerReady
+from runtime.messages import (
+    ControlReply,
+    FrontInbound,
+    Phase,
+    TokenDeltas,
+    WorkerCommand,
+    WorkerReady,
+)
 from runtime.models.causal_lm import CausalLM
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
+from runtime.scheduler.commands import CommandedRunner
 from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.scheduler import Runner, Scheduler, SchedulerOptions
@@ -84,9 +93,12 @@ def build_worker(
     """
     grammars = _grammars(config)
     executor = build_executor(config, 0, report)
-    runner: Runner = executor.runner
+    commanded = command(executor, config, 0)
+    runner: Runner = commanded
+    obey: Callable[[WorkerCommand], ControlReply] = commanded.obey
     if ranks is not None:
-        runner = LeadingRunner(executor.runner, ranks)
+        runner = LeadingRunner(commanded, ranks)
+        obey = ranks.before(commanded.obey)
         ranks.started()
     size = executor.size
     scheduler = Scheduler(
@@ -108,6 +120,7 @@ def build_worker(
         send_tokens=send_tokens,
         send_front=send_front,
         grammars=grammars,
+        obey=obey,
     )
     ready = WorkerReady(
         max_total_num_tokens=size.num_tokens,
@@ -121,6 +134,11 @@ def build_worker(
         load_seconds=0.0,
     )
     return scheduler, ready
+
+
+def command(executor: Executor, config: WorkerConfig, rank: int) -> CommandedRunner:
+    """Make this rank's runner one that obeys commands."""
+    return CommandedRunner(executor.runner, Profiler(config.device, rank, config.tp_size))
 
 
 def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:

@@ -37,6 +37,7 @@ OPTIONS = """
 --allow-origins = []
 --fastapi-root-path =
 --disable-docs = False
+--vertex-route = /vertex_generate
 [scheduling]
 --mem-fraction-static = None
 --max-total-tokens = None
@@ -59,6 +60,9 @@ OPTIONS = """
 --log-level = info
 --log-level-http = None
 --log-requests = False
+--log-requests-level = 0
+--log-requests-format = text
+--torch-profiler-dir = /tmp
 --enable-metrics = False
 --decode-log-interval = 40
 --watchdog-timeout = 300.0

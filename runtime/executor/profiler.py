@@ -1,0 +1,180 @@
+"""Traces of a rank's steps by torch's profiler: files for Perfetto, one for each stage if wanted.
+
+A profile only looks: what fails in here is logged, and the step it was to watch goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from runtime.errors import InvalidRequest
+from runtime.executor.trace_merge import merge_when_written
+from runtime.messages import ProfileSpec, Stage
+from runtime.step import StepPlan
+
+logger = logging.getLogger(__name__)
+
+_ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
+# GPU beside CPU is what clients ask for everywhere; these are asked for on purpose.
+_GPU_ONLY = {"MEM", "CUDA_PROFILER"}
+# Allocations kept for a memory snapshot.
+_MAX_ALLOCATIONS = 100_000
+
+
+class Profiler:
+    """The profiles of one rank, at most one at a time.
+
+    Attributes:
+        is_waiting: whether steps must go through `step`.
+    """
+
+    def __init__(self, device: str, rank: int, num_ranks: int = 1) -> None:
+        """Watch `rank` of `num_ranks` on `device` (`cpu` or `cuda`)."""
+        self.is_waiting = False
+        self._device = device
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._spec: ProfileSpec | None = None
+        self._stages: list[Stage | None] = []
+        self._recording: _Recording | None = None
+        self._num_recorded = 0
+
+    def start(self, spec: ProfileSpec) -> None:
+        """Record steps from `spec.start_step` on.
+
+        Raises:
+            InvalidRequest: a profile is on already, or it needs a GPU.
+        """
+        if self._spec is not None:
+            raise InvalidRequest("A profile is already running; stop it first.")
+        if self._device == "cpu" and (
+            "CPU" not in spec.activities or not _GPU_ONLY.isdisjoint(spec.activities)
+        ):
+            raise InvalidRequest(
+                f"activities {', '.join(spec.activities)} need a GPU; this model runs on the CPU.",
+                param="activities",
+            )
+        self._spec = spec
+        self._stages = [*spec.stages] or [None]
+        self.is_waiting = True
+
+    def stop(self) -> str:
+        """Write what was recorded; the folder it is in.
+
+        Raises:
+            InvalidRequest: no profile is on.
+        """
+        spec = self._spec
+        if spec is None:
+            raise InvalidRequest("No profile is running.")
+        try:
+            self._write()
+        finally:
+            self._spec, self._stages, self.is_waiting = None, [], False
+        return spec.folder
+
+    @contextlib.contextmanager
+    def step(self, plan: StepPlan, number: int) -> Iterator[None]:
+        """Watch the launch of step `number`, if it is one to record."""
+        spec = self._spec
+        if spec is None or number < spec.start_step:
+            yield
+            return
+        stage: Stage = "EXTEND" if len(plan.rows) > plan.num_decodes else "DECODE"
+        with self._guarded():
+            self._prepare(spec, stage)
+        yield
+        with self._guarded():
+            self._count(spec, stage)
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            logger.exception("The profile failed and ends")
+            self._spec, self._recording, self.is_waiting = None, None, False
+
+    def _prepare(self, spec: ProfileSpec, stage: Stage) -> None:
+        recording = self._recording
+        if recording is not None:
+            # A stage whose steps stay away must not keep the next one waiting.
+            if recording.stage in (None, stage) or stage not in self._stages:
+                return
+            self._write()
+        for wanted in (None, stage):
+            if wanted in self._stages:
+                self._stages.remove(wanted)
+                self._recording = _Recording(spec, wanted, self._device)
+                self._num_recorded = 0
+                return
+
+    def _count(self, spec: ProfileSpec, stage: Stage) -> None:
+        if self._recording is None or self._recording.stage not in (None, stage):
+            return
+        self._num_recorded += 1
+        if self._num_recorded >= spec.num_steps:
+            self._write()
+            if not self._stages:
+                self.stop()
+
+    def _write(self) -> None:
+        recording, self._recording = self._recording, None
+        spec = self._spec
+        if recording is None or spec is None:
+            return
+        name = f"{spec.name}-TP-{{rank}}" + (f"-{recording.stage}" if recording.stage else "")
+        recording.write(Path(spec.folder), name.format(rank=self._rank))
+        if spec.merge and self._rank == 0:
+            folder = Path(spec.folder)
+            names = [f"{name.format(rank=rank)}.trace.json.gz" for rank in range(self._num_ranks)]
+            merge_when_written(
+                [folder / each for each in names],
+                folder / f"merged-{name.format(rank='all')}.trace.json.gz",
+            )
+
+
+class _Recording:
+    """One trace being made."""
+
+    def __init__(self, spec: ProfileSpec, stage: Stage | None, device: str) -> None:
+        self.stage = stage
+        self._on_cuda = device == "cuda"
+        self._activities = spec.activities if self._on_cuda else ["CPU"]
+        kinds = [_ACTIVITIES[each] for each in self._activities if each in _ACTIVITIES]
+        self._profile: profile | None = None
+        if kinds:
+            self._profile = profile(
+                activities=kinds, with_stack=spec.with_stack, record_shapes=spec.record_shapes
+            )
+            self._profile.start()
+        if "MEM" in self._activities:
+            torch.cuda.memory._record_memory_history(max_entries=_MAX_ALLOCATIONS)
+        if "CUDA_PROFILER" in self._activities:
+            torch.cuda.cudart().cudaProfilerStart()
+
+    def write(self, folder: Path, name: str) -> None:
+        """End it and write its files: first under a hidden name, so that a file is a whole one."""
+        if self._on_cuda:
+            # Kernels of the last step may still run.
+            torch.cuda.synchronize()
+        if self._profile is not None:
+            self._profile.stop()
+            part = folder / f".{name}.part.json.gz"
+            self._profile.export_chrome_trace(str(part))
+            os.replace(part, folder / f"{name}.trace.json.gz")
+        if "MEM" in self._activities:
+            part = folder / f".{name}.part"
+            torch.cuda.memory._dump_snapshot(str(part))
+            torch.cuda.memory._record_memory_history(enabled=None)
+            os.replace(part, folder / f"{name}-memory.pickle")
+        if "CUDA_PROFILER" in self._activities:
+            torch.cuda.cudart().cudaProfilerStop()
+        logger.info("Profile written: %s", folder / name)

@@ -1,0 +1,109 @@
+"""Small changes to a running server: its logs, its pace, its garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import PlainTextResponse, Response
+
+from runtime.client.json_body import decode_body
+from runtime.errors import HeadraceError, InvalidRequest
+from runtime.messages import FreezeGarbage, SetLogLevel, SlowDown
+from server.context import ServerContext
+from server.errors import json_response
+from server.native.schema import body_schema
+from server.request_log import LEVELS, RequestLog
+
+MAX_SLEEP_S = 60.0
+
+
+class SlowDownBody(msgspec.Struct, kw_only=True):
+    """`/slow_down` as it arrives: seconds of sleep before each step, null or 0 for none."""
+
+    forward_sleep_time: float | None = None
+
+
+class ConfigureLoggingBody(msgspec.Struct, kw_only=True):
+    """`/configure_logging` as it arrives; what is left away stays as it is."""
+
+    log_requests: bool | None = None
+    log_requests_level: int | None = None
+    log_requests_format: Literal["text", "json"] | None = None
+    log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
+    # Files with users' prompts, written by this process: not offered.
+    dump_requests_folder: str | None = None
+    dump_requests_threshold: int | None = None
+    crash_dump_folder: str | None = None
+
+
+_SLOW_DOWN = msgspec.json.Decoder(SlowDownBody)
+_LOGGING = msgspec.json.Decoder(ConfigureLoggingBody)
+
+
+class WorkerRefused(HeadraceError):
+    """The worker did not do what it was told."""
+
+    status_code = 500
+
+
+def create_router(context: ServerContext, request_log: RequestLog) -> APIRouter:
+    """All of them."""
+    router = APIRouter(tags=["control"])
+
+    async def tell(make: Any) -> None:
+        reply = await context.client.control(make)
+        if not reply.success:
+            raise WorkerRefused(reply.message)
+
+    @router.post("/slow_down", openapi_extra=body_schema(SlowDownBody))
+    async def slow_down(request: Request) -> Response:
+        """Sleep before each step, so that what happens under load can be tried with little."""
+        payload = await request.body()
+        body = decode_body(payload, _SLOW_DOWN) if payload else SlowDownBody()
+        seconds = body.forward_sleep_time or 0.0
+        if not (math.isfinite(seconds) and 0.0 <= seconds <= MAX_SLEEP_S):
+            raise InvalidRequest(
+                f"forward_sleep_time must be in [0, {MAX_SLEEP_S:.0f}] seconds, got {seconds}.",
+                param="forward_sleep_time",
+            )
+        await tell(lambda call_id: SlowDown(call_id, seconds))
+        return json_response(None)
+
+    @router.post("/freeze_gc")
+    async def freeze_gc() -> Response:
+        """Leave what lives now out of later collections of garbage, here and in the worker."""
+        gc.collect()
+        gc.freeze()
+        await tell(FreezeGarbage)
+        return PlainTextResponse("Garbage collection frozen.\n")
+
+    @router.post("/configure_logging", openapi_extra=body_schema(ConfigureLoggingBody))
+    async def configure_logging(request: Request) -> Response:
+        """Change what is logged about requests, and how much the server and its worker log."""
+        payload = await request.body()
+        body = decode_body(payload, _LOGGING) if payload else ConfigureLoggingBody()
+        for name in ("dump_requests_folder", "dump_requests_threshold", "crash_dump_folder"):
+            if getattr(body, name):
+                raise InvalidRequest(
+                    f"{name} is not supported: log_requests_level 3 logs whole requests.",
+                    param=name,
+                )
+        level = body.log_requests_level
+        if level is not None and level not in LEVELS:
+            raise InvalidRequest(
+                f"log_requests_level must be in [0, {LEVELS[-1]}], got {level}.",
+                param="log_requests_level",
+            )
+        log_level = body.log_level
+        if log_level is not None:
+            await tell(lambda call_id: SetLogLevel(call_id, log_level))
+            logging.getLogger().setLevel(log_level.upper())
+        request_log.change(is_on=body.log_requests, level=level, form=body.log_requests_format)
+        return Response(status_code=200)
+
+    return router

@@ -1,0 +1,78 @@
+"""The route that Vertex AI calls; SageMaker's is an alias of chat in `openai_api.router`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from openai_api.sse import unless_disconnected
+from runtime.client.json_body import InvalidBody, decode_body
+from runtime.errors import InvalidRequest
+from server.context import ServerContext
+from server.errors import json_response
+from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
+from server.native.generation import open_outputs, read_all, tokenize_prompts
+from server.native.schema import body_schema
+
+_KINDS = ("text", "input_ids", "input_embeds")
+_MEDIA = "image_data"
+
+
+class VertexBody(msgspec.Struct, kw_only=True):
+    """The body: `parameters` are fields of `/generate`, each instance is one prompt."""
+
+    instances: list[dict[str, Any]]
+    parameters: dict[str, Any] | None = None
+
+
+_DECODER = msgspec.json.Decoder(VertexBody)
+
+
+def create_router(context: ServerContext) -> APIRouter:
+    """The route, at the path that the environment names."""
+    router = APIRouter(tags=["native"])
+
+    @router.post(context.config.http.vertex_route, openapi_extra=body_schema(VertexBody))
+    async def vertex_generate(request: Request) -> Response:
+        """Continue every instance; `predictions` are what `/generate` answers, in order."""
+        body = decode_body(await request.body(), _DECODER)
+        if not body.instances:
+            return json_response({"predictions": []})
+        asked = _as_generate(body)
+        plan = plan_generate(asked, context.sampling_defaults, context.client.limits.vocab_size)
+        answers = await unless_disconnected(request.receive, _answers(context, plan))
+        return json_response({"predictions": answers})
+
+    return router
+
+
+async def _answers(context: ServerContext, plan: GeneratePlan) -> list[dict[str, Any]]:
+    return await read_all(open_outputs(context, plan, await tokenize_prompts(context, plan)))
+
+
+def _as_generate(body: VertexBody) -> GenerateBody:
+    parameters = body.parameters or {}
+    for name in (*_KINDS, _MEDIA):
+        if name in parameters:
+            raise InvalidRequest(f"{name} belongs into the instances.", param="parameters")
+    if parameters.get("stream"):
+        raise InvalidRequest("stream is not possible on this route.", param="stream")
+    kind = next((name for name in _KINDS if name in body.instances[0]), None)
+    if kind is None:
+        raise InvalidRequest(
+            f"An instance must have one of {', '.join(_KINDS)}.", param="instances"
+        )
+    if any(kind not in instance for instance in body.instances):
+        raise InvalidRequest(
+            f"Every instance must have {kind}, as the first one has.", param="instances"
+        )
+    fields = {**parameters, kind: [instance[kind] for instance in body.instances]}
+    if any(_MEDIA in instance for instance in body.instances):
+        fields[_MEDIA] = [instance.get(_MEDIA) for instance in body.instances]
+    try:
+        return msgspec.convert(fields, GenerateBody)
+    except msgspec.ValidationError as error:
+        raise InvalidBody(str(error)) from None

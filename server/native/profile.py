@@ -1,0 +1,39 @@
+"""`/start_profile` and `/stop_profile`: torch's profiler in the worker, files for Perfetto."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import PlainTextResponse, Response
+
+from runtime.client.json_body import decode_body
+from server.context import ServerContext
+from server.native.profiling import ProfileBody, start_profile, stop_profile
+from server.native.schema import body_schema
+
+_DECODER = msgspec.json.Decoder(ProfileBody)
+
+
+def create_router(context: ServerContext) -> APIRouter:
+    """Both routes."""
+    router = APIRouter(tags=["control"])
+
+    async def start(request: Request) -> Response:
+        """Record the worker's next steps; with `num_steps` the trace is written by itself."""
+        payload = await request.body()
+        body = decode_body(payload, _DECODER) if payload else ProfileBody()
+        text = await start_profile(context, body)
+        return PlainTextResponse(f"{text}\n")
+
+    async def stop() -> Response:
+        """Write what was recorded; 400 when nothing is being recorded."""
+        return PlainTextResponse(f"{await stop_profile(context.client)}\n")
+
+    documented = body_schema(ProfileBody)
+    router.add_api_route("/start_profile", start, methods=["POST"], openapi_extra=documented)
+    router.add_api_route("/stop_profile", stop, methods=["POST"])
+    # Clients of the reference send GET; with a key set, nothing that changes the server answers it.
+    if context.config.http.api_key is None and context.config.http.admin_api_key is None:
+        for path, handler in (("/start_profile", start), ("/stop_profile", stop)):
+            router.add_api_route(path, handler, methods=["GET"], include_in_schema=False)
+    return router

@@ -1,0 +1,201 @@
+"""How probable each label is right after a text: one prompt for each item, one token looked at.
+
+No HTTP in here: the offline engine answers with the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from openai_api.generation import merge, new_id, open_streams, sample_rids
+from runtime.client.admission import check_text_size
+from runtime.client.client import GenerationInput
+from runtime.errors import HeadraceError, InvalidRequest
+from runtime.messages import LogprobSpec
+from runtime.sampling_params import SamplingParams
+from server.context import ServerContext
+from server.native.logprob_request import MAX_TOKEN_IDS
+
+MAX_ITEMS = 4096
+
+
+class ScoreBody(msgspec.Struct, kw_only=True):
+    """`/v1/score` as it arrives; keys that are not listed here are ignored."""
+
+    query: str | list[int] | None = None
+    items: str | list[str | list[int]] | None = None
+    label_token_ids: list[int | list[int]] | None = None
+    apply_softmax: bool | None = None
+    item_first: bool | None = None
+    model: str | None = None
+    # What follows asks for features that this server does not have: neutral values pass.
+    temperature: float | None = None
+    return_token_logprobs: object | None = None
+    return_pooled_hidden_states: object | None = None
+    score_extraction_token: object | None = None
+    query_embed_overrides: object | None = None
+    item_embed_overrides: object | None = None
+
+
+_UNSUPPORTED = (
+    "return_token_logprobs",
+    "return_pooled_hidden_states",
+    "score_extraction_token",
+    "query_embed_overrides",
+    "item_embed_overrides",
+)
+_GREEDY = SamplingParams(max_new_tokens=1, temperature=0.0)
+
+
+class ScoringAborted(HeadraceError):
+    """Somebody aborted the scoring before every item had its score."""
+
+    status_code = 400
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The answer.
+
+    Attributes:
+        scores: one list for each item, one number for each label.
+        prompt_tokens: of all items together.
+    """
+
+    scores: list[list[float]]
+    prompt_tokens: int
+
+
+async def score(context: ServerContext, body: ScoreBody) -> Scored:
+    """Score every item, or none.
+
+    The first item runs alone when the items share a beginning: the others then find it in the
+    prefix cache.
+
+    Raises:
+        InvalidRequest: something in `body` is wrong.
+        ScoringAborted: an item was aborted.
+    """
+    _refuse_unsupported(body)
+    prompts = await _prompts(context, body)
+    labels = _labels(body.label_token_ids, len(prompts), context.client.limits.vocab_size)
+    answer_id = new_id("score", None)
+    inputs = [
+        GenerationInput(
+            rid=rid,
+            input_ids=prompt,
+            sampling=_GREEDY,
+            stream=False,
+            logprobs=LogprobSpec(token_ids=wanted),
+        )
+        for rid, prompt, wanted in zip(
+            sample_rids(answer_id, len(prompts)), prompts, labels, strict=True
+        )
+    ]
+    first = 1 if _share_prefix(context, prompts) else 0
+    logprobs = await _run(context, inputs[:first]) + await _run(context, inputs[first:])
+    to_scores = _softmax if body.apply_softmax else _exp
+    return Scored([to_scores(each) for each in logprobs], sum(map(len, prompts)))
+
+
+async def _run(context: ServerContext, inputs: list[GenerationInput]) -> list[list[float]]:
+    if not inputs:
+        return []
+    found: list[list[float]] = [[]] * len(inputs)
+    streams = open_streams(context.client, inputs)
+    async with contextlib.aclosing(merge(streams)) as chunks:
+        async for index, chunk in chunks:
+            if chunk.output_logprobs:
+                found[index] = chunk.output_logprobs[0].id_values
+    if not all(found):
+        raise ScoringAborted("The scoring was aborted.")
+    return found
+
+
+def _share_prefix(context: ServerContext, prompts: Sequence[list[int]]) -> bool:
+    worker = context.status.worker
+    if len(prompts) < 2 or worker is None or context.config.scheduling.disable_radix_cache:
+        return False
+    size = worker.page_size
+    return all(len(each) > size and each[:size] == prompts[0][:size] for each in prompts)
+
+
+def _exp(logprobs: list[float]) -> list[float]:
+    return [math.exp(each) for each in logprobs]
+
+
+def _softmax(logprobs: list[float]) -> list[float]:
+    most = max(logprobs)
+    parts = [math.exp(each - most) for each in logprobs]
+    total = sum(parts)
+    return [part / total for part in parts]
+
+
+def _refuse_unsupported(body: ScoreBody) -> None:
+    for name in _UNSUPPORTED:
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
+    if body.temperature not in (None, 1.0):
+        raise InvalidRequest(
+            "temperature must be 1: scores are the model's own probabilities.", param="temperature"
+        )
+
+
+async def _prompts(context: ServerContext, body: ScoreBody) -> list[list[int]]:
+    items = [body.items] if isinstance(body.items, str) else body.items
+    if items is None:
+        raise InvalidRequest("items must be given.", param="items")
+    if len(items) > MAX_ITEMS:
+        raise InvalidRequest(f"items may have at most {MAX_ITEMS} entries.", param="items")
+    texts = [item for item in items if isinstance(item, str)]
+    ids = [item for item in items if not isinstance(item, str)]
+    query = body.query
+    if (texts and ids) or (texts and isinstance(query, list)) or (ids and isinstance(query, str)):
+        raise InvalidRequest(
+            "query and items must both be texts or both be lists of token ids.", param="items"
+        )
+    if ids:
+        head = query if isinstance(query, list) else []
+        return [item + head if body.item_first else head + item for item in ids]
+    start = query if isinstance(query, str) else ""
+    prompts = []
+    for item in texts:
+        text = item + start if body.item_first else start + item
+        check_text_size(text, context.client.limits)
+        prompts.append(await context.tokenizer.encode_async(text))
+    return prompts
+
+
+def _labels(
+    given: list[int | list[int]] | None, num_items: int, vocab_size: int
+) -> list[list[int]]:
+    name = "label_token_ids"
+    if not given:
+        raise InvalidRequest(f"{name} must name at least one token id.", param=name)
+    flat = [each for each in given if isinstance(each, int)]
+    nested = [each for each in given if not isinstance(each, int)]
+    if flat and nested:
+        raise InvalidRequest(f"{name} must be a list of ids or a list of such lists.", param=name)
+    if nested and len(nested) != num_items:
+        raise InvalidRequest(
+            f"{name} must have one list for each of the {num_items} items, got {len(nested)}.",
+            param=name,
+        )
+    for labels in nested or [flat]:
+        if not 1 <= len(labels) <= MAX_TOKEN_IDS:
+            raise InvalidRequest(
+                f"{name} must name 1 to {MAX_TOKEN_IDS} ids, got {len(labels)}.", param=name
+            )
+        for label in labels:
+            if not 0 <= label < vocab_size:
+                raise InvalidRequest(
+                    f"{name} must be in [0, {vocab_size}), got {label}.", param=name
+                )
+        if len(set(labels)) != len(labels):
+            raise InvalidRequest(f"{name} must not repeat an id.", param=name)
+    return nested or [flat] * num_items

@@ -1,0 +1,351 @@
+"""Scores, profiles, logs and cloud routes against a real engine with a tiny random model."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.support.server import ServerProcess, running_server
+from tests.support.tiny_models import VOCAB_SIZE, tiny_model
+
+QUERY = "The miller opens the gate, the wheel turns, and the stones grind"
+ITEMS = [" wheat.", " barley and oats.", " nothing at all."]
+LABELS = [5, 300, 77]
+
+
+@pytest.fixture(scope="module")
+def server() -> ServerProcess:
+    return running_server("qwen3", "--enable-metrics")
+
+
+def score(server: ServerProcess, **body: Any) -> dict[str, Any]:
+    answer = server.client.post("/v1/score", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def ids_of(server: ServerProcess, text: str) -> list[int]:
+    return server.client.post("/tokenize", json={"prompt": text}).json()["tokens"]
+
+
+# ---- scores -------------------------------------------------------------------------------------
+
+
+def test_scores_are_the_models_own_probabilities(server):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model("qwen3"), dtype=torch.float32)
+    ids = [ids_of(server, QUERY + item) for item in ITEMS]
+    expected = []
+    for each in ids:
+        with torch.no_grad():
+            expected.append(model(torch.tensor([each])).logits[0, -1].softmax(-1)[LABELS].tolist())
+    answer = score(server, query=QUERY, items=ITEMS, label_token_ids=LABELS, model="m")
+    assert (answer["object"], answer["model"]) == ("scoring", "m")
+    for got, wanted in zip(answer["scores"], expected, strict=True):
+        assert got == pytest.approx(wanted, rel=1e-3)
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
+    soft = score(server, query=QUERY, items=ITEMS, label_token_ids=LABELS, apply_softmax=True)
+    for got, wanted in zip(soft["scores"], expected, strict=True):
+        assert sum(got) == pytest.approx(1)
+        assert got == pytest.approx([each / sum(wanted) for each in wanted], rel=1e-3)
+
+
+def test_scores_of_ids_and_of_items_first(server):
+    query, items = [7, 8, 9] * 8, [[11, 12], [13]]
+    asked = {"query": query, "items": items, "label_token_ids": LABELS}
+    ahead = {"query": [], "items": [item + query for item in items], "label_token_ids": LABELS}
+    turned = score(server, **asked, item_first=True)["scores"]
+    for got, wanted in zip(turned, score(server, **ahead)["scores"], strict=True):
+        assert got == pytest.approx(wanted, rel=1e-4)
+    assert turned != score(server, **asked)["scores"]
+    text = score(server, query=QUERY, items=ITEMS[0], label_token_ids=LABELS)["scores"]
+    same = {"items": [ids_of(server, QUERY + ITEMS[0])], "label_token_ids": LABELS}
+    assert score(server, **same)["scores"][0] == pytest.approx(text[0], rel=1e-4)
+    each = score(server, query=query, items=items, label_token_ids=[[5], [300, 77]])["scores"]
+    assert [len(row) for row in each] == [1, 2]
+    assert score(server, query=QUERY, items=[], label_token_ids=LABELS)["scores"] == []
+
+
+def test_the_query_is_computed_once(server):
+    server.client.post("/flush_cache?timeout=10").raise_for_status()
+    query = "A query that nobody has asked before, long enough for some pages: " * 2
+
+    def cached() -> float:
+        lines = server.client.get("/metrics").text.splitlines()
+        return sum(
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith("sglang:cached_tokens_total")
+        )
+
+    before = cached()
+    score(server, query=query, items=ITEMS, label_token_ids=LABELS)
+    pages = len(ids_of(server, query)) // 16
+    assert pages >= 2
+    assert cached() - before >= 2 * (pages - 1) * 16
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"query": "a", "label_token_ids": [1]}, "items must be given"),
+        ({"query": "a", "items": ["b"]}, "label_token_ids must name"),
+        ({"query": "a", "items": ["b"], "label_token_ids": [1, 1]}, "must not repeat"),
+        ({"query": "a", "items": ["b"], "label_token_ids": [-1]}, "must be in [0,"),
+        ({"query": "a", "items": ["b"], "label_token_ids": [VOCAB_SIZE + 9999]}, "must be in [0,"),
+        ({"query": "a", "items": ["b"], "label_token_ids": [[1], [2]]}, "each of the 1 items"),
+        ({"query": "a", "items": ["b"], "label_token_ids": [1, [2]]}, "list of ids or"),
+        ({"query": "a", "items": [[1]], "label_token_ids": [1]}, "must both be texts"),
+        ({"query": [1], "items": ["b"], "label_token_ids": [1]}, "must both be texts"),
+        ({"query": "a", "items": [5], "label_token_ids": [1]}, "`$.items[0]`"),
+        ({"query": "", "items": [""], "label_token_ids": [1]}, "input_ids cannot be empty"),
+        ({"query": [1], "items": [[10**6]], "label_token_ids": [1]}, "input_ids must be in"),
+        ({"items": ["b"], "label_token_ids": [1], "temperature": 2}, "temperature must be 1"),
+    ],
+)
+def test_what_cannot_be_scored(server, body, word):
+    answer = server.client.post("/v1/score", json=body)
+    assert answer.status_code == 400, answer.text
+    # The dialect of /v1: flat keys and OpenAI's object.
+    assert word in answer.json()["message"]
+    assert answer.json()["error"]["message"] == answer.json()["message"]
+
+
+# ---- profiles -----------------------------------------------------------------------------------
+
+
+def wait_for(path: Path, timeout_s: float = 20.0) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path}"
+        time.sleep(0.05)
+    with gzip.open(path, "rt") as file:
+        return json.load(file)
+
+
+def test_a_profile_of_each_stage_and_one_that_is_stopped(server, tmp_path):
+    body = {"text": QUERY, "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
+    asked = {
+        "output_dir": str(tmp_path),
+        "num_steps": 2,
+        "profile_by_stage": True,
+        "profile_id": "s",
+        "with_stack": False,
+        "record_shapes": True,
+    }
+    server.client.post("/start_profile", json=asked).raise_for_status()
+    server.client.post("/generate", json=body).raise_for_status()
+    # The decode steps end the stage of the one prompt.
+    extend = wait_for(tmp_path / "s-TP-0-EXTEND.trace.json.gz")
+    decode = wait_for(tmp_path / "s-TP-0-DECODE.trace.json.gz")
+    assert len(extend["traceEvents"]) > 10
+    assert any("Input Dims" in event.get("args", {}) for event in decode["traceEvents"])
+
+    asked = {"output_dir": str(tmp_path), "profile_id": "open", "activities": ["CPU"]}
+    assert server.client.get("/start_profile", params={}).status_code == 200
+    assert server.client.get("/stop_profile").status_code == 200
+    server.client.post("/start_profile", json={**asked, "start_step": 0}).raise_for_status()
+    server.client.post("/generate", json=body).raise_for_status()
+    stopped = server.client.post("/stop_profile")
+    assert stopped.status_code == 200
+    assert str(tmp_path) in stopped.text
+    # The file is there as soon as the call returns.
+    assert wait_for(tmp_path / "open-TP-0.trace.json.gz", 0)["traceEvents"]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"activities": ["RPD"]}, "activities may hold"),
+        ({"activities": ["MEM"]}, "need a GPU"),
+        ({"activities": ["GPU"]}, "need a GPU"),
+        ({"num_steps": 0}, "num_steps must be in"),
+        ({"num_steps": 10**9}, "num_steps must be in"),
+        ({"start_step": -1}, "start_step must be"),
+        ({"profile_by_stage": True}, "num_steps must be given"),
+        ({"num_steps": 1, "profile_stages": ["draft"]}, "profile_stages may hold"),
+        ({"profile_id": "../../etc/x"}, "becomes part of a file's name"),
+        ({"profile_prefix": ".hidden"}, "becomes part of a file's name"),
+        ({"output_dir": "/proc/nowhere"}, "output_dir cannot be made"),
+        ({"output_dir": "a\0b"}, "output_dir cannot be made"),
+        ({"output_dir": 5}, "Expected `str | null`"),
+    ],
+)
+def test_profiles_that_cannot_be_made(server, body, word):
+    answer = server.client.post("/start_profile", json=body)
+    assert answer.status_code == 400
+    assert word in answer.text
+    assert server.client.post("/stop_profile").status_code == 400
+
+
+def test_every_rank_writes_its_own_profile_and_one_holds_all(tmp_path):
+    with ServerProcess(
+        "--model-path", str(tiny_model("llama")), "--tp-size", "2", "--num-threads", "1"
+    ) as server:
+        server.wait_ready()
+        asked = {
+            "output_dir": str(tmp_path),
+            "num_steps": 3,
+            "profile_id": "t",
+            "merge_profiles": True,
+            "with_stack": False,
+        }
+        server.client.post("/start_profile", json=asked).raise_for_status()
+        body = {"text": "The", "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
+        server.client.post("/generate", json=body).raise_for_status()
+        merged = wait_for(tmp_path / "merged-t-TP-all.trace.json.gz")
+        counts = [
+            len(wait_for(tmp_path / f"t-TP-{rank}.trace.json.gz", 0)["traceEvents"])
+            for rank in (0, 1)
+        ]
+        assert len(merged["traceEvents"]) == sum(counts)
+        ranks = {str(event["pid"]).split()[0] for event in merged["traceEvents"] if "pid" in event}
+        assert ranks == {"TP-0", "TP-1"}
+        # Both still compute the same steps.
+        assert server.client.post("/generate", json=body).status_code == 200
+
+
+# ---- pace, garbage, logs ------------------------------------------------------------------------
+
+
+def test_slow_down_and_freeze(server):
+    body = {"text": "The", "sampling_params": {"max_new_tokens": 20, "ignore_eos": True}}
+
+    def seconds() -> float:
+        started_at = time.monotonic()
+        server.client.post("/generate", json=body).raise_for_status()
+        return time.monotonic() - started_at
+
+    server.client.post("/slow_down", json={"forward_sleep_time": 0.03}).raise_for_status()
+    try:
+        assert seconds() > 20 * 0.03
+    finally:
+        assert server.client.post("/slow_down").json() is None
+    for bad in (-1, 1e9, "fast"):
+        answer = server.client.post("/slow_down", json={"forward_sleep_time": bad})
+        assert answer.status_code == 400
+    assert server.client.post("/freeze_gc").status_code == 200
+    assert server.client.get("/freeze_gc").status_code == 405
+
+
+def test_logging_is_configured_while_it_runs():
+    with ServerProcess(
+        "--model-path", str(tiny_model("llama")), "--api-key", "SECRET", "--log-level", "warning"
+    ) as server:
+        server.wait_ready()
+        server.client.headers["Authorization"] = "Bearer SECRET"
+
+        def ask(rid: str) -> None:
+            sampling = {"max_new_tokens": 3, "temperature": 0, "stop": ["never"]}
+            body = {"text": "private\nwords", "rid": rid, "sampling_params": sampling}
+            server.client.post("/generate", json=body).raise_for_status()
+
+        def configure(**body: Any) -> None:
+            answer = server.client.post("/configure_logging", json=body)
+            assert (answer.status_code, answer.content) == (200, b"")
+
+        ask("unlogged")
+        configure(log_requests=True)
+        ask("numbers")
+        server.wait_for_line("rid=numbers", 5)
+        configure(log_requests_level=1)
+        ask("sampled")
+        server.wait_for_line("rid=sampled", 5)
+        configure(log_requests_level=3, log_requests_format="json")
+        ask("whole")
+        server.wait_for_line('"rid": "whole"', 5)
+        configure(log_requests=False, log_level="debug")
+        ask("over")
+        server.wait_for_line("Prefill: 1 sequences", 5)
+        lines = {
+            rid: [line for line in server.lines if rid in line]
+            for rid in ("unlogged", "numbers", "sampled", "whole", "over")
+        }
+        assert {rid: len(found) for rid, found in lines.items()} == {
+            "unlogged": 0,
+            "numbers": 1,
+            "sampled": 1,
+            "whole": 1,
+            "over": 0,
+        }
+        assert "private" not in lines["numbers"][0] + lines["sampled"][0]
+        assert '"stop": ["never"]' in lines["sampled"][0]
+        whole = json.loads(lines["whole"][0])
+        assert whole["prompt_text"].endswith("private\nwords")
+        assert (whole["output"], whole["end"]) == (3, "length")
+        assert whole["output_text"]
+        assert whole["sampling"]["max_new_tokens"] == 3
+        assert "SECRET" not in server.log
+        for bad, word in (
+            ({"log_requests_level": 4}, "must be in [0, 3]"),
+            ({"log_requests_format": "xml"}, "Invalid enum value"),
+            ({"dump_requests_folder": "/tmp/x"}, "not supported"),
+        ):
+            answer = server.client.post("/configure_logging", json=bad)
+            assert answer.status_code == 400
+            assert word in answer.text
+
+
+# ---- clouds -------------------------------------------------------------------------------------
+
+
+def test_vertex(server):
+    sampling = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
+    parameters = {"sampling_params": sampling}
+    texts = ["The wheel", "barley"]
+    body = {"instances": [{"text": text} for text in texts], "parameters": parameters}
+    got = server.client.post("/vertex_generate", json=body).json()
+    wanted = server.client.post("/generate", json={"text": texts, **parameters}).json()
+    assert [each["text"] for each in got["predictions"]] == [each["text"] for each in wanted]
+    ids = {"instances": [{"input_ids": [5, 6, 7]}], "parameters": parameters}
+    (only,) = server.client.post("/vertex_generate", json=ids).json()["predictions"]
+    assert only["meta_info"]["prompt_tokens"] == 3
+    assert server.client.post("/vertex_generate", json={"instances": []}).json() == {
+        "predictions": []
+    }
+    for bad, word in (
+        ({}, "instances"),
+        ({"instances": [{}]}, "must have one of"),
+        ({"instances": [{"text": "a"}, {"input_ids": [1]}]}, "Every instance must have text"),
+        ({"instances": [{"text": "a"}], "parameters": {"stream": True}}, "not possible"),
+        ({"instances": [{"text": "a"}], "parameters": {"text": "b"}}, "belongs into"),
+        ({"instances": [{"text": 5}]}, "Expected `str`"),
+        ({"instances": [{"text": "a"}], "parameters": {"sampling_params": {"x": 1}}}, "`x`"),
+    ):
+        answer = server.client.post("/vertex_generate", json=bad)
+        assert answer.status_code == 400, answer.text
+        assert word in answer.text, answer.text
+    assert server.client.get("/health").status_code == 200
+
+
+def test_vertex_and_sagemaker_on_the_demo_model(tmp_path):
+    with ServerProcess(
+        *("--skip-server-warmup", "--torch-profiler-dir", str(tmp_path)),
+        AIP_PREDICT_ROUTE="/predict",
+    ) as server:
+        server.wait_ready()
+        body = {"instances": [{"text": "The capital of France is"}]}
+        answer = server.client.post("/predict", json=body)
+        assert answer.json()["predictions"][0]["text"].startswith(" Paris")
+        assert server.client.post("/vertex_generate", json=body).status_code == 404
+        chat = {
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "temperature": 0,
+        }
+        answers = [
+            server.client.post(path, json=chat).json()["choices"][0]["message"]
+            for path in ("/invocations", "/v1/chat/completions")
+        ]
+        assert answers[0] == answers[1]
+        assert "Paris" in answers[0]["content"]
+        events = server.client.post("/invocations", json={**chat, "stream": True}).text
+        assert events.rstrip().endswith("data: [DONE]")
+        server.client.post("/start_profile", json={"profile_id": "d"}).raise_for_status()
+        server.client.post("/stop_profile").raise_for_status()
