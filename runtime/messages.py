@@ -174,11 +174,28 @@ class SetLogLevel(_Message, frozen=True):
     level: str
 
 
+class SetOptions(_Message, frozen=True):
+    """Change options of the scheduler, by the names and in the units of the command line; checked.
+
+    They are `max_queued_requests` and `decode_log_interval`.
+    """
+
+    call_id: int
+    values: dict[str, int]
+
+
 # Commands that every rank of a worker obeys.
 WorkerCommand = StartProfile | StopProfile | SlowDown | FreezeGarbage | SetLogLevel
 
 SchedulerInbound = (
-    GenerateRequest | AbortRequests | AbortAll | StopHit | FlushCache | Ping | WorkerCommand
+    GenerateRequest
+    | AbortRequests
+    | AbortAll
+    | StopHit
+    | FlushCache
+    | Ping
+    | SetOptions
+    | WorkerCommand
 )
 
 

@@ -22,6 +22,7 @@ from runtime.messages import ControlReply, FreezeGarbage
 from server.context import ServerContext
 from server.native.describe import describe_model, describe_server
 from server.native.generate_request import GenerateBody
+from server.native.options import change_options
 from server.native.profiling import ProfileBody, start_profile, stop_profile
 from server.native.scoring import ScoreBody, score
 
@@ -312,6 +313,15 @@ class Engine:
         with translated():
             self._core.check_alive()
             await stop_profile(self._core.context.client)
+
+    def set_internal_state(self, server_args: dict[str, float]) -> list[bool]:
+        """Change options of the running scheduler: `max_queued_requests`, `decode_log_interval`."""
+        return self._core.call(self._set_internal_state(server_args))
+
+    async def _set_internal_state(self, server_args: dict[str, float]) -> list[bool]:
+        with translated():
+            self._core.check_alive()
+            return [await change_options(self._core.context, server_args)]
 
     def freeze_gc(self) -> None:
         """Collect garbage in the worker and leave what lives there out of later collections."""

@@ -32,6 +32,7 @@ from runtime.messages import (
     LogprobSpec,
     RequestError,
     SchedulerInbound,
+    SetOptions,
     TextDelta,
     TextDeltas,
 )
@@ -208,6 +209,7 @@ class EngineClient:
         self._rids: dict[str, int] = {}
         self._ids = itertools.count(1)
         self._calls = ControlCalls(self.links)
+        self._options: dict[str, int] = {}
         self._seed_source = _seed_source(random_seed)
 
     @property
@@ -362,6 +364,18 @@ class EngineClient:
         for link in self.links:
             link.forget_grammars()
         return await self.control(FlushCache, timeout_s)
+
+    async def set_options(self, values: dict[str, int]) -> ControlReply:
+        """Change options of the scheduler (see `SetOptions`); a restarted one gets them again."""
+        reply = await self.control(lambda call_id: SetOptions(call_id, values))
+        if reply.success:
+            self._options |= values
+        return reply
+
+    def repeat_options(self, rank: int) -> None:
+        """Tell a replica's fresh scheduler what was changed in the one before."""
+        if self._options:
+            self.links[rank].send(SetOptions(next(self._ids), self._options))
 
     async def control(
         self, make: Callable[[int], SchedulerInbound], timeout_s: float = 30.0

@@ -287,6 +287,7 @@ class Replica:
                 self._set(phase=message.phase, fraction=message.fraction, detail=message.detail)
             case WorkerReady():
                 self._set(worker=message)
+                self._client.repeat_options(self.status.rank)
                 self._became_ready()
             case DetokenizerReady():
                 self._set(detokenizer_ready=True)

@@ -21,6 +21,7 @@ from runtime.messages import (
     Ping,
     RequestError,
     SchedulerInbound,
+    SetOptions,
     StopHit,
     TokenDeltas,
     WorkerCommand,
@@ -179,6 +180,9 @@ class Scheduler:
                 self._send_front(self._flush(message.call_id))
             case Ping():
                 self._send_front(ControlReply(message.call_id, True))
+            case SetOptions():
+                self._set_options(message.values)
+                self._send_front(ControlReply(message.call_id, True))
             case _:
                 self._send_front(self._obey(message))
 
@@ -241,6 +245,10 @@ class Scheduler:
         self._remove(request_id)
         self._requests.pop(request_id, None)
         self._send_front(RequestError([request_id], "The request could not be taken."))
+
+    def _set_options(self, values: dict[str, int]) -> None:
+        self._max_queued = values.get("max_queued_requests", self._max_queued)
+        self._stats.log_interval = values.get("decode_log_interval", self._stats.log_interval)
 
     def _flush(self, call_id: int) -> ControlReply:
         # The front forgets which ones are here at the same place in the order of messages.

@@ -21,12 +21,13 @@ class SchedulerStats:
 
     Attributes:
         num_prompt_tokens: of all requests taken in.
+        log_interval: decode steps between two lines of the log.
     """
 
     def __init__(self, shared: SharedState, log_interval: int) -> None:
         """Publish to `shared`; log every `log_interval` decode steps."""
         self._shared = shared
-        self._log_interval = log_interval
+        self.log_interval = log_interval
         self.num_prompt_tokens = 0
         self._num_steps = 0
         self._num_decode_steps = 0
@@ -82,7 +83,7 @@ class SchedulerStats:
             if table.order
             else 0
         )
-        if has_work and self._num_decode_steps >= self._log_interval:
+        if has_work and self._num_decode_steps >= self.log_interval:
             self._num_decode_steps = 0
             logger.info(
                 "Decode: %d running, %d waiting, %.2f of the KV pool used, %.1f tokens/s",

@@ -1,4 +1,4 @@
-"""Small changes to a running server: its logs, its pace, its garbage collector."""
+"""Small changes to a running server: some options, its logs, its pace, its garbage collector."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from runtime.errors import HeadraceError, InvalidRequest
 from runtime.messages import FreezeGarbage, SetLogLevel, SlowDown
 from server.context import ServerContext
 from server.errors import json_response
+from server.native.options import change_options
 from server.native.schema import body_schema
 from server.request_log import LEVELS, RequestLog
 
 MAX_SLEEP_S = 60.0
+
+
+class SetInternalStateBody(msgspec.Struct, kw_only=True):
+    """`/set_internal_state` as it arrives."""
+
+    server_args: dict[str, float]
 
 
 class SlowDownBody(msgspec.Struct, kw_only=True):
@@ -41,6 +48,7 @@ class ConfigureLoggingBody(msgspec.Struct, kw_only=True):
     crash_dump_folder: str | None = None
 
 
+_STATE = msgspec.json.Decoder(SetInternalStateBody)
 _SLOW_DOWN = msgspec.json.Decoder(SlowDownBody)
 _LOGGING = msgspec.json.Decoder(ConfigureLoggingBody)
 
@@ -59,6 +67,19 @@ def create_router(context: ServerContext, request_log: RequestLog) -> APIRouter:
         reply = await context.client.control(make)
         if not reply.success:
             raise WorkerRefused(reply.message)
+
+    async def set_internal_state(request: Request) -> Response:
+        """Change options of the running scheduler; true when all of them were changed."""
+        body = decode_body(await request.body(), _STATE)
+        return json_response([await change_options(context, body.server_args)])
+
+    documented = body_schema(SetInternalStateBody)
+    router.add_api_route(
+        "/set_internal_state", set_internal_state, methods=["POST"], openapi_extra=documented
+    )
+    router.add_api_route(
+        "/set_internal_state", set_internal_state, methods=["PUT"], include_in_schema=False
+    )
 
     @router.post("/slow_down", openapi_extra=body_schema(SlowDownBody))
     async def slow_down(request: Request) -> Response:

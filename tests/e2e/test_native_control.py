@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.faults.test_kill import children_by_name, wait_until
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 
@@ -291,6 +295,49 @@ def test_logging_is_configured_while_it_runs():
             answer = server.client.post("/configure_logging", json=bad)
             assert answer.status_code == 400
             assert word in answer.text
+
+
+def test_options_change_while_it_runs_and_survive_the_worker():
+    with ServerProcess("--model-path", str(tiny_model("llama")), "--log-level", "info") as server:
+        server.wait_ready()
+
+        def ask(values: Any, method: str = "POST") -> httpx.Response:
+            return server.client.request(
+                method, "/set_internal_state", json={"server_args": values}
+            )
+
+        def is_full() -> bool:
+            body = {"text": "The", "sampling_params": {"max_new_tokens": 1}}
+            return server.client.post("/generate", json=body).status_code == 503
+
+        assert not is_full()
+        assert ask({"max_queued_requests": 0, "decode_log_interval": 1}).json() == [True]
+        assert server.client.get("/server_info").json()["max_queued_requests"] == 0
+        # No place to wait, not even for the next step.
+        assert is_full()
+        os.kill(children_by_name(server)["scheduler"], signal.SIGKILL)
+
+        def is_back() -> bool:
+            info = server.client.get("/server_info").json()
+            return info["num_restarts"] == 1 and info["status"] == "ready"
+
+        wait_until(is_back, 60, "never ready again")
+        assert is_full()
+        assert ask({"max_queued_requests": 10}, "PUT").json() == [True]
+        assert not is_full()
+        # Of the reference, for what this server does not have.
+        assert ask({"pp_max_micro_batch_size": 8}).json() == [False]
+        assert ask({"max_queued_requests": 5, "pp_max_micro_batch_size": 8}).json() == [False]
+        assert server.client.get("/server_info").json()["max_queued_requests"] == 10
+        for bad, word in (
+            ({"tp_size": 2}, "cannot change while the server runs"),
+            ({"max_queued_requests": -1}, "must be a whole number in"),
+            ({"decode_log_interval": 1.5}, "must be a whole number in"),
+            ({"decode_log_interval": "9"}, "Expected `float`"),
+        ):
+            refused = ask(bad)
+            assert refused.status_code == 400
+            assert word in refused.text
 
 
 # ---- clouds -------------------------------------------------------------------------------------
