@@ -20,6 +20,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.errors import EngineError, translated
 from headrace.engine.progress import Progress
 from headrace.engine.server_args import ServerArgs
+from headrace.engine.workers import run_workers
 from openai_api.chat_prompt import build_chat_prompt
 from openai_api.context import OpenAIContext, make_context
 from openai_api.schemas.chat import ChatCompletionRequest
@@ -79,7 +80,7 @@ async def _run(engine: Engine, source: Path, output: BatchOutput, missing: int) 
     chat = _chat_context(context)
     num_failed = 0
 
-    async def work(progress: Progress) -> None:
+    async def work() -> None:
         nonlocal num_failed
         # Workers share the iterator: a line is read when somebody is free to run it.
         for line in todo:
@@ -92,14 +93,7 @@ async def _run(engine: Engine, source: Path, output: BatchOutput, missing: int) 
             progress.advance(_num_tokens(answer))
 
     with Progress(missing, sys.stderr.isatty()) as progress:
-        num_workers = min(missing, rows * _IN_FLIGHT_PER_ROW)
-        tasks = [asyncio.create_task(work(progress)) for _ in range(num_workers)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await run_workers(work, min(missing, rows * _IN_FLIGHT_PER_ROW))
     return num_failed
 
 

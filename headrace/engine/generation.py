@@ -9,6 +9,7 @@ from typing import Any
 from headrace.engine.core import EngineCore
 from headrace.engine.errors import translated
 from headrace.engine.progress import Progress
+from headrace.engine.workers import run_workers
 from openai_api.generation import close_all, merge
 from runtime.client.admission import admit, check_text_size
 from runtime.client.logprobs import check_logprobs
@@ -64,14 +65,7 @@ async def _run_all(
             answers[index] = await _run(context, plan, sample, prompt_ids[sample.prompt_index])
             progress.advance(answers[index]["meta_info"]["completion_tokens"])
 
-    num_workers = min(_most_in_flight(context), len(plan.samples))
-    tasks = [asyncio.create_task(work()) for _ in range(num_workers)]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await run_workers(work, min(_most_in_flight(context), len(plan.samples)))
     return answers
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -145,17 +146,27 @@ def _chat_has_token(choice: _Choice) -> bool:
     )
 
 
-class _OpenAI:
-    """What both routes share: usage, errors, counting by events where nothing else is told."""
+class OpenAI:
+    """Both routes: usage, errors, counting by events where nothing else is told."""
 
     flush_path: str | None = None
 
-    def __init__(self, path: str, has_token: Callable[[_Choice], bool]) -> None:
-        self.path = path
-        self._has_token = has_token
+    def __init__(
+        self,
+        path: str,
+        prompt: Callable[[BenchRequest], dict[str, Any]],
+        has_token: Callable[[_Choice], bool],
+    ) -> None:
+        """Speak the route at `path`.
 
-    def _prompt(self, request: BenchRequest) -> dict[str, Any]:
-        raise NotImplementedError
+        Args:
+            path: of the route.
+            prompt: the keys that hold a request's prompt.
+            has_token: whether a choice of an event holds something that was generated.
+        """
+        self.path = path
+        self._prompt = prompt
+        self._has_token = has_token
 
     def body(self, request: BenchRequest, wire: Wire) -> dict[str, Any]:
         """See `Backend`."""
@@ -205,35 +216,26 @@ def _note_usage(record: RequestRecord, usage: _Usage, when: float, has_token: bo
         record.cached_tokens = details.cached_tokens
 
 
-class Completions(_OpenAI):
-    """`/v1/completions`."""
-
-    def __init__(self) -> None:
-        super().__init__("/v1/completions", _completion_has_token)
-
-    def _prompt(self, request: BenchRequest) -> dict[str, Any]:
-        if request.messages is not None:
-            raise HeadraceError("Completions take no messages; use --backend openai-chat.")
-        return {"prompt": request.text if request.input_ids is None else request.input_ids}
+def _completion_prompt(request: BenchRequest) -> dict[str, Any]:
+    if request.messages is not None:
+        raise HeadraceError("Completions take no messages; use --backend openai-chat.")
+    return {"prompt": request.text if request.input_ids is None else request.input_ids}
 
 
-class Chat(_OpenAI):
-    """`/v1/chat/completions`; a text becomes the user's message."""
-
-    def __init__(self) -> None:
-        super().__init__("/v1/chat/completions", _chat_has_token)
-
-    def _prompt(self, request: BenchRequest) -> dict[str, Any]:
-        if request.input_ids is not None:
-            raise HeadraceError("Chat takes no token ids; give a --tokenizer for random text.")
-        return {"messages": request.messages or [{"role": "user", "content": request.text}]}
+def _chat_prompt(request: BenchRequest) -> dict[str, Any]:
+    # A text becomes the user's message.
+    if request.input_ids is not None:
+        raise HeadraceError("Chat takes no token ids; give a --tokenizer for random text.")
+    return {"messages": request.messages or [{"role": "user", "content": request.text}]}
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "headrace": Native,
     "sglang": Native,
-    "openai-completions": Completions,
-    "openai-chat": Chat,
+    "openai-completions": partial(
+        OpenAI, "/v1/completions", _completion_prompt, _completion_has_token
+    ),
+    "openai-chat": partial(OpenAI, "/v1/chat/completions", _chat_prompt, _chat_has_token),
 }
 
 

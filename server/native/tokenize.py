@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from openai_api.request_body import check_media_type
 from runtime.client.admission import check_text_size
 from runtime.client.json_body import decode_body
 from runtime.errors import InvalidRequest
@@ -46,7 +47,8 @@ def create_router(context: ServerContext) -> APIRouter:
 
     async def tokenize(request: Request) -> Response:
         """Token ids of one text or several."""
-        _require_json_under_v1(request)
+        if request.url.path.startswith("/v1/"):
+            check_media_type(request)
         body = decode_body(await request.body(), _TOKENIZE)
         if body.messages is not None:
             raise InvalidRequest(
@@ -74,7 +76,8 @@ def create_router(context: ServerContext) -> APIRouter:
 
     async def detokenize(request: Request) -> Response:
         """Text of one sequence of token ids or several."""
-        _require_json_under_v1(request)
+        if request.url.path.startswith("/v1/"):
+            check_media_type(request)
         body = decode_body(await request.body(), _DETOKENIZE)
         flat = [each for each in body.tokens if isinstance(each, int)]
         nested = [each for each in body.tokens if isinstance(each, list)]
@@ -113,11 +116,3 @@ async def _decode(context: ServerContext, ids: list[int], skip_special_tokens: b
 def _check_count(items: list[str] | list[list[int]], name: str) -> None:
     if len(items) > MAX_TEXTS:
         raise InvalidRequest(f"{name} may have at most {MAX_TEXTS} entries.", param=name)
-
-
-def _require_json_under_v1(request: Request) -> None:
-    if not request.url.path.startswith("/v1/"):
-        return
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise InvalidRequest("The Content-Type header must be application/json.")
