@@ -152,7 +152,10 @@ class _Recording:
         self._profile: profile | None = None
         if kinds:
             self._profile = profile(
-                activities=kinds, with_stack=spec.with_stack, record_shapes=spec.record_shapes
+                activities=kinds,
+                with_stack=spec.with_stack,
+                record_shapes=spec.record_shapes,
+                acc_events=True,
             )
             self._profile.start()
         if "MEM" in self._activities:
@@ -169,12 +172,16 @@ class _Recording:
             self._profile.stop()
             part = folder / f".{name}.part.json.gz"
             self._profile.export_chrome_trace(str(part))
-            os.replace(part, folder / f"{name}.trace.json.gz")
+            _show(part, folder / f"{name}.trace.json.gz")
         if "MEM" in self._activities:
             part = folder / f".{name}.part"
             torch.cuda.memory._dump_snapshot(str(part))
             torch.cuda.memory._record_memory_history(enabled=None)
-            os.replace(part, folder / f"{name}-memory.pickle")
+            _show(part, folder / f"{name}-memory.pickle")
         if "CUDA_PROFILER" in self._activities:
             torch.cuda.cudart().cudaProfilerStop()
-        logger.info("Profile written: %s", folder / name)
+
+
+def _show(part: Path, path: Path) -> None:
+    os.replace(part, path)
+    logger.info("Profile written: %s", path)
