@@ -70,6 +70,9 @@ class Metrics:
             "cached_tokens_total", "Prompt tokens found in the prefix cache.", "cache_source"
         )
         self._requests = self._counter("num_requests_total", "Requests that ended.")
+        self._structured = self._counter(
+            "num_so_requests_total", "Requests whose output had to follow a grammar."
+        )
         self._aborted = self._counter("num_aborted_requests_total", "Requests that were aborted.")
         self._ttft = self._histogram("time_to_first_token_seconds", "Time to first token.", _TTFT)
         self._itl = self._histogram("inter_token_latency_seconds", "Time between tokens.", _ITL)
@@ -110,6 +113,8 @@ class Metrics:
         """Count a request that ended."""
         labels = self._labels
         self._requests.labels(**labels).inc()
+        if record.sampling.grammar is not None:
+            self._structured.labels(**labels).inc()
         if record.outcome in ("abort", "disconnect"):
             self._aborted.labels(**labels).inc()
         self._prompt_tokens.labels(**labels).inc(record.prompt_tokens)

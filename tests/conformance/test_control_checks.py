@@ -9,6 +9,7 @@ import gzip
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ REQUEST_METRICS = {
     *("prompt_tokens_total", "generation_tokens_total", "cached_tokens_total"),
     *("num_requests_total", "time_to_first_token_seconds", "inter_token_latency_seconds"),
     *("e2e_request_latency_seconds", "prompt_tokens_histogram", "generation_tokens_histogram"),
+    *("num_so_requests_total", "num_aborted_requests_total", "http_requests_total"),
+    *("request_time_per_output_token_seconds", "http_responses_total", "http_requests_active"),
 }
 
 
@@ -259,10 +262,17 @@ def test_check_61_metrics(server, limited):
         ("sglang:e2e_request_latency_seconds_count", 1),
     ):
         assert after[name] - before.get(name, 0.0) == tokens, name
-    body = {"text": "The", "stream": True, "sampling_params": {"max_new_tokens": 7}}
+    # Structured output is an optional part.
+    is_structured = find_spec("xgrammar") is not None
+    sampling = {"max_new_tokens": 7, **({"regex": "[a-z]+"} if is_structured else {})}
+    body = {"text": "The", "stream": True, "sampling_params": sampling}
     server.client.post("/generate", json=body).raise_for_status()
-    first = "sglang:time_to_first_token_seconds_count"
-    assert samples(server)[first] - after[first] == 1
+    streamed = samples(server)
+    for name, count in (
+        ("time_to_first_token_seconds_count", 1),
+        ("num_so_requests_total", is_structured),
+    ):
+        assert streamed[f"sglang:{name}"] - after[f"sglang:{name}"] == count, name
 
 
 def test_check_62_a_full_queue(limited):
