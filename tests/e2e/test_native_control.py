@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,19 @@ LABELS = [5, 300, 77]
 @pytest.fixture(scope="module")
 def server() -> ServerProcess:
     return running_server("qwen3", "--enable-metrics")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The demo model behind a key, quiet, with the environment of Vertex AI."""
+    options = ("--api-key", "SECRET", "--log-level", "warning", "--skip-server-warmup")
+    traces = str(tmp_path_factory.mktemp("traces"))
+    with ServerProcess(
+        *options, AIP_PREDICT_ROUTE="/predict", SGLANG_TORCH_PROFILER_DIR=traces
+    ) as server:
+        server.wait_ready()
+        server.client.headers["Authorization"] = "Bearer SECRET"
+        yield server
 
 
 def score(server: ServerProcess, **body: Any) -> dict[str, Any]:
@@ -239,105 +253,94 @@ def test_slow_down_and_freeze(server):
     assert server.client.get("/freeze_gc").status_code == 405
 
 
-def test_logging_is_configured_while_it_runs():
-    with ServerProcess(
-        "--model-path", str(tiny_model("llama")), "--api-key", "SECRET", "--log-level", "warning"
-    ) as server:
-        server.wait_ready()
-        server.client.headers["Authorization"] = "Bearer SECRET"
+def test_logging_is_configured_while_it_runs(demo):
+    def ask(rid: str) -> None:
+        sampling = {"max_new_tokens": 3, "temperature": 0, "stop": ["never"]}
+        body = {"text": "private\nwords", "rid": rid, "sampling_params": sampling}
+        demo.client.post("/generate", json=body).raise_for_status()
 
-        def ask(rid: str) -> None:
-            sampling = {"max_new_tokens": 3, "temperature": 0, "stop": ["never"]}
-            body = {"text": "private\nwords", "rid": rid, "sampling_params": sampling}
-            server.client.post("/generate", json=body).raise_for_status()
+    def configure(**body: Any) -> None:
+        answer = demo.client.post("/configure_logging", json=body)
+        assert (answer.status_code, answer.content) == (200, b"")
 
-        def configure(**body: Any) -> None:
-            answer = server.client.post("/configure_logging", json=body)
-            assert (answer.status_code, answer.content) == (200, b"")
-
-        ask("unlogged")
-        configure(log_requests=True)
-        ask("numbers")
-        server.wait_for_line("rid=numbers", 5)
-        configure(log_requests_level=1)
-        ask("sampled")
-        server.wait_for_line("rid=sampled", 5)
-        configure(log_requests_level=3, log_requests_format="json")
-        ask("whole")
-        server.wait_for_line('"rid": "whole"', 5)
-        configure(log_requests=False, log_level="debug")
-        ask("over")
-        server.wait_for_line("Prefill: 1 sequences", 5)
-        lines = {
-            rid: [line for line in server.lines if rid in line]
-            for rid in ("unlogged", "numbers", "sampled", "whole", "over")
-        }
-        assert {rid: len(found) for rid, found in lines.items()} == {
-            "unlogged": 0,
-            "numbers": 1,
-            "sampled": 1,
-            "whole": 1,
-            "over": 0,
-        }
-        assert "private" not in lines["numbers"][0] + lines["sampled"][0]
-        assert '"stop": ["never"]' in lines["sampled"][0]
-        whole = json.loads(lines["whole"][0])
-        assert whole["prompt_text"].endswith("private\nwords")
-        assert (whole["output"], whole["end"]) == (3, "length")
-        assert whole["output_text"]
-        assert whole["sampling"]["max_new_tokens"] == 3
-        assert "SECRET" not in server.log
-        for bad, word in (
-            ({"log_requests_level": 4}, "must be in [0, 3]"),
-            ({"log_requests_format": "xml"}, "Invalid enum value"),
-            ({"dump_requests_folder": "/tmp/x"}, "not supported"),
-        ):
-            answer = server.client.post("/configure_logging", json=bad)
-            assert answer.status_code == 400
-            assert word in answer.text
+    ask("unlogged")
+    configure(log_requests=True)
+    ask("numbers")
+    demo.wait_for_line("rid=numbers", 5)
+    configure(log_requests_level=1)
+    ask("sampled")
+    demo.wait_for_line("rid=sampled", 5)
+    configure(log_requests_level=3, log_requests_format="json")
+    ask("whole")
+    demo.wait_for_line('"rid": "whole"', 5)
+    configure(log_requests=False, log_level="debug")
+    ask("over")
+    demo.wait_for_line("Prefill: 1 sequences", 5)
+    lines = {
+        rid: [line for line in demo.lines if rid in line]
+        for rid in ("unlogged", "numbers", "sampled", "whole", "over")
+    }
+    assert {rid: len(found) for rid, found in lines.items()} == {
+        "unlogged": 0,
+        "numbers": 1,
+        "sampled": 1,
+        "whole": 1,
+        "over": 0,
+    }
+    assert "private" not in lines["numbers"][0] + lines["sampled"][0]
+    assert '"stop": ["never"]' in lines["sampled"][0]
+    whole = json.loads(lines["whole"][0])
+    assert whole["prompt_text"].endswith("private\nwords")
+    assert (whole["output"], whole["end"]) == (3, "length")
+    assert whole["output_text"]
+    assert whole["sampling"]["max_new_tokens"] == 3
+    assert "SECRET" not in demo.log
+    for bad, word in (
+        ({"log_requests_level": 4}, "must be in [0, 3]"),
+        ({"log_requests_format": "xml"}, "Invalid enum value"),
+        ({"dump_requests_folder": "/tmp/x"}, "not supported"),
+    ):
+        answer = demo.client.post("/configure_logging", json=bad)
+        assert answer.status_code == 400
+        assert word in answer.text
 
 
-def test_options_change_while_it_runs_and_survive_the_worker():
-    with ServerProcess("--model-path", str(tiny_model("llama")), "--log-level", "info") as server:
-        server.wait_ready()
+def test_options_change_while_it_runs_and_survive_the_worker(demo):
+    def ask(values: Any, method: str = "POST") -> httpx.Response:
+        return demo.client.request(method, "/set_internal_state", json={"server_args": values})
 
-        def ask(values: Any, method: str = "POST") -> httpx.Response:
-            return server.client.request(
-                method, "/set_internal_state", json={"server_args": values}
-            )
+    def is_full() -> bool:
+        body = {"text": "The", "sampling_params": {"max_new_tokens": 1}}
+        return demo.client.post("/generate", json=body).status_code == 503
 
-        def is_full() -> bool:
-            body = {"text": "The", "sampling_params": {"max_new_tokens": 1}}
-            return server.client.post("/generate", json=body).status_code == 503
+    assert not is_full()
+    assert ask({"max_queued_requests": 0, "decode_log_interval": 1}).json() == [True]
+    assert demo.client.get("/server_info").json()["max_queued_requests"] == 0
+    # No place to wait, not even for the next step.
+    assert is_full()
+    os.kill(children_by_name(demo)["scheduler"], signal.SIGKILL)
 
-        assert not is_full()
-        assert ask({"max_queued_requests": 0, "decode_log_interval": 1}).json() == [True]
-        assert server.client.get("/server_info").json()["max_queued_requests"] == 0
-        # No place to wait, not even for the next step.
-        assert is_full()
-        os.kill(children_by_name(server)["scheduler"], signal.SIGKILL)
+    def is_back() -> bool:
+        info = demo.client.get("/server_info").json()
+        return info["num_restarts"] == 1 and info["status"] == "ready"
 
-        def is_back() -> bool:
-            info = server.client.get("/server_info").json()
-            return info["num_restarts"] == 1 and info["status"] == "ready"
-
-        wait_until(is_back, 60, "never ready again")
-        assert is_full()
-        assert ask({"max_queued_requests": 10}, "PUT").json() == [True]
-        assert not is_full()
-        # Of the reference, for what this server does not have.
-        assert ask({"pp_max_micro_batch_size": 8}).json() == [False]
-        assert ask({"max_queued_requests": 5, "pp_max_micro_batch_size": 8}).json() == [False]
-        assert server.client.get("/server_info").json()["max_queued_requests"] == 10
-        for bad, word in (
-            ({"tp_size": 2}, "cannot change while the server runs"),
-            ({"max_queued_requests": -1}, "must be a whole number in"),
-            ({"decode_log_interval": 1.5}, "must be a whole number in"),
-            ({"decode_log_interval": "9"}, "Expected `float`"),
-        ):
-            refused = ask(bad)
-            assert refused.status_code == 400
-            assert word in refused.text
+    wait_until(is_back, 60, "never ready again")
+    assert is_full()
+    assert ask({"max_queued_requests": 10}, "PUT").json() == [True]
+    assert not is_full()
+    # Of the reference, for what this server does not have.
+    assert ask({"pp_max_micro_batch_size": 8}).json() == [False]
+    assert ask({"max_queued_requests": 5, "pp_max_micro_batch_size": 8}).json() == [False]
+    assert demo.client.get("/server_info").json()["max_queued_requests"] == 10
+    for bad, word in (
+        ({"tp_size": 2}, "cannot change while the server runs"),
+        ({"max_queued_requests": -1}, "must be a whole number in"),
+        ({"decode_log_interval": 1.5}, "must be a whole number in"),
+        ({"decode_log_interval": "9"}, "Expected `float`"),
+    ):
+        refused = ask(bad)
+        assert refused.status_code == 400
+        assert word in refused.text
 
 
 # ---- clouds -------------------------------------------------------------------------------------
@@ -372,27 +375,23 @@ def test_vertex(server):
     assert server.client.get("/health").status_code == 200
 
 
-def test_vertex_and_sagemaker_on_the_demo_model(tmp_path):
-    with ServerProcess(
-        *("--skip-server-warmup", "--torch-profiler-dir", str(tmp_path)),
-        AIP_PREDICT_ROUTE="/predict",
-    ) as server:
-        server.wait_ready()
-        body = {"instances": [{"text": "The capital of France is"}]}
-        answer = server.client.post("/predict", json=body)
-        assert answer.json()["predictions"][0]["text"].startswith(" Paris")
-        assert server.client.post("/vertex_generate", json=body).status_code == 404
-        chat = {
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
-            "temperature": 0,
-        }
-        answers = [
-            server.client.post(path, json=chat).json()["choices"][0]["message"]
-            for path in ("/invocations", "/v1/chat/completions")
-        ]
-        assert answers[0] == answers[1]
-        assert "Paris" in answers[0]["content"]
-        events = server.client.post("/invocations", json={**chat, "stream": True}).text
-        assert events.rstrip().endswith("data: [DONE]")
-        server.client.post("/start_profile", json={"profile_id": "d"}).raise_for_status()
-        server.client.post("/stop_profile").raise_for_status()
+def test_vertex_and_sagemaker_on_the_demo_model(demo):
+    body = {"instances": [{"text": "The capital of France is"}]}
+    answer = demo.client.post("/predict", json=body)
+    assert answer.json()["predictions"][0]["text"].startswith(" Paris")
+    assert demo.client.post("/vertex_generate", json=body).status_code == 404
+    chat = {
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+    }
+    answers = [
+        demo.client.post(path, json=chat).json()["choices"][0]["message"]
+        for path in ("/invocations", "/v1/chat/completions")
+    ]
+    assert answers[0] == answers[1]
+    assert "Paris" in answers[0]["content"]
+    events = demo.client.post("/invocations", json={**chat, "stream": True}).text
+    assert events.rstrip().endswith("data: [DONE]")
+    started = demo.client.post("/start_profile", json={"profile_id": "d"})
+    assert "/traces" in started.text
+    demo.client.post("/stop_profile").raise_for_status()
