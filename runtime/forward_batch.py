@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -23,6 +25,15 @@ class KVCache:
 
     k: Tensor
     v: Tensor
+
+
+@dataclass(frozen=True)
+class HostLengths:
+    """What a back end that plans on the host reads: copies of the batch's own tensors."""
+
+    qo_indptr: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
+    page_table: NDArray[np.int32]
 
 
 @dataclass
@@ -44,6 +55,7 @@ class ForwardBatch:
         max_seq_len, max_query_len: bounds known to the host, so that nobody asks the device.
         whole_prompts: new tokens of each of the last sequences that have no other tokens, in order:
             their keys and values lie beside their queries, too.
+        host: for a back end with `reads_host`; `None` inside graphs.
     """
 
     input_ids: Tensor
@@ -59,3 +71,4 @@ class ForwardBatch:
     max_seq_len: int = 0
     max_query_len: int = 0
     whole_prompts: Sequence[int] = ()
+    host: HostLengths | None = None

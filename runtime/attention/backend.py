@@ -53,9 +53,11 @@ class AttentionBackend(Protocol):
     Attributes:
         is_graph_safe: whether `plan` and `run` may be captured in a CUDA graph: the host learns
             nothing from the device.
+        reads_host: whether `ForwardBatch.host` is wanted, outside graphs.
     """
 
     is_graph_safe: ClassVar[bool]
+    reads_host: ClassVar[bool]
 
     def __init__(self, device_type: str, limits: StepLimits) -> None:
         """Get ready for `device_type`, a `torch.device.type`, and steps within `limits`."""
@@ -84,6 +86,7 @@ ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
     {
         "cpu": "runtime.attention.paged:PagedAttention",
         "torch": "runtime.attention.paged:ReferenceAttention",
+        "flashinfer": "runtime.attention.flashinfer:FlashInferAttention",
         "triton": "runtime.attention.triton:TritonAttention",
     },
 )

@@ -22,6 +22,7 @@ class PagedAttention:
     """
 
     is_graph_safe = False
+    reads_host = False
 
     def __init__(self, device_type: str = "cpu", limits: StepLimits | None = None) -> None:
         """Choose implementations for `device_type`; they need no `limits`.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from kernels.paged_attention.triton import (
@@ -31,6 +30,7 @@ class TritonAttention:
     """
 
     is_graph_safe = True
+    reads_host = False
 
     def __init__(self, device_type: str, limits: StepLimits) -> None:
         """Choose kernels for `device_type`; work space is sized by `limits` when first needed."""
@@ -57,13 +57,20 @@ class TritonAttention:
         if prompts and not num_rest:
             return self._attend_prompts(layer, qkv, prompts)
         out = qkv.new_empty(len(qkv), layer.num_heads * layer.head_dim)
-        key = layer.window_left, len(prompts)
-        plan = self._plans.get(key) or self._plan(key, layer, qkv.device, batch, num_rest)
-        kv = batch.kv[layer.layer_idx]
-        run_attention(plan, q, kv.k, kv.v, batch.page_table, layer.scale, out)
+        num_seqs = len(batch.seq_lens) - len(prompts)
+        self._attend_pages(layer, q[:num_rest], out[:num_rest], batch, num_seqs)
         if prompts:
             out[num_rest:] = self._attend_prompts(layer, qkv[num_rest:], prompts)
         return out
+
+    def _attend_pages(
+        self, layer: AttentionLayer, q: Tensor, out: Tensor, batch: ForwardBatch, num_seqs: int
+    ) -> None:
+        """Attend in the first `num_seqs` sequences, over their pages, into `out`."""
+        key = layer.window_left, num_seqs
+        plan = self._plans.get(key) or self._plan(key, layer, batch, len(q))
+        kv = batch.kv[layer.layer_idx]
+        run_attention(plan, q, kv.k, kv.v, batch.page_table, layer.scale, out)
 
     def _whole_prompts(
         self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch
@@ -89,12 +96,11 @@ class TritonAttention:
         self,
         key: tuple[int, int],
         layer: AttentionLayer,
-        device: torch.device,
         batch: ForwardBatch,
         num_tokens: int,
     ) -> AttentionPlan:
-        """Write the work lists of all sequences but the last `key[1]`."""
-        window, num_others = key
+        """Write the work lists of the first `key[1]` sequences."""
+        window, num_seqs = key
         workspace = self._workspaces.get(window)
         if workspace is None:
             workspace = AttentionWorkspace(
@@ -103,10 +109,9 @@ class TritonAttention:
                 layer.num_heads,
                 layer.num_kv_heads,
                 layer.head_dim,
-                device,
+                batch.seq_lens.device,
             )
             self._workspaces[window] = workspace
-        num_seqs = len(batch.seq_lens) - num_others
         plan = plan_attention(
             workspace,
             batch.seq_lens[:num_seqs],

@@ -7,7 +7,7 @@ import torch
 
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
-from runtime.forward_batch import ForwardBatch, KVCache
+from runtime.forward_batch import ForwardBatch, HostLengths, KVCache
 from runtime.staging import to_device
 from runtime.step import StepPlan
 
@@ -61,6 +61,11 @@ def build_batch(
         max_seq_len=int(seq_lens.max()),
         max_query_len=int(plan.query_lens.max()),
         whole_prompts=_whole_prompts(plan),
+        host=(
+            HostLengths(qo_indptr, seq_lens.astype(np.int32), rows.page_table_host[plan.rows])
+            if attention.reads_host
+            else None
+        ),
     )
 
 
