@@ -76,6 +76,7 @@ async def _run(engine: Engine, source: Path, output: BatchOutput, missing: int) 
     context = engine.context
     worker = context.status.worker
     rows = worker.max_running_requests if worker is not None else 1
+    rows *= len(context.status.replicas)
     todo = (line for line in read_lines(source) if not output.has(line))
     chat = _chat_context(context)
     num_failed = 0

@@ -131,7 +131,17 @@ class ParallelArgs:
     tp_size: int = option(
         1, "Devices that share each layer.", aliases=("--tensor-parallel-size", "--tp")
     )
-    dp_size: int = option(1, "Copies of the model.", aliases=("--data-parallel-size", "--dp"))
+    dp_size: int = option(
+        1,
+        "Copies of the model, each on its own devices, behind one address.",
+        aliases=("--data-parallel-size", "--dp"),
+    )
+    load_balance_method: str = option(
+        "auto",
+        "How requests are shared out among the copies; auto is cache_aware, and total_requests "
+        "without a prefix cache.",
+        choices=("auto", "cache_aware", "round_robin", "total_requests", "total_tokens"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +209,9 @@ class WorkerConfig:
         context_len: most tokens of a request, prompt and output together.
         generation: how many workers this front has started before.
         tp_size: processes that share each layer; this one starts the others.
+        dp_size: replicas like this one on this machine.
+        dp_rank: which of them this is.
+        gpu_ids: GPUs to be seen, as `CUDA_VISIBLE_DEVICES` names them; empty for all.
     """
 
     run_folder: str
@@ -223,6 +236,9 @@ class WorkerConfig:
     num_threads: int
     disable_cuda_graph: bool = False
     tp_size: int = 1
+    dp_size: int = 1
+    dp_rank: int = 0
+    gpu_ids: list[str] = field(default_factory=list)
     log_level: str
     decode_log_interval: int
     stream_interval: int

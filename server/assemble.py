@@ -35,7 +35,12 @@ def assemble(
         vocab_size=prepared.model.vocab_size,
         allow_auto_truncate=config.http.allow_auto_truncate,
     )
-    client = RecordingClient(limits, config.model.random_seed)
+    client = RecordingClient(
+        limits,
+        config.model.random_seed,
+        dp_size=config.parallel.dp_size,
+        load_balance_method=config.parallel.load_balance_method,
+    )
     run_folder = prepared.folders.run
     host = EngineHost(
         resolved.worker,

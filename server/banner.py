@@ -35,13 +35,15 @@ def banner(context: ServerContext, port: int) -> str:
     )
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     key = ' -H "Authorization: Bearer $HEADRACE_API_KEY"' if config.http.api_key else ""
+    copies = f", {config.parallel.dp_size} copies" if config.parallel.dp_size > 1 else ""
     seconds = time.monotonic() - context.lifecycle.launched_at
     return "\n".join(
         (
             "",
             f"  Headrace {context.version}, ready in {seconds:.1f} s",
             f"  model    {config.model.served_model_name} ({context.model.architecture})",
-            f"  runs on  {worker.device}, {worker.dtype}, {worker.attention_backend} attention",
+            f"  runs on  {worker.device}, {worker.dtype}, {worker.attention_backend} attention"
+            f"{copies}",
             f"  KV pool  {worker.max_total_num_tokens:,} tokens, context {_context_len(context):,}",
             f"  listens  {url}",
             "",

@@ -16,22 +16,26 @@ class Hardware:
     """Facts that the automatic choices rest on.
 
     Attributes:
-        num_gpus: NVIDIA device nodes present.
+        num_gpus: NVIDIA devices that `CUDA_VISIBLE_DEVICES` leaves of the nodes present.
         torch_has_cuda: whether the installed torch is a build that can use them.
         cpu_has_bf16: whether the CPU multiplies bfloat16 in hardware.
         num_cores: physical cores this process may use, after affinity and the cgroup's quota.
+        gpu_ids: the devices' names for `CUDA_VISIBLE_DEVICES` of a child.
     """
 
     num_gpus: int
     torch_has_cuda: bool
     cpu_has_bf16: bool
     num_cores: int
+    gpu_ids: tuple[str, ...] = ()
 
 
 def detect_hardware() -> Hardware:
     """Look at device nodes, `/proc/cpuinfo`, affinity and cgroups."""
+    gpu_ids = visible_gpus(_count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Hardware(
-        num_gpus=_count_gpus(),
+        num_gpus=len(gpu_ids),
+        gpu_ids=gpu_ids,
         torch_has_cuda=_torch_has_cuda(),
         cpu_has_bf16=cpu_has_bf16(_read("/proc/cpuinfo")),
         num_cores=_count_cores(),
@@ -45,6 +49,16 @@ def cpu_has_bf16(cpuinfo: str) -> bool:
         if name.strip() == "flags":
             return not _BF16_FLAGS.isdisjoint(value.split())
     return False
+
+
+def visible_gpus(num_nodes: int, visible: str | None) -> tuple[str, ...]:
+    """The devices that CUDA will see, by their names; `visible` is `CUDA_VISIBLE_DEVICES`."""
+    if visible is None or not num_nodes:
+        return tuple(str(index) for index in range(num_nodes))
+    names = [name.strip() for name in visible.split(",")]
+    # As the driver reads it: what stands behind an impossible name is not seen.
+    wrong = (at for at, name in enumerate(names) if not name or name.startswith("-"))
+    return tuple(names[: next(wrong, len(names))])
 
 
 def quota_cores(cpu_max: str) -> float | None:

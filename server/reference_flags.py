@@ -40,7 +40,7 @@ _IGNORED_SWITCHES = """
 _IGNORED_VALUES = """
     --tokenizer-mode --model-loader-extra-config --download-dir --model-impl --warmups
     --max-prefill-tokens --schedule-conservativeness --radix-eviction-policy
-    --num-continuous-decode-steps --load-balance-method --dist-timeout --nccl-port
+    --num-continuous-decode-steps --dist-timeout --nccl-port
     --prefill-attention-backend --decode-attention-backend --mm-attention-backend
     --sampling-backend --cuda-graph-max-bs --cuda-graph-bs
     --cuda-graph-max-bs-decode --cuda-graph-bs-decode --torch-compile-max-bs

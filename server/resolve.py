@@ -13,7 +13,13 @@ from typing import Any
 import msgspec
 
 from runtime.checkpoint.model_config import ModelConfig
-from runtime.config import DetokenizerConfig, GrammarConfig, ServerConfig, WorkerConfig
+from runtime.config import (
+    DetokenizerConfig,
+    GrammarConfig,
+    ParallelArgs,
+    ServerConfig,
+    WorkerConfig,
+)
 from runtime.errors import InvalidRequest, StartupError
 from runtime.sampling_params import SamplingFields, resolve_sampling
 from server.hardware import Hardware
@@ -21,6 +27,8 @@ from server.hardware import Hardware
 _DTYPES = {"half": "float16", "float": "float32"}
 DEFAULT_PAGE_SIZE = 16
 MAX_PORT = 65535
+# Beyond a machine's GPUs; a typing error must not start a thousand processes.
+MAX_REPLICAS = 64
 # Attention implementations that know one kind of device only.
 ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}
 # Rows and tables of every request that may run are allocated at start.
@@ -99,14 +107,21 @@ def resolve(
         max_running = choices.pick("max_running_requests", size, f"default for {device}")
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     _check_fit(config, device, page_size)
-    tp_size = config.parallel.tp_size
-    _check_ranks(tp_size, model, device, hardware)
+    tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
+    _check_ranks(config.parallel, model, device, hardware)
     threads = config.kernels.num_threads
     if threads is None:
+        num_ranks = tp_size * dp_size
         reason = "physical cores this process may use"
-        if tp_size > 1:
-            reason += f", shared by {tp_size} ranks"
-        threads = choices.pick("num_threads", max(1, hardware.num_cores // tp_size), reason)
+        if num_ranks > 1:
+            reason += f", shared by {num_ranks} processes"
+        threads = choices.pick("num_threads", max(1, hardware.num_cores // num_ranks), reason)
+    balance = config.parallel.load_balance_method
+    if balance == "auto":
+        balance = "total_requests" if scheduling.disable_radix_cache else "cache_aware"
+        if dp_size > 1:
+            reason = "there is no cache to aim at" if balance != "cache_aware" else "default"
+            choices.pick("load_balance_method", balance, reason)
     overlap = not scheduling.disable_overlap_schedule
     if overlap and device == "cpu":
         overlap = choices.pick("overlap_schedule", False, "the CPU has nothing to overlap with")
@@ -135,6 +150,7 @@ def resolve(
             page_size=page_size,
             disable_overlap_schedule=not overlap,
         ),
+        parallel=dataclasses.replace(config.parallel, load_balance_method=balance),
         kernels=dataclasses.replace(
             config.kernels, num_threads=threads, grammar_backend=grammar_backend
         ),
@@ -163,6 +179,8 @@ def resolve(
         disable_cuda_graph=config.kernels.disable_cuda_graph,
         num_threads=threads,
         tp_size=tp_size,
+        dp_size=dp_size,
+        gpu_ids=list(hardware.gpu_ids) if device == "cuda" and dp_size > 1 else [],
         log_level=config.logging.log_level,
         decode_log_interval=config.logging.decode_log_interval,
         stream_interval=config.http.stream_interval,
@@ -212,11 +230,6 @@ def check_options(config: ServerConfig) -> None:
     ):
         if not seconds > 0:
             raise StartupError(f"{name} must be above 0, got {seconds}.")
-    if config.parallel.dp_size != 1:
-        raise StartupError(
-            f"--dp-size {config.parallel.dp_size}: copies of the model are not supported yet; "
-            "start one server for each and put a router before them."
-        )
     if not http.vertex_route.startswith("/"):
         raise StartupError(f"--vertex-route must begin with /, got {http.vertex_route!r}.")
     for name, key in (("--api-key", http.api_key), ("--admin-api-key", http.admin_api_key)):
@@ -237,6 +250,7 @@ def _check_bounds(config: ServerConfig) -> None:
         "--page-size": (scheduling.page_size, 1, None),
         "--context-length": (model.context_length, 1, None),
         "--tp-size": (config.parallel.tp_size, 1, None),
+        "--dp-size": (config.parallel.dp_size, 1, MAX_REPLICAS),
         "--random-seed": (model.random_seed, -(2**63), 2**63 - 1),
         # More would spin on the same cores.
         "--num-threads": (config.kernels.num_threads, 1, num_cpus),
@@ -266,11 +280,17 @@ def _check_fit(config: ServerConfig, device: str, page_size: int) -> None:
         )
 
 
-def _check_ranks(tp_size: int, model: ModelConfig, device: str, hardware: Hardware) -> None:
+def _check_ranks(
+    parallel: ParallelArgs, model: ModelConfig, device: str, hardware: Hardware
+) -> None:
     """Refuse a number of ranks that the model cannot be cut for or the machine cannot hold."""
-    if device == "cuda" and tp_size > hardware.num_gpus:
+    tp_size, dp_size = parallel.tp_size, parallel.dp_size
+    if device == "cuda" and tp_size * dp_size > hardware.num_gpus:
+        asked = [f"--tp-size {tp_size}"] if tp_size > 1 or dp_size == 1 else []
+        asked += [f"--dp-size {dp_size}"] if dp_size > 1 else []
         raise StartupError(
-            f"--tp-size {tp_size} needs as many GPUs; this machine shows {hardware.num_gpus}."
+            f"{' with '.join(asked)} needs {tp_size * dp_size} GPUs; this machine shows "
+            f"{hardware.num_gpus}."
         )
     heads = model.num_kv_heads
     # With fewer key/value heads than ranks, several ranks hold a copy of one.

@@ -125,7 +125,7 @@ async def _start_up(prepared: Prepared, context: ServerContext, host: EngineHost
         if context.client.grammars is not None:
             # Else the first structured request would wait for its imports.
             context.client.grammars.start()
-        await warm_up(config.http, prepared.port)
+        await warm_up(config.http, prepared.port, config.parallel.dp_size)
     context.lifecycle.warmed_up = True
     # What start-up made lives for good: the collector need not look at it again.
     gc.collect()

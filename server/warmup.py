@@ -14,8 +14,8 @@ _PROMPT = "The capital city of France is"
 _WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-async def warm_up(http: HttpArgs, port: int) -> None:
-    """Ask for the model's card, then for a few tokens.
+async def warm_up(http: HttpArgs, port: int, dp_size: int) -> None:
+    """Ask for the model's card, then every replica for a few tokens.
 
     Raises:
         StartupError: the server did not answer its own request.
@@ -31,7 +31,9 @@ async def warm_up(http: HttpArgs, port: int) -> None:
     try:
         async with asyncio.timeout(WARMUP_TIMEOUT_S):
             await _request(host, port, "GET", "/model_info", key, b"")
-            await _request(host, port, "POST", "/generate", key, orjson.dumps(body))
+            for rank in range(dp_size):
+                payload = orjson.dumps({**body, "data_parallel_rank": rank})
+                await _request(host, port, "POST", "/generate", key, payload)
     except TimeoutError:
         raise StartupError(f"The warm-up got no answer in {WARMUP_TIMEOUT_S:.0f} s.") from None
     except OSError as error:
@@ -41,7 +43,7 @@ async def warm_up(http: HttpArgs, port: int) -> None:
 async def _request(
     host: str, port: int, method: str, path: str, key: str | None, body: bytes
 ) -> None:
-    # No HTTP library: two requests to ourselves are not worth 15 MB in the front.
+    # No HTTP library: a few requests to ourselves are not worth 15 MB in the front.
     head = [
         f"{method} {path} HTTP/1.1",
         "Host: localhost",

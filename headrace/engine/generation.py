@@ -84,7 +84,8 @@ async def _run(
 
 def _most_in_flight(context: ServerContext) -> int:
     worker = context.status.worker
-    most = _IN_FLIGHT_PER_ROW * (worker.max_running_requests if worker is not None else 1)
+    rows = worker.max_running_requests if worker is not None else 1
+    most = _IN_FLIGHT_PER_ROW * rows * len(context.status.replicas)
     queued = context.config.scheduling.max_queued_requests
     return most if queued is None else max(1, min(most, queued))
 

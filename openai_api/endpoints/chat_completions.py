@@ -38,6 +38,7 @@ from openai_api.schemas.common import cache_namespace, check_rid, priority_of, r
 from openai_api.sse import EventStream, unless_disconnected, with_errors
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.client import GenerationInput, GenerationStream
+from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.sampling_params import SamplingParams
 
@@ -65,6 +66,7 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
                 cache_namespace=cache_namespace(body),
                 priority=priority_of(body),
                 logprobs=logprobs,
+                dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
             )
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]

@@ -43,6 +43,7 @@ from openai_api.sse import EventStream, event, unless_disconnected, with_errors
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.admission import check_text_size, check_token_ids
 from runtime.client.client import GenerationInput, GenerationStream
+from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.messages import FinishReason
 
@@ -117,6 +118,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
             cache_namespace=namespace,
             priority=priority,
             logprobs=logprobs,
+            dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
         )
         for at in range(len(prompts))
         for sample in range(sampling.n)

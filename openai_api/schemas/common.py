@@ -54,6 +54,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     no_stop_trim: bool | None = None
 
     priority: int | None = None
+    data_parallel_rank: int | None = None
+    routed_dp_rank: int | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
 
@@ -73,7 +75,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     return_token_ids: Any = None
     return_prompt_token_ids: Any = None
     return_meta_info: Any = None
-    data_parallel_rank: Any = None
     bootstrap_host: Any = None
     bootstrap_room: Any = None
 
@@ -88,7 +89,6 @@ UNSUPPORTED = (
     "return_token_ids",
     "return_prompt_token_ids",
     "return_meta_info",
-    "data_parallel_rank",
     "bootstrap_host",
     "bootstrap_room",
 )

@@ -20,6 +20,7 @@ from runtime.client.control import ControlCalls
 from runtime.client.grammars import GrammarCompiler
 from runtime.client.logprobs import PositionLogprobs, check_logprobs, read_blocks
 from runtime.client.replica_link import ReplicaLink
+from runtime.client.router import Router
 from runtime.errors import EngineDead, EngineNotReady, HeadraceError, InvalidRequest, Overloaded
 from runtime.messages import (
     AbortAll,
@@ -50,6 +51,7 @@ class GenerationInput:
         stream: whether deltas are wanted as they come; else one chunk at the end.
         explicit_max_new_tokens: whether the client itself named `max_new_tokens`.
         logprobs: set when log-probabilities are wanted.
+        dp_rank: the replica to run on; `None` leaves it to the router.
     """
 
     rid: str
@@ -60,6 +62,7 @@ class GenerationInput:
     cache_namespace: str = ""
     priority: int = 0
     logprobs: LogprobSpec | None = None
+    dp_rank: int | None = None
 
 
 @dataclass
@@ -123,6 +126,11 @@ class GenerationStream:
     def prompt_tokens(self) -> int:
         """Length of the prompt as it was admitted."""
         return self._stream.prompt_tokens
+
+    @property
+    def dp_rank(self) -> int:
+        """The replica that runs the request."""
+        return self._stream.link.rank
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
         return self
@@ -196,12 +204,25 @@ class EngineClient:
     """
 
     def __init__(
-        self, limits: EngineLimits, random_seed: int | None = None, *, dp_size: int = 1
+        self,
+        limits: EngineLimits,
+        random_seed: int | None = None,
+        *,
+        dp_size: int = 1,
+        load_balance_method: str = "cache_aware",
     ) -> None:
-        """Start with provisional `limits` and `dp_size` links that nobody has connected yet."""
+        """Start with provisional `limits` and `dp_size` links that nobody has connected yet.
+
+        Args:
+            limits: until the workers tell theirs.
+            random_seed: of the seeds of requests that bring none.
+            dp_size: number of replicas.
+            load_balance_method: how requests are shared out among them; see `Router`.
+        """
         self.limits = limits
         self.accepting = True
         self.links = tuple(ReplicaLink(rank) for rank in range(dp_size))
+        self._router = Router(self.links, load_balance_method)
         self.grammars: GrammarCompiler | None = None
         # Requests whose grammar is being compiled.
         self._compiling: set[int] = set()
@@ -241,7 +262,7 @@ class EngineClient:
         """Admit one request and open its stream.
 
         Raises:
-            InvalidRequest: it can never fit, or its `rid` is in flight already.
+            InvalidRequest: it can never fit, its `rid` is in flight already, or no such `dp_rank`.
             EngineNotReady: the worker is loading.
             Overloaded: the server is draining.
         """
@@ -249,6 +270,8 @@ class EngineClient:
             raise Overloaded("The server is shutting down and takes no new requests.")
         if not self.ready:
             raise EngineNotReady("The model is still loading; see /startupz for progress.")
+        if item.dp_rank is not None:
+            self._check_rank(item.dp_rank)
         if item.rid in self._rids:
             raise InvalidRequest(
                 f"A request with rid {item.rid[:64]!r} is already in flight.", param="rid"
@@ -266,11 +289,12 @@ class EngineClient:
             sampling = msgspec.structs.replace(sampling, seed=self._seed_source())
         grammar = self._compile(sampling.grammar)
         request_id = next(self._ids)
-        link = self._choose()
+        data = array.array("i", input_ids).tobytes()
+        link = self._router.choose(data, item.cache_namespace, item.dp_rank)
         stream = _Stream(request_id, item.rid, len(input_ids), time.monotonic(), link)
         request = GenerateRequest(
             request_id=request_id,
-            input_ids=array.array("i", input_ids).tobytes(),
+            input_ids=data,
             # The scheduler knows grammars by their keys.
             sampling=msgspec.structs.replace(sampling, grammar=None),
             stream=item.stream,
@@ -285,14 +309,22 @@ class EngineClient:
         self._streams[request_id] = stream
         self._rids[item.rid] = request_id
         link.num_in_flight += 1
+        link.num_prompt_tokens += stream.prompt_tokens
         if grammar is not None:
             key, compiled = grammar
             self._compiling.add(request_id)
             compiled.add_done_callback(lambda done: self._compiled(request, key, done))
         return GenerationStream(self, stream)
 
-    def _choose(self) -> ReplicaLink:
-        return next(link for link in self.links if link.ready)
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < len(self.links):
+            raise InvalidRequest(
+                f"data_parallel_rank must be in [0, {len(self.links)}), the server's replicas, "
+                f"got {rank}.",
+                param="data_parallel_rank",
+            )
+        if not self.links[rank].ready:
+            raise EngineNotReady(f"Replica {rank} is being started; another one may be free.")
 
     def _compile(self, spec: GrammarSpec | None) -> tuple[bytes, asyncio.Future[bytes]] | None:
         if spec is None:
@@ -363,7 +395,11 @@ class EngineClient:
         """Drop the prefix cache; refused (`success` false) while requests are in flight."""
         for link in self.links:
             link.forget_grammars()
-        return await self.control(FlushCache, timeout_s)
+        reply = await self.control(FlushCache, timeout_s)
+        if reply.success:
+            for link in self.links:
+                link.prefixes.clear()
+        return reply
 
     async def set_options(self, values: dict[str, int]) -> ControlReply:
         """Change options of the scheduler (see `SetOptions`); a restarted one gets them again."""
@@ -397,6 +433,7 @@ class EngineClient:
         if stream is None:
             return
         stream.link.num_in_flight -= 1
+        stream.link.num_prompt_tokens -= stream.prompt_tokens
         if self._rids.get(stream.rid) == request_id:
             del self._rids[stream.rid]
 

@@ -81,7 +81,7 @@ class EngineHost:
             self._replicas.append(
                 Replica(
                     status,
-                    dataclasses.replace(worker, run_folder=str(folder)),
+                    _of_replica(worker, link.rank, folder),
                     dataclasses.replace(detokenizer, run_folder=str(folder)),
                     client,
                     self._context,
@@ -192,3 +192,9 @@ class EngineHost:
         self.client.fail_all(why)
         if self._first_ready is not None and not self._first_ready.done():
             self._first_ready.set_exception(StartupError(why))
+
+
+def _of_replica(worker: WorkerConfig, rank: int, folder: Path) -> WorkerConfig:
+    first = rank * worker.tp_size
+    gpu_ids = worker.gpu_ids[first : first + worker.tp_size]
+    return dataclasses.replace(worker, run_folder=str(folder), dp_rank=rank, gpu_ids=gpu_ids)

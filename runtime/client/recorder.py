@@ -128,10 +128,17 @@ class RecordingClient(EngineClient):
     """
 
     def __init__(
-        self, limits: EngineLimits, random_seed: int | None = None, *, dp_size: int = 1
+        self,
+        limits: EngineLimits,
+        random_seed: int | None = None,
+        *,
+        dp_size: int = 1,
+        load_balance_method: str = "cache_aware",
     ) -> None:
         """Start without sinks: then nothing is recorded and nothing is paid."""
-        super().__init__(limits, random_seed, dp_size=dp_size)
+        super().__init__(
+            limits, random_seed, dp_size=dp_size, load_balance_method=load_balance_method
+        )
         self.sinks: list[RecordSink] = []
         self.keeps_text = False
 

@@ -19,6 +19,7 @@ import zmq
 import zmq.asyncio
 
 from runtime.client.client import EngineClient
+from runtime.client.prefix_index import MAX_TOKENS
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config import DetokenizerConfig, WorkerConfig
 from runtime.messages import (
@@ -180,6 +181,9 @@ class Replica:
             "OMP_WAIT_POLICY": "passive",
             "TOKENIZERS_PARALLELISM": "false",
         }
+        if self._worker_config.gpu_ids:
+            # Nothing the worker does can touch a neighbour's GPU, and its own is number 0.
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._worker_config.gpu_ids)
         self._worker = self._start_child("scheduler", self._worker_config, environment)
 
     def _start_detokenizer(self) -> None:
@@ -286,6 +290,8 @@ class Replica:
             case Progress():
                 self._set(phase=message.phase, fraction=message.fraction, detail=message.detail)
             case WorkerReady():
+                capacity = message.max_total_num_tokens
+                self._link.prefixes.max_tokens = min(capacity, MAX_TOKENS)
                 self._set(worker=message)
                 self._client.repeat_options(self.status.rank)
                 self._became_ready()

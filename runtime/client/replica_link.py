@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from runtime.client.prefix_index import PrefixIndex
 from runtime.config import GRAMMAR_CACHE_BYTES
 from runtime.grammar.cache import ByteCache, loaded_size
 from runtime.messages import GenerateRequest, SchedulerInbound
@@ -18,6 +19,8 @@ class ReplicaLink:
         rank: which replica, from 0.
         ready: whether it takes requests.
         num_in_flight: requests sent there that have not had their final chunk yet.
+        num_prompt_tokens: of those requests together.
+        prefixes: what its prefix cache probably holds.
     """
 
     def __init__(self, rank: int) -> None:
@@ -25,6 +28,8 @@ class ReplicaLink:
         self.rank = rank
         self.ready = False
         self.num_in_flight = 0
+        self.num_prompt_tokens = 0
+        self.prefixes = PrefixIndex()
         # What the scheduler's cache of grammars holds: its twin, fed alike.
         self._grammars: ByteCache[bool] = ByteCache(GRAMMAR_CACHE_BYTES)
         self._send: Callable[[SchedulerInbound], None] | None = None
@@ -33,6 +38,7 @@ class ReplicaLink:
         """Use `send` from now on: the replica's scheduler has a new generation."""
         self._send = send
         self._grammars.clear()
+        self.prefixes.clear()
 
     def send(self, message: SchedulerInbound) -> None:
         """Send to the replica's scheduler; before the first `connect` nobody is there to tell."""

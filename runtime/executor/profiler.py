@@ -35,8 +35,14 @@ class Profiler:
         is_waiting: whether steps must go through `step`.
     """
 
-    def __init__(self, device: str, rank: int, num_ranks: int = 1) -> None:
-        """Watch `rank` of `num_ranks` on `device` (`cpu` or `cuda`)."""
+    def __init__(
+        self, device: str, rank: int, num_ranks: int = 1, dp_rank: int | None = None
+    ) -> None:
+        """Watch `rank` of `num_ranks` on `device` (`cpu` or `cuda`).
+
+        Files are named after `dp_rank`, the replica, where there are several.
+        """
+        self._replica = "" if dp_rank is None else f"-DP-{dp_rank}"
         self.is_waiting = False
         self._device = device
         self._rank = rank
@@ -130,7 +136,8 @@ class Profiler:
         spec = self._spec
         if recording is None or spec is None:
             return
-        name = f"{spec.name}-TP-{{rank}}" + (f"-{recording.stage}" if recording.stage else "")
+        stage = f"-{recording.stage}" if recording.stage else ""
+        name = f"{spec.name}-TP-{{rank}}{self._replica}{stage}"
         recording.write(Path(spec.folder), name.format(rank=self._rank))
         if spec.merge and self._rank == 0:
             folder = Path(spec.folder)

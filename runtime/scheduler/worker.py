@@ -138,7 +138,9 @@ def build_worker(
 
 def command(executor: Executor, config: WorkerConfig, rank: int) -> CommandedRunner:
     """Make this rank's runner one that obeys commands."""
-    return CommandedRunner(executor.runner, Profiler(config.device, rank, config.tp_size))
+    dp_rank = config.dp_rank if config.dp_size > 1 else None
+    profiler = Profiler(config.device, rank, config.tp_size, dp_rank)
+    return CommandedRunner(executor.runner, profiler)
 
 
 def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
@@ -269,7 +271,7 @@ def _size_pool(parts: _Parts) -> PoolSize:
     config, model, group = parts.config, parts.model, parts.group
     if model.context.device.type == "cpu":
         budget, available = cpu_budget(
-            config.mem_fraction_static, parts.weight_bytes, config.tp_size
+            config.mem_fraction_static, parts.weight_bytes, config.tp_size * config.dp_size
         )
     else:
         budget, available = cuda_budget(config.mem_fraction_static, _activation_bytes(parts))

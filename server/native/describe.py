@@ -21,7 +21,6 @@ _FIXED_ARGS: dict[str, Any] = {
     "nnodes": 1,
     "node_rank": 0,
     "is_embedding": False,
-    "load_balance_method": "auto",
     "disaggregation_mode": "null",
     "quantization": None,
     "kv_cache_dtype": "auto",

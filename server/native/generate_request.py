@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.messages import LogprobSpec
 from runtime.sampling_params import (
@@ -110,6 +111,7 @@ class GeneratePlan:
         prompts: texts, or lists of token ids.
         is_single: whether one object is the answer, not a list.
         is_recorded: whether metrics and the request log count it.
+        dp_rank: the replica to run on, as asked for; the client checks that there is one.
     """
 
     prompts: list[str] | list[list[int]]
@@ -120,6 +122,7 @@ class GeneratePlan:
     return_prompt_token_ids: bool
     is_recorded: bool
     return_text_in_logprobs: bool = False
+    dp_rank: int | None = None
 
 
 def plan_generate(
@@ -190,6 +193,7 @@ def plan_generate(
         return_prompt_token_ids=bool(body.return_prompt_token_ids),
         is_recorded=body.log_metrics is not False,
         return_text_in_logprobs=bool(body.return_text_in_logprobs),
+        dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
     )
 
 
@@ -203,12 +207,6 @@ def _refuse_unsupported(body: GenerateBody) -> None:
     for name in UNSUPPORTED_FIELDS:
         if not _is_neutral(getattr(body, name)):
             raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
-    for name, rank in (
-        ("data_parallel_rank", body.data_parallel_rank),
-        ("routed_dp_rank", body.routed_dp_rank),
-    ):
-        if rank not in (None, 0, -1):
-            raise InvalidRequest(f"{name} must be 0: there is one worker, got {rank}.", param=name)
 
 
 def _prompts(body: GenerateBody) -> tuple[list[str] | list[list[int]], bool]:

@@ -29,8 +29,11 @@ class Output:
         weight_version: str,
         prompt_token_ids: list[int] | None,
         logprobs: LogprobAnswer | None = None,
+        *,
+        tells_rank: bool = False,
     ) -> None:
-        """Start empty; `prompt_token_ids` are echoed when given."""
+        """Start empty; `prompt_token_ids` are echoed when given, the replica when it matters."""
+        self._tells_rank = tells_rank
         self._logprobs = logprobs
         self.stream = stream
         self.rid = rid
@@ -73,6 +76,8 @@ class Output:
             # The engine counts retractions for the server as a whole, not for each request.
             "total_retractions": chunk.num_retractions,
         }
+        if self._tells_rank:
+            meta["dp_rank"] = self.stream.dp_rank
         if self._logprobs is not None:
             meta.update(self._logprobs.meta_info())
         if chunk.finish_reason is not None:
@@ -126,6 +131,7 @@ def open_output(
             cache_namespace=sample.cache_namespace,
             priority=plan.priority,
             logprobs=sample.logprobs,
+            dp_rank=plan.dp_rank,
         )
     )
     echoed = input_ids if plan.return_prompt_token_ids else None
@@ -133,7 +139,14 @@ def open_output(
     if sample.logprobs is not None:
         token_text = context.token_pieces.text if plan.return_text_in_logprobs else None
         logprobs = LogprobAnswer(sample.logprobs, input_ids[: stream.prompt_tokens], token_text)
-    return Output(stream, sample.rid, context.weight_version, echoed, logprobs)
+    return Output(
+        stream,
+        sample.rid,
+        context.weight_version,
+        echoed,
+        logprobs,
+        tells_rank=len(client.links) > 1,
+    )
 
 
 def open_outputs(

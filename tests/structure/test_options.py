@@ -51,6 +51,7 @@ OPTIONS = """
 [parallel]
 --tp-size --tensor-parallel-size --tp = 1
 --dp-size --data-parallel-size --dp = 1
+--load-balance-method = auto
 [kernels]
 --attention-backend = auto
 --grammar-backend = xgrammar

@@ -11,7 +11,14 @@ import httpx
 from openai_api.context import make_context
 from runtime.client.recorder import RecordingClient
 from runtime.client.status import EngineStatus, ReplicaStatus
-from runtime.config import HttpArgs, LoggingArgs, ModelArgs, SchedulingArgs, ServerConfig
+from runtime.config import (
+    HttpArgs,
+    LoggingArgs,
+    ModelArgs,
+    ParallelArgs,
+    SchedulingArgs,
+    ServerConfig,
+)
 from runtime.messages import WorkerReady
 from runtime.shared_state import SharedState
 from server.app import Application, create_app
@@ -41,10 +48,13 @@ class FakeServer:
         logging: LoggingArgs | None = None,
         scheduling: SchedulingArgs | None = None,
         engine_options: dict[str, Any] | None = None,
+        dp_size: int = 1,
         **http: Any,
     ) -> None:
         """Build it; `http` are options of `HttpArgs`."""
-        self.engine = FakeEngine(client_class=RecordingClient, **(engine_options or {}))
+        self.engine = FakeEngine(
+            client_class=RecordingClient, dp_size=dp_size, **(engine_options or {})
+        )
         assert isinstance(self.engine.client, RecordingClient)
         config = ServerConfig(
             model=ModelArgs(
@@ -53,19 +63,10 @@ class FakeServer:
             http=HttpArgs(**http),
             logging=logging or LoggingArgs(),
             scheduling=scheduling or SchedulingArgs(page_size=16, max_running_requests=8),
+            parallel=ParallelArgs(dp_size=dp_size),
         )
-        self.shared = SharedState(folder / "state", create=True)
-        self.shared.beat()
-        self.shared["max_total_num_tokens"] = WORKER.max_total_num_tokens
-        replica = ReplicaStatus(
-            shared=self.shared,
-            phase="ready",
-            fraction=1.0,
-            worker=WORKER,
-            detokenizer_ready=True,
-            ready_at=time.monotonic() - 3600,
-        )
-        status = EngineStatus([replica])
+        status = EngineStatus([_ready_replica(rank, folder) for rank in range(dp_size)])
+        self.shared = status.replicas[0].shared
         status.has_started = True
         self.context = ServerContext(
             config=config,
@@ -93,3 +94,18 @@ class FakeServer:
     async def generate(self, **body: Any) -> httpx.Response:
         """POST /generate."""
         return await self.client.post("/generate", json=body)
+
+
+def _ready_replica(rank: int, folder: Path) -> ReplicaStatus:
+    shared = SharedState(folder / f"state-{rank}", create=True)
+    shared.beat()
+    shared["max_total_num_tokens"] = WORKER.max_total_num_tokens
+    return ReplicaStatus(
+        rank=rank,
+        shared=shared,
+        phase="ready",
+        fraction=1.0,
+        worker=WORKER,
+        detokenizer_ready=True,
+        ready_at=time.monotonic() - 3600,
+    )

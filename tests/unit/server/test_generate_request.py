@@ -110,8 +110,10 @@ def test_bounds_cost_nothing():
     assert "n must be" in refused(text="a", sampling_params={"n": 10**9})
     assert "4096" in refused(text=["a"] * 4096, sampling_params={"n": 2})
     refused(text="a", priority=2**70)
-    refused(text="a", data_parallel_rank=1)
-    plan(text="a", data_parallel_rank=0)
+    # Whether there is such a replica is the client's to say.
+    assert plan(text="a", data_parallel_rank=1).dp_rank == 1
+    assert plan(text="a", data_parallel_rank=1, routed_dp_rank=0).dp_rank == 0
+    assert plan(text="a", data_parallel_rank=-1).dp_rank is None
 
 
 def test_what_routers_write_out_is_accepted():

@@ -14,7 +14,7 @@ from runtime.config import (
     ServerConfig,
 )
 from runtime.errors import StartupError
-from server.hardware import Hardware, cpu_has_bf16, detect_hardware, quota_cores
+from server.hardware import Hardware, cpu_has_bf16, detect_hardware, quota_cores, visible_gpus
 from server.resolve import Folders, preferred_sampling, resolve
 from tests.support.fake_engine import fake_model_config
 
@@ -146,8 +146,15 @@ def test_ranks_share_the_cores():
     [
         (CPU, {"tp_size": 0}, "--tp-size must be at least 1"),
         (CPU, {"tp_size": 3}, "attention heads cannot be shared evenly"),
-        (GPU, {"tp_size": 2}, "--tp-size 2 needs as many GPUs; this machine shows 1"),
-        (CPU, {"dp_size": 2}, "--dp-size 2"),
+        (GPU, {"tp_size": 2}, "--tp-size 2 needs 2 GPUs; this machine shows 1"),
+        (CPU, {"dp_size": 0}, r"--dp-size must be in \[1, 64\], got 0"),
+        (CPU, {"dp_size": 65}, r"--dp-size must be in \[1, 64\], got 65"),
+        (GPU, {"dp_size": 2}, "^--dp-size 2 needs 2 GPUs; this machine shows 1"),
+        (
+            dataclasses.replace(GPU, num_gpus=3),
+            {"tp_size": 1, "dp_size": 4},
+            "^--dp-size 4 needs 4 GPUs; this machine shows 3",
+        ),
     ],
 )
 def test_impossible_numbers_of_devices(hardware, parallel, message):
@@ -161,3 +168,45 @@ def test_ranks_may_hold_copies_of_a_key_value_head():
     odd = fake_model_config(num_heads=12, num_kv_heads=3, intermediate_size=64)
     with pytest.raises(StartupError, match="3 key/value heads"):
         choose(CPU, odd, parallel=ParallelArgs(tp_size=4))
+
+
+def test_replicas_share_the_cores():
+    worker = choose(parallel=ParallelArgs(dp_size=3)).worker
+    assert (worker.num_threads, worker.dp_size, worker.gpu_ids) == (2, 3, [])
+    assert choose(parallel=ParallelArgs(dp_size=50)).worker.num_threads == 1
+
+
+def test_replicas_share_out_the_gpus_that_are_visible():
+    gpus = dataclasses.replace(GPU, num_gpus=3, gpu_ids=("4", "GPU-a", "7"))
+    assert choose(gpus, parallel=ParallelArgs(dp_size=3)).worker.gpu_ids == ["4", "GPU-a", "7"]
+    # One replica sees what its parent sees.
+    assert choose(gpus).worker.gpu_ids == []
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "visible", "ids"),
+    [
+        (2, None, ("0", "1")),
+        (8, "3, 1", ("3", "1")),
+        (8, "GPU-8932f937", ("GPU-8932f937",)),
+        (8, "0,-1,2", ("0",)),
+        (8, "", ()),
+        (0, "0,1", ()),
+    ],
+)
+def test_gpus_are_those_that_the_driver_would_show(num_nodes, visible, ids):
+    assert visible_gpus(num_nodes, visible) == ids
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "asked", "chosen"),
+    [
+        (SchedulingArgs(), "auto", "cache_aware"),
+        (SchedulingArgs(disable_radix_cache=True), "auto", "total_requests"),
+        (SchedulingArgs(disable_radix_cache=True), "round_robin", "round_robin"),
+    ],
+)
+def test_the_automatic_balance_needs_a_cache(scheduling, asked, chosen):
+    parallel = ParallelArgs(dp_size=2, load_balance_method=asked)
+    resolved = choose(scheduling=scheduling, parallel=parallel)
+    assert resolved.config.parallel.load_balance_method == chosen

@@ -1,0 +1,77 @@
+"""Which prefixes a replica's cache probably holds: hashes of what was sent there, bounded.
+
+It is a guess for routing and nothing else: a wrong one costs the recomputing of a prompt. So hashes
+may collide, and nothing tells it what the replica has evicted; it forgets by the same rule, the
+longest unused first, once it stands for as many tokens as the replica's pool holds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+_BYTES_PER_ID = 4
+# Fine at the start, where short prompts differ; coarse behind, where hashing 100,000 tokens counts.
+_FINE_BLOCK, _NUM_FINE, _COARSE_BLOCK = 16, 32, 128
+# 64 Ki entries or less: about 8 MB.
+MAX_TOKENS = 1 << 20
+
+
+def block_len(index: int) -> int:
+    """Tokens of a prompt's block number `index`."""
+    return _FINE_BLOCK if index < _NUM_FINE else _COARSE_BLOCK
+
+
+def prefix_hashes(input_ids: bytes, namespace: str) -> list[int]:
+    """A hash for each whole block of a prompt, of everything up to that block's end.
+
+    Args:
+        input_ids: int32 bytes. The last token is left out: it is computed whatever is cached.
+        namespace: prompts of different name spaces share no hash.
+    """
+    end = len(input_ids) - _BYTES_PER_ID
+    value, hashes = hash(namespace), []
+    start, stop = 0, _BYTES_PER_ID * block_len(0)
+    while stop <= end:
+        value = hash((value, input_ids[start:stop]))
+        hashes.append(value)
+        start, stop = stop, stop + _BYTES_PER_ID * block_len(len(hashes))
+    return hashes
+
+
+class PrefixIndex:
+    """The prefixes that were sent to one replica."""
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        """Stand for at most `max_tokens`."""
+        self.max_tokens = max_tokens
+        self._num_tokens = 0
+        self._blocks: OrderedDict[int, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def matched_tokens(self, hashes: list[int]) -> int:
+        """Tokens at the start of the prompt of these `hashes` that the replica probably holds."""
+        matched = 0
+        for value in hashes:
+            size = self._blocks.get(value)
+            if size is None:
+                break
+            matched += size
+        return matched
+
+    def add(self, hashes: list[int]) -> None:
+        """Note a prompt that was sent; the longest unused ends of prompts make room for it."""
+        # The start is noted last, as the most recent: ends are forgotten before it.
+        for index in range(len(hashes) - 1, -1, -1):
+            value = hashes[index]
+            self._num_tokens -= self._blocks.pop(value, 0)
+            self._blocks[value] = size = block_len(index)
+            self._num_tokens += size
+        while self._num_tokens > self.max_tokens and self._blocks:
+            self._num_tokens -= self._blocks.popitem(last=False)[1]
+
+    def clear(self) -> None:
+        """The cache was dropped."""
+        self._blocks.clear()
+        self._num_tokens = 0

@@ -1,0 +1,84 @@
+"""Which replica a request goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from runtime.client.prefix_index import prefix_hashes
+from runtime.client.replica_link import ReplicaLink
+
+# What one more request in flight weighs, in prompt tokens that need not be computed: about as many
+# as a GPU computes in the time in which it reads the weights once for a decode step.
+TOKENS_PER_REQUEST = 128
+# A cached prefix, however long, is worth no more requests in flight than this.
+MAX_SURPLUS = 32
+
+
+class Router:
+    """Chooses among the replicas that take requests; equals take turns.
+
+    - `cache_aware`: every replica has a cost, the prompt tokens that it would have to compute plus
+      `TOKENS_PER_REQUEST` for each request in flight there; the least wins. So a cached prefix
+      draws a request, the more the longer it is, and a lead in load sends it elsewhere. Replicas
+      with over `MAX_SURPLUS` requests more than the least loaded one are left out. What is cached
+      is guessed from what was sent (`PrefixIndex`).
+      Source: the cost is that of NVIDIA Dynamo's KV router (prefill blocks plus active blocks),
+      the bound on imbalance that of SGLang's router (`balance_abs_threshold`).
+    - `total_requests`: the fewest requests in flight.
+    - `total_tokens`: the fewest prompt tokens in flight.
+    - `round_robin`: one after the other.
+    """
+
+    def __init__(self, links: Sequence[ReplicaLink], method: str = "cache_aware") -> None:
+        """Choose among `links` by `method`, one of the names above.
+
+        Raises:
+            KeyError: no such method.
+        """
+        self._links = links
+        self._turn = 0
+        self._is_cache_aware = method == "cache_aware"
+        costs: dict[str, Callable[[ReplicaLink], int]] = {
+            "cache_aware": lambda link: link.num_in_flight,
+            "total_requests": lambda link: link.num_in_flight,
+            "total_tokens": lambda link: link.num_prompt_tokens,
+            "round_robin": lambda _: 0,
+        }
+        self._cost = costs[method]
+
+    def choose(self, input_ids: bytes, namespace: str, rank: int | None = None) -> ReplicaLink:
+        """The replica for a prompt: `rank`, or the best of those that are ready; one must be.
+
+        Args:
+            input_ids: int32 bytes.
+            namespace: of the prefix cache.
+            rank: the caller's own choice.
+        """
+        if len(self._links) == 1:
+            return self._links[0]
+        hashes = prefix_hashes(input_ids, namespace) if self._is_cache_aware else []
+        if rank is not None:
+            link = self._links[rank]
+        else:
+            link = self._best([each for each in self._links if each.ready], hashes)
+        link.prefixes.add(hashes)
+        return link
+
+    def _best(self, ready: list[ReplicaLink], hashes: list[int]) -> ReplicaLink:
+        self._turn += 1
+        turn = self._turn % len(ready)
+        candidates = ready[turn:] + ready[:turn]
+        if not hashes:
+            return min(candidates, key=self._cost)
+        most = min(link.num_in_flight for link in ready) + MAX_SURPLUS
+        return min(
+            (link for link in candidates if link.num_in_flight <= most),
+            key=lambda link: (
+                TOKENS_PER_REQUEST * link.num_in_flight - link.prefixes.matched_tokens(hashes)
+            ),
+        )
+
+
+def wanted_rank(*ranks: int | None) -> int | None:
+    """The replica that a request names in one of several fields; -1 names none."""
+    return next((rank for rank in ranks if rank is not None and rank != -1), None)

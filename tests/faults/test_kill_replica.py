@@ -1,0 +1,103 @@
+"""`kill -9` of one of two replicas: the other one's clients notice nothing, and it comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+import orjson
+
+from tests.faults.test_kill import alive, is_ready, wait_until
+from tests.support.server import ServerProcess
+from tests.support.tiny_models import tiny_model
+
+NUM_TOKENS = 240
+
+
+class Stream:
+    """One stream on one replica, read in a thread to its end."""
+
+    def __init__(self, url: str, rank: int) -> None:
+        self.started = threading.Event()
+        self.last = ""
+        self._url = url
+        self._body = {
+            "text": f"The mill {rank}",
+            "stream": True,
+            "data_parallel_rank": rank,
+            "sampling_params": {"max_new_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True},
+        }
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with httpx.stream("POST", self._url + "/generate", json=self._body, timeout=60) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    self.last = line
+                    self.started.set()
+
+    def result(self) -> dict:  # type: ignore[type-arg]
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "a client hangs"
+        return orjson.loads(self.last.removeprefix("data: "))
+
+
+def workers(server: ServerProcess) -> dict[int, int]:
+    """Process id of each replica's worker, told by the gauges that it maps."""
+    found = {}
+    for pid in server.child_pids():
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        for rank in range(2):
+            if f"/replica-{rank}/state" in maps:
+                found[rank] = pid
+    return found
+
+
+def restarts(server: ServerProcess) -> int:
+    return httpx.get(server.url + "/server_info").json()["num_restarts"]
+
+
+def answer(server: ServerProcess, rank: int) -> httpx.Response:
+    body = {"text": "The", "sampling_params": {"max_new_tokens": 4}, "data_parallel_rank": rank}
+    return httpx.post(server.url + "/generate", json=body, timeout=30)
+
+
+def kill_one(server: ServerProcess, victim: int) -> None:
+    before = workers(server)
+    num_restarts = restarts(server)
+    assert set(before) == {0, 1}
+    streams = {rank: [Stream(server.url, rank) for _ in range(2)] for rank in (0, 1)}
+    for stream in (*streams[0], *streams[1]):
+        assert stream.started.wait(20)
+    os.kill(before[victim], signal.SIGKILL)
+    for stream in streams[victim]:
+        assert f"process of replica {victim} was ended by SIGKILL" in str(stream.result())
+    assert is_ready(server), "one replica is enough to be ready"
+    assert answer(server, victim).status_code in (200, 503)
+    free = httpx.post(server.url + "/generate", json={"text": "a"}, timeout=30).json()
+    assert free["meta_info"]["finish_reason"]["type"] in ("stop", "length")
+    for stream in streams[1 - victim]:
+        meta = stream.result()["meta_info"]
+        assert meta["completion_tokens"] == NUM_TOKENS
+        assert meta["dp_rank"] == 1 - victim
+    wait_until(lambda: answer(server, victim).status_code == 200, 40, "it never came back")
+    assert restarts(server) == num_restarts + 1
+    after = workers(server)
+    assert after[1 - victim] == before[1 - victim]
+    assert after[victim] != before[victim]
+
+
+def test_a_killed_replica_hurts_only_its_own_requests() -> None:
+    options = ("--dp-size", "2", "--num-threads", "1", "--skip-server-warmup")
+    with ServerProcess("--model-path", str(tiny_model("qwen3")), *options) as server:
+        server.wait_ready()
+        for victim in (0, 1):
+            kill_one(server, victim)
+        left = server.child_pids()
+        assert len(left) >= 4
+        server.stop()
+        wait_until(lambda: not any(map(alive, left)), 3.0, "an orphan is left")

@@ -1,0 +1,145 @@
+"""The client over two replicas: control goes to both, a death hurts one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from runtime.client.admission import EngineLimits
+from runtime.client.client import EngineClient, GenerationInput
+from runtime.errors import EngineDead, EngineNotReady, InvalidRequest
+from runtime.messages import (
+    AbortAll,
+    AbortRequests,
+    ControlReply,
+    FinishReason,
+    FlushCache,
+    GenerateRequest,
+    SchedulerInbound,
+    TextDelta,
+    TextDeltas,
+)
+from runtime.sampling_params import SamplingParams
+
+LIMITS = EngineLimits(context_len=64, max_total_num_tokens=1024, vocab_size=32)
+
+
+class TwoReplicas:
+    """A client and what each replica was sent."""
+
+    def __init__(self) -> None:
+        self.client = EngineClient(LIMITS, dp_size=2)
+        self.sent: list[list[SchedulerInbound]] = [[], []]
+        for link, sent in zip(self.client.links, self.sent, strict=True):
+            link.connect(sent.append)
+        self.client.ready = True
+
+    def generate(self, rid: str, dp_rank: int | None = None):  # type: ignore[no-untyped-def]
+        return self.client.generate(
+            GenerationInput(
+                rid=rid,
+                input_ids=[1, 2],
+                sampling=SamplingParams(max_new_tokens=4),
+                stream=True,
+                dp_rank=dp_rank,
+            )
+        )
+
+    async def flush_calls(self) -> tuple[asyncio.Task[ControlReply], int]:
+        task = asyncio.create_task(self.client.flush_cache(timeout_s=5.0))
+        await asyncio.sleep(0)
+        first, second = (sent[-1] for sent in self.sent)
+        assert isinstance(first, FlushCache)
+        assert first == second
+        return task, first.call_id
+
+
+async def test_a_control_call_waits_for_every_replica() -> None:
+    both = TwoReplicas()
+    task, call_id = await both.flush_calls()
+    both.client.on_control_reply(1, ControlReply(call_id, True, "one"))
+    both.client.on_control_reply(1, ControlReply(call_id, True, "again"))
+    await asyncio.sleep(0)
+    assert not task.done()
+    both.client.on_control_reply(0, ControlReply(call_id, True, "zero"))
+    assert await task == ControlReply(call_id, True, "zero")
+
+
+async def test_one_failure_is_the_answer() -> None:
+    both = TwoReplicas()
+    task, call_id = await both.flush_calls()
+    both.client.on_control_reply(0, ControlReply(call_id, True))
+    both.client.on_control_reply(1, ControlReply(call_id, False, "busy"))
+    assert await task == ControlReply(call_id, False, "busy")
+    task, call_id = await both.flush_calls()
+    both.client.on_control_reply(0, ControlReply(call_id, True))
+    both.client.fail_replica(1, "It died.")
+    assert await task == ControlReply(call_id, False, "It died.")
+
+
+async def test_a_replica_that_says_nothing_is_a_failure() -> None:
+    both = TwoReplicas()
+    task = asyncio.create_task(both.client.flush_cache(timeout_s=0.05))
+    await asyncio.sleep(0)
+    call = both.sent[0][-1]
+    assert isinstance(call, FlushCache)
+    both.client.on_control_reply(0, ControlReply(call.call_id, True))
+    reply = await task
+    assert not reply.success
+    assert "did not answer" in reply.message
+    # What comes late is nobody's.
+    both.client.on_control_reply(1, ControlReply(call.call_id, True))
+
+
+async def test_control_needs_every_replica() -> None:
+    both = TwoReplicas()
+    both.client.links[1].ready = False
+    with pytest.raises(EngineNotReady):
+        await both.client.flush_cache()
+    assert both.sent == [[], []]
+
+
+async def test_a_death_fails_the_requests_of_one_replica() -> None:
+    both = TwoReplicas()
+    streams = [both.generate("a", 0), both.generate("b", 1)]
+    assert [stream.dp_rank for stream in streams] == [0, 1]
+    both.client.links[0].ready = False
+    both.client.fail_replica(0, "It died.")
+    with pytest.raises(EngineDead, match="It died"):
+        await anext(streams[0])
+    (request,) = both.sent[1]
+    assert isinstance(request, GenerateRequest)
+    delta = TextDelta(request.request_id, "x", b"", FinishReason("length", length=4))
+    both.client.on_deltas(TextDeltas([delta]))
+    assert (await anext(streams[1])).text == "x"
+    assert [link.num_in_flight for link in both.client.links] == [0, 0]
+    # Until it is back everything goes to the other one, and asking for it is told.
+    assert {both.generate(f"c{each}").dp_rank for each in range(4)} == {1}
+    with pytest.raises(EngineNotReady, match="Replica 0"):
+        both.generate("d", 0)
+    both.client.links[1].ready = False
+    with pytest.raises(EngineNotReady):
+        both.generate("e")
+
+
+async def test_an_abort_reaches_the_replica_that_runs_the_request() -> None:
+    both = TwoReplicas()
+    for rid, rank in (("a_0", 0), ("a_1", 1), ("b", 1)):
+        both.generate(rid, rank)
+    assert both.client.abort("b") == 1
+    assert [type(each) for each in both.sent[0]] == [GenerateRequest]
+    assert both.client.abort("a") == 2
+    for sent in both.sent:
+        assert isinstance(sent[-1], AbortRequests)
+        assert len(sent[-1].request_ids) == 1
+    both.client.abort_all("Enough")
+    assert [sent[-1] for sent in both.sent] == [AbortAll("Enough")] * 2
+
+
+def test_a_rank_that_is_not_there_is_refused() -> None:
+    both = TwoReplicas()
+    for rank in (2, -2, 10**9):
+        with pytest.raises(InvalidRequest, match=r"data_parallel_rank must be in \[0, 2\)"):
+            both.generate("a", rank)
+    assert both.client.num_in_flight == 0
