@@ -23,7 +23,8 @@ import msgspec
 import tokenizers
 
 from runtime.client.admission import EngineLimits
-from runtime.client.client import EngineClient, GenerationInput
+from runtime.client.client import EngineClient
+from runtime.client.generation import GenerationInput
 from runtime.detokenizer.engine import Detokenizer
 from runtime.messages import DetokenizerInbound, FrontInbound, StreamStart, TextDeltas, TokenDeltas
 from runtime.sampling_params import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 from openai_api.logprobs import chat_logprobs
 from openai_api.output_parser import Call, ContentText, OutputEvent, OutputParser
 from openai_api.usage import TokenCount
-from runtime.client.client import GenerationChunk
+from runtime.client.generation import GenerationChunk
 from runtime.detokenizer.pieces import TokenPieces
 from runtime.messages import FinishReason
 

@@ -7,12 +7,8 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 
-from runtime.client.client import (
-    EngineClient,
-    GenerationChunk,
-    GenerationInput,
-    GenerationStream,
-)
+from runtime.client.client import EngineClient
+from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
 
 Indexed = tuple[int, GenerationChunk]
 

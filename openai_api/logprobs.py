@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.client.client import GenerationChunk
+from runtime.client.generation import GenerationChunk
 from runtime.client.logprobs import PositionLogprobs
 from runtime.detokenizer.pieces import TokenPieces
 from runtime.errors import InvalidRequest

@@ -37,7 +37,7 @@ from openai_api.schemas.chat import (
 from openai_api.schemas.common import cache_namespace, check_rid, priority_of, refuse_adapter
 from openai_api.sse import EventStream, unless_disconnected, with_errors
 from openai_api.usage import TokenCount, usage_of
-from runtime.client.client import GenerationInput, GenerationStream
+from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.sampling_params import SamplingParams

@@ -42,7 +42,7 @@ from openai_api.schemas.completions import (
 from openai_api.sse import EventStream, event, unless_disconnected, with_errors
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.admission import check_text_size, check_token_ids
-from runtime.client.client import GenerationInput, GenerationStream
+from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.messages import FinishReason

@@ -10,15 +10,15 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from runtime.client.admission import EngineLimits, admit
 from runtime.client.control import ControlCalls
+from runtime.client.generation import GenerationInput, GenerationStream, StreamState
 from runtime.client.grammars import GrammarCompiler
-from runtime.client.logprobs import PositionLogprobs, check_logprobs, read_blocks
+from runtime.client.logprobs import check_logprobs
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.router import Router
 from runtime.errors import EngineDead, EngineNotReady, HeadraceError, InvalidRequest, Overloaded
@@ -29,168 +29,13 @@ from runtime.messages import (
     FinishReason,
     FlushCache,
     GenerateRequest,
-    LogprobBlock,
-    LogprobSpec,
     RequestError,
     SchedulerInbound,
     SetOptions,
     TextDelta,
     TextDeltas,
 )
-from runtime.sampling_params import GrammarSpec, SamplingParams
-
-
-@dataclass(kw_only=True)
-class GenerationInput:
-    """One sample to generate, as the endpoints hand it over.
-
-    Attributes:
-        rid: the caller's name for it, unique among the requests in flight.
-        input_ids: the prompt's token ids.
-        sampling: checked parameters (`n` is unrolled by the caller: one input per sample).
-        stream: whether deltas are wanted as they come; else one chunk at the end.
-        explicit_max_new_tokens: whether the client itself named `max_new_tokens`.
-        logprobs: set when log-probabilities are wanted.
-        dp_rank: the replica to run on; `None` leaves it to the router.
-    """
-
-    rid: str
-    input_ids: list[int]
-    sampling: SamplingParams
-    stream: bool
-    explicit_max_new_tokens: bool = True
-    cache_namespace: str = ""
-    priority: int = 0
-    logprobs: LogprobSpec | None = None
-    dp_rank: int | None = None
-
-
-@dataclass
-class GenerationChunk:
-    """What is new since the chunk before.
-
-    Attributes:
-        text: new characters.
-        token_ids: new tokens.
-        finish_reason: set on the last chunk.
-        prompt_tokens, cached_tokens: of the whole request, the same in every chunk.
-        num_retractions: times the request was put back and recomputed, known with the last chunk.
-        input_logprobs: of the prompt's tokens after the first that is reported.
-        output_logprobs: one for each of `token_ids`, when they are wanted.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None
-    prompt_tokens: int
-    cached_tokens: int
-    num_retractions: int = 0
-    input_logprobs: Sequence[PositionLogprobs] = ()
-    output_logprobs: Sequence[PositionLogprobs] = ()
-
-
-@dataclass
-class _Stream:
-    request_id: int
-    rid: str
-    prompt_tokens: int
-    arrival: float
-    link: ReplicaLink
-    cached_tokens: int = 0
-    num_retractions: int = 0
-    # Deltas that wait to be read; a reader that falls behind gets them joined, so memory stays
-    # bounded by the text itself.
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[LogprobBlock] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    error: HeadraceError | None = None
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class GenerationStream:
-    """An async iterator of chunks; leaving it early aborts the request."""
-
-    def __init__(self, client: EngineClient, stream: _Stream) -> None:
-        """Made by `EngineClient.generate` only."""
-        self._client = client
-        self._stream = stream
-        self._done = False
-
-    @property
-    def rid(self) -> str:
-        """The caller's name for the request."""
-        return self._stream.rid
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt as it was admitted."""
-        return self._stream.prompt_tokens
-
-    @property
-    def dp_rank(self) -> int:
-        """The replica that runs the request."""
-        return self._stream.link.rank
-
-    def __aiter__(self) -> AsyncIterator[GenerationChunk]:
-        return self
-
-    async def __anext__(self) -> GenerationChunk:
-        if self._done:
-            raise StopAsyncIteration
-        stream = self._stream
-        try:
-            await stream.wake.wait()
-        except asyncio.CancelledError:
-            self.close()
-            raise
-        stream.wake.clear()
-        if stream.error is not None:
-            self._done = True
-            self._client.forget(stream.request_id)
-            raise stream.error
-        chunk = GenerationChunk(
-            text="".join(stream.text),
-            token_ids=stream.token_ids,
-            finish_reason=stream.finish_reason,
-            prompt_tokens=stream.prompt_tokens,
-            cached_tokens=stream.cached_tokens,
-            num_retractions=stream.num_retractions,
-        )
-        if stream.logprobs:
-            chunk.input_logprobs = read_blocks(stream.logprobs, is_input=True)
-            # A stop string cuts tokens off; what stands behind the last one is cut here.
-            outputs = read_blocks(stream.logprobs, is_input=False)
-            chunk.output_logprobs = outputs[: len(chunk.token_ids)]
-            stream.logprobs = []
-        stream.text, stream.token_ids = [], []
-        if chunk.finish_reason is not None:
-            self._done = True
-            self._client.forget(stream.request_id)
-            _raise_if_refused(chunk)
-        return chunk
-
-    def close(self) -> None:
-        """Stop reading; a request that still runs is aborted."""
-        if not self._done:
-            self._done = True
-            self._client.abort_ids([self._stream.request_id])
-            self._client.forget(self._stream.request_id)
-
-
-def _raise_if_refused(chunk: GenerationChunk) -> None:
-    # The scheduler refuses with a status; a caller's own abort has none and keeps its text.
-    reason = chunk.finish_reason
-    if reason is None or reason.status_code is None:
-        return
-    message = reason.message or "The request was refused."
-    if reason.status_code == 503:
-        raise Overloaded(message)
-    if 400 <= reason.status_code < 500:
-        raise InvalidRequest(message)
-    error = HeadraceError(message)
-    error.status_code = reason.status_code
-    raise error
+from runtime.sampling_params import GrammarSpec
 
 
 class EngineClient:
@@ -226,7 +71,7 @@ class EngineClient:
         self.grammars: GrammarCompiler | None = None
         # Requests whose grammar is being compiled.
         self._compiling: set[int] = set()
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, StreamState] = {}
         self._rids: dict[str, int] = {}
         self._ids = itertools.count(1)
         self._calls = ControlCalls(self.links)
@@ -291,7 +136,7 @@ class EngineClient:
         request_id = next(self._ids)
         data = array.array("i", input_ids).tobytes()
         link = self._router.choose(data, item.cache_namespace, item.dp_rank)
-        stream = _Stream(request_id, item.rid, len(input_ids), time.monotonic(), link)
+        stream = StreamState(request_id, item.rid, len(input_ids), time.monotonic(), link)
         request = GenerateRequest(
             request_id=request_id,
             input_ids=data,
@@ -448,7 +293,7 @@ class EngineClient:
                 self._extend(stream, delta)
 
     @staticmethod
-    def _extend(stream: _Stream, delta: TextDelta) -> None:
+    def _extend(stream: StreamState, delta: TextDelta) -> None:
         if delta.text:
             stream.text.append(delta.text)
         if delta.token_ids:

@@ -12,12 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from runtime.client.admission import EngineLimits
-from runtime.client.client import (
-    EngineClient,
-    GenerationChunk,
-    GenerationInput,
-    GenerationStream,
-)
+from runtime.client.client import EngineClient
+from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
 from runtime.sampling_params import SamplingParams
 

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from runtime.client.client import EngineClient, GenerationInput
+from runtime.client.client import EngineClient
+from runtime.client.generation import GenerationInput
 from runtime.client.host import EngineHost
 from runtime.config import ServerConfig
 from runtime.errors import HeadraceError

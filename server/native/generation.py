@@ -12,7 +12,7 @@ import msgspec
 
 from openai_api.generation import close_all, merge
 from runtime.client.admission import check_text_size
-from runtime.client.client import GenerationChunk, GenerationInput, GenerationStream
+from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
 from runtime.messages import FinishReason
 from server.context import ServerContext
 from server.native.generate_request import GeneratePlan, Sample

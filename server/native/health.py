@@ -10,7 +10,7 @@ import uuid
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from runtime.client.client import GenerationInput, GenerationStream
+from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
 from runtime.sampling_params import SamplingParams
 from server.context import ServerContext

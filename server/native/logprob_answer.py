@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runtime.client.client import GenerationChunk
+from runtime.client.generation import GenerationChunk
 from runtime.client.logprobs import PositionLogprobs
 from runtime.messages import LogprobSpec
 

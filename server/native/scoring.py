@@ -14,7 +14,7 @@ import msgspec
 
 from openai_api.generation import merge, new_id, open_streams, sample_rids
 from runtime.client.admission import check_text_size
-from runtime.client.client import GenerationInput
+from runtime.client.generation import GenerationInput
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.messages import LogprobSpec
 from runtime.sampling_params import SamplingParams

@@ -3,7 +3,8 @@
 import pytest
 
 from runtime.client.admission import EngineLimits
-from runtime.client.client import EngineClient, GenerationInput
+from runtime.client.client import EngineClient
+from runtime.client.generation import GenerationInput
 from runtime.errors import InvalidRequest
 from runtime.messages import SchedulerInbound
 from runtime.sampling_params import SamplingParams

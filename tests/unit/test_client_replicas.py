@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from runtime.client.admission import EngineLimits
-from runtime.client.client import EngineClient, GenerationInput
+from runtime.client.client import EngineClient
+from runtime.client.generation import GenerationInput
 from runtime.errors import EngineDead, EngineNotReady, InvalidRequest
 from runtime.messages import (
     AbortAll,

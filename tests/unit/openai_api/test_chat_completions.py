@@ -14,7 +14,7 @@ import uvicorn
 
 from openai_api.generation import open_streams
 from openai_api.schemas.chat import DECODER
-from runtime.client.client import GenerationInput
+from runtime.client.generation import GenerationInput
 from runtime.errors import InvalidRequest
 from runtime.messages import FinishReason
 from runtime.sampling_params import SamplingParams
