@@ -39,7 +39,7 @@ async def running_server(shape: str, options: Sequence[str]) -> AsyncIterator[Ru
     """
     with tempfile.TemporaryDirectory(prefix="bench-shape-") as folder:
         path = write_shape(shape, Path(folder) / shape)
-        port = _free_port()
+        port = free_port()
         started = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "server.launch", "--port", str(port)),
@@ -48,7 +48,7 @@ async def running_server(shape: str, options: Sequence[str]) -> AsyncIterator[Ru
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            await _wait_ready(url, process)
+            await wait_ready(url, process)
             yield RunningServer(url, time.perf_counter() - started)
         finally:
             if process.returncode is None:
@@ -60,7 +60,12 @@ async def running_server(shape: str, options: Sequence[str]) -> AsyncIterator[Ru
                     await process.wait()
 
 
-async def _wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
+async def wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
+    """Return once the server answers that it is ready.
+
+    Raises:
+        StartupError: it ended or is not ready after ten minutes.
+    """
     client = HttpClient(url, {}, timeout_s=5.0)
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -77,7 +82,8 @@ async def _wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
     raise StartupError("The server was not ready in ten minutes.")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
