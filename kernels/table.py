@@ -21,10 +21,13 @@ class Entry:
         module: dotted path of the module (or `module:attribute`) that holds the functions.
         probe: `module:function` returning None when the implementation can run here, or the
             reason why it cannot. Empty: it always can.
+        invariant: whether a row of the result has the same bits whatever the other rows of the
+            step are and however many.
     """
 
     module: str
     probe: str = ""
+    invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,23 @@ class Table(Generic[KernelsT]):
         """
         return cast("KernelsT", _resolve(self._entry(name).module))
 
-    def choose(self, device_type: str, wanted: str | None = None) -> Choice[KernelsT]:
+    def is_invariant(self, name: str) -> bool:
+        """Return whether implementation `name` is batch-invariant, see `Entry.invariant`."""
+        return self._entry(name).invariant
+
+    def choose(
+        self, device_type: str, wanted: str | None = None, *, invariant: bool = False
+    ) -> Choice[KernelsT]:
         """Pick the implementation for a device type.
 
         Args:
             device_type: `torch.device.type`.
             wanted: name of an implementation to use whatever the order says.
+            invariant: consider batch-invariant ones only, those outside the order last.
 
         Raises:
             ValueError: `wanted` is unknown.
-            RuntimeError: `wanted` cannot run here.
+            RuntimeError: `wanted` cannot run here, or nothing can that is invariant.
         """
         if wanted is not None:
             why_not = self.unavailable(wanted)
@@ -96,13 +106,17 @@ class Table(Generic[KernelsT]):
                 raise RuntimeError(f"{self.op}: {wanted!r} cannot run here: {why_not}")
             return Choice(self.op, wanted, "asked for", self.load(wanted))
         passed_over: list[str] = []
-        for name in (*self.preferred.get(device_type, ()), "reference"):
+        names = (*self.preferred.get(device_type, ()), "reference")
+        if invariant:
+            names = tuple(n for n in dict.fromkeys((*names, *self.entries)) if self.is_invariant(n))
+        for name in names:
             why_not = self.unavailable(name)
             if why_not is None:
                 reason = "; ".join(passed_over) or f"first choice on {device_type}"
                 return Choice(self.op, name, reason, self.load(name))
             passed_over.append(f"{name}: {why_not}")
-        raise RuntimeError(f"{self.op}: nothing runs on {device_type}: {'; '.join(passed_over)}")
+        kind = "nothing batch-invariant" if invariant else "nothing"
+        raise RuntimeError(f"{self.op}: {kind} runs on {device_type}: {'; '.join(passed_over)}")
 
     def _entry(self, name: str) -> Entry:
         if name not in self.entries:

@@ -157,6 +157,9 @@ class KernelArgs:
         choices=("xgrammar", "none"),
     )
     disable_cuda_graph: bool = option(False, "Run decode steps without CUDA graphs.")
+    enable_deterministic_inference: bool = option(
+        False, "Batch-invariant kernels: a request's result does not depend on its neighbours."
+    )
     num_threads: int | None = option(
         None, "CPU threads of the model's worker; the physical cores when absent."
     )
@@ -208,6 +211,7 @@ class WorkerConfig:
         dtype: `float32`, `float16` or `bfloat16`.
         context_len: most tokens of a request, prompt and output together.
         generation: how many workers this front has started before.
+        deterministic: use batch-invariant kernels only.
         tp_size: processes that share each layer; this one starts the others.
         dp_size: replicas like this one on this machine.
         dp_rank: which of them this is.
@@ -235,6 +239,7 @@ class WorkerConfig:
     attention_backend: str
     num_threads: int
     disable_cuda_graph: bool = False
+    deterministic: bool = False
     tp_size: int = 1
     dp_size: int = 1
     dp_rank: int = 0

@@ -78,7 +78,6 @@ _REFUSED_SWITCHES = {
     "--enable-hierarchical-cache": _NO_TIERS,
     "--enable-dp-attention": "attention is not split from the other layers",
     "--enable-eplb": "experts stay where they are loaded",
-    "--enable-deterministic-inference": "batch-invariant arithmetic is not supported yet",
     "--enable-lora": _NO_ADAPTERS,
     "--enable-trace": "tracing is not supported yet",
 }

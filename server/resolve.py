@@ -29,8 +29,12 @@ DEFAULT_PAGE_SIZE = 16
 MAX_PORT = 65535
 # Beyond a machine's GPUs; a typing error must not start a thousand processes.
 MAX_REPLICAS = 64
+# Of the reference, when none is given.
+DETERMINISTIC_SEED = 42
 # Attention implementations that know one kind of device only.
 ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}
+# Those with a batch-invariant form.
+INVARIANT_BACKENDS = ("cpu", "triton")
 # Rows and tables of every request that may run are allocated at start.
 MAX_RUNNING_REQUESTS = 65536
 
@@ -107,6 +111,7 @@ def resolve(
         max_running = choices.pick("max_running_requests", size, f"default for {device}")
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     _check_fit(config, device, page_size)
+    _check_deterministic(config, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
     _check_ranks(config.parallel, model, device, hardware)
     threads = config.kernels.num_threads
@@ -128,9 +133,8 @@ def resolve(
     grammar_backend = config.kernels.grammar_backend
     if grammar_backend != "none" and find_spec(grammar_backend) is None:
         grammar_backend = choices.pick("grammar_backend", "none", "xgrammar is not installed")
-    random_seed = config.model.random_seed
-    if random_seed is None:
-        random_seed = choices.pick("random_seed", seed, "drawn at launch")
+    deterministic = config.kernels.enable_deterministic_inference
+    random_seed = _random_seed(config, seed, choices)
 
     resolved = dataclasses.replace(
         config,
@@ -177,6 +181,7 @@ def resolve(
         overlap=overlap,
         attention_backend=config.kernels.attention_backend,
         disable_cuda_graph=config.kernels.disable_cuda_graph,
+        deterministic=deterministic,
         num_threads=threads,
         tp_size=tp_size,
         dp_size=dp_size,
@@ -206,6 +211,9 @@ def resolve(
             log_level=config.logging.log_level,
         )
     defaults = preferred_sampling(config.http.preferred_sampling_params, model.vocab_size)
+    if deterministic:
+        # A seed drawn at admission would count the requests before.
+        defaults.setdefault("seed", random_seed)
     return Resolved(resolved, worker, detokenizer, grammar, defaults, choices.lines)
 
 
@@ -277,6 +285,23 @@ def _check_fit(config: ServerConfig, device: str, page_size: int) -> None:
         raise StartupError(
             f"--attention-backend {backend} runs on {runs_on}, the model on {device}; "
             "leave it away for the automatic choice."
+        )
+
+
+def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
+    """Refuse what has no batch-invariant kernels."""
+    if not config.kernels.enable_deterministic_inference:
+        return
+    option = "--enable-deterministic-inference"
+    backend = config.kernels.attention_backend
+    if backend not in ("auto", *INVARIANT_BACKENDS):
+        raise StartupError(
+            f"{option}: --attention-backend {backend} is not batch-invariant; leave it away or "
+            f"take one of {', '.join(INVARIANT_BACKENDS)}."
+        )
+    if device == "cpu" and dtype == "float16":
+        raise StartupError(
+            f"{option}: float16 is not batch-invariant on the CPU; use --dtype bfloat16 or float32."
         )
 
 
@@ -361,6 +386,15 @@ def _dtype(
     if stored == "float32":
         return str(choices.pick("dtype", "bfloat16", "GPUs are slow at the checkpoint's float32"))
     return str(choices.pick("dtype", stored, "the checkpoint's"))
+
+
+def _random_seed(config: ServerConfig, drawn: int, choices: _Choices) -> int:
+    asked = config.model.random_seed
+    if asked is not None:
+        return asked
+    if config.kernels.enable_deterministic_inference:
+        return int(choices.pick("random_seed", DETERMINISTIC_SEED, "deterministic inference"))
+    return int(choices.pick("random_seed", drawn, "drawn at launch"))
 
 
 def _context_len(config: ServerConfig, model: ModelConfig, choices: _Choices) -> int:

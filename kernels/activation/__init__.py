@@ -21,9 +21,13 @@ ACTIVATION: Table[ActivationKernels] = Table(
     "activation",
     {
         "reference": Entry("kernels.activation.reference"),
-        "cpu": Entry("kernels.activation.cpu", probe="kernels.cpu.library:unavailable"),
+        "cpu": Entry(
+            "kernels.activation.cpu", probe="kernels.cpu.library:unavailable", invariant=True
+        ),
         "triton": Entry(
-            "kernels.activation.triton", probe="kernels.triton_support.device:unavailable"
+            "kernels.activation.triton",
+            probe="kernels.triton_support.device:unavailable",
+            invariant=True,
         ),
     },
     {"cpu": ("cpu",), "cuda": ("triton",)},

@@ -18,7 +18,7 @@ class EmbeddingKernels(Protocol):
 
 
 EMBEDDING: Table[EmbeddingKernels] = Table(
-    "embedding", {"reference": Entry("kernels.embedding.reference")}, {}
+    "embedding", {"reference": Entry("kernels.embedding.reference", invariant=True)}, {}
 )
 
 

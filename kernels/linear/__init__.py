@@ -20,9 +20,11 @@ class PackedLinear(ABC):
         in_features: columns of the plain weight.
         out_features: rows of the plain weight.
         implementation: name in the `LINEAR` table.
+        shares_weight: whether the tensor that was packed is kept and used as it is.
     """
 
     implementation: str
+    shares_weight = False
 
     def __init__(self, in_features: int, out_features: int) -> None:
         self.in_features = in_features
@@ -75,9 +77,14 @@ LINEAR: Table[LinearKernels] = Table(
     "linear",
     {
         "reference": Entry("kernels.linear.reference"),
-        "cpu": Entry("kernels.linear.cpu", probe="kernels.cpu.library:unavailable"),
+        "cpu": Entry("kernels.linear.cpu", probe="kernels.cpu.library:unavailable", invariant=True),
         "mkldnn": Entry("kernels.linear.mkldnn", probe="kernels.linear.mkldnn:unavailable"),
         "triton": Entry("kernels.linear.triton", probe="kernels.triton_support.device:unavailable"),
+        "triton_invariant": Entry(
+            "kernels.linear.triton_invariant",
+            probe="kernels.triton_support.device:unavailable",
+            invariant=True,
+        ),
     },
     # Triton wins on single products; cuBLAS stays until whole steps are measured with it.
     {"cpu": ("cpu", "mkldnn"), "cuda": ("triton", "reference")},
@@ -95,7 +102,7 @@ def pack(
     """Lay a weight out for fast products.
 
     The packed layout replaces the plain one: drop `weight` afterwards, or both stay in memory.
-    Only `reference` keeps (and shares) the tensor it was given.
+    Only those with `shares_weight` keep the tensor they were given.
 
     Args:
         weight: `[out_features, in_features]`, float16, bfloat16 or float32, contiguous.

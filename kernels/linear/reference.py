@@ -10,6 +10,7 @@ class TorchLinear(PackedLinear):
     """The plain weight, used as it is."""
 
     implementation = "reference"
+    shares_weight = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight.shape[1], weight.shape[0])

@@ -24,8 +24,12 @@ NORM: Table[NormKernels] = Table(
     "norm",
     {
         "reference": Entry("kernels.norm.reference"),
-        "cpu": Entry("kernels.norm.cpu", probe="kernels.cpu.library:unavailable"),
-        "triton": Entry("kernels.norm.triton", probe="kernels.triton_support.device:unavailable"),
+        "cpu": Entry("kernels.norm.cpu", probe="kernels.cpu.library:unavailable", invariant=True),
+        "triton": Entry(
+            "kernels.norm.triton",
+            probe="kernels.triton_support.device:unavailable",
+            invariant=True,
+        ),
     },
     {"cpu": ("cpu",), "cuda": ("triton",)},
 )

@@ -32,9 +32,16 @@ PAGED_ATTENTION: Table[PagedAttentionKernels] = Table(
     "paged_attention",
     {
         "reference": Entry("kernels.paged_attention.reference"),
-        "cpu": Entry("kernels.paged_attention.cpu", probe="kernels.cpu.library:unavailable"),
+        "cpu": Entry(
+            "kernels.paged_attention.cpu", probe="kernels.cpu.library:unavailable", invariant=True
+        ),
         "triton": Entry(
             "kernels.paged_attention.triton", probe="kernels.triton_support.device:unavailable"
+        ),
+        "triton_invariant": Entry(
+            "kernels.paged_attention.triton_invariant",
+            probe="kernels.triton_support.device:unavailable",
+            invariant=True,
         ),
     },
     {"cpu": ("cpu",), "cuda": ("triton",)},

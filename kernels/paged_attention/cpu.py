@@ -13,6 +13,11 @@ _paged_attention = library().hr_paged_attention
 _MAX_HEAD_DIM = 512
 
 
+def supports(dtype: torch.dtype, head_dim: int) -> bool:
+    """Return whether heads of this kind are the library's; others go to the reference."""
+    return dtype in DTYPES and head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM
+
+
 def paged_attention(  # noqa: PLR0913 the op's signature
     q: Tensor,
     k_cache: Tensor,
@@ -27,7 +32,7 @@ def paged_attention(  # noqa: PLR0913 the op's signature
     """Attend in blocks; see `kernels.paged_attention.paged_attention`."""
     dtype = q.dtype
     num_tokens, num_heads, head_dim = q.shape
-    if dtype not in DTYPES or k_cache.dtype != dtype or head_dim % 16 or head_dim > _MAX_HEAD_DIM:
+    if not supports(dtype, head_dim) or k_cache.dtype != dtype:
         return reference.paged_attention(
             q, k_cache, v_cache, page_table, seq_lens, qo_indptr, scale, window_left, out
         )

@@ -35,8 +35,12 @@ ROPE: Table[RopeKernels] = Table(
     "rope",
     {
         "reference": Entry("kernels.rope.reference"),
-        "cpu": Entry("kernels.rope.cpu", probe="kernels.cpu.library:unavailable"),
-        "triton": Entry("kernels.rope.triton", probe="kernels.triton_support.device:unavailable"),
+        "cpu": Entry("kernels.rope.cpu", probe="kernels.cpu.library:unavailable", invariant=True),
+        "triton": Entry(
+            "kernels.rope.triton",
+            probe="kernels.triton_support.device:unavailable",
+            invariant=True,
+        ),
     },
     {"cpu": ("cpu",), "cuda": ("triton",)},
 )

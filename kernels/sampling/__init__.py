@@ -65,9 +65,11 @@ class SamplingKernels(Protocol):
 SAMPLING: Table[SamplingKernels] = Table(
     "sampling",
     {
-        "reference": Entry("kernels.sampling.reference"),
+        "reference": Entry("kernels.sampling.reference", invariant=True),
         "triton": Entry(
-            "kernels.sampling.triton", probe="kernels.triton_support.device:unavailable"
+            "kernels.sampling.triton",
+            probe="kernels.triton_support.device:unavailable",
+            invariant=True,
         ),
     },
     {"cuda": ("triton",)},
@@ -169,19 +171,19 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor) -> None:
 
 
 def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probabilities of the chosen tokens and of the most probable ones.
+    """Return log-probabilities of given tokens and of the most probable ones.
 
     All values are finite: what has probability 0 (masked tokens) reads -1e9.
 
     Args:
         logits: `[batch, vocab_size]` float32; left as it is.
-        token_ids: `[batch]` int64, the tokens to look up.
+        token_ids: `[batch, num_ids]` int64, the tokens to look up.
         top_k: how many most probable tokens to return, 0 for none; at most `vocab_size` come.
 
     Returns:
-        `[batch]` float32 log-probabilities of `token_ids`, `[batch, top_k]` float32 largest
-        log-probabilities in descending order, and their `[batch, top_k]` int64 ids (equal values
-        by ascending id).
+        `[batch, num_ids]` float32 log-probabilities of `token_ids`, `[batch, top_k]` float32
+        largest log-probabilities in descending order, and their `[batch, top_k]` int64 ids (equal
+        values by ascending id).
     """
     return _kernels(logits.device.type).gather_logprobs(logits, token_ids, top_k)
 

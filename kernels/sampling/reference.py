@@ -127,7 +127,7 @@ def _draw_candidates(weights: Tensor, ids: Tensor, uniforms: Tensor) -> Tensor:
 def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Look up log-probabilities; see `kernels.sampling.gather_logprobs`."""
     logprobs = torch.log_softmax(logits, dim=-1).clamp_(min=_LOGPROB_FLOOR)
-    chosen = logprobs.gather(1, token_ids.unsqueeze(1)).squeeze(1)
+    chosen = logprobs.gather(1, token_ids)
     if top_k == 0 or logits.shape[0] == 0:
         shape = (logits.shape[0], min(top_k, logits.shape[1]))
         return chosen, logprobs.new_empty(shape), token_ids.new_empty(shape)

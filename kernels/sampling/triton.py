@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.sampling import reference
+from kernels.sampling.candidates import top_candidates
 from kernels.sampling.penalties import apply_penalties
 from kernels.sampling.reference import nan_rows
 from kernels.sampling.rows import SamplingRows
@@ -141,7 +141,8 @@ def _describe(
         RANKED=ranked,
         SUBS=SUB_BLOCKS,
         BLOCKS=triton.next_power_of_2(num_blocks),
-        num_warps=8 if ranked else 1,
+        # As many whether or not a row is ranked: the normaliser's sum depends on it.
+        num_warps=8,
     )
     return stats
 
@@ -279,32 +280,42 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     return stats.best
 
 
+def _look_up(logits: Tensor, token_ids: Tensor, stats: _Stats) -> Tensor:
+    """Return the float32 log-probabilities of `[batch, num_ids]` int64 tokens."""
+    out = torch.empty(token_ids.shape, dtype=torch.float32, device=logits.device)
+    if out.numel():
+        gather_kernel[(triton.cdiv(out.numel(), 64),)](
+            logits,
+            token_ids.contiguous(),
+            stats.row_max,
+            stats.normaliser,
+            out,
+            out.numel(),
+            token_ids.shape[1],
+            logits.stride(0),
+            BLOCK=64,
+        )
+    return out
+
+
 def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Look up log-probabilities; see `kernels.sampling.gather_logprobs`."""
     batch, vocab_size = logits.shape
     top_k = min(top_k, vocab_size)
     device = logits.device
-    chosen = torch.empty(batch, dtype=torch.float32, device=device)
     values = torch.empty(batch, top_k, dtype=torch.float32, device=device)
     ids = torch.empty(batch, top_k, dtype=torch.int64, device=device)
-    if top_k > _MOST_LOGPROBS:
-        return reference.gather_logprobs(logits, token_ids, top_k)
     if batch == 0:
-        return chosen, values, ids
+        return torch.empty(token_ids.shape, dtype=torch.float32, device=device), values, ids
+    is_ranked = 0 < top_k <= _MOST_LOGPROBS
     # One more than the vocabulary means off, and every token is then a survivor.
-    wanted = torch.full((batch,), top_k, dtype=torch.int32, device=device) if top_k else None
-    ones = torch.ones(batch, dtype=torch.float32, device=device) if top_k else None
+    wanted = torch.full((batch,), top_k, dtype=torch.int32, device=device) if is_ranked else None
+    ones = torch.ones(batch, dtype=torch.float32, device=device) if is_ranked else None
     stats = _describe(logits, None, wanted, ones, ones)
-    gather_kernel[(triton.cdiv(batch, 64),)](
-        logits,
-        token_ids,
-        stats.row_max,
-        stats.normaliser,
-        chosen,
-        batch,
-        logits.stride(0),
-        BLOCK=64,
-    )
+    chosen = _look_up(logits, token_ids, stats)
+    if top_k > _MOST_LOGPROBS:
+        ids = top_candidates(logits, top_k)[1]
+        return chosen, _look_up(logits, ids, stats), ids
     if wanted is None or ones is None:
         return chosen, values, ids
     cut_key, cut_ties = _cut(logits, None, wanted, ones, ones, stats)

@@ -233,15 +233,16 @@ def rank_kernel(
 
 @triton.jit
 def gather_kernel(
-    logits_ptr, token_ids_ptr, row_max_ptr, normaliser_ptr, out_ptr, num_rows, stride,
+    logits_ptr, token_ids_ptr, row_max_ptr, normaliser_ptr, out_ptr, count, num_ids, stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the log-probabilities of given tokens."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < num_rows
-    token = tl.load(token_ids_ptr + row, mask=inside, other=0)
+    """Write the log-probabilities of given tokens, `num_ids` a row."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    row = at // num_ids
+    token = tl.load(token_ids_ptr + at, mask=inside, other=0)
     x = tl.load(logits_ptr + row.to(tl.int64) * stride + token, mask=inside, other=0.0)
     row_max = tl.load(row_max_ptr + row, mask=inside, other=0.0)
     normaliser = tl.load(normaliser_ptr + row, mask=inside, other=1.0)
     value = x - row_max - tl.log(normaliser)
-    tl.store(out_ptr + row, tl.where(value > -1e9, value, -1e9), mask=inside)
+    tl.store(out_ptr + at, tl.where(value > -1e9, value, -1e9), mask=inside)

@@ -88,8 +88,12 @@ ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
         "torch": "runtime.attention.paged:ReferenceAttention",
         "flashinfer": "runtime.attention.flashinfer:FlashInferAttention",
         "triton": "runtime.attention.triton:TritonAttention",
+        "triton_invariant": "runtime.attention.triton_invariant:InvariantTritonAttention",
     },
 )
 
 # What `auto` means on each device.
 DEFAULT_ATTENTION = {"cpu": "cpu", "cuda": "triton"}
+
+# The form of a back end whose results do not depend on the batch.
+INVARIANT_ATTENTION = {"cpu": "cpu", "triton": "triton_invariant"}

@@ -59,6 +59,19 @@ class TensorGroup:
         dist.all_reduce(x)
         return x
 
+    def sum_in_order(self, x: Tensor) -> Tensor:
+        """Sum `x` over the ranks in place, rank 0 first, and return it.
+
+        The backend's own sum may go another way round for another number of rows, and so round
+        differently; here an element's sum is the same in every batch, and on each rank.
+        """
+        parts = x.new_empty(self.size, x.numel())
+        _gather(parts.view(-1), x.contiguous().view(-1))
+        total = parts[0].float()
+        for part in parts[1:]:
+            total += part
+        return x.copy_(total.view(x.shape))
+
     def gather_columns(self, x: Tensor) -> Tensor:
         """Join the ranks' `[num_rows, width]` to `[num_rows, size * width]`, in order of rank."""
         num_rows, width = x.shape

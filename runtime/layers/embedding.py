@@ -62,7 +62,6 @@ class Embedding(WeightHolder):
 
     @property
     def size_bytes(self) -> int:
-        # Only the plain-torch linear keeps the tensor it was given.
-        if self.head is None or self.head.implementation == "reference":
+        if self.head is None or self.head.shares_weight:
             return self.weight.nbytes
         return self.weight.nbytes + self.head.size_bytes

@@ -20,7 +20,6 @@ from runtime.step import Int32Array, Int64Array, TokenLogprobs
 
 # Logits of a prompt that exist at a time: 64 MiB in float32.
 MAX_LOGITS = 1 << 24
-_FLOOR = -1e9
 
 
 @dataclass
@@ -84,15 +83,15 @@ def gather(
     """
     top_num = max(spec.top_num for spec in specs)
     num_ids = max(len(spec.token_ids) for spec in specs)
-    chosen, top_values, top_ids = gather_logprobs(logits, token_ids, top_num)
-    id_values = chosen.new_empty((len(specs), 0))
+    looked_up = token_ids.unsqueeze(1)
     if num_ids:
         wanted = np.zeros((len(specs), num_ids), dtype=np.int64)
         for line, spec in enumerate(specs):
             wanted[line, : len(spec.token_ids)] = spec.token_ids
         (ids,) = to_device(logits.device, wanted)
-        totals = torch.logsumexp(logits, dim=-1, keepdim=True)
-        id_values = (logits.gather(1, ids) - totals).clamp_(min=_FLOOR)
+        looked_up = torch.cat([looked_up, ids], dim=1)
+    values, top_values, top_ids = gather_logprobs(logits, looked_up, top_num)
+    chosen, id_values = values[:, 0], values[:, 1:]
     return StepLogprobs(rows, specs, chosen, top_values, top_ids.to(torch.int32), id_values)
 
 

@@ -43,6 +43,11 @@ from runtime.models.causal_lm import CausalLM
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.commands import CommandedRunner
 from runtime.scheduler.grammars import Grammars
+from runtime.scheduler.invariance import (
+    invariant_attention,
+    invariant_linear,
+    require_invariance,
+)
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.scheduler import Runner, Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
@@ -158,15 +163,25 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
     model_config = load_model_config(folder)
     report("loading_weights")
     group = _join_group(config, rank, device)
+    backend = config.attention_backend
+    if backend == "auto":
+        backend = DEFAULT_ATTENTION[device.type]
+    linear = None
+    if config.deterministic:
+        linear = invariant_linear(device.type)
+        backend = invariant_attention(backend, device.type)
     context = BuildContext(
-        dtype=parse_dtype(config.dtype), device=device, max_positions=config.context_len + 1
+        dtype=parse_dtype(config.dtype),
+        device=device,
+        max_positions=config.context_len + 1,
+        linear=linear,
     )
     if group is not None:
         context = replace(
             context,
             tp_rank=rank,
             tp_size=group.size,
-            all_reduce=group.all_reduce,
+            all_reduce=group.sum_in_order if config.deterministic else group.all_reduce,
             gather_columns=group.gather_columns,
         )
     model = load_model(
@@ -177,10 +192,9 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
         load_format=config.load_format,
         seed=config.random_seed,
     )
+    if linear is not None:
+        require_invariance(model, linear, backend)
     report("allocating_cache")
-    backend = config.attention_backend
-    if backend == "auto":
-        backend = DEFAULT_ATTENTION[device.type]
     attention = ATTENTION_BACKENDS.load(backend)(device.type, _step_limits(config))
     weight_bytes = parameter_bytes(model)
     if group is not None:

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ["test_attention.py", "triton_attention_cases.py"],
         ["../numerics/test_models.py"],
         ["triton_sampling_cases.py"],
+        ["triton_invariant_linear_cases.py", "triton_invariant_attention_cases.py"],
     ],
     ids=lambda files: files[0],
 )
@@ -29,10 +30,17 @@ def test_in_the_interpreter(files):
     paths = [f"tests/kernels/{name}" for name in files]
     # Of the models one without and one with a window: the others differ in what Triton never sees.
     is_models = "numerics" in files[0]
-    wanted = "qwen3-triton or mistral_window-triton" if is_models else "triton"
+    wanted = "triton"
+    if is_models:
+        wanted = "(qwen3-triton or mistral_window-triton) and not invariant"
     command = [sys.executable, "-m", "pytest", "-q", "-k", wanted, *paths]
+    plugins = ["no:cacheprovider", "tests.support.interpreted_triton"]
+    if "invariant" in files[0]:
+        plugins.append("tests.support.ordered_triton")
+    for plugin in plugins:
+        command += ["-p", plugin]
     result = subprocess.run(
-        [*command, "-p", "tests.support.interpreted_triton", "-p", "no:cacheprovider"],
+        command,
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,

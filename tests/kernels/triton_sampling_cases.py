@@ -78,7 +78,7 @@ def test_logprobs(impl, vocab, top_k):
     logits = torch.randn(3, vocab)
     logits[1, 10:] = -math.inf
     logits[2] = 1.0
-    ids = torch.tensor([3, vocab - 1, 7])
+    ids = torch.tensor([[3, 1], [vocab - 1, 3], [7, 0]])
     for got, want in zip(
         triton.gather_logprobs(logits, ids, top_k),
         reference.gather_logprobs(logits, ids, top_k),

@@ -26,7 +26,8 @@ HALF = [name for name, variant in TINY_MODELS.items() if variant.dtype != "float
 BY_ARCHITECTURE = list({v.architecture: n for n, v in reversed(TINY_MODELS.items())}.values())
 # In Triton's interpreter (tests/kernels/test_triton_interpreted.py) the kernels run on the CPU.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-NEEDS_GPU = {"flashinfer"} | (set() if INTERPRETED else {"triton"})
+TRITON = {"triton", "triton_invariant"}
+NEEDS_GPU = {"flashinfer"} | (set() if INTERPRETED else TRITON)
 BACKENDS = [name for name in ATTENTION_BACKENDS if name not in NEEDS_GPU]
 TOLERANCE = 1e-4
 NUM_NEW = 64

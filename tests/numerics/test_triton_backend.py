@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels.linear import LINEAR
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
 
@@ -38,6 +39,52 @@ print(json.dumps([[engine.tokens[i] for i in sorted(engine.tokens)], plain]))
 """
 
 
+INVARIANT_SCRIPT = """
+import sys
+from pathlib import Path
+from tests.support import interpreted_triton, ordered_triton
+from tests.support.engine import InProcessEngine
+from runtime.messages import LogprobSpec
+
+prompts = [list(range(3, 30)), [77] * 9, [5, 9, 200]]
+
+def run(one_by_one, **options):
+    engine = InProcessEngine(
+        Path(sys.argv[1]), attention_backend="triton", dtype="bfloat16", deterministic=True,
+        **options,
+    )
+    assert engine.ready.attention_backend == "triton_invariant"
+    for i, prompt in enumerate(prompts, 1):
+        engine.add(i, prompt, 3, LogprobSpec(-1, i % 3, [7]), ignore_eos=True)
+        if one_by_one:
+            engine.run()
+    engine.run()
+    return [(engine.tokens[i], engine.outputs[i]) for i in range(1, 4)]
+
+alone = run(True, disable_radix_cache=True)
+assert run(False, chunked_prefill_size=11, overlap=True) == alone, "in chunks, in a batch"
+"""
+
+
+def run(script: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(LINEAR.unavailable("cpu") is not None, reason="no C++ library")
+@pytest.mark.parametrize("name", ["mistral_window"])
+def test_invariant_attention_gives_the_same_bits_in_every_step(name: str) -> None:
+    run(INVARIANT_SCRIPT, str(tiny_model(name)))
+
+
 @pytest.mark.parametrize(
     ("name", "keys"), [("qwen3", "paged"), ("mistral", "plain"), ("mistral_window", "plain")]
 )
@@ -45,20 +92,12 @@ def test_tokens_equal_those_of_the_default_back_end(name: str, keys: str) -> Non
     """With `plain`, whole prompts read their keys where the projection left them."""
     folder = tiny_model(name)
     arguments = [str(folder), json.dumps(PROMPTS), str(NUM_NEW), keys]
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    output = run(SCRIPT, *arguments)
     engine = InProcessEngine(folder)
     for i, prompt in enumerate(PROMPTS, 1):
         engine.add(i, prompt, NUM_NEW, ignore_eos=True)
     engine.run()
-    tokens, plain = json.loads(run.stdout.splitlines()[-1])
+    tokens, plain = json.loads(output.splitlines()[-1])
     assert tokens == [engine.tokens[i] for i in (1, 2, 3)]
     # The first chunks alone and beside others; not the later ones, nor what a window cuts.
     assert bool(plain) == (keys == "plain")

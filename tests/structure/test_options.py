@@ -56,6 +56,7 @@ OPTIONS = """
 --attention-backend = auto
 --grammar-backend = xgrammar
 --disable-cuda-graph = False
+--enable-deterministic-inference = False
 --num-threads = None
 [logging]
 --log-level = info

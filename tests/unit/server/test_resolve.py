@@ -84,6 +84,21 @@ def test_the_names_default_to_the_path_as_typed():
     assert config.model.served_model_name == "qwen/x"
 
 
+def test_deterministic_inference_fixes_the_seed_of_requests_without_one():
+    kernels = KernelArgs(enable_deterministic_inference=True)
+    resolved = choose(kernels=kernels)
+    assert resolved.worker.deterministic
+    assert resolved.worker.random_seed == 42
+    assert resolved.sampling_defaults["seed"] == 42
+    preferred = HttpArgs(preferred_sampling_params='{"sampling_seed": 5}')
+    assert choose(kernels=kernels, http=preferred).sampling_defaults["seed"] == 5
+    config = ServerConfig(kernels=kernels, model=ModelArgs(random_seed=6))
+    chosen = resolve(config, fake_model_config(), CPU, FOLDERS, seed=7)
+    assert chosen.sampling_defaults["seed"] == chosen.worker.random_seed == 6
+    assert not choose().worker.deterministic
+    assert "seed" not in choose().sampling_defaults
+
+
 @pytest.mark.parametrize(
     "sections",
     [
@@ -102,6 +117,11 @@ def test_the_names_default_to_the_path_as_typed():
         {"scheduling": SchedulingArgs(max_running_requests=10**6)},
         {"kernels": KernelArgs(attention_backend="triton")},
         {"kernels": KernelArgs(num_threads=10**4)},
+        {"kernels": KernelArgs(enable_deterministic_inference=True, attention_backend="torch")},
+        {
+            "kernels": KernelArgs(enable_deterministic_inference=True),
+            "model": ModelArgs(dtype="half", device="cpu"),
+        },
         {"model": ModelArgs(random_seed=2**70)},
         {"http": HttpArgs(api_key="")},
         {"http": HttpArgs(admin_api_key=" ")},

@@ -1,0 +1,64 @@
+"""Deterministic inference on an NVIDIA GPU: is every bit the same, and what does it cost?
+
+    python3 -m benchmarks.h200.deterministic [--only SECTION ...] [--json FILE]
+
+linear: every cut of the batch-invariant product against the others, and its time beside cuBLAS.
+attention: a query alone, in chunks and in a batch, and the time beside the ordinary kernels.
+rows: the other ops, and sampling, a row alone against the same row in a batch.
+engine: sixteen requests one by one against every way of scheduling, tiny models and 0.5b; the same
+without the flag as a control, where bits should differ.
+cost: steps of 0.5b and 8b with the flag and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+SECTIONS = ("linear", "attention", "rows", "engine", "cost")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--json", type=Path, help="write what was found")
+    options = parser.parse_args()
+    torch.manual_seed(1)
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+    print(*report.values(), sep=", ", flush=True)
+    kernels = importlib.import_module("benchmarks.h200.deterministic_kernels")
+    engines = importlib.import_module("benchmarks.h200.deterministic_engine")
+    wrong: list[str] = []
+    for name in options.only:
+        began = time.perf_counter()
+        section = getattr(kernels, name, None) or getattr(engines, name)
+        print(f"== {name}", flush=True)
+        found, lines = section()
+        report[name] = {"wrong": found, "lines": lines}
+        wrong += found
+        for line in found:
+            print(f"WRONG {line}")
+        print(f"   {len(found)} wrong, {time.perf_counter() - began:.0f} s", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=1))
+        gc.collect()
+        torch.cuda.empty_cache()
+    if wrong:
+        raise SystemExit(f"{len(wrong)} checks failed")
+    print("every bit is the same")
+
+
+if __name__ == "__main__":
+    main()

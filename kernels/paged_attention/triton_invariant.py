@@ -1,0 +1,331 @@
+"""Batch-invariant paged attention in Triton: what a step's layers share, and the launches.
+
+Which rows are whose and how keys are shared out is written on the device, as in `triton_plan`, so
+that a CUDA graph may be replayed with other lengths. Only a query that is its sequence's only one
+has its parts of keys spread over programs, as far as the workspace has room for their sums; by the
+kernel's order of additions the result does not depend on it.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: PLR0913 a kernel takes what it touches
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.paged_attention.triton_invariant_kernel import attention_kernel
+from kernels.triton_support.launch import launch_options
+
+__all__ = [
+    "InvariantPlan",
+    "InvariantWorkspace",
+    "paged_attention",
+    "plan_attention",
+    "run_attention",
+]
+
+# One block of rows for every step: its height decides which matrix instruction is used.
+BLOCK_ROWS = 64
+# Keys of a part; a multiple of every block of keys.
+PART = 256
+_ITEM_FIELDS = 8
+# Parts of keys whose sums the workspace holds: enough to fill a device with few sequences. Programs
+# beyond the end of a step's list leave at once, but a thousand of them are a microsecond.
+_MAX_SLOTS = 1024
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the kernel is cut: keys a block, warps a program, loads in flight."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def tile_of(dtype: torch.dtype, block_dim: int) -> Tile:
+    """Return how the kernel is cut; a function of the model alone, never of the step."""
+    if dtype is torch.float32:
+        return Tile(32, 8, 2)
+    return Tile(64, 4 if block_dim <= 128 else 8, 2)
+
+
+@triton.jit(do_not_specialize=["num_seqs", "window_left"])
+def _plan_kernel(
+    seq_lens_ptr,
+    qo_indptr_ptr,
+    items_ptr,
+    totals_ptr,
+    num_seqs,
+    window_left,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PART_KEYS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK_SEQS: tl.constexpr,
+    BLOCK_ITEMS: tl.constexpr,
+):
+    """Write the items of one sequence; every program adds up all lengths for itself."""
+    mine = tl.program_id(0)
+    seq = tl.arange(0, BLOCK_SEQS)
+    valid = seq < num_seqs
+    kv_len = tl.load(seq_lens_ptr + seq, mask=valid, other=0)
+    q_start = tl.load(qo_indptr_ptr + seq, mask=valid, other=0)
+    num_queries = tl.load(qo_indptr_ptr + seq + 1, mask=valid, other=0) - q_start
+    blocks = tl.cdiv(num_queries * GROUP, BLOCK_M)
+    first_key = tl.where(window_left < 0, 0, tl.maximum(kv_len - 1 - window_left, 0))
+    parts = tl.cdiv(kv_len, PART_KEYS) - first_key // PART_KEYS
+    parts = tl.where((num_queries == 1) & (parts > 1), parts, 0)
+    slots_end = tl.cumsum(parts, axis=0)
+    parts = tl.where(slots_end <= SLOTS, parts, 0)
+    count = tl.where(parts > 0, parts, blocks)
+    if mine == 0:
+        tl.store(totals_ptr, tl.sum(count))
+
+    is_mine = seq == mine
+    my_kv_len = tl.sum(tl.where(is_mine, kv_len, 0))
+    my_q_start = tl.sum(tl.where(is_mine, q_start, 0))
+    my_queries = tl.sum(tl.where(is_mine, num_queries, 0))
+    my_parts = tl.sum(tl.where(is_mine, parts, 0))
+    my_slot = tl.sum(tl.where(is_mine, slots_end - parts, 0))
+    my_first_part = tl.sum(tl.where(is_mine, first_key, 0)) // PART_KEYS
+    my_count = tl.sum(tl.where(is_mine, count, 0))
+    begin = tl.sum(tl.where(seq < mine, count, 0))
+    for first in range(0, my_count, BLOCK_ITEMS):
+        k = first + tl.arange(0, BLOCK_ITEMS)
+        inside = k < my_count
+        item_ptr = items_ptr + (begin + k) * 8
+        tl.store(item_ptr, mine + k * 0, mask=inside)
+        # The last rows see the most keys: started first, they do not finish long after the rest.
+        tl.store(item_ptr + 1, tl.where(my_parts > 0, 0, my_count - 1 - k), mask=inside)
+        tl.store(item_ptr + 2, my_q_start + k * 0, mask=inside)
+        tl.store(item_ptr + 3, my_queries + k * 0, mask=inside)
+        tl.store(item_ptr + 4, my_kv_len + k * 0, mask=inside)
+        tl.store(item_ptr + 5, tl.where(my_parts > 0, my_first_part + k, -1), mask=inside)
+        tl.store(item_ptr + 6, my_parts + k * 0, mask=inside)
+        tl.store(item_ptr + 7, my_slot + k * 0, mask=inside)
+
+
+class InvariantWorkspace:
+    """Device memory of the batch-invariant attention kernel.
+
+    Make one per stream that runs attention and per distinct `window_left` in a model, before any
+    graph is captured; it is written by `plan_attention` and by every layer's run. A plan is valid
+    until the next one with the same workspace.
+
+    Attributes:
+        num_slots: parts of keys whose sums it holds at a time.
+        items: int32 work list, see `_plan_kernel`.
+        totals: `[1]` int32, the length of the list.
+        partials: `[num_slots, num_heads, head_dim rounded up]` float32, sums of single parts.
+        states: `[num_slots, num_heads, 2]` float32, their largest scores and weights' sums.
+        arrived: `[max_seqs * num_kv_heads]` int32, parts that are done; 0 between runs.
+    """
+
+    def __init__(
+        self,
+        max_seqs: int,
+        max_tokens: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        device: torch.device,
+    ) -> None:
+        """Allocate for steps of at most `max_seqs` sequences and `max_tokens` new tokens."""
+        group = num_heads // num_kv_heads
+        assert group <= BLOCK_ROWS
+        self.max_seqs = max_seqs
+        self.max_tokens = max_tokens
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.num_slots = _MAX_SLOTS
+        num_items = max_tokens * group // BLOCK_ROWS + max_seqs + self.num_slots
+        block_dim = max(16, triton.next_power_of_2(head_dim))
+
+        def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.items = empty(num_items, _ITEM_FIELDS)
+        self.totals = empty(1)
+        self.partials = empty(self.num_slots, num_heads, block_dim, dtype=torch.float32)
+        self.states = empty(self.num_slots, num_heads, 2, dtype=torch.float32)
+        self.arrived = torch.zeros(max_seqs * num_kv_heads, dtype=torch.int32, device=device)
+
+
+@dataclass(frozen=True)
+class InvariantPlan:
+    """What a step's layers share.
+
+    Attributes:
+        workspace: holds the work list.
+        window_left: of the layers this plan is for.
+        max_items: programs that a launch needs at most.
+    """
+
+    workspace: InvariantWorkspace
+    window_left: int
+    max_items: int
+
+
+def plan_attention(
+    workspace: InvariantWorkspace,
+    seq_lens: Tensor,
+    qo_indptr: Tensor,
+    num_tokens: int,
+    max_keys: int,
+    window_left: int = -1,
+) -> InvariantPlan:
+    """Write a step's work list; one small launch, no synchronisation.
+
+    The tensors are read when the launch runs on the device: a captured graph that holds this
+    call and the layers' runs may be replayed with other lengths in the same tensors.
+
+    Args:
+        workspace: large enough for the step.
+        seq_lens: `[num_seqs]` int32, key length including this step's tokens; 0 is allowed for
+            rows that pad a graph, their output is 0.
+        qo_indptr: `[num_seqs + 1]` int32.
+        num_tokens: rows of `q`, `qo_indptr[-1]` or more.
+        max_keys: no sequence is longer, nor will one be when a graph is replayed.
+        window_left: -1, or how many keys before its own position a query sees.
+    """
+    num_seqs = seq_lens.shape[0]
+    assert num_seqs <= workspace.max_seqs
+    assert num_tokens <= workspace.max_tokens
+    assert seq_lens.dtype is torch.int32
+    assert qo_indptr.dtype is torch.int32
+    group = workspace.num_heads // workspace.num_kv_heads
+    # A window of keys may begin and end within a part.
+    keys = max_keys if window_left < 0 else min(max_keys, window_left + PART)
+    max_parts = min(workspace.num_slots, num_seqs * triton.cdiv(keys, PART))
+    if num_seqs:
+        _plan_kernel[(num_seqs,)](
+            seq_lens,
+            qo_indptr,
+            workspace.items,
+            workspace.totals,
+            num_seqs,
+            window_left,
+            GROUP=group,
+            BLOCK_M=BLOCK_ROWS,
+            PART_KEYS=PART,
+            SLOTS=workspace.num_slots,
+            # Of the workspace, not of the step: one compilation serves every batch size.
+            BLOCK_SEQS=max(16, triton.next_power_of_2(workspace.max_seqs)),
+            BLOCK_ITEMS=128,
+            num_warps=4,
+        )
+    max_blocks = num_tokens * group // BLOCK_ROWS + num_seqs
+    return InvariantPlan(workspace, window_left, max_blocks + max_parts if num_seqs else 0)
+
+
+def run_attention(
+    plan: InvariantPlan,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    scale: float,
+    out: Tensor,
+    tile: Tile | None = None,
+) -> None:
+    """Attend one layer of a planned step; allocates nothing, waits for nothing.
+
+    Args:
+        plan: of this step, for this layer's `window_left`.
+        q: `[num_tokens, num_heads, head_dim]`, heads and elements contiguous, rows at any stride.
+        k_cache: `[num_pages, num_kv_heads, page_size, head_dim]`, contiguous, the dtype of `q`.
+        v_cache: likewise.
+        page_table: `[num_seqs, max_pages]` int32, rows contiguous.
+        scale: factor on the scores.
+        out: `[num_tokens, num_heads * head_dim]`, contiguous. Rows that no sequence of the plan
+            owns (padding behind `qo_indptr[-1]`) are left as they are.
+        tile: for tuning, None for the usual cut. Another `block_n` gives other bits.
+    """
+    workspace = plan.workspace
+    _, num_heads, head_dim = q.shape
+    num_kv_heads, page_size = k_cache.shape[1], k_cache.shape[2]
+    assert (num_heads, num_kv_heads, head_dim) == (
+        workspace.num_heads,
+        workspace.num_kv_heads,
+        workspace.head_dim,
+    )
+    assert q.stride(1) == head_dim
+    assert q.stride(2) == 1
+    assert q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
+    assert page_table.dtype is torch.int32
+    assert page_table.stride(1) == 1
+    assert out.is_contiguous()
+    if plan.max_items == 0:
+        return
+    group = num_heads // num_kv_heads
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    tile = tile or tile_of(q.dtype, block_dim)
+    attention_kernel[(num_kv_heads, plan.max_items)](
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        out,
+        workspace.items,
+        workspace.totals,
+        workspace.partials,
+        workspace.states,
+        workspace.arrived,
+        q.stride(0),
+        page_table.stride(0),
+        scale * math.log2(math.e),
+        plan.window_left,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        GROUP_ROWS=triton.next_power_of_2(group),
+        HEAD_DIM=head_dim,
+        PAGE_SIZE=page_size,
+        PRECISION="ieee" if q.dtype is torch.float32 else "tf32",
+        WINDOWED=plan.window_left >= 0,
+        PART=PART,
+        BLOCK_M=BLOCK_ROWS,
+        BLOCK_N=tile.block_n,
+        BLOCK_D=block_dim,
+        STAGES=tile.num_stages,
+        num_warps=tile.num_warps,
+        # Parts are added up in two places of the kernel: the compiler must not fuse a product and
+        # a sum in one of them only.
+        enable_fp_fusion=False,
+        **launch_options(q.device),
+    )
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    qo_indptr: Tensor,
+    scale: float,
+    window_left: int,
+    out: Tensor | None,
+) -> Tensor:
+    """Plan and run one layer; see `kernels.paged_attention.paged_attention`.
+
+    Allocates a workspace each time: the runtime's back end keeps one instead.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    if out is None:
+        out = q.new_empty(num_tokens, num_heads * head_dim)
+    num_seqs = seq_lens.shape[0]
+    if num_tokens == 0 or num_seqs == 0:
+        return out
+    workspace = InvariantWorkspace(
+        num_seqs, num_tokens, num_heads, k_cache.shape[1], head_dim, q.device
+    )
+    max_keys = page_table.shape[1] * k_cache.shape[2]
+    plan = plan_attention(workspace, seq_lens, qo_indptr, num_tokens, max_keys, window_left)
+    run_attention(plan, q, k_cache, v_cache, page_table, scale, out)
+    return out
