@@ -34,8 +34,8 @@ class BatchRows:
         num_prompt: `[max_rows + 1]` int64 on the host.
         is_greedy, is_special, has_penalties, has_grammar: `[max_rows + 1]` bool on the host;
             special rows change their logits before sampling.
-        wants_logprobs: `[max_rows + 1]` bool on the host.
-        logprobs: what each of those rows wants.
+        wants_logprobs, wants_hidden: `[max_rows + 1]` bool on the host.
+        logprobs: what the rows that want log-probabilities ask for.
     """
 
     TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
@@ -72,6 +72,7 @@ class BatchRows:
         self.is_special = np.zeros(rows, dtype=bool)
         self.has_penalties = np.zeros(rows, dtype=bool)
         self.wants_logprobs = np.zeros(rows, dtype=bool)
+        self.wants_hidden = np.zeros(rows, dtype=bool)
         self.logprobs: list[LogprobSpec | None] = [None] * rows
         self.has_grammar = np.zeros(rows, dtype=bool)
         self._history: Tensor | None = None
@@ -126,6 +127,7 @@ class BatchRows:
         self.host_top_k[row] = sampling.top_k if sampling.top_k > 0 else self.vocab_size
         self.wants_logprobs[row] = join.logprobs is not None
         self.logprobs[row] = join.logprobs
+        self.wants_hidden[row] = join.wants_hidden
         self.page_table_host[row] = 0
 
     def _update_pages(self, updates: list[PageUpdate]) -> None:

@@ -119,6 +119,9 @@ class SchedulingArgs:
     schedule_policy: str = option(
         "fcfs", "Order of waiting requests.", choices=("fcfs", "lpm", "priority")
     )
+    enable_return_hidden_states: bool = option(
+        False, "Let requests ask for hidden states (return_hidden_states)."
+    )
     page_size: int | None = option(None, "Tokens per page of the KV pool.")
     disable_radix_cache: bool = option(False, "Do not share prefixes between requests.")
     disable_overlap_schedule: bool = option(False, "Wait for each step before planning the next.")
@@ -240,6 +243,7 @@ class WorkerConfig:
     num_threads: int
     disable_cuda_graph: bool = False
     deterministic: bool = False
+    enable_return_hidden_states: bool = False
     tp_size: int = 1
     dp_size: int = 1
     dp_rank: int = 0

@@ -52,6 +52,8 @@ class ForwardBatch:
         logits_indices: `[num_samples]` int64, the tokens whose logits are wanted.
         kv: one entry per layer.
         attention: planned for this batch.
+        embed_places, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens whose embedding was
+            given, and these.
         max_seq_len, max_query_len: bounds known to the host, so that nobody asks the device.
         whole_prompts: new tokens of each of the last sequences that have no other tokens, in order:
             their keys and values lie beside their queries, too.
@@ -72,3 +74,10 @@ class ForwardBatch:
     max_query_len: int = 0
     whole_prompts: Sequence[int] = ()
     host: HostLengths | None = None
+    embed_places: Tensor | None = None
+    embeds: Tensor | None = None
+
+    def put_embeds(self, embedded: Tensor) -> None:
+        """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, by those that were given."""
+        if self.embed_places is not None and self.embeds is not None:
+            embedded.index_copy_(0, self.embed_places, self.embeds.to(embedded.dtype))

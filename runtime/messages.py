@@ -18,6 +18,10 @@ Phase = Literal[
 Stage = Literal["EXTEND", "DECODE"]
 
 
+# Hidden states of the last token that was generated, or of every token.
+HiddenMode = Literal["", "last", "all"]
+
+
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
     pass
 
@@ -45,6 +49,7 @@ class LogprobBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
         top_values: float32 bytes, the largest ones of each position in descending order.
         top_ids: int32 bytes, their tokens.
         id_values: float32 bytes, of the ids that were asked for, in their order.
+        unsent_ids: int32 bytes, the positions' tokens where they are no part of the output.
     """
 
     request_id: int
@@ -53,6 +58,22 @@ class LogprobBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top_values: bytes = b""
     top_ids: bytes = b""
     id_values: bytes = b""
+    unsent_ids: bytes = b""
+
+
+class HiddenBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Hidden states of consecutive positions of one request, after the last norm.
+
+    Attributes:
+        is_input: of the prompt but for its last token; else those that output tokens were made of.
+        values: float32 bytes, row after row.
+        replaces: whether earlier blocks of the request mean nothing any more.
+    """
+
+    request_id: int
+    is_input: bool
+    values: bytes
+    replaces: bool = False
 
 
 # ---- front -> scheduler -------------------------------------------------------------------------
@@ -69,6 +90,8 @@ class GenerateRequest(_Message, frozen=True):
         priority: larger is sooner under the priority policy.
         arrival: `time.monotonic()` at the front, comparable across processes of one machine.
         logprobs: set when log-probabilities are wanted.
+        hidden_states: which hidden states are wanted.
+        input_embeds: float32 bytes, one row for each of `input_ids`, which mean nothing then.
         grammar_key: names the compiled grammar that the output follows; empty for free text.
         grammar: the compiled grammar, when the scheduler does not have it any more.
     """
@@ -81,6 +104,8 @@ class GenerateRequest(_Message, frozen=True):
     priority: int = 0
     arrival: float = 0.0
     logprobs: LogprobSpec | None = None
+    hidden_states: HiddenMode = ""
+    input_embeds: bytes = b""
     grammar_key: bytes = b""
     grammar: bytes = b""
 
@@ -261,7 +286,7 @@ class TokenDeltas(_Message, frozen=True):
         token_ids: int32 bytes, concatenated.
         cached_tokens: for each entry of `starts`, prompt tokens found in the prefix cache.
         ends: requests that end with this step.
-        logprobs: of this step's tokens, and of prompt chunks, for requests that want them.
+        logprobs, hidden: of this step's tokens, and of prompt chunks, for requests that want them.
     """
 
     starts: list[StreamStart]
@@ -271,6 +296,7 @@ class TokenDeltas(_Message, frozen=True):
     token_ids: bytes
     ends: list[StreamEnd]
     logprobs: list[LogprobBlock] = []
+    hidden: list[HiddenBlock] = []
 
 
 class ResetStreams(_Message, frozen=True):
@@ -292,7 +318,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
         reason: set on the last delta of the request.
         cached_tokens: set on the first delta, else -1.
         num_retractions: set on the last delta: times the request was put back and recomputed.
-        logprobs: in order; after a stop string some may lie behind the last of `token_ids`.
+        logprobs, hidden: in order; after a stop string some may lie behind the last of `token_ids`.
     """
 
     request_id: int
@@ -302,6 +328,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cached_tokens: int = -1
     num_retractions: int = 0
     logprobs: list[LogprobBlock] | None = None
+    hidden: list[HiddenBlock] | None = None
 
 
 class TextDeltas(_Message, frozen=True):

@@ -13,6 +13,7 @@ from runtime.cache.radix_tree import Tokens
 from runtime.grammar.backend import Matcher
 from runtime.messages import FinishReason, GenerateRequest, StreamStart
 from runtime.sampling_params import SamplingParams
+from runtime.step import Float32Array
 
 # So many prompt tokens let the detokenizer give the first output token its left context.
 PROMPT_TAIL_TOKENS = 8
@@ -41,6 +42,36 @@ class GrammarState:
         self.is_active = self.after is None
 
 
+@dataclass
+class PromptReport:
+    """Positions of a prompt, all but the last, about which something is to be reported.
+
+    What is found at the last one comes with the first output token.
+
+    Attributes:
+        reported: nothing is to be reported about positions before this one any more.
+        planned: the same, with those in flight.
+        end: the prompt's last position.
+    """
+
+    reported: int
+    end: int
+    planned: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is still to be computed for it."""
+        return self.reported < self.end
+
+    def plan(self, start: int, length: int) -> tuple[int, int]:
+        """The positions `[begin, end)` of a chunk that are to be reported; none when equal."""
+        begin, end = max(start, self.planned), min(start + length, self.end)
+        if begin >= end:
+            return begin, begin
+        self.planned = end
+        return begin, end
+
+
 class Request:
     """A prompt and what has become of it.
 
@@ -52,24 +83,26 @@ class Request:
         cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
         started: whether the detokenizer has been told of it.
         logprobs: which log-probabilities it wants, if any.
-        num_reported: the prompt's logits up to here need no log-probabilities any more: they were
-            reported, or nobody asked.
-        num_planned: the same, with those in flight.
+        hidden: which hidden states it wants, if any.
+        logprob_report, hidden_report: what is still to be told about its prompt.
+        embeds: `[num_prompt, hidden_size]`, in the place of the prompt's tokens.
         grammar: what the output must match; `None` for free text.
     """
 
     __slots__ = (
         "arrival",
         "cached_tokens",
+        "embeds",
         "grammar",
+        "hidden",
+        "hidden_report",
         "hold",
+        "logprob_report",
         "logprobs",
         "max_new_tokens",
         "namespace",
         "num_computed",
-        "num_planned",
         "num_prompt",
-        "num_reported",
         "num_retractions",
         "priority",
         "request_id",
@@ -100,17 +133,34 @@ class Request:
         self.started = False
         self.logprobs = message.logprobs
         start = -1 if message.logprobs is None else message.logprobs.start_len
-        self.num_reported = self.num_prompt if start < 0 else start
-        self.num_planned = self.num_reported
+        last = self.num_prompt - 1
+        self.logprob_report = PromptReport(self.num_prompt if start < 0 else start, last)
+        self.hidden = message.hidden_states
+        self.hidden_report = PromptReport(0 if self.hidden == "all" else self.num_prompt, last)
+        self.embeds: Float32Array | None = None
+        if message.input_embeds:
+            values = np.frombuffer(message.input_embeds, dtype=np.float32)
+            self.embeds = values.reshape(self.num_prompt, -1)
         self.grammar: GrammarState | None = None
 
     @property
-    def wants_input_logprobs(self) -> bool:
-        """Whether log-probabilities of the prompt are still to be computed.
+    def reports(self) -> tuple[PromptReport, PromptReport]:
+        """Everything that may have to be told about the prompt."""
+        return self.logprob_report, self.hidden_report
 
-        The logits at a position tell of the next token, so those at the prompt's last do not count.
+    @property
+    def first_unreported(self) -> int | None:
+        """The first position that must be computed because it is to be reported."""
+        return min((each.reported for each in self.reports if each.is_open), default=None)
+
+    @property
+    def end_len(self) -> int:
+        """Tokens after which nothing more is sampled.
+
+        Where none is to be generated one still is, when something is to be told about it.
         """
-        return self.num_reported < self.num_prompt - 1
+        least = 1 if self.logprobs is not None or self.hidden else 0
+        return self.num_prompt + max(self.max_new_tokens, least)
 
     def start_message(self, stream_interval: int) -> StreamStart:
         """What the detokenizer needs to know; `stream_interval` is the server's default."""
@@ -124,9 +174,12 @@ class Request:
             spaces_between_special_tokens=sampling.spaces_between_special_tokens,
             no_stop_trim=sampling.no_stop_trim,
             stream_interval=sampling.stream_interval or stream_interval,
-            prompt_tail=self.tokens[: self.num_prompt][-PROMPT_TAIL_TOKENS:].tobytes(),
+            prompt_tail=b"" if self.embeds is not None else self._prompt_tail(),
             stop_regex=sampling.stop_regex,
         )
+
+    def _prompt_tail(self) -> bytes:
+        return self.tokens[: self.num_prompt][-PROMPT_TAIL_TOKENS:].tobytes()
 
     def length_reason(self) -> FinishReason:
         """The reason when the token limit is reached."""

@@ -25,6 +25,7 @@ class RowJoin:
         output_ids: tokens generated before a retraction, for the penalties.
         logprobs: what to report beside each token.
         has_grammar: whether steps bring masks for it.
+        wants_hidden: whether hidden states are reported beside each token.
     """
 
     row: int
@@ -34,6 +35,7 @@ class RowJoin:
     output_ids: Int32Array
     logprobs: LogprobSpec | None = None
     has_grammar: bool = False
+    wants_hidden: bool = False
 
 
 @dataclass
@@ -58,6 +60,34 @@ class InputSpan:
     index: int
     offset: int
     targets: Int32Array
+
+
+@dataclass
+class HiddenSpan:
+    """Consecutive prompt positions whose hidden states are wanted.
+
+    Attributes:
+        index: of the sequence in the step.
+        offset: of the first position in the sequence's chunk.
+        length: positions.
+    """
+
+    index: int
+    offset: int
+    length: int
+
+
+@dataclass
+class EmbedSpan:
+    """Consecutive prompt positions that bring an embedding instead of a token.
+
+    Attributes:
+        first: place of the first one in `StepPlan.chunk_tokens`.
+        values: `[n, hidden_size]`.
+    """
+
+    first: int
+    values: Float32Array
 
 
 @dataclass
@@ -92,6 +122,8 @@ class StepPlan:
         joins, page_updates: changes of rows, applied before the step.
         input_spans: prompt positions that need log-probabilities, at most one span a sequence.
         masks: for outputs that follow a grammar.
+        hidden_spans: prompt positions whose hidden states are wanted, at most one span a sequence.
+        embed_spans: parts of `chunk_tokens` that are embeddings, ascending.
     """
 
     rows: Int64Array
@@ -104,6 +136,8 @@ class StepPlan:
     page_updates: list[PageUpdate] = field(default_factory=list)
     input_spans: list[InputSpan] = field(default_factory=list)
     masks: TokenMasks | None = None
+    hidden_spans: list[HiddenSpan] = field(default_factory=list)
+    embed_spans: list[EmbedSpan] = field(default_factory=list)
 
     @property
     def sample_rows(self) -> Int64Array:
@@ -131,6 +165,14 @@ class StepPlan:
                 replace(span, index=0) for span in self.input_spans if span.index == index
             ],
             masks=masks,
+            hidden_spans=[
+                replace(span, index=0) for span in self.hidden_spans if span.index == index
+            ],
+            embed_spans=[
+                replace(span, first=span.first - first)
+                for span in self.embed_spans
+                if first <= span.first < last
+            ],
         )
 
 
@@ -161,9 +203,13 @@ class StepResult:
             `token_ids` mean nothing.
         output_logprobs: row to its new token's, for rows that want them.
         input_logprobs: row to those of the step's span of its prompt.
+        output_hidden: row to `[1, hidden_size]`, what its new token was made of.
+        input_hidden: row to `[n, hidden_size]`, those of the step's span of its prompt.
     """
 
     token_ids: Int32Array
     failed: dict[int, str] = field(default_factory=dict)
     output_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     input_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    output_hidden: dict[int, Float32Array] = field(default_factory=dict)
+    input_hidden: dict[int, Float32Array] = field(default_factory=dict)

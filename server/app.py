@@ -28,6 +28,7 @@ from server.native import (
     parse,
     profile,
     score,
+    sessions,
     tokenize,
 )
 from server.request_log import RequestLog
@@ -62,7 +63,18 @@ def create_app(context: ServerContext, openai: OpenAIContext) -> Application:
         # A redirect would send a body to a path that auth has not decided on.
         redirect_slashes=False,
     )
-    for module in (health, info, generate, tokenize, score, parse, loads, control, profile):
+    for module in (
+        health,
+        info,
+        generate,
+        sessions,
+        tokenize,
+        score,
+        parse,
+        loads,
+        control,
+        profile,
+    ):
         api.include_router(module.create_router(context))
     request_log = RequestLog(context.config.logging, context.client, context.tokenizer)
     api.include_router(adjust.create_router(context, request_log))

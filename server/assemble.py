@@ -34,6 +34,7 @@ def assemble(
         max_total_num_tokens=resolved.worker.context_len,
         vocab_size=prepared.model.vocab_size,
         allow_auto_truncate=config.http.allow_auto_truncate,
+        hidden_size=prepared.model.hidden_size,
     )
     client = RecordingClient(
         limits,

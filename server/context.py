@@ -12,6 +12,8 @@ from runtime.client.status import EngineStatus
 from runtime.config import ServerConfig
 from runtime.detokenizer.pieces import TokenPieces
 from runtime.tokenizer import Tokenizer
+from server.native.tensor_request import Features
+from server.sessions import Sessions
 
 
 @dataclass
@@ -53,3 +55,18 @@ class ServerContext:
     def token_pieces(self) -> TokenPieces:
         """Text of single tokens, for log-probabilities."""
         return TokenPieces(self.tokenizer)
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        """Contexts that requests go on from."""
+        return Sessions(self.client.is_running, self.client.abort)
+
+    @cached_property
+    def features(self) -> Features:
+        """What requests may ask for in this server."""
+        scheduling = self.config.scheduling
+        return Features(
+            hidden_size=self.model.hidden_size,
+            hidden_states=scheduling.enable_return_hidden_states,
+            input_embeds=scheduling.disable_radix_cache,
+        )

@@ -69,7 +69,6 @@ _REFUSED_SWITCHES = {
     "--enable-weights-cpu-backup": "releasing memory between steps is not supported yet",
     "--checkpoint-engine-wait-weights-before-ready": "weights come from the model folder only",
     "--enable-custom-logit-processor": "code sent by clients never runs here",
-    "--enable-return-hidden-states": "hidden states are not returned yet",
     "--enable-return-routed-experts": "routed experts are not returned yet",
     "--enable-response-store": "stored responses are not supported yet",
     "--trust-request-chat-template": "templates sent by clients never run here",

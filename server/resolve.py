@@ -188,6 +188,7 @@ def resolve(
         gpu_ids=list(hardware.gpu_ids) if device == "cuda" and dp_size > 1 else [],
         log_level=config.logging.log_level,
         decode_log_interval=config.logging.decode_log_interval,
+        enable_return_hidden_states=scheduling.enable_return_hidden_states,
         stream_interval=config.http.stream_interval,
         tokenizer_folder=str(folders.tokenizer),
         grammar_backend=grammar_backend,

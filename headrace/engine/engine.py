@@ -127,7 +127,8 @@ class Engine:
             progress_bar: show one; by default for large batches on a terminal.
             **options: other fields of the native API: `rid`, `priority`, `cache_salt`, `extra_key`,
                 `return_prompt_token_ids`, `return_logprob`, `logprob_start_len`,
-                `top_logprobs_num`, `token_ids_logprob`, `return_text_in_logprobs`.
+                `top_logprobs_num`, `token_ids_logprob`, `return_text_in_logprobs`,
+                `return_hidden_states`, `input_embeds` (instead of a prompt), `session_params`.
 
         Returns:
             A dict (`text`, `output_ids`, `meta_info`) for one prompt; a list of them, in order, for
@@ -331,6 +332,45 @@ class Engine:
         with translated():
             self._core.check_alive()
             await self._core.context.client.control(FreezeGarbage)
+
+    def open_session(
+        self,
+        capacity_of_str_len: int,
+        session_id: str | None = None,
+        streaming: bool = False,
+        timeout: float | None = None,
+    ) -> str | None:
+        """Open a session that requests join by `session_params={"id": ..., "rid": ...}`.
+
+        Args:
+            capacity_of_str_len: tokens that it may hold.
+            session_id: its id; drawn when absent.
+            streaming: requests without `rid` go on from the latest one.
+            timeout: it is closed after so many seconds without use; an hour when absent.
+
+        Returns:
+            The id, or `None` when that session is open already.
+        """
+        return self._core.call(
+            self._open_session(capacity_of_str_len, session_id, streaming, timeout)
+        )
+
+    async def _open_session(
+        self, capacity: int, session_id: str | None, streaming: bool, timeout_s: float | None
+    ) -> str | None:
+        sessions = self._core.context.sessions
+        if session_id is not None and session_id in sessions:
+            return None
+        with translated():
+            self._core.check_alive()
+            return sessions.open(capacity, session_id, streaming=streaming, timeout_s=timeout_s)
+
+    def close_session(self, session_id: str) -> None:
+        """Forget a session; one that is not open is as good as closed."""
+        self._core.call(self._close_session(session_id))
+
+    async def _close_session(self, session_id: str) -> None:
+        self._core.context.sessions.close(session_id)
 
     def get_server_info(self) -> dict[str, Any]:
         """Every argument with its value, what the worker found, and its state just now."""

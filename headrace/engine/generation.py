@@ -12,6 +12,7 @@ from headrace.engine.progress import Progress
 from headrace.engine.workers import run_workers
 from openai_api.generation import close_all, merge
 from runtime.client.admission import admit, check_text_size
+from runtime.client.hidden_states import check_hidden
 from runtime.client.logprobs import check_logprobs
 from server.context import ServerContext
 from server.native.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
@@ -37,7 +38,8 @@ async def generate_all(
         context = core.context
         plan = _plan(context, body)
         prompt_ids = await _encode(context, plan)
-        for sample in plan.samples:
+        # In a session the prompt is known when the request joins it.
+        for sample in plan.samples if plan.session is None else ():
             # All are checked before any runs: one bad prompt refuses the whole request.
             limits = context.client.limits
             input_ids, sampling = admit(
@@ -49,6 +51,9 @@ async def generate_all(
             if sample.logprobs is not None:
                 most = sampling.max_new_tokens or 0
                 check_logprobs(sample.logprobs, len(input_ids), most, limits)
+            if sample.hidden_states:
+                most = sampling.max_new_tokens or 0
+                check_hidden(sample.hidden_states, len(input_ids), most, limits)
         with Progress(len(plan.samples), show_progress) as progress:
             answers = await _run_all(context, plan, prompt_ids, progress)
     return answers[0] if plan.is_single else answers
@@ -76,7 +81,7 @@ async def _run(
     answer: Answer = {}
     try:
         async for chunk in output.stream:
-            answer = output.answer(chunk)
+            answer = with_hidden_states(output, output.answer(chunk))
     finally:
         output.stream.close()
     return answer
@@ -92,7 +97,13 @@ def _most_in_flight(context: ServerContext) -> int:
 
 def _plan(context: ServerContext, body: GenerateBody) -> GeneratePlan:
     vocab_size = context.client.limits.vocab_size
-    return plan_generate(body, context.sampling_defaults, vocab_size, max_batch=None)
+    return plan_generate(
+        body,
+        context.sampling_defaults,
+        vocab_size,
+        max_batch=None,
+        features=context.features,
+    )
 
 
 async def _encode(context: ServerContext, plan: GeneratePlan) -> list[list[int]]:
@@ -104,6 +115,13 @@ async def _encode(context: ServerContext, plan: GeneratePlan) -> list[list[int]]
         check_text_size(text, context.client.limits)
     # The library uses every core for a batch and lets other threads run meanwhile.
     return await asyncio.to_thread(context.tokenizer.encode_batch, texts)
+
+
+def with_hidden_states(output: Output, answer: Answer) -> Answer:
+    """`answer` with what was asked for of them, as lists, once it is the last."""
+    if output.hidden is not None and answer["meta_info"]["finish_reason"] is not None:
+        answer["meta_info"]["hidden_states"] = output.hidden.lists()
+    return answer
 
 
 class StreamedRequest:
@@ -120,6 +138,7 @@ class StreamedRequest:
     ) -> AsyncGenerator[Answer, None]:
         async for index, chunk in merge([output.stream for output in outputs]):
             answer = outputs[index].answer(chunk, incremental=incremental)
+            with_hidden_states(outputs[index], answer)
             answer["text_delta"] = chunk.text
             if not plan.is_single:
                 answer["index"] = index

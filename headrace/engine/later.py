@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _EMBEDDINGS = "embedding, reward and rerank models are"
-_SESSIONS = "sessions are"
 _EXPERTS = "records of expert use are"
 _UPDATES = "weight updates are"
 _ADAPTERS = "LoRA adapters are"
@@ -15,8 +14,6 @@ LATER: dict[str, str] = {
     "async_encode": _EMBEDDINGS,
     "rerank": _EMBEDDINGS,
     "async_rerank": _EMBEDDINGS,
-    "open_session": _SESSIONS,
-    "close_session": _SESSIONS,
     "start_expert_distribution_record": _EXPERTS,
     "stop_expert_distribution_record": _EXPERTS,
     "dump_expert_distribution_record": _EXPERTS,

@@ -31,7 +31,7 @@ def build_body(
 
     Raises:
         TypeError: an option that nobody knows.
-        InvalidRequest: a value of a wrong type, or not exactly one of prompt and input_ids.
+        InvalidRequest: a value of a wrong type, or not exactly one prompt.
     """
     known = set(GenerateBody.__struct_fields__) - _OWN
     for name in options:
@@ -39,8 +39,11 @@ def build_body(
             raise TypeError(
                 f"generate() got an unexpected keyword argument {name!r}{_hint(name, known)}"
             )
-    if (prompt is None) == (input_ids is None):
-        raise InvalidRequest("Exactly one of prompt and input_ids must be given.", param="prompt")
+    embeds = options.get("input_embeds")
+    if sum(each is not None for each in (prompt, input_ids, embeds)) != 1:
+        raise InvalidRequest(
+            "Exactly one of prompt, input_ids and input_embeds must be given.", param="prompt"
+        )
     values = {name: _plain(value) for name, value in options.items() if name in known}
     values.update(
         text=_plain(prompt),

@@ -22,12 +22,14 @@ class EngineLimits:
         max_total_num_tokens: capacity of the KV pool, tokens.
         vocab_size: width of the logits; every token id is below it.
         allow_auto_truncate: shorten instead of refusing.
+        hidden_size: numbers of a token's embedding and of its hidden state.
     """
 
     context_len: int
     max_total_num_tokens: int
     vocab_size: int
     allow_auto_truncate: bool = False
+    hidden_size: int = 0
 
     @property
     def max_req_len(self) -> int:

@@ -18,6 +18,7 @@ from runtime.client.admission import EngineLimits, admit
 from runtime.client.control import ControlCalls
 from runtime.client.generation import GenerationInput, GenerationStream, StreamState
 from runtime.client.grammars import GrammarCompiler
+from runtime.client.hidden_states import add_block, check_hidden
 from runtime.client.logprobs import check_logprobs
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.router import Router
@@ -130,6 +131,9 @@ class EngineClient:
         if item.logprobs is not None:
             max_new_tokens = sampling.max_new_tokens or 0
             check_logprobs(item.logprobs, len(input_ids), max_new_tokens, self.limits)
+        if item.hidden_states:
+            max_new_tokens = sampling.max_new_tokens or 0
+            check_hidden(item.hidden_states, len(input_ids), max_new_tokens, self.limits)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._seed_source())
         grammar = self._compile(sampling.grammar)
@@ -147,6 +151,9 @@ class EngineClient:
             priority=item.priority,
             arrival=stream.arrival,
             logprobs=item.logprobs,
+            hidden_states=item.hidden_states,
+            # A prompt that is too long may have been cut.
+            input_embeds=item.input_embeds[: len(input_ids) * self.limits.hidden_size * 4],
         )
         if grammar is None:
             link.send(request)
@@ -206,6 +213,10 @@ class EngineClient:
             if stream is not None:
                 stream.finish_reason = FinishReason("abort", message=message)
                 stream.wake.set()
+
+    def is_running(self, rid: str) -> bool:
+        """Whether a request of that name has not had its final chunk yet."""
+        return rid in self._rids
 
     def abort(self, rid: str) -> int:
         """Abort the request called `rid`, or the batch `rid_0`, `rid_1`, ...; how many matched."""
@@ -300,6 +311,8 @@ class EngineClient:
             stream.token_ids.extend(memoryview(delta.token_ids).cast("i"))
         if delta.logprobs is not None:
             stream.logprobs += delta.logprobs
+        for block in delta.hidden or ():
+            add_block(stream.hidden, block)
         if delta.cached_tokens >= 0:
             stream.cached_tokens = delta.cached_tokens
         stream.finish_reason = delta.reason

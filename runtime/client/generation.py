@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from runtime.client.logprobs import PositionLogprobs, read_blocks
+from runtime.client.hidden_states import read_hidden
+from runtime.client.logprobs import PositionLogprobs, read_blocks, unsent_ids
 from runtime.client.replica_link import ReplicaLink
 from runtime.errors import HeadraceError, InvalidRequest, Overloaded
-from runtime.messages import FinishReason, LogprobBlock, LogprobSpec
+from runtime.messages import FinishReason, HiddenBlock, HiddenMode, LogprobBlock, LogprobSpec
 from runtime.sampling_params import SamplingParams
 
 
@@ -25,6 +26,8 @@ class GenerationInput:
         stream: whether deltas are wanted as they come; else one chunk at the end.
         explicit_max_new_tokens: whether the client itself named `max_new_tokens`.
         logprobs: set when log-probabilities are wanted.
+        hidden_states: which hidden states are wanted.
+        input_embeds: float32 bytes, one row for each of `input_ids`, which mean nothing then.
         dp_rank: the replica to run on; `None` leaves it to the router.
     """
 
@@ -36,6 +39,8 @@ class GenerationInput:
     cache_namespace: str = ""
     priority: int = 0
     logprobs: LogprobSpec | None = None
+    hidden_states: HiddenMode = ""
+    input_embeds: bytes = b""
     dp_rank: int | None = None
 
 
@@ -51,6 +56,8 @@ class GenerationChunk:
         num_retractions: times the request was put back and recomputed, known with the last chunk.
         input_logprobs: of the prompt's tokens after the first that is reported.
         output_logprobs: one for each of `token_ids`, when they are wanted.
+        unsent_ids: where no token is to be generated, the one that `output_logprobs` is about.
+        input_hidden, output_hidden: float32 bytes of hidden states, row after row.
     """
 
     text: str
@@ -61,6 +68,9 @@ class GenerationChunk:
     num_retractions: int = 0
     input_logprobs: Sequence[PositionLogprobs] = ()
     output_logprobs: Sequence[PositionLogprobs] = ()
+    unsent_ids: Sequence[int] = ()
+    input_hidden: Sequence[bytes] = ()
+    output_hidden: Sequence[bytes] = ()
 
 
 @dataclass
@@ -79,6 +89,7 @@ class StreamState:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[LogprobBlock] = field(default_factory=list)
+    hidden: list[HiddenBlock] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: HeadraceError | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -149,8 +160,13 @@ class GenerationStream:
             chunk.input_logprobs = read_blocks(stream.logprobs, is_input=True)
             # A stop string cuts tokens off; what stands behind the last one is cut here.
             outputs = read_blocks(stream.logprobs, is_input=False)
-            chunk.output_logprobs = outputs[: len(chunk.token_ids)]
+            chunk.unsent_ids = unsent_ids(stream.logprobs)
+            chunk.output_logprobs = outputs[: len(chunk.token_ids) or len(chunk.unsent_ids)]
             stream.logprobs = []
+        if stream.hidden:
+            chunk.input_hidden = read_hidden(stream.hidden, is_input=True)
+            chunk.output_hidden = read_hidden(stream.hidden, is_input=False)
+            stream.hidden = []
         stream.text, stream.token_ids = [], []
         if chunk.finish_reason is not None:
             self._done = True

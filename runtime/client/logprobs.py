@@ -34,6 +34,11 @@ def read_blocks(blocks: Iterable[LogprobBlock], is_input: bool) -> list[Position
     return [each for block in blocks if block.is_input == is_input for each in _read(block)]
 
 
+def unsent_ids(blocks: Iterable[LogprobBlock]) -> list[int]:
+    """Tokens that are reported although they are no part of the output."""
+    return [each for block in blocks for each in array("i", block.unsent_ids)]
+
+
 def _read(block: LogprobBlock) -> list[PositionLogprobs]:
     chosen = _floats(block.chosen)
     if not chosen:

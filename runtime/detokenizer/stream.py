@@ -8,7 +8,7 @@ import msgspec
 
 from runtime.detokenizer.decoders import TextDecoder
 from runtime.detokenizer.regex_stop import StopSearch, stop_search
-from runtime.messages import FinishReason, LogprobBlock, StreamStart, TextDelta
+from runtime.messages import FinishReason, HiddenBlock, LogprobBlock, StreamStart, TextDelta
 
 _ID_BYTES = 4
 
@@ -21,6 +21,7 @@ class Stream:
         "_data",
         "_decoder",
         "_due",
+        "_hidden",
         "_interval",
         "_keep_stop",
         "_logprobs",
@@ -46,10 +47,17 @@ class Stream:
         self._data: list[bytes] = []
         self._text: list[str] = []
         self._logprobs: list[LogprobBlock] = []
+        self._hidden: list[HiddenBlock] = []
 
     def add_logprobs(self, block: LogprobBlock) -> None:
         """Log-probabilities that go out with the next delta."""
         self._logprobs.append(block)
+
+    def add_hidden(self, block: HiddenBlock) -> None:
+        """Hidden states that go out with the next delta."""
+        if block.replaces:
+            self._hidden.clear()
+        self._hidden.append(block)
 
     def advance(
         self, token_ids: list[int], data: bytes, reason: FinishReason | None
@@ -90,6 +98,9 @@ class Stream:
         if self._logprobs:
             delta = msgspec.structs.replace(delta, logprobs=self._logprobs)
             self._logprobs = []
+        if self._hidden:
+            delta = msgspec.structs.replace(delta, hidden=self._hidden)
+            self._hidden = []
         self._cached_tokens = -1
         self._due = self._interval
         self._num_unsent = 0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from runtime.messages import LogprobSpec
 from runtime.sampling_params import SamplingParams
-from runtime.step import InputSpan, PageUpdate, RowJoin, StepPlan, TokenMasks
+from runtime.step import EmbedSpan, HiddenSpan, InputSpan, PageUpdate, RowJoin, StepPlan, TokenMasks
 
 
 class JoinMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -24,6 +24,7 @@ class JoinMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # All ranks take the same road through a step: what is reported decides it too.
     logprobs: LogprobSpec | None = None
     has_grammar: bool = False
+    wants_hidden: bool = False
 
 
 class SpanMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -40,6 +41,22 @@ class PageMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     row: int
     start: int
     pages: bytes
+
+
+class HiddenMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A `HiddenSpan`."""
+
+    index: int
+    offset: int
+    length: int
+
+
+class EmbedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An `EmbedSpan`; `values` are float32 bytes, row by row."""
+
+    first: int
+    num_rows: int
+    values: bytes
 
 
 class MaskMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -62,6 +79,8 @@ class PlanMessage(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=Fal
     page_updates: list[PageMessage]
     input_spans: list[SpanMessage]
     masks: MaskMessage | None = None
+    hidden_spans: list[HiddenMessage] = []
+    embed_spans: list[EmbedMessage] = []
 
 
 def to_message(plan: StepPlan) -> PlanMessage:
@@ -83,6 +102,7 @@ def to_message(plan: StepPlan) -> PlanMessage:
                 join.output_ids.tobytes(),
                 join.logprobs,
                 join.has_grammar,
+                join.wants_hidden,
             )
             for join in plan.joins
         ],
@@ -95,6 +115,14 @@ def to_message(plan: StepPlan) -> PlanMessage:
             for span in plan.input_spans
         ],
         masks=None if masks is None else MaskMessage(masks.lines.tobytes(), masks.words.tobytes()),
+        hidden_spans=[
+            HiddenMessage(int(span.index), int(span.offset), int(span.length))
+            for span in plan.hidden_spans
+        ],
+        embed_spans=[
+            EmbedMessage(int(span.first), len(span.values), span.values.tobytes())
+            for span in plan.embed_spans
+        ],
     )
 
 
@@ -121,6 +149,7 @@ def from_message(message: PlanMessage) -> StepPlan:
                 _array(join.output_ids, np.int32),
                 join.logprobs,
                 join.has_grammar,
+                join.wants_hidden,
             )
             for join in message.joins
         ],
@@ -133,6 +162,13 @@ def from_message(message: PlanMessage) -> StepPlan:
             for span in message.input_spans
         ],
         masks=None if message.masks is None else _masks(message.masks),
+        hidden_spans=[
+            HiddenSpan(span.index, span.offset, span.length) for span in message.hidden_spans
+        ],
+        embed_spans=[
+            EmbedSpan(span.first, _array(span.values, np.float32).reshape(span.num_rows, -1))
+            for span in message.embed_spans
+        ],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
@@ -46,6 +47,7 @@ def build_batch(
     if rows.device.type == "cpu":
         # On a GPU rows of one length keep kernels from being compiled again for another stride.
         page_table = page_table[:, : -(-int(seq_lens.max()) // page_size)]
+    embed_places, embeds = _given_embeds(plan, rows.device)
     decoding = rows.last_token.index_select(0, row_index[:num_decodes])
     return ForwardBatch(
         input_ids=decoding if is_decode else torch.cat([decoding, chunk]),
@@ -66,6 +68,8 @@ def build_batch(
             if attention.reads_host
             else None
         ),
+        embed_places=embed_places,
+        embeds=embeds,
     )
 
 
@@ -75,3 +79,17 @@ def _whole_prompts(plan: StepPlan) -> list[int]:
     first = max(plan.num_decodes, int(with_prefix[-1]) + 1 if len(with_prefix) else 0)
     lengths: list[int] = plan.query_lens[first:].tolist()
     return lengths
+
+
+def _given_embeds(
+    plan: StepPlan, device: torch.device
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    if not plan.embed_spans:
+        return None, None
+    places = [
+        np.arange(len(span.values), dtype=np.int64) + (plan.num_decodes + span.first)
+        for span in plan.embed_spans
+    ]
+    values = np.concatenate([span.values for span in plan.embed_spans])
+    index, embeds = to_device(device, np.concatenate(places), values)
+    return index, embeds

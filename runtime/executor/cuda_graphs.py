@@ -37,6 +37,7 @@ class DecodeGraphs:
 
     Attributes:
         logits: `[max_batch, vocab_size]` float32, what the latest step computed.
+        hidden: `[max_batch, hidden_size]`, what the logits were made of; `None` unless kept.
         token_ids: `[max_batch]` int64, the largest logit's token of each row, `NAN_TOKEN` for NaN.
     """
 
@@ -49,8 +50,12 @@ class DecodeGraphs:
         page_size: int,
         max_batch: int,
         share: Callable[[Tensor], Tensor] | None = None,
+        *,
+        keep_hidden: bool = False,
     ) -> None:
         """Allocate the static buffers; nothing is captured yet."""
+        self._keep_hidden = keep_hidden
+        self.hidden: Tensor | None = None
         self._share = share
         self.max_batch = max_batch
         self._model = model
@@ -128,7 +133,13 @@ class DecodeGraphs:
             max_query_len=1,
         )
         self._attention.plan(batch)
-        logits = self._model.compute_logits(self._model.forward(batch))
+        hidden = self._model.forward(batch)
+        if self._keep_hidden:
+            if self.hidden is None:
+                # Made by the largest batch's run before its capture: one place for all graphs.
+                self.hidden = hidden.new_zeros(self.max_batch, hidden.shape[1])
+            self.hidden[:size].copy_(hidden)
+        logits = self._model.compute_logits(hidden)
         self.logits[:size].copy_(logits)
         best = logits.max(dim=-1)
         token_ids = best.indices.masked_fill(torch.isnan(best.values), NAN_TOKEN)

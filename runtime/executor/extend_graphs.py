@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +41,20 @@ def graph_token_sizes(num_parameters: int, max_tokens: int) -> list[int]:
     return [size for size in TOKEN_SIZES if size <= most]
 
 
+class GraphResult(NamedTuple):
+    """Of each sequence's last token.
+
+    Attributes:
+        logits: `[num_seqs, vocab_size]` float32.
+        token_ids: `[num_seqs]` int64, the largest logits' tokens.
+        hidden: `[num_seqs, hidden_size]`, unless none are kept.
+    """
+
+    logits: Tensor
+    token_ids: Tensor
+    hidden: Tensor | None
+
+
 class _Layout:
     """Where each input lies in a graph's buffer of int64 numbers."""
 
@@ -66,6 +81,7 @@ class _Captured:
         self.host = HostBuffers(self.layout.size)
         self.inputs = torch.zeros(self.layout.size, dtype=torch.int64, device=rows.device)
         self.logits: Tensor | None = None
+        self.hidden: Tensor | None = None
         self.token_ids: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -82,8 +98,11 @@ class ExtendGraphs:
         page_size: int,
         token_sizes: list[int],
         share: Callable[[Tensor], Tensor] | None = None,
+        *,
+        keep_hidden: bool = False,
     ) -> None:
         """Nothing is captured yet."""
+        self._keep_hidden = keep_hidden
         self._share = share
         self._model = model
         self._attention = attention
@@ -124,12 +143,11 @@ class ExtendGraphs:
                         return self._graphs[tokens, seqs]
         return None
 
-    def run(self, captured: _Captured, plan: StepPlan) -> tuple[Tensor, Tensor]:
+    def run(self, captured: _Captured, plan: StepPlan) -> GraphResult:
         """Compute `plan` in a graph that holds it.
 
         Returns:
-            Logits `[num_seqs, vocab_size]` float32 and largest tokens `[num_seqs]` int64 of the
-            plan's sequences, both overwritten by the next run.
+            What belongs to the plan's sequences; overwritten by the next run.
         """
         rows, layout = self._rows, captured.layout
         num_seqs = len(plan.rows)
@@ -165,7 +183,8 @@ class ExtendGraphs:
         assert captured.logits is not None
         assert captured.token_ids is not None
         captured.graph.replay()
-        return captured.logits[:num_seqs], captured.token_ids[:num_seqs]
+        hidden = None if captured.hidden is None else captured.hidden[:num_seqs]
+        return GraphResult(captured.logits[:num_seqs], captured.token_ids[:num_seqs], hidden)
 
     def _fill_padding(self, captured: _Captured) -> None:
         layout, padding = captured.layout, self._rows.padding_row
@@ -193,6 +212,8 @@ class ExtendGraphs:
         )
         self._attention.plan(batch)
         hidden = self._model.forward(batch).index_select(0, batch.logits_indices)
+        # Kept only where somebody may ask: a tensor that lives on is memory no other graph uses.
+        captured.hidden = hidden if self._keep_hidden else None
         captured.logits = self._model.compute_logits(hidden)
         best = captured.logits.max(dim=-1)
         token_ids = best.indices.masked_fill(torch.isnan(best.values), NAN_TOKEN)

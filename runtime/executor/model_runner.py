@@ -15,12 +15,13 @@ from runtime.batch_rows import BatchRows
 from runtime.executor.batch import build_batch
 from runtime.executor.causal_model import CausalModel
 from runtime.executor.cuda_graphs import DecodeGraphs
-from runtime.executor.extend_graphs import ExtendGraphs
+from runtime.executor.extend_graphs import ExtendGraphs, GraphResult
+from runtime.executor.hidden_states import StepHidden, of_prompts, of_samples
 from runtime.forward_batch import KVCache
 from runtime.sampling.logprobs import StepLogprobs, gather_prompt
 from runtime.sampling.sampler import NAN_TOKEN, Sampled, Sampler
 from runtime.staging import to_device
-from runtime.step import Int32Array, StepPlan, StepResult
+from runtime.step import Int32Array, Int64Array, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +37,20 @@ class Computed:
         token_ids: `[num_samples]` int64; `None` when nobody gets a token.
         output_logprobs: of the new tokens, for rows that want them.
         input_logprobs: one entry for each span of a prompt.
+        output_hidden, input_hidden: hidden states of both, for rows that want them.
     """
 
     token_ids: Tensor | None = None
     output_logprobs: list[StepLogprobs] = field(default_factory=list)
     input_logprobs: list[StepLogprobs] = field(default_factory=list)
+    output_hidden: list[StepHidden] = field(default_factory=list)
+    input_hidden: list[StepHidden] = field(default_factory=list)
 
     @classmethod
-    def of(cls, sampled: Sampled) -> Computed:
+    def of(cls, sampled: Sampled, hidden: list[StepHidden]) -> Computed:
         """A step's new tokens."""
-        return cls(sampled.token_ids, [] if sampled.logprobs is None else [sampled.logprobs])
+        logprobs = [] if sampled.logprobs is None else [sampled.logprobs]
+        return cls(sampled.token_ids, logprobs, output_hidden=hidden)
 
 
 class PendingStep:
@@ -60,6 +65,8 @@ class PendingStep:
         self._tokens = None if tokens is None else self._copy(tokens)
         self._outputs = [each.to_host(self._copy) for each in computed.output_logprobs]
         self._inputs = [each.to_host(self._copy) for each in computed.input_logprobs]
+        self._hidden_outputs = [each.to_host(self._copy) for each in computed.output_hidden]
+        self._hidden_inputs = [each.to_host(self._copy) for each in computed.input_hidden]
         if self._event is not None:
             self._event.record()
 
@@ -80,6 +87,10 @@ class PendingStep:
             result.output_logprobs.update(each.by_row())
         for each in self._inputs:
             result.input_logprobs.update(each.by_row())
+        for hidden in self._hidden_outputs:
+            result.output_hidden.update(hidden.by_row())
+        for hidden in self._hidden_inputs:
+            result.input_hidden.update(hidden.by_row())
         return result
 
     def _tokens_of_rows(self) -> StepResult:
@@ -93,6 +104,21 @@ class PendingStep:
         return StepResult(token_ids, self._failed)
 
 
+@dataclass(frozen=True)
+class GraphLimits:
+    """Which steps run as CUDA graphs.
+
+    Attributes:
+        max_batch: decode batches up to this.
+        token_sizes: steps with prompt chunks up to these token counts.
+        keep_hidden: rows may want hidden states, so graphs keep them too.
+    """
+
+    max_batch: int
+    token_sizes: list[int] = field(default_factory=list)
+    keep_hidden: bool = False
+
+
 class ModelRunner:
     """Owns the model, the KV pages and the batch rows of one device."""
 
@@ -104,8 +130,7 @@ class ModelRunner:
         rows: BatchRows,
         page_size: int,
         *,
-        graph_max_batch: int = 0,
-        graph_token_sizes: list[int] | None = None,
+        graphs: GraphLimits | None = None,
         share: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Put the parts together.
@@ -116,8 +141,7 @@ class ModelRunner:
             kv: one entry per layer.
             rows: of the running batch.
             page_size: tokens per page.
-            graph_max_batch: decode batches up to this run as CUDA graphs.
-            graph_token_sizes: steps with prompt chunks up to these token counts do too.
+            graphs: which steps run as CUDA graphs; none when absent.
             share: where several ranks compute each step, gives all of them the tokens of one. A
                 step that fails is then not tried again: the ranks would no longer agree.
         """
@@ -130,13 +154,27 @@ class ModelRunner:
         self._sampler = Sampler(rows, share)
         self._graphs: DecodeGraphs | None = None
         self._extend_graphs: ExtendGraphs | None = None
-        if graph_max_batch:
+        if graphs is not None:
             self._graphs = DecodeGraphs(
-                model, attention, kv, rows, page_size, graph_max_batch, share
+                model,
+                attention,
+                kv,
+                rows,
+                page_size,
+                graphs.max_batch,
+                share,
+                keep_hidden=graphs.keep_hidden,
             )
-        if graph_token_sizes:
+        if graphs is not None and graphs.token_sizes:
             self._extend_graphs = ExtendGraphs(
-                model, attention, kv, rows, page_size, graph_token_sizes, share
+                model,
+                attention,
+                kv,
+                rows,
+                page_size,
+                graphs.token_sizes,
+                share,
+                keep_hidden=graphs.keep_hidden,
             )
 
     def capture_graphs(self, progress: Callable[[float], None]) -> None:
@@ -183,31 +221,37 @@ class ModelRunner:
         if graphs is not None and num_seqs == plan.num_decodes and graphs.takes(num_seqs):
             seq_lens = plan.start_lens + 1
             graphs.run(plan.rows, seq_lens)
+            picked = self._hidden_of(plan.rows, graphs.hidden)
             if self._sampler.is_plain(plan.rows):
                 # A copy: the next replay overwrites the graph's own.
-                return Computed(graphs.token_ids[:num_seqs].clone())
+                return Computed(graphs.token_ids[:num_seqs].clone(), output_hidden=picked)
             logits = graphs.logits[:num_seqs]
-            return Computed.of(self._sampler.sample(logits, plan.rows, seq_lens, plan.masks))
+            sampled = self._sampler.sample(logits, plan.rows, seq_lens, plan.masks)
+            return Computed.of(sampled, picked)
         extend = self._extend_graphs
-        # A graph's logits are those of each sequence's last token only.
-        usable = extend is not None and not plan.input_spans
-        if extend is not None and usable and (captured := extend.find(plan)) is not None:
-            logits, token_ids = extend.run(captured, plan)
-            return self._pick(plan, logits, token_ids)
+        # A graph gives each sequence's last token only, and looks every token's embedding up.
+        unusable = plan.input_spans or plan.hidden_spans or plan.embed_spans
+        if extend is not None and not unusable and (captured := extend.find(plan)) is not None:
+            return self._pick(plan, extend.run(captured, plan))
         batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
         self._attention.plan(batch)
         hidden = self._model.forward(batch)
         input_logprobs = self._input_logprobs(plan, hidden) if plan.input_spans else []
+        input_hidden = of_prompts(plan, hidden)
         rows = plan.sample_rows
         if not len(rows):
-            return Computed(input_logprobs=input_logprobs)
+            return Computed(input_logprobs=input_logprobs, input_hidden=input_hidden)
         if len(rows) != len(hidden):
             hidden = hidden.index_select(0, batch.logits_indices)
         logits = self._model.compute_logits(hidden)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
-        computed = Computed.of(self._sampler.sample(logits, rows, positions, plan.masks))
-        computed.input_logprobs = input_logprobs
+        sampled = self._sampler.sample(logits, rows, positions, plan.masks)
+        computed = Computed.of(sampled, self._hidden_of(rows, hidden))
+        computed.input_logprobs, computed.input_hidden = input_logprobs, input_hidden
         return computed
+
+    def _hidden_of(self, sample_rows: Int64Array, hidden: Tensor | None) -> list[StepHidden]:
+        return [] if hidden is None else of_samples(self._rows, sample_rows, hidden)
 
     def _input_logprobs(self, plan: StepPlan, hidden: Tensor) -> list[StepLogprobs]:
         firsts = np.cumsum(plan.query_lens) - plan.query_lens
@@ -229,20 +273,24 @@ class ModelRunner:
             )
         return found
 
-    def _pick(self, plan: StepPlan, logits: Tensor, token_ids: Tensor) -> Computed:
+    def _pick(self, plan: StepPlan, result: GraphResult) -> Computed:
         """The tokens of the sequences that want one, from a graph that computed all."""
         rows = plan.sample_rows
         if not len(rows):
             return Computed()
-        if self._sampler.is_plain(rows):
-            if len(rows) == len(plan.rows):
-                return Computed(token_ids.clone())
-            (wanted,) = to_device(self._rows.device, np.flatnonzero(plan.samples))
-            return Computed(token_ids.index_select(0, wanted))
+        is_plain = self._sampler.is_plain(rows)
+        if is_plain and len(rows) == len(plan.rows):
+            picked = self._hidden_of(rows, result.hidden)
+            return Computed(result.token_ids.clone(), output_hidden=picked)
         (wanted,) = to_device(self._rows.device, np.flatnonzero(plan.samples))
+        picked = []
+        if result.hidden is not None:
+            picked = of_samples(self._rows, rows, result.hidden.index_select(0, wanted))
+        if is_plain:
+            return Computed(result.token_ids.index_select(0, wanted), output_hidden=picked)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
-        logits = logits.index_select(0, wanted)
-        return Computed.of(self._sampler.sample(logits, rows, positions, plan.masks))
+        logits = result.logits.index_select(0, wanted)
+        return Computed.of(self._sampler.sample(logits, rows, positions, plan.masks), picked)
 
     def _compute_each(self, plan: StepPlan, failed: dict[int, str]) -> PendingStep:
         token_ids = torch.zeros(len(plan.sample_rows), dtype=torch.int64)
@@ -261,6 +309,8 @@ class ModelRunner:
                 token_ids[sampled[index]] = result.token_ids[0].cpu()
             everything.output_logprobs += result.output_logprobs
             everything.input_logprobs += result.input_logprobs
+            everything.output_hidden += result.output_hidden
+            everything.input_hidden += result.input_hidden
         return PendingStep(plan, everything, failed)
 
 

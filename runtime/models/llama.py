@@ -167,6 +167,7 @@ class LlamaModel:
         """Return `[num_tokens, hidden_size]`, normed."""
         # A fresh tensor, so the stream may be changed in place.
         residual = self.embed_tokens.forward(batch.input_ids)
+        batch.put_embeds(residual)
         hidden: Tensor | None = None
         for layer in self.layers:
             hidden = layer.forward(hidden, residual, batch)

@@ -6,6 +6,7 @@ import numpy as np
 
 from runtime.messages import (
     FinishReason,
+    HiddenBlock,
     LogprobBlock,
     StreamEnd,
     StreamStart,
@@ -16,7 +17,7 @@ from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
-from runtime.step import Int32Array, Int64Array, StepResult, TokenLogprobs
+from runtime.step import Float32Array, Int32Array, Int64Array, StepResult, TokenLogprobs
 
 
 class OutputBuffer:
@@ -35,6 +36,7 @@ class OutputBuffer:
         self._tokens: list[bytes] = []
         self._ends: list[StreamEnd] = []
         self._logprobs: list[LogprobBlock] = []
+        self._hidden: list[HiddenBlock] = []
 
     def start(self, request: Request) -> None:
         """Announce a request before its first token or end."""
@@ -48,8 +50,10 @@ class OutputBuffer:
         self._counts += [1] * len(request_ids)
         self._tokens.append(token_ids)
 
-    def logprobs(self, request: Request, found: TokenLogprobs, *, is_input: bool) -> None:
-        """Log-probabilities of the request's next positions."""
+    def logprobs(
+        self, request: Request, found: TokenLogprobs, *, is_input: bool, unsent_ids: bytes = b""
+    ) -> None:
+        """Log-probabilities of the request's next positions, whose tokens may stay unsent."""
         self.start(request)
         self._logprobs.append(
             LogprobBlock(
@@ -59,8 +63,16 @@ class OutputBuffer:
                 top_values=found.top_values.tobytes(),
                 top_ids=found.top_ids.tobytes(),
                 id_values=found.id_values.tobytes(),
+                unsent_ids=unsent_ids,
             )
         )
+
+    def hidden(self, request: Request, values: Float32Array, *, is_input: bool) -> None:
+        """Hidden states of the request's next positions."""
+        self.start(request)
+        replaces = request.hidden == "last"
+        block = HiddenBlock(request.request_id, is_input, values.tobytes(), replaces)
+        self._hidden.append(block)
 
     def end(self, request: Request, reason: FinishReason) -> None:
         """The request is over."""
@@ -69,7 +81,7 @@ class OutputBuffer:
 
     def take(self) -> TokenDeltas | None:
         """The message for what has collected, if anything has."""
-        if not self._ids and not self._ends and not self._starts and not self._logprobs:
+        if not (self._ids or self._ends or self._starts or self._logprobs or self._hidden):
             return None
         message = TokenDeltas(
             starts=self._starts,
@@ -79,6 +91,7 @@ class OutputBuffer:
             token_ids=b"".join(self._tokens),
             ends=self._ends,
             logprobs=self._logprobs,
+            hidden=self._hidden,
         )
         self._clear()
         return message
@@ -116,8 +129,11 @@ class OutputProcessor:
                 self.finish(request, reason)
         for row, message in result.failed.items():
             self._fail(row, message)
-        if step.input_owners:
+        if step.input_owners or step.hidden_owners:
             self._report_inputs(step, result)
+        if result.output_logprobs or result.output_hidden:
+            # Before requests end: of a request that generates nothing the next token is reported.
+            self._report_outputs(step, result)
         for request in step.prompts_done:
             if request.row >= 0 and request.request_id in self._requests:
                 self._buffer.start(request)
@@ -128,8 +144,6 @@ class OutputProcessor:
         if not len(rows):
             return
         token_ids = result.token_ids
-        if result.output_logprobs:
-            self._report_outputs(step, result)
         current = self._table.request_ids[rows] == step.request_ids
         if not current.all():
             self._append_to_retracted(step.request_ids[~current], token_ids[~current])
@@ -141,16 +155,30 @@ class OutputProcessor:
             found = result.input_logprobs.get(int(step.plan.rows[span.index]))
             if found is not None and request.request_id in self._requests:
                 self._buffer.logprobs(request, found, is_input=True)
-                request.num_reported += len(found.chosen)
+                request.logprob_report.reported += len(found.chosen)
+        for hidden_span, request in zip(step.plan.hidden_spans, step.hidden_owners, strict=True):
+            values = result.input_hidden.get(int(step.plan.rows[hidden_span.index]))
+            if values is not None and request.request_id in self._requests:
+                self._buffer.hidden(request, values, is_input=True)
+                request.hidden_report.reported += len(values)
 
     def _report_outputs(self, step: PlannedStep, result: StepResult) -> None:
-        request_ids = step.request_ids.tolist()
-        for row, request_id in zip(step.plan.sample_rows.tolist(), request_ids, strict=True):
+        rows, request_ids = step.plan.sample_rows.tolist(), step.request_ids.tolist()
+        for line, (row, request_id) in enumerate(zip(rows, request_ids, strict=True)):
             found = result.output_logprobs.get(row)
-            request = self._requests.get(request_id)
+            values = result.output_hidden.get(row)
+            request = None
+            if found is not None or values is not None:
+                request = self._requests.get(request_id)
             # A row of its own, or none since it was put back: as `process` takes its token.
-            if found is not None and request is not None and request.row in (row, -1):
-                self._buffer.logprobs(request, found, is_input=False)
+            if request is None or request.row not in (row, -1):
+                continue
+            if found is not None:
+                token_id = result.token_ids[line]
+                unsent_ids = b"" if request.max_new_tokens else token_id.tobytes()
+                self._buffer.logprobs(request, found, is_input=False, unsent_ids=unsent_ids)
+            if values is not None:
+                self._buffer.hidden(request, values, is_input=False)
 
     def _append(self, rows: Int64Array, token_ids: Int32Array) -> None:
         table = self._table

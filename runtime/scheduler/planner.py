@@ -13,7 +13,16 @@ from runtime.request import Request
 from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
-from runtime.step import InputSpan, Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
+from runtime.step import (
+    EmbedSpan,
+    HiddenSpan,
+    InputSpan,
+    Int32Array,
+    Int64Array,
+    PageUpdate,
+    RowJoin,
+    StepPlan,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +37,7 @@ class PlannedStep:
     Attributes:
         request_ids: `[num_samples]`, whose token each sample is; rows may have changed hands since.
         prompts_done: requests whose whole prompt this step computes.
-        input_owners: the request of each of the plan's input spans.
+        input_owners, hidden_owners: the request of each of the plan's spans.
         ends: rows that end with this step whatever it gives, and why.
     """
 
@@ -36,6 +45,7 @@ class PlannedStep:
     request_ids: Int64Array
     prompts_done: list[Request] = field(default_factory=list)
     input_owners: list[Request] = field(default_factory=list)
+    hidden_owners: list[Request] = field(default_factory=list)
     ends: dict[int, FinishReason] = field(default_factory=dict)
 
 
@@ -103,30 +113,39 @@ class Planner:
             page_updates=self._page_updates,
         )
         self._joins, self._page_updates = [], []
-        input_owners = self._add_input_spans(plan, chunks)
+        input_owners, hidden_owners = self._add_spans(plan, chunks)
         table.num_computed[rows] += query_lens
         table.sampled_len[rows[samples]] += 1
         done = [chunk.request for chunk in chunks if chunk.is_last]
         for request in done:
             table.is_decoding[request.row] = True
             self._computing.remove(request)
-        return PlannedStep(plan, table.request_ids[rows[samples]], done, input_owners)
+        return PlannedStep(
+            plan, table.request_ids[rows[samples]], done, input_owners, hidden_owners
+        )
 
-    def _add_input_spans(self, plan: StepPlan, chunks: list[_Chunk]) -> list[Request]:
-        """Name the prompt positions that need log-probabilities; whose each span is."""
-        owners = []
-        for index, chunk in enumerate(chunks):
-            request = chunk.request
-            begin = max(chunk.start, request.num_planned)
-            end = min(chunk.start + chunk.length, request.num_prompt - 1)
+    def _add_spans(
+        self, plan: StepPlan, chunks: list[_Chunk]
+    ) -> tuple[list[Request], list[Request]]:
+        """Name the prompt positions that are reported, or given as embeddings; whose spans are."""
+        input_owners, hidden_owners = [], []
+        first = 0
+        for index, chunk in enumerate(chunks, plan.num_decodes):
+            request, row = chunk.request, chunk.request.row
+            begin, end = request.logprob_report.plan(chunk.start, chunk.length)
             if begin < end:
-                targets = self._table.tokens[request.row, begin + 1 : end + 1].copy()
-                plan.input_spans.append(
-                    InputSpan(plan.num_decodes + index, begin - chunk.start, targets)
-                )
-                owners.append(request)
-                request.num_planned = end
-        return owners
+                targets = self._table.tokens[row, begin + 1 : end + 1].copy()
+                plan.input_spans.append(InputSpan(index, begin - chunk.start, targets))
+                input_owners.append(request)
+            begin, end = request.hidden_report.plan(chunk.start, chunk.length)
+            if begin < end:
+                plan.hidden_spans.append(HiddenSpan(index, begin - chunk.start, end - begin))
+                hidden_owners.append(request)
+            if request.embeds is not None and chunk.start < request.num_prompt:
+                values = request.embeds[chunk.start : chunk.start + chunk.length]
+                plan.embed_spans.append(EmbedSpan(first, values))
+            first += chunk.length
+        return input_owners, hidden_owners
 
     # ---- decode ----
 
@@ -225,11 +244,13 @@ class Planner:
         """Give a waiting request a row and pages for its whole prompt; false when they lack."""
         cache, hold = self._cache, request.hold
         num_tokens = len(request.tokens)
-        request.num_planned = request.num_reported
+        for report in request.reports:
+            report.planned = report.reported
         prefix = request.tokens
-        if request.wants_input_logprobs:
+        first = request.first_unreported
+        if first is not None:
             # What these positions say must be computed, so keys from the cache end before them.
-            prefix = prefix[: request.num_reported + 1]
+            prefix = prefix[: first + 1]
         matched = cache.attach_prefix(hold, prefix, request.namespace)
         missing = cache.pages_for(num_tokens + 1) - hold.num_pages
         # Each running request may need another page before this one has ended.
@@ -253,6 +274,7 @@ class Planner:
                 output_ids=request.tokens[request.num_prompt :],
                 logprobs=request.logprobs,
                 has_grammar=request.grammar is not None,
+                wants_hidden=bool(request.hidden),
             )
         )
         self._page_updates.append(PageUpdate(row, 0, hold.held().copy()))
@@ -266,7 +288,7 @@ class Planner:
     def _waits_for_prefix(self, request: Request) -> bool:
         if not self._cache.enable_prefix_cache or not self._unshared:
             return False
-        if request.wants_input_logprobs:
+        if request.first_unreported is not None:
             # It cannot use most of what it would wait for.
             return False
         tokens = request.tokens

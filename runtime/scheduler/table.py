@@ -70,7 +70,7 @@ class RequestTable:
         self.sampled_len[row] = num_tokens
         self.num_computed[row] = request.num_computed
         self.capacity[row] = 0
-        self.end_len[row] = request.num_prompt + request.max_new_tokens
+        self.end_len[row] = request.end_len
         self.ends_at_eos[row] = not request.sampling.ignore_eos
         self.has_stop_ids[row] = (
             bool(request.sampling.stop_token_ids) and not request.sampling.ignore_eos

@@ -25,7 +25,7 @@ from runtime.distributed.group import TensorGroup
 from runtime.errors import StartupError
 from runtime.executor.extend_graphs import graph_token_sizes
 from runtime.executor.memory import PoolSize, cpu_budget, cuda_budget, size_pool
-from runtime.executor.model_runner import ModelRunner
+from runtime.executor.model_runner import GraphLimits, ModelRunner
 from runtime.executor.profiler import Profiler
 from runtime.forward_batch import KVCache
 from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend
@@ -337,21 +337,21 @@ def _build_runner(parts: _Parts, size: PoolSize, *, graphs: bool = True) -> Mode
     if wants_graphs and not parts.attention.is_graph_safe:
         logger.info("No CUDA graphs: this attention back end cannot be captured")
         wants_graphs = False
+    limits = None
+    if wants_graphs:
+        num_parameters = parts.weight_bytes // model.context.dtype.itemsize
+        limits = GraphLimits(
+            config.max_running_requests,
+            graph_token_sizes(num_parameters, _step_limits(config).max_tokens),
+            keep_hidden=config.enable_return_hidden_states,
+        )
     return ModelRunner(
         model,
         parts.attention,
         kv,
         rows,
         config.page_size,
-        graph_max_batch=config.max_running_requests if wants_graphs else 0,
-        graph_token_sizes=(
-            graph_token_sizes(
-                parts.weight_bytes // model.context.dtype.itemsize,
-                _step_limits(config).max_tokens,
-            )
-            if wants_graphs
-            else None
-        ),
+        graphs=limits,
         share=None if parts.group is None else parts.group.share,
     )
 

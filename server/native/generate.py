@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -14,7 +15,13 @@ from runtime.client.json_body import decode_body
 from server.context import ServerContext
 from server.errors import json_response, stream_error
 from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
-from server.native.generation import Output, open_outputs, read_all, tokenize_prompts
+from server.native.generation import (
+    Output,
+    add_hidden_states,
+    open_outputs,
+    read_all,
+    tokenize_prompts,
+)
 from server.native.schema import body_schema
 
 _DECODER = msgspec.json.Decoder(GenerateBody)
@@ -27,12 +34,17 @@ def create_router(context: ServerContext) -> APIRouter:
     async def generate(request: Request) -> Response:
         """Continue one prompt (the answer is an object) or several (a list)."""
         body = decode_body(await request.body(), _DECODER)
-        plan = plan_generate(body, context.sampling_defaults, context.client.limits.vocab_size)
+        plan = plan_generate(
+            body,
+            context.sampling_defaults,
+            context.client.limits.vocab_size,
+            features=context.features,
+        )
         outputs = open_outputs(context, plan, await tokenize_prompts(context, plan))
         streams = [output.stream for output in outputs]
         try:
             if not plan.stream:
-                answers = await unless_disconnected(request.receive, read_all(outputs))
+                answers = await unless_disconnected(request.receive, _answers(outputs))
                 return json_response(answers[0] if plan.is_single else answers)
             events = _events(outputs, plan, context.config.http.incremental_streaming_output)
             # The first event is awaited before the status is sent: a refusal keeps its own status.
@@ -48,6 +60,13 @@ def create_router(context: ServerContext) -> APIRouter:
     return router
 
 
+async def _answers(outputs: list[Output]) -> list[dict[str, Any]]:
+    answers = await read_all(outputs)
+    for output, answer in zip(outputs, answers, strict=True):
+        await add_hidden_states(output, answer)
+    return answers
+
+
 async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
     return await anext(events)
 
@@ -57,6 +76,7 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     async for index, chunk in merge([output.stream for output in outputs]):
         answer = outputs[index].answer(chunk, incremental=incremental)
+        await add_hidden_states(outputs[index], answer)
         yield event(answer if plan.is_single else {**answer, "index": index})
 
 

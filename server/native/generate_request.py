@@ -10,7 +10,7 @@ import msgspec
 
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
-from runtime.messages import LogprobSpec
+from runtime.messages import HiddenMode, LogprobSpec
 from runtime.sampling_params import (
     INT64_MAX,
     MAX_SAMPLES,
@@ -19,6 +19,8 @@ from runtime.sampling_params import (
     resolve_sampling,
 )
 from server.native.logprob_request import plan_logprobs
+from server.native.tensor_request import Features, HiddenSwitch, Row, plan_hidden, read_embeds
+from server.sessions import SessionParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_BATCH = 4096
@@ -30,6 +32,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
+    input_embeds: list[Row] | None = None
     sampling_params: SamplingFields | list[SamplingFields] | None = None
     stream: bool | None = None
     rid: str | list[str] | None = None
@@ -45,18 +48,18 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     log_metrics: bool | None = None
     data_parallel_rank: int | None = None
     routed_dp_rank: int | None = None
+    return_hidden_states: HiddenSwitch | list[HiddenSwitch] | None = None
+    session_params: SessionParams | None = None
+    session_id: str | None = None
     # What follows asks for features that this server does not have: neutral values pass.
-    input_embeds: object | None = None
     image_data: object | None = None
     video_data: object | None = None
     audio_data: object | None = None
-    return_hidden_states: object | None = None
     return_routed_experts: object | None = None
     return_entropy: object | None = None
     return_bytes: object | None = None
     return_sampling_mask: object | None = None
     lora_path: object | None = None
-    session_params: object | None = None
     custom_logit_processor: object | None = None
     max_thinking_tokens: object | None = None
     background: object | None = None
@@ -66,17 +69,14 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 
 
 UNSUPPORTED_FIELDS = (
-    "input_embeds",
     "image_data",
     "video_data",
     "audio_data",
-    "return_hidden_states",
     "return_routed_experts",
     "return_entropy",
     "return_bytes",
     "return_sampling_mask",
     "lora_path",
-    "session_params",
     "custom_logit_processor",
     "max_thinking_tokens",
     "background",
@@ -84,6 +84,9 @@ UNSUPPORTED_FIELDS = (
     "bootstrap_port",
     "bootstrap_room",
 )
+
+
+Prompts = list[str] | list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Sample:
     explicit_max_new_tokens: bool
     cache_namespace: str
     logprobs: LogprobSpec | None = None
+    hidden_states: HiddenMode = ""
 
 
 @dataclass(frozen=True)
@@ -109,12 +113,14 @@ class GeneratePlan:
 
     Attributes:
         prompts: texts, or lists of token ids.
+        embeds: float32 bytes, a row for each of a prompt's ids, which mean nothing then.
         is_single: whether one object is the answer, not a list.
         is_recorded: whether metrics and the request log count it.
         dp_rank: the replica to run on, as asked for; the client checks that there is one.
+        session: where the prompts go on from.
     """
 
-    prompts: list[str] | list[list[int]]
+    prompts: Prompts
     samples: list[Sample]
     is_single: bool
     stream: bool
@@ -123,6 +129,8 @@ class GeneratePlan:
     is_recorded: bool
     return_text_in_logprobs: bool = False
     dp_rank: int | None = None
+    embeds: list[bytes] | None = None
+    session: SessionParams | None = None
 
 
 def plan_generate(
@@ -130,6 +138,7 @@ def plan_generate(
     preferred: dict[str, object],
     vocab_size: int,
     max_batch: int | None = MAX_BATCH,
+    features: Features = Features(),
 ) -> GeneratePlan:
     """Apply the rules of shape and check every value that needs no tokenizer.
 
@@ -138,12 +147,16 @@ def plan_generate(
         preferred: sampling keys for requests that lack them.
         vocab_size: the logits' width.
         max_batch: most outputs of one request; `None` where the caller's own memory is at stake.
+        features: what the server was started for.
 
     Raises:
         InvalidRequest: the first thing wrong, by its field's name.
     """
+    if body.session_params == SessionParams():
+        # Clients that write every field out ask for nothing with it.
+        body.session_params = None
     _refuse_unsupported(body)
-    prompts, is_one_prompt = _prompts(body)
+    prompts, embeds, is_one_prompt = _prompts(body, features)
     fields = _sampling_fields(body, len(prompts))
     num_samples = {each.n or 1 for each in fields}
     if len(num_samples) > 1:
@@ -167,6 +180,12 @@ def plan_generate(
         len(prompts),
         n,
     )
+    hidden = plan_hidden(body.return_hidden_states, len(prompts), features)
+    if embeds is not None and any(each is not None and each.start_len >= 0 for each in logprobs):
+        raise InvalidRequest(
+            "input_embeds have no tokens whose log-probabilities could be given.",
+            param="logprob_start_len",
+        )
     defaults = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, **preferred}
     params = [resolve_sampling(each, defaults, vocab_size) for each in fields]
     samples: list[Sample] = []
@@ -181,6 +200,7 @@ def plan_generate(
                 explicit_max_new_tokens=isinstance(limit, int),
                 cache_namespace=namespaces[prompt_index],
                 logprobs=logprobs[prompt_index],
+                hidden_states=hidden[prompt_index],
             )
             for index in range(n)
         )
@@ -194,6 +214,8 @@ def plan_generate(
         is_recorded=body.log_metrics is not False,
         return_text_in_logprobs=bool(body.return_text_in_logprobs),
         dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
+        embeds=embeds,
+        session=body.session_params,
     )
 
 
@@ -207,19 +229,41 @@ def _refuse_unsupported(body: GenerateBody) -> None:
     for name in UNSUPPORTED_FIELDS:
         if not _is_neutral(getattr(body, name)):
             raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
+    if body.session_id is not None and body.session_params is not None:
+        raise InvalidRequest(
+            "session_id is a label; it cannot be sent together with session_params.",
+            param="session_id",
+        )
 
 
-def _prompts(body: GenerateBody) -> tuple[list[str] | list[list[int]], bool]:
+def _prompts(body: GenerateBody, features: Features) -> tuple[Prompts, list[bytes] | None, bool]:
+    """Texts, else token ids, else embeddings (with ids that mean nothing); whether it is one."""
+    if None not in (body.text, body.input_ids, body.input_embeds):
+        raise InvalidRequest(
+            "text, input_ids and input_embeds cannot all be given.", param="input_embeds"
+        )
     if body.text is not None:
         if isinstance(body.text, str):
-            return [body.text], True
+            return [body.text], None, True
         if not body.text:
             raise InvalidRequest("text cannot be an empty list.", param="text")
-        return body.text, False
-    ids = body.input_ids
-    if ids is None:
-        raise InvalidRequest("Either text or input_ids must be given.", param="text")
-    if not ids:
+        return body.text, None, False
+    if body.input_ids is not None:
+        ids, is_one = _ids(body.input_ids, may_be_empty=body.session_params is not None)
+        return ids, None, is_one
+    if body.input_embeds is None:
+        raise InvalidRequest("One of text, input_ids and input_embeds must be given.", param="text")
+    if body.session_params is not None:
+        raise InvalidRequest("A session takes text or input_ids.", param="input_embeds")
+    if body.return_prompt_token_ids:
+        raise InvalidRequest("input_embeds have no token ids.", param="return_prompt_token_ids")
+    embeds, is_one = read_embeds(body.input_embeds, features)
+    row_bytes = features.hidden_size * 4
+    return [[0] * (len(each) // row_bytes) for each in embeds], embeds, is_one
+
+
+def _ids(ids: list[int | list[int]], *, may_be_empty: bool) -> tuple[list[list[int]], bool]:
+    if not ids and not may_be_empty:
         raise InvalidRequest("input_ids cannot be empty.", param="input_ids")
     flat = [each for each in ids if isinstance(each, int)]
     if len(flat) == len(ids):

@@ -16,7 +16,9 @@ from runtime.client.generation import GenerationChunk, GenerationInput, Generati
 from runtime.messages import FinishReason
 from server.context import ServerContext
 from server.native.generate_request import GeneratePlan, Sample
+from server.native.hidden_answer import HiddenAnswer
 from server.native.logprob_answer import LogprobAnswer
+from server.sessions import Turn
 
 
 class Output:
@@ -30,10 +32,24 @@ class Output:
         prompt_token_ids: list[int] | None,
         logprobs: LogprobAnswer | None = None,
         *,
+        hidden: HiddenAnswer | None = None,
+        turn: Turn | None = None,
         tells_rank: bool = False,
     ) -> None:
-        """Start empty; `prompt_token_ids` are echoed when given, the replica when it matters."""
+        """Start empty.
+
+        Args:
+            stream: where its chunks come from.
+            rid: the request's name.
+            weight_version: of the weights that answer.
+            prompt_token_ids: echoed when given.
+            logprobs, hidden: what collects those, when they are asked for.
+            turn: learns what comes out.
+            tells_rank: whether the replica matters.
+        """
         self._tells_rank = tells_rank
+        self.hidden = hidden
+        self._turn = turn
         self._logprobs = logprobs
         self.stream = stream
         self.rid = rid
@@ -49,6 +65,10 @@ class Output:
         self._completion_tokens += len(chunk.token_ids)
         if self._logprobs is not None:
             self._logprobs.add(chunk, incremental=incremental)
+        if self.hidden is not None:
+            self.hidden.add(chunk)
+        if self._turn is not None:
+            self._turn.add_output(chunk.token_ids)
         if incremental:
             self._text, self._output_ids = chunk.text, chunk.token_ids
         else:
@@ -119,32 +139,48 @@ def open_output(
         InvalidRequest: it can never fit, or its `rid` is in flight.
         EngineNotReady, Overloaded: it cannot be taken now.
     """
+    turn = None
+    if plan.session is not None:
+        bos_token_id = context.tokenizer.bos_token_id
+        turn = context.sessions.add(plan.session, sample.rid, input_ids, bos_token_id)
+        input_ids = turn.prompt().tolist()
     client = context.client
     generate = client.generate if plan.is_recorded else client.generate_unrecorded
-    stream = generate(
-        GenerationInput(
-            rid=sample.rid,
-            input_ids=input_ids,
-            sampling=sample.sampling,
-            stream=plan.stream,
-            explicit_max_new_tokens=sample.explicit_max_new_tokens,
-            cache_namespace=sample.cache_namespace,
-            priority=plan.priority,
-            logprobs=sample.logprobs,
-            dp_rank=plan.dp_rank,
-        )
+    item = GenerationInput(
+        rid=sample.rid,
+        input_ids=input_ids,
+        sampling=sample.sampling,
+        stream=plan.stream,
+        explicit_max_new_tokens=sample.explicit_max_new_tokens,
+        cache_namespace=sample.cache_namespace,
+        priority=plan.priority,
+        logprobs=sample.logprobs,
+        hidden_states=sample.hidden_states,
+        input_embeds=plan.embeds[sample.prompt_index] if plan.embeds else b"",
+        dp_rank=plan.dp_rank,
     )
+    try:
+        stream = generate(item)
+    except BaseException:
+        if turn is not None:
+            turn.session.forget(turn)
+        raise
     echoed = input_ids if plan.return_prompt_token_ids else None
     logprobs = None
     if sample.logprobs is not None:
         token_text = context.token_pieces.text if plan.return_text_in_logprobs else None
         logprobs = LogprobAnswer(sample.logprobs, input_ids[: stream.prompt_tokens], token_text)
+    hidden = None
+    if sample.hidden_states:
+        hidden = HiddenAnswer(sample.hidden_states, context.model.hidden_size)
     return Output(
         stream,
         sample.rid,
         context.weight_version,
         echoed,
         logprobs,
+        hidden=hidden,
+        turn=turn,
         tells_rank=len(client.links) > 1,
     )
 
@@ -162,6 +198,12 @@ def open_outputs(
         close_all([output.stream for output in outputs])
         raise
     return outputs
+
+
+async def add_hidden_states(output: Output, answer: dict[str, Any]) -> None:
+    """Put what was asked for of them into the last answer, as JSON."""
+    if output.hidden is not None and answer["meta_info"]["finish_reason"] is not None:
+        answer["meta_info"]["hidden_states"] = await output.hidden.json()
 
 
 async def read_all(outputs: list[Output]) -> list[dict[str, Any]]:

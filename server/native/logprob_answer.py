@@ -44,7 +44,8 @@ class LogprobAnswer:
             self._inputs.add_unknown(prompt[0])
         known = len(self._inputs.chosen)
         self._inputs.extend(prompt[known:], chunk.input_logprobs)
-        self._outputs.extend(chunk.token_ids, chunk.output_logprobs)
+        token_ids = [*chunk.token_ids, *chunk.unsent_ids]
+        self._outputs.extend(token_ids, chunk.output_logprobs)
 
     def meta_info(self) -> dict[str, Any]:
         """The keys that go into `meta_info`, in lists of their own."""

@@ -284,8 +284,8 @@ def test_logprobs_whole_and_streamed(engine):
         ({"prompt": "x", "sampling_params": {"temperature": "hot"}}, "temperature"),
         ({"prompt": ["x", "y"], "sampling_params": [{}]}, "sampling_params.*2 prompts"),
         ({"prompt": ["x", "y"], "rid": ["a"]}, "rid.*2 prompts"),
-        ({}, "prompt and input_ids"),
-        ({"prompt": "x", "input_ids": [1]}, "prompt and input_ids"),
+        ({}, "prompt, input_ids and input_embeds"),
+        ({"prompt": "x", "input_ids": [1]}, "prompt, input_ids and input_embeds"),
         ({"prompt": 3}, "prompt"),
         ({"input_ids": []}, "input_ids"),
         ({"input_ids": [10**6]}, "input_ids"),
@@ -295,7 +295,7 @@ def test_logprobs_whole_and_streamed(engine):
         ({"prompt": "x", "return_logprob": True, "token_ids_logprob": [10**6]}, "token_ids"),
         ({"prompt": "x", "lora_path": "adapter"}, "lora_path"),
         ({"prompt": "x", "image_data": "cat.png"}, "image_data"),
-        ({"prompt": "x", "session_params": {"id": "s"}}, "session_params"),
+        ({"prompt": "x", "session_params": {"id": "s"}}, "no open session"),
         ({"prompt": "x", "return_hidden_states": True}, "return_hidden_states"),
         ({"prompt": "x", "sampling_params": {"regex": "a+"}}, "regex"),
     ],
@@ -319,7 +319,7 @@ def test_unknown_options_are_type_errors(engine):
 
 
 def test_what_is_missing_says_so(engine):
-    for name in ("encode", "update_weights_from_disk", "load_lora_adapter", "open_session"):
+    for name in ("encode", "update_weights_from_disk", "load_lora_adapter"):
         assert not hasattr(engine, name)
         with pytest.raises(NotImplementedError, match=f"Engine.{name}: .* not supported yet"):
             getattr(engine, name)

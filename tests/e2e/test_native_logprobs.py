@@ -87,22 +87,6 @@ def test_most_probable_and_asked_for(server):
     assert "".join(texts).endswith(TEXT)
 
 
-def test_scores_agree(server):
-    first = ask(server, text=TEXT)
-    prompt = server.client.post("/tokenize", json={"prompt": TEXT}).json()["tokens"]
-    scored = ask(
-        server,
-        input_ids=prompt + first["output_ids"],
-        logprob_start_len=len(prompt) - 1,
-        sampling_params={"max_new_tokens": 0},
-    )
-    assert scored["text"] == ""
-    assert scored["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
-    generated = values(first["meta_info"]["output_token_logprobs"])
-    triples = scored["meta_info"]["input_token_logprobs"]
-    assert values(triples[1:]) == pytest.approx(generated, abs=1e-3)
-
-
 def test_a_batch_with_lists(server):
     answers = ask(
         server,

@@ -16,7 +16,13 @@ from runtime.checkpoint.config_json import load_model_config
 from runtime.client.grammars import grammar_key
 from runtime.client.logprobs import PositionLogprobs, read_blocks
 from runtime.config import WorkerConfig
-from runtime.messages import FinishReason, GenerateRequest, LogprobSpec, TokenDeltas
+from runtime.messages import (
+    FinishReason,
+    GenerateRequest,
+    HiddenMode,
+    LogprobSpec,
+    TokenDeltas,
+)
 from runtime.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
@@ -57,12 +63,15 @@ class InProcessEngine:
             stream_interval=1,
             tokenizer_folder=str(model_folder),
         )
+        self.hidden_size = load_model_config(model_folder).hidden_size
         self.shared = SharedState(folder / "state", create=True)
         self.tokens: dict[int, list[int]] = {}
         self.cached: dict[int, int] = {}
         self.reasons: dict[int, FinishReason] = {}
         self.inputs: dict[int, list[PositionLogprobs]] = {}
         self.outputs: dict[int, list[PositionLogprobs]] = {}
+        self.hidden_inputs: dict[int, list[list[float]]] = {}
+        self.hidden_outputs: dict[int, list[list[float]]] = {}
         config = replace(config, **options)
         ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
         self.scheduler, self.ready = build_worker(
@@ -74,9 +83,17 @@ class InProcessEngine:
         for start, cached in zip(message.starts, message.cached_tokens, strict=True):
             self.tokens[start.request_id], self.cached[start.request_id] = [], cached
             self.inputs[start.request_id], self.outputs[start.request_id] = [], []
+            self.hidden_inputs[start.request_id] = []
+            self.hidden_outputs[start.request_id] = []
         for block in message.logprobs:
             self.inputs[block.request_id] += read_blocks([block], is_input=True)
             self.outputs[block.request_id] += read_blocks([block], is_input=False)
+        for hidden in message.hidden:
+            rows = np.frombuffer(hidden.values, dtype=np.float32).reshape(-1, self.hidden_size)
+            kept = self.hidden_inputs if hidden.is_input else self.hidden_outputs
+            if hidden.replaces:
+                kept[hidden.request_id].clear()
+            kept[hidden.request_id] += rows.tolist()
         ids = np.frombuffer(message.token_ids, dtype=np.int32).tolist()
         for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
             self.tokens[request_id] += ids[:count]
@@ -96,6 +113,8 @@ class InProcessEngine:
         prompt: list[int],
         max_new_tokens: int,
         logprobs: LogprobSpec | None = None,
+        hidden_states: HiddenMode = "",
+        input_embeds: bytes = b"",
         **sampling: Any,
     ) -> None:
         values = {"temperature": 0.0, "seed": 1} | sampling
@@ -109,6 +128,8 @@ class InProcessEngine:
                     sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
                     arrival=float(request_id),
                     logprobs=logprobs,
+                    hidden_states=hidden_states,
+                    input_embeds=input_embeds,
                     grammar_key=key,
                     grammar=payload,
                 )

@@ -1,17 +1,20 @@
 """The rules of shape of /generate, without an engine."""
 
+from array import array
+
 import msgspec
 import pytest
 
 from runtime.errors import InvalidRequest
 from server.native.generate_request import UNSUPPORTED_FIELDS, GenerateBody, plan_generate
+from server.native.tensor_request import Features
 
 VOCAB = 100
 
 
-def plan(preferred=None, **body):
+def plan(preferred=None, features=Features(), **body):
     decoded = msgspec.convert(body, GenerateBody)
-    return plan_generate(decoded, preferred or {}, VOCAB)
+    return plan_generate(decoded, preferred or {}, VOCAB, features=features)
 
 
 def refused(**body) -> str:
@@ -129,3 +132,64 @@ def test_what_routers_write_out_is_accepted():
         return_bytes=False,
         return_entropy=False,
     )
+
+
+FULL = Features(hidden_size=2, hidden_states=True, input_embeds=True)
+
+
+def test_hidden_states_need_the_server_s_consent():
+    assert "--enable-return-hidden-states" in refused(text="a", return_hidden_states=True)
+    plan(text="a", return_hidden_states=[False])
+    made = plan(features=FULL, text=["a", "b", "c"], return_hidden_states=[True, "last", False])
+    assert [sample.hidden_states for sample in made.samples] == ["all", "last", ""]
+    assert plan(features=FULL, text="a", return_hidden_states="last").samples[0].hidden_states
+    refused(features=FULL, text=["a", "b"], return_hidden_states=[True])
+
+
+def test_embeddings_become_bytes():
+    made = plan(features=FULL, input_embeds=[[1, 2.5], [3, 4]])
+    assert made.is_single
+    assert made.prompts == [[0, 0]]
+    assert array("f", made.embeds[0]).tolist() == [1, 2.5, 3, 4]
+    made = plan(features=FULL, input_embeds=[[[1, 2]], [[3, 4], [5, 6]]])
+    assert not made.is_single
+    assert made.prompts == [[0], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        [[]],
+        [[1, 2, 3]],
+        [[1, 2], [1]],
+        [[1, 1e39]],
+        [[1, float("nan")]],
+        [[1, float("-inf")]],
+        [[1, 2], [[1, 2]]],
+        [[[1, 2]], [1, 2]],
+        [[[1, 2]], []],
+    ],
+)
+def test_embeddings_of_a_wrong_shape_are_refused(given):
+    assert "input_embeds" in refused(features=FULL, input_embeds=given)
+
+
+def test_embeddings_need_the_prefix_cache_off_and_no_other_prompt():
+    assert "--disable-radix-cache" in refused(input_embeds=[[1, 2]])
+    assert "all be given" in refused(features=FULL, text="a", input_ids=[1], input_embeds=[[1, 2]])
+    assert plan(features=FULL, input_ids=[7], input_embeds=[[1, 2]]).prompts == [[7]]
+    for more in (
+        {"return_prompt_token_ids": True},
+        {"return_logprob": True, "logprob_start_len": 0},
+        {"session_params": {"id": "s"}},
+    ):
+        refused(features=FULL, input_embeds=[[1, 2]], **more)
+
+
+def test_sessions_allow_a_prompt_without_tokens():
+    assert plan(input_ids=[], session_params={"id": "s"}).prompts == [[]]
+    assert plan(text="a", session_params={"id": "s", "rid": "r"}).session.rid == "r"
+    assert "session_id" in refused(text="a", session_id="x", session_params={"id": "s"})
+    plan(text="a", session_id="x", session_params={})
+    assert plan(text="a", session_params={}).session is None

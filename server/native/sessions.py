@@ -1,0 +1,56 @@
+"""`/open_session` and `/close_session`; requests join one by their `session_params`."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from runtime.client.json_body import decode_body
+from server.context import ServerContext
+from server.errors import json_response
+from server.native.schema import body_schema
+
+
+class OpenBody(msgspec.Struct, kw_only=True):
+    """`/open_session` as it arrives; `timeout` in seconds without use."""
+
+    capacity_of_str_len: int
+    session_id: str | None = None
+    streaming: bool | None = None
+    timeout: float | None = None
+
+
+class CloseBody(msgspec.Struct, kw_only=True):
+    """`/close_session` as it arrives."""
+
+    session_id: str
+
+
+_OPEN = msgspec.json.Decoder(OpenBody)
+_CLOSE = msgspec.json.Decoder(CloseBody)
+
+
+def create_router(context: ServerContext) -> APIRouter:
+    """Both routes."""
+    router = APIRouter(tags=["native"])
+
+    @router.post("/open_session", openapi_extra=body_schema(OpenBody))
+    async def open_session(request: Request) -> Response:
+        """Open a session; the answer is its id."""
+        body = decode_body(await request.body(), _OPEN)
+        session_id = context.sessions.open(
+            body.capacity_of_str_len,
+            body.session_id,
+            streaming=bool(body.streaming),
+            timeout_s=body.timeout,
+        )
+        return json_response(session_id)
+
+    @router.post("/close_session", openapi_extra=body_schema(CloseBody))
+    async def close_session(request: Request) -> Response:
+        """Forget a session; one that is not open is as good as closed."""
+        context.sessions.close(decode_body(await request.body(), _CLOSE).session_id)
+        return Response(status_code=200)
+
+    return router

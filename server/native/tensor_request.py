@@ -1,0 +1,94 @@
+"""The fields of `/generate` that are about tensors: embeddings in, hidden states out."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.errors import InvalidRequest
+from runtime.messages import HiddenMode
+
+MAX_FLOAT32 = 3.4028234663852886e38
+
+HiddenSwitch = bool | Literal["last"]
+Row = list[float | list[float]]
+
+
+@dataclass(frozen=True)
+class Features:
+    """What requests may ask for because of how the server was started.
+
+    Attributes:
+        hidden_size: numbers of a token's embedding.
+        hidden_states: whether hidden states are given.
+        input_embeds: whether prompts may be embeddings.
+    """
+
+    hidden_size: int = 0
+    hidden_states: bool = False
+    input_embeds: bool = False
+
+
+def plan_hidden(
+    given: HiddenSwitch | list[HiddenSwitch] | None, num_prompts: int, features: Features
+) -> list[HiddenMode]:
+    """Which hidden states each prompt's samples report.
+
+    Raises:
+        InvalidRequest: the server was not started for it, or a list of the wrong length.
+    """
+    switches = given if isinstance(given, list) else [given] * num_prompts
+    if len(switches) != num_prompts:
+        raise InvalidRequest(
+            f"return_hidden_states must have one entry for each of the {num_prompts} prompts, "
+            f"got {len(switches)}.",
+            param="return_hidden_states",
+        )
+    if any(switches) and not features.hidden_states:
+        raise InvalidRequest(
+            "return_hidden_states needs a server that was started with "
+            "--enable-return-hidden-states.",
+            param="return_hidden_states",
+        )
+    return ["last" if each == "last" else "all" if each else "" for each in switches]
+
+
+def read_embeds(given: list[Row], features: Features) -> tuple[list[bytes], bool]:
+    """The prompts that `input_embeds` holds, as float32 bytes, and whether it is one prompt.
+
+    Raises:
+        InvalidRequest: the server was not started for it, a wrong shape, or a number that is too
+            large.
+    """
+    if not features.input_embeds:
+        raise InvalidRequest(
+            "input_embeds needs a server that was started with --disable-radix-cache: a prompt "
+            "without tokens cannot be looked up in the prefix cache.",
+            param="input_embeds",
+        )
+    is_one = not (given and given[0] and isinstance(given[0][0], list))
+    prompts: list[object] = [given] if is_one else [*given]
+    return [_prompt_bytes(rows, features.hidden_size) for rows in prompts], is_one
+
+
+def _prompt_bytes(rows: object, hidden_size: int) -> bytes:
+    if not isinstance(rows, list) or not rows:
+        raise InvalidRequest("input_embeds needs at least one row.", param="input_embeds")
+    data = bytearray()
+    for row in rows:
+        if not isinstance(row, list) or any(isinstance(each, list) for each in row):
+            raise InvalidRequest(
+                "input_embeds must be a list of rows of numbers, or a list of such lists.",
+                param="input_embeds",
+            )
+        if len(row) != hidden_size:
+            raise InvalidRequest(
+                f"Each row of input_embeds must have {hidden_size} numbers, got {len(row)}.",
+                param="input_embeds",
+            )
+        # Python's callers may send what JSON cannot: a NaN is in no range.
+        if not (min(row) >= -MAX_FLOAT32 and max(row) <= MAX_FLOAT32 and sum(row) == sum(row)):
+            raise InvalidRequest("input_embeds must be finite in 32 bits.", param="input_embeds")
+        data += array("f", row).tobytes()
+    return bytes(data)

@@ -1,0 +1,283 @@
+"""Sessions: requests whose prompt goes on where an earlier one of the same session ended.
+
+A session is a tree of requests. Each keeps its own new tokens and its output, and how much of its
+parent's context it goes on from; contexts are put together when a request comes. The prefix cache
+makes that cheap, so a session costs four bytes a token and nothing on the device.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from runtime.errors import InvalidRequest, Overloaded
+
+MAX_SESSIONS = 1024
+MAX_SESSION_TOKENS = 4 << 20
+# Of all sessions together: 256 MiB.
+MAX_TOKENS = 64 << 20
+MAX_TURNS = 4096
+MAX_ID_CHARS = 256
+DEFAULT_TIMEOUT_S = 3600.0
+MAX_TIMEOUT_S = 7 * 24 * 3600.0
+
+
+class SessionParams(msgspec.Struct, kw_only=True):
+    """`session_params` as it arrives.
+
+    Attributes:
+        id: of the session.
+        rid: the request to go on from; null begins anew (or, in a streaming session, goes on from
+            the latest).
+        offset: cuts the old context, as `context[:offset]` does.
+        replace: forget what went on from `rid` before (without `rid`: everything).
+        drop_previous_output: go on from the prompt of `rid`, without its output.
+    """
+
+    id: str | None = None
+    rid: str | None = None
+    offset: int | None = None
+    replace: bool | None = None
+    drop_previous_output: bool | None = None
+
+
+@dataclass(eq=False)
+class Turn:
+    """A request of a session.
+
+    Attributes:
+        num_kept: tokens of the parent's context that its prompt begins with.
+        tokens: what it added.
+        output: what it generated.
+    """
+
+    session: Session
+    rid: str
+    parent: Turn | None
+    num_kept: int
+    tokens: array[int]
+    output: array[int] = field(default_factory=lambda: array("i"))
+    children: list[Turn] = field(default_factory=list)
+
+    def prompt(self) -> array[int]:
+        """Its whole prompt."""
+        turns: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.parent
+        context = array("i")
+        for each in reversed(turns):
+            del context[each.num_kept :]
+            context += each.tokens
+            if each is not self:
+                context += each.output
+        return context
+
+    def add_output(self, token_ids: list[int]) -> None:
+        """Note what it generated."""
+        self.output.extend(token_ids)
+        self.session.num_tokens += len(token_ids)
+        self.session.used_at = time.monotonic()
+
+
+class Session:
+    """One session; see `Sessions`.
+
+    Attributes:
+        turns: its requests by name, in order.
+        num_tokens: tokens that all of them keep.
+    """
+
+    def __init__(self, capacity: int, timeout_s: float, *, is_streaming: bool) -> None:
+        """Start without requests."""
+        self.capacity = capacity
+        self.timeout_s = timeout_s
+        self.is_streaming = is_streaming
+        self.turns: dict[str, Turn] = {}
+        self.used_at = time.monotonic()
+        self.num_tokens = 0
+
+    def add(self, rid: str, parent: Turn | None, num_kept: int, tokens: array[int]) -> Turn:
+        """Put a request under its parent."""
+        turn = self.turns[rid] = Turn(self, rid, parent, num_kept, tokens)
+        self.num_tokens += len(tokens)
+        if parent is not None:
+            parent.children.append(turn)
+        return turn
+
+    def forget(self, turn: Turn) -> list[str]:
+        """Drop a request and what went on from it; their names."""
+        dropped, todo = [], [turn]
+        while todo:
+            each = todo.pop()
+            todo += each.children
+            if self.turns.pop(each.rid, None) is not None:
+                dropped.append(each.rid)
+                self.num_tokens -= len(each.tokens) + len(each.output)
+        if turn.parent is not None:
+            turn.parent.children.remove(turn)
+        return dropped
+
+
+class Sessions:
+    """All open sessions; bounded in number, tokens and age."""
+
+    def __init__(self, is_running: Callable[[str], bool], abort: Callable[[str], object]) -> None:
+        """Make the store.
+
+        Args:
+            is_running: whether a request of that name is in flight.
+            abort: ends the request of that name.
+        """
+        self._is_running = is_running
+        self._abort = abort
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, session_id: str) -> bool:
+        self._close_old()
+        return session_id in self._sessions
+
+    def open(
+        self,
+        capacity: int,
+        session_id: str | None = None,
+        *,
+        streaming: bool = False,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Open a session and give its id.
+
+        Args:
+            capacity: characters that it may hold; counted as tokens, which are at least that long.
+            session_id: chosen by the caller; drawn when absent.
+            streaming: requests without `rid` go on from the latest one.
+            timeout_s: it is closed when it was not used for so long; an hour when absent.
+
+        Raises:
+            InvalidRequest: the id is taken, or a value is out of range.
+            Overloaded: too many sessions are open.
+        """
+        if capacity < 1:
+            raise InvalidRequest(
+                f"capacity_of_str_len must be at least 1, got {capacity}.",
+                param="capacity_of_str_len",
+            )
+        timeout = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+        if not 0 < timeout <= MAX_TIMEOUT_S:
+            raise InvalidRequest(
+                f"timeout must be in (0, {MAX_TIMEOUT_S:.0f}] seconds, got {timeout_s}.",
+                param="timeout",
+            )
+        if session_id is None:
+            session_id = uuid.uuid4().hex
+        if not 0 < len(session_id) <= MAX_ID_CHARS or not session_id.isprintable():
+            raise InvalidRequest(
+                f"session_id must be 1 to {MAX_ID_CHARS} printable characters.", param="session_id"
+            )
+        self._close_old()
+        if session_id in self._sessions:
+            raise InvalidRequest(f"The session {session_id!r} is open already.", param="session_id")
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise Overloaded(f"{MAX_SESSIONS} sessions are open; close one first.")
+        capacity = min(capacity, MAX_SESSION_TOKENS)
+        self._sessions[session_id] = Session(capacity, timeout, is_streaming=streaming)
+        return session_id
+
+    def close(self, session_id: str) -> bool:
+        """Forget a session; what runs in it goes on. Whether it was open."""
+        return self._sessions.pop(session_id, None) is not None
+
+    def add(
+        self, params: SessionParams, rid: str, input_ids: list[int], bos_token_id: int | None
+    ) -> Turn:
+        """Put a request into its session; `Turn.prompt` is what it is to continue.
+
+        Args:
+            params: what it says about its session.
+            rid: its own name, by which later requests may go on from it.
+            input_ids: what it adds.
+            bos_token_id: dropped where it begins a text that goes on.
+
+        Raises:
+            InvalidRequest: no such session or request, one that still runs, or no room.
+        """
+        session = self._session(params.id)
+        parent = self._parent(session, params)
+        if rid in session.turns:
+            raise InvalidRequest(f"The session has a request {rid[:64]!r} already.", param="rid")
+        tokens = array("i", input_ids)
+        num_kept = 0
+        if parent is not None:
+            if tokens and tokens[0] == bos_token_id:
+                del tokens[0]
+            context = parent.prompt()
+            if not params.drop_previous_output:
+                context += parent.output
+            num_kept = len(context[: params.offset] if params.offset else context)
+        self._check_room(session, len(tokens))
+        return session.add(rid, parent, num_kept, tokens)
+
+    def _session(self, session_id: str | None) -> Session:
+        self._close_old()
+        session = self._sessions.get(session_id or "")
+        if session is None:
+            raise InvalidRequest(
+                f"There is no open session {(session_id or '')[:64]!r}.", param="session_params"
+            )
+        session.used_at = time.monotonic()
+        return session
+
+    def _parent(self, session: Session, params: SessionParams) -> Turn | None:
+        if params.rid is None and params.replace:
+            for root in [turn for turn in session.turns.values() if turn.parent is None]:
+                self._drop(session, root)
+        if params.rid is None:
+            if not session.is_streaming or not session.turns:
+                return None
+            parent = next(reversed(session.turns.values()))
+        elif params.rid in session.turns:
+            parent = session.turns[params.rid]
+        else:
+            raise InvalidRequest(
+                f"The session has no request {params.rid[:64]!r}.", param="session_params"
+            )
+        if self._is_running(parent.rid):
+            raise InvalidRequest(
+                f"The request {parent.rid[:64]!r} has not finished yet.", param="session_params"
+            )
+        if params.replace:
+            for child in list(parent.children):
+                self._drop(session, child)
+        return parent
+
+    def _drop(self, session: Session, turn: Turn) -> None:
+        for rid in session.forget(turn):
+            if self._is_running(rid):
+                self._abort(rid)
+
+    def _check_room(self, session: Session, num_new: int) -> None:
+        if session.num_tokens + num_new > session.capacity or len(session.turns) >= MAX_TURNS:
+            raise InvalidRequest(
+                f"The session is full: it may hold {session.capacity} tokens "
+                f"(capacity_of_str_len) and {MAX_TURNS} requests; each keeps what it added and its "
+                "output.",
+                param="session_params",
+            )
+        if sum(each.num_tokens for each in self._sessions.values()) + num_new > MAX_TOKENS:
+            raise Overloaded("The open sessions hold too much; close some first.")
+
+    def _close_old(self) -> None:
+        now = time.monotonic()
+        for session_id, session in list(self._sessions.items()):
+            is_old = now - session.used_at > session.timeout_s
+            if is_old and not any(self._is_running(rid) for rid in session.turns):
+                del self._sessions[session_id]

@@ -1,0 +1,63 @@
+"""Questions to `/generate` of a real server, as tests of the native API ask them."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from tests.support.server import ServerProcess
+
+GREEDY = {"temperature": 0, "ignore_eos": True}
+TEXT = "The miller opens the gate, the wheel turns, and the stones grind wheat, barley and oats."
+
+
+def generate(server: ServerProcess, **body: Any) -> Any:
+    """The answer to a request that is served."""
+    response = server.client.post("/generate", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refused(server: ServerProcess, **body: Any) -> str:
+    """The message of a 400; the server must be well after it."""
+    response = server.client.post("/generate", json=body)
+    assert response.status_code == 400, response.text
+    assert server.client.get("/health").status_code == 200
+    content = response.json()
+    message: str = content["error"]["message"] if "error" in content else content["message"]
+    return message
+
+
+def stream(server: ServerProcess, **body: Any) -> list[dict[str, Any]]:
+    """Every event of a stream but for the end mark."""
+    with server.client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def tokenize(server: ServerProcess, text: str) -> list[int]:
+    """Token ids of a text."""
+    tokens: list[int] = server.client.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    return tokens
+
+
+def load(server: ServerProcess) -> dict[str, Any]:
+    """What `/v1/loads` says of the one replica."""
+    found: dict[str, Any] = server.client.get("/v1/loads").json()["loads"][0]
+    return found
+
+
+def until_idle(server: ServerProcess) -> None:
+    """Wait until nothing runs, waits or holds pages."""
+    deadline = time.monotonic() + 10
+    while True:
+        now = load(server)
+        if not now["num_total_reqs"] and not now["num_used_tokens"]:
+            return
+        assert time.monotonic() < deadline, now
+        time.sleep(0.05)
