@@ -4,39 +4,20 @@ Only the import and the model's name are changed. `offline_engine.cells` is the 
 documents, which differ in language only.
 """
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from headrace.demo import MODEL_PATH
 from runtime.tokenizer import Tokenizer
+from tests.support.notebook import run_document
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = Path(__file__).resolve().parent / "documents"
 # Up to four words, said twice in a row: what a stream printed with its overlaps looks like.
 STAMMER = re.compile(r"(?:^|\s)(\S+(?:\s+\S+){0,3})\s+\1(?=[\s.,]|$)")
 ANSWER = re.compile(
     r"^Prompt: (?P<prompt>[^\n]*)\nGenerated text: (?P<text>.*?)(?=^Prompt:|^=====|^\[cell|\Z)",
     re.MULTILINE | re.DOTALL,
 )
-
-
-def run(name: str, mode: str) -> tuple[str, str]:
-    path = str(DOCUMENTS / f"{name}.cells")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.notebook", path, mode],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -50,7 +31,7 @@ def run(name: str, mode: str) -> tuple[str, str]:
 def test_every_cell_runs_and_prints_sense(name: str, mode: str) -> None:
     if mode == "notebook":
         pytest.importorskip("nest_asyncio")
-    output, errors = run(name, mode)
+    output, errors = run_document(name, mode)
     assert not errors
     assert output.count("[cell ") == 6
     answers = [(m["prompt"], m["text"].strip()) for m in ANSWER.finditer(output)]

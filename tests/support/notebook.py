@@ -8,12 +8,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from headrace.demo import MODEL_PATH
 
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = ROOT / "tests" / "e2e" / "documents"
 SEPARATOR = "# %%\n"
 
 
@@ -32,6 +36,21 @@ def run_cells(cells: list[str]) -> None:
 
 async def _inside_a_loop(cells: list[str]) -> None:
     run_cells(cells)
+
+
+def run_document(name: str, mode: str) -> tuple[str, str]:
+    """Run the cells of a document in a process of their own; what it printed, and its errors."""
+    path = str(DOCUMENTS / f"{name}.cells")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.notebook", path, mode],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, done.stderr
 
 
 if __name__ == "__main__":

@@ -1,0 +1,24 @@
+"""Hidden states of a prompt and its answer; the server needs --enable-return-hidden-states."""
+
+import argparse
+
+import httpx
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--url", default="http://127.0.0.1:30000")
+url = parser.parse_args().url
+
+body = {
+    "text": "The capital of France is",
+    "sampling_params": {"temperature": 0, "max_new_tokens": 4},
+    "return_hidden_states": True,
+}
+meta = httpx.post(f"{url}/generate", json=body, timeout=60).raise_for_status().json()["meta_info"]
+# What each token was made of: the prompt's rows first, then one row for each later token.
+prompt, *later = meta["hidden_states"]
+print("prompt:", len(prompt), "rows of", len(prompt[0]))
+print("later tokens:", len(later), "rows of", len(later[0]))
+
+body["return_hidden_states"] = "last"
+meta = httpx.post(f"{url}/generate", json=body, timeout=60).raise_for_status().json()["meta_info"]
+print("last alone:", len(meta["hidden_states"]), "numbers")

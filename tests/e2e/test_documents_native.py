@@ -1,0 +1,51 @@
+"""The code cells of the native API's document that this server can serve, in order.
+
+Only the package, the host and the model's name are changed. Left out are the cells on embedding,
+rerank, reward and mixture-of-experts models.
+"""
+
+import ast
+import re
+
+import pytest
+
+from headrace.demo import MODEL_PATH
+from runtime.tokenizer import Tokenizer
+from tests.support.notebook import DOCUMENTS, read_cells, run_document
+
+NAME = "native_api"
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[int, str]:
+    """What each cell printed, by its number."""
+    pytest.importorskip("requests")
+    output, _ = run_document(NAME, "script")
+    parts = re.split(r"^\[cell (\d+)\]\n", output, flags=re.MULTILINE)
+    return {int(number): text for number, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def test_every_cell_runs(printed):
+    assert list(printed) == list(range(1, len(read_cells(DOCUMENTS / f"{NAME}.cells")) + 1))
+
+
+def test_generate(printed):
+    answer = ast.literal_eval(printed[2].strip())
+    assert "Paris" in answer["text"]
+    assert answer["meta_info"]["finish_reason"]["type"] in ("stop", "length")
+
+
+def test_information_and_control(printed):
+    # The document's own assertions hold: a cell that fails ends the process.
+    assert ast.literal_eval(printed[3].strip())["model_path"] == str(MODEL_PATH)
+    assert '"max_total_num_tokens":' in printed[4]
+    assert printed[5].strip() == printed[6].strip() == ""
+    assert "flushed" in printed[7]
+
+
+def test_the_round_trip(printed):
+    text = "SGLang provides efficient tokenization endpoints."
+    ids = Tokenizer.from_folder(MODEL_PATH).encode(text, add_special_tokens=False)
+    assert f"Tokenized Output (IDs):\n{ids}" in printed[10]
+    assert f"Token Count: {len(ids)}" in printed[10]
+    assert "Round Trip Successful" in printed[10]

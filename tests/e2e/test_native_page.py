@@ -1,0 +1,119 @@
+"""The native API's pages and its example scripts, run as they stand against one real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import ServerProcess, running_server
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
+OURS = PAGES["native_api.md"] + PAGES["native_generate.md"]
+CURLS = re.findall(r"^```bash\n(curl .*?)\n```", OURS, re.MULTILINE | re.DOTALL)
+SCRIPTS = {path.name: path for path in sorted((ROOT / "examples" / "native_api").glob("*.py"))}
+# What an answer must hold, by a piece of the command.
+ANSWERS = {
+    "return_logprob": '"output_token_logprobs":[[',
+    '"stream": true': "data: [DONE]",
+    '"capacity_of_str_len"': '"mine"',
+    '"rid": "first", "session_params"': "Paris",
+    '"session_params": {"id": "mine", "rid": "first"}': "Tokyo",
+    "/close_session": "200",
+    "/tokenize": '"count":',
+    "/detokenize": '"text":"',
+    "/model_info": '"is_generation":true',
+    "/server_info": '"internal_states":[',
+    "/v1/loads": '"num_running_reqs":',
+    "/health_generate": "200",
+    "/flush_cache": "Cache flushed.",
+    "/abort_request": "200",
+    '"text": "The capital of France is", "sampling_params"': "Paris",
+}
+PRINTED = {
+    "abort.py": "abort True",
+    "flush_cache.py": "after it: 0 tokens",
+    "generate.py": "Paris",
+    "health.py": "200 /health_generate",
+    "hidden_states.py": "last alone: ",
+    "input_embeds.py": "as with tokens: True",
+    "logprobs.py": "Chosen:  Paris",
+    "model_info.py": "is_generation: True",
+    "sessions.py": "Tokyo",
+    "stop.py": "'matched': '[.!?]",
+    "stream.py": "Paris",
+    "tokenize_round_trip.py": "the same: True",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("--enable-return-hidden-states") as made:
+        yield made.wait_ready()
+
+
+def test_the_pages_commands_are_answered(server):
+    # In the order of the pages: sessions are opened before they are used.
+    for command in CURLS:
+        done = subprocess.run(
+            ["bash", "-c", command.replace("30000", str(server.port))],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        wanted = [text for piece, text in ANSWERS.items() if piece in command]
+        assert wanted, f"say in ANSWERS what this command must print: {command}"
+        assert wanted[0] in done.stdout, command
+
+
+def test_a_page_names_every_native_route(server):
+    paths = server.client.get("/openapi.json").json()["paths"]
+    native = {
+        path
+        for path, methods in paths.items()
+        for each in methods.values()
+        if "native" in each.get("tags", [])
+    }
+    assert {path for path in native if not any(path in page for page in PAGES.values())} == set()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_example_runs(name, server):
+    # Prompts as embeddings need a server without prefix cache; another test starts one, too.
+    url = server.url
+    if name == "input_embeds.py":
+        url = running_server(
+            "qwen3",
+            *("--disable-radix-cache", "--enable-return-hidden-states"),
+            *("--chunked-prefill-size", "16", "--random-seed", "5"),
+        ).url
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS[name]), "--url", url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert PRINTED[name] in done.stdout
+
+
+def test_events_of_the_pages_stream_hold_everything_so_far(server):
+    (command,) = [each for each in CURLS if '"stream": true' in each]
+    done = subprocess.run(
+        ["bash", "-c", command.replace("30000", str(server.port))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("data: {")]
+    texts = [json.loads(line.removeprefix("data: "))["text"] for line in lines]
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
