@@ -125,7 +125,7 @@ def test_from_the_buffers_of_graphs(folder: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(module, "capture_graph", EagerGraph)
         monkeypatch.setattr(module, "HostBuffers", PlainBuffers)
     engine = InProcessEngine(folder, overlap=True, enable_return_hidden_states=True)
-    runner = engine.scheduler._runner
+    runner = engine.runner
     runner._graphs = cuda_graphs.DecodeGraphs(
         runner._model,
         runner._attention,
@@ -175,7 +175,7 @@ def test_a_failing_neighbour_leaves_embeddings_and_states_right(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = InProcessEngine(folder, disable_radix_cache=True, enable_return_hidden_states=True)
-    runner = engine.scheduler._runner
+    runner = engine.runner
     forward = runner._model.forward
 
     def fail_together(batch: Any) -> Any:

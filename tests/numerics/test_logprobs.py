@@ -225,7 +225,7 @@ def test_neighbours_change_nothing(folder: Path) -> None:
 
 def test_a_failing_neighbour_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = InProcessEngine(folder)
-    runner = engine.scheduler._runner
+    runner = engine.runner
     compute = runner._compute
 
     def fail_on_token_1(plan: Any) -> Any:
@@ -247,7 +247,7 @@ def test_from_the_buffers_of_graphs(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cuda_graphs, "capture_graph", EagerGraph)
     monkeypatch.setattr(cuda_graphs, "HostBuffers", PlainBuffers)
     engine = InProcessEngine(folder, overlap=True)
-    runner = engine.scheduler._runner
+    runner = engine.runner
     graphs = cuda_graphs.DecodeGraphs(
         runner._model, runner._attention, runner._kv, runner._rows, runner._page_size, 8
     )

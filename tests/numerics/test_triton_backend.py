@@ -27,7 +27,7 @@ engine = InProcessEngine(
 )
 plain = []
 if sys.argv[4] == "plain":
-    attention = engine.scheduler._runner._attention
+    attention = engine.runner._attention
     reference = PROMPT_ATTENTION.load("reference")
     attention._prompt = reference
     attend = attention._attend_prompts

@@ -16,6 +16,7 @@ from runtime.checkpoint.config_json import load_model_config
 from runtime.client.grammars import grammar_key
 from runtime.client.logprobs import PositionLogprobs, read_blocks
 from runtime.config import WorkerConfig
+from runtime.executor.model_runner import ModelRunner
 from runtime.messages import (
     FinishReason,
     GenerateRequest,
@@ -78,6 +79,14 @@ class InProcessEngine:
             config, self.shared, self._collect, lambda _: None, lambda *_: None, ranks
         )
         torch.set_num_threads(1)
+
+    @property
+    def runner(self) -> ModelRunner:
+        """What computes, without what commands it."""
+        runner: Any = self.scheduler._runner
+        while not isinstance(runner, ModelRunner):
+            runner = runner._runner
+        return runner
 
     def _collect(self, message: TokenDeltas) -> None:
         for start, cached in zip(message.starts, message.cached_tokens, strict=True):
