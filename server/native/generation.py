@@ -43,7 +43,8 @@ class Output:
             rid: the request's name.
             weight_version: of the weights that answer.
             prompt_token_ids: echoed when given.
-            logprobs, hidden: what collects those, when they are asked for.
+            logprobs: collects log-probabilities, when they are asked for.
+            hidden: collects hidden states, when they are asked for.
             turn: learns what comes out.
             tells_rank: whether the replica matters.
         """
