@@ -262,6 +262,8 @@ class EngineClient:
         reply = await self.control(lambda call_id: SetOptions(call_id, values))
         if reply.success:
             self._options |= values
+            for link in self.links:
+                link.max_queued = values.get("max_queued_requests", link.max_queued)
         return reply
 
     def repeat_options(self, rank: int) -> None:

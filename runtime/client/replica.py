@@ -91,6 +91,7 @@ class Replica:
         self.status = status
         self._client = client
         self._link = client.links[status.rank]
+        self._link.max_queued = worker.max_queued_requests
         self._owner = owner
         self._run_folder = Path(worker.run_folder)
         self._worker_config = worker
@@ -292,6 +293,7 @@ class Replica:
             case WorkerReady():
                 capacity = message.max_total_num_tokens
                 self._link.prefixes.max_tokens = min(capacity, MAX_TOKENS)
+                self._link.num_rows = message.max_running_requests
                 self._set(worker=message)
                 self._client.repeat_options(self.status.rank)
                 self._became_ready()

@@ -21,6 +21,8 @@ class ReplicaLink:
         num_in_flight: requests sent there that have not had their final chunk yet.
         num_prompt_tokens: of those requests together.
         prefixes: what its prefix cache probably holds.
+        num_rows: requests that it runs at a time.
+        max_queued: requests that may wait there; `None` for any number.
     """
 
     def __init__(self, rank: int) -> None:
@@ -30,9 +32,16 @@ class ReplicaLink:
         self.num_in_flight = 0
         self.num_prompt_tokens = 0
         self.prefixes = PrefixIndex()
+        self.num_rows = 1
+        self.max_queued: int | None = None
         # What the scheduler's cache of grammars holds: its twin, fed alike.
         self._grammars: ByteCache[bool] = ByteCache(GRAMMAR_CACHE_BYTES)
         self._send: Callable[[SchedulerInbound], None] | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request would be taken and not refused."""
+        return self.max_queued is None or self.num_in_flight < self.num_rows + self.max_queued
 
     def connect(self, send: Callable[[SchedulerInbound], None]) -> None:
         """Use `send` from now on: the replica's scheduler has a new generation."""

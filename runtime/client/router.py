@@ -10,7 +10,8 @@ from runtime.client.replica_link import ReplicaLink
 # What one more request in flight weighs, in prompt tokens that need not be computed: about as many
 # as a GPU computes in the time in which it reads the weights once for a decode step.
 TOKENS_PER_REQUEST = 128
-# A cached prefix, however long, is worth no more requests in flight than this.
+# A cached prefix, however long, is worth no more requests in flight than this, nor than half the
+# rows of the running batch: it shall not draw a request into a queue while another replica idles.
 MAX_SURPLUS = 32
 
 
@@ -20,13 +21,15 @@ class Router:
     - `cache_aware`: every replica has a cost, the prompt tokens that it would have to compute plus
       `TOKENS_PER_REQUEST` for each request in flight there; the least wins. So a cached prefix
       draws a request, the more the longer it is, and a lead in load sends it elsewhere. Replicas
-      with over `MAX_SURPLUS` requests more than the least loaded one are left out. What is cached
-      is guessed from what was sent (`PrefixIndex`).
+      too far ahead of the least loaded one (`MAX_SURPLUS`) are left out. What is cached is guessed
+      from what was sent (`PrefixIndex`).
       Source: the cost is that of NVIDIA Dynamo's KV router (prefill blocks plus active blocks),
       the bound on imbalance that of SGLang's router (`balance_abs_threshold`).
     - `total_requests`: the fewest requests in flight.
     - `total_tokens`: the fewest prompt tokens in flight.
     - `round_robin`: one after the other.
+
+    A replica whose queue is full is passed over while another one has room.
     """
 
     def __init__(self, links: Sequence[ReplicaLink], method: str = "cache_aware") -> None:
@@ -60,19 +63,24 @@ class Router:
         if rank is not None:
             link = self._links[rank]
         else:
-            link = self._best([each for each in self._links if each.ready], hashes)
+            ready = [each for each in self._links if each.ready]
+            link = self._best([each for each in ready if each.has_room] or ready, hashes)
         link.prefixes.add(hashes)
         return link
 
-    def _best(self, ready: list[ReplicaLink], hashes: list[int]) -> ReplicaLink:
+    def _best(self, links: list[ReplicaLink], hashes: list[int]) -> ReplicaLink:
         self._turn += 1
-        turn = self._turn % len(ready)
-        candidates = ready[turn:] + ready[:turn]
+        turn = self._turn % len(links)
+        candidates = links[turn:] + links[:turn]
         if not hashes:
             return min(candidates, key=self._cost)
-        most = min(link.num_in_flight for link in ready) + MAX_SURPLUS
+        least = min(link.num_in_flight for link in links)
         return min(
-            (link for link in candidates if link.num_in_flight <= most),
+            (
+                link
+                for link in candidates
+                if link.num_in_flight <= least + min(MAX_SURPLUS, link.num_rows // 2)
+            ),
             key=lambda link: (
                 TOKENS_PER_REQUEST * link.num_in_flight - link.prefixes.matched_tokens(hashes)
             ),

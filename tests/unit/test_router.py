@@ -21,6 +21,7 @@ def links(count: int = 2) -> list[ReplicaLink]:
     made = [ReplicaLink(rank) for rank in range(count)]
     for link in made:
         link.ready = True
+        link.num_rows = 2 * MAX_SURPLUS
     return made
 
 
@@ -112,6 +113,33 @@ def test_what_a_replica_lost_draws_nothing() -> None:
     # A restarted scheduler begins with an empty cache.
     home.connect(lambda _: None)
     assert home.prefixes.matched_tokens(prefix_hashes(text, "")) == 0
+
+
+def test_no_prefix_draws_a_request_into_a_queue_beside_an_idle_replica() -> None:
+    both = links()
+    router = Router(both)
+    text = prompt(100_000)
+    home = router.choose(text, "")
+    for link in both:
+        link.num_rows = 8
+    home.num_in_flight = 4
+    assert router.choose(text, "") is home
+    home.num_in_flight = 5
+    assert router.choose(text, "") is not home
+
+
+@pytest.mark.parametrize("method", ["cache_aware", "total_requests", "total_tokens", "round_robin"])
+def test_a_full_queue_is_passed_over(method: str) -> None:
+    both = links()
+    for link in both:
+        link.num_rows, link.max_queued = 1, 1
+    both[0].num_in_flight = 2
+    both[1].num_in_flight, both[1].num_prompt_tokens = 1, 10**6
+    router = Router(both, method)
+    assert {router.choose(prompt(50), "").rank for _ in range(4)} == {1}
+    # Full everywhere: somebody has to say so.
+    both[1].num_in_flight = 2
+    assert router.choose(prompt(50), "") in both
 
 
 @pytest.mark.parametrize(
