@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +32,8 @@ MAX_PORT = 65535
 MAX_REPLICAS = 64
 # Of the reference, when none is given.
 DETERMINISTIC_SEED = 42
+# No braces: the framework would take them for a pattern.
+_ROUTE = re.compile(r"/[A-Za-z0-9._:/@-]+")
 # Attention implementations that know one kind of device only.
 ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}
 # Those with a batch-invariant form.
@@ -239,8 +242,10 @@ def check_options(config: ServerConfig) -> None:
     ):
         if not seconds > 0:
             raise StartupError(f"{name} must be above 0, got {seconds}.")
-    if not http.vertex_route.startswith("/"):
-        raise StartupError(f"--vertex-route must begin with /, got {http.vertex_route!r}.")
+    if not _ROUTE.fullmatch(http.vertex_route):
+        raise StartupError(
+            f"--vertex-route must be a path such as /predict, got {http.vertex_route!r}."
+        )
     for name, key in (("--api-key", http.api_key), ("--admin-api-key", http.admin_api_key)):
         if key is not None and not key.strip():
             # Most likely a variable that is not set; the server would be open.

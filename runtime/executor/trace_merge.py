@@ -48,13 +48,21 @@ def merge(sources: Sequence[Path], target: Path) -> None:
         with gzip.open(source, "rt", encoding="utf-8") as file:
             trace = json.load(file)
         for event in trace.pop("traceEvents"):
-            # Lanes are told apart by their process; flows by their id.
-            for key in ("pid", "id"):
-                if key in event:
-                    event[key] = f"TP-{rank} {event[key]}"
+            _move(event, rank, len(sources))
             events.append(event)
         merged = {**trace, **merged}
     part = target.with_name(f".{target.name}.part")
     with gzip.open(part, "wt", encoding="utf-8") as file:
         json.dump({**merged, "traceEvents": events}, file)
     os.replace(part, target)
+
+
+def _move(event: dict[str, Any], rank: int, num_ranks: int) -> None:
+    # Lanes are told apart by their process, which may be a GPU of the same number on every rank.
+    if "pid" in event:
+        event["pid"] = f"TP-{rank} {event['pid']}"
+    if event.get("name") == "process_name":
+        event["args"]["name"] = f"TP-{rank} {event['args']['name']}"
+    # Arrows are told apart by their id, a number.
+    if isinstance(event.get("id"), int):
+        event["id"] = event["id"] * num_ranks + rank

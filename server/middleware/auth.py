@@ -58,7 +58,10 @@ class AuthMiddleware:
 
     def _decide(self, scope: Scope) -> int:
         path = scope["path"].removeprefix(self._root_path)
-        if scope["method"] == "OPTIONS" or path in OPEN_PATHS:
+        if scope["method"] == "OPTIONS":
+            return 200
+        # Reading only: a route whose path the operator names must not become open by its name.
+        if path in OPEN_PATHS and scope["method"] in ("GET", "HEAD"):
             return 200
         is_admin_path = path in ADMIN_PATHS
         if is_admin_path and self._admin_digest is not None:

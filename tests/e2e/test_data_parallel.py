@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 import headrace as sgl
+from tests.faults.test_kill import wait_until
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import tiny_model
 
@@ -124,3 +126,13 @@ def test_the_offline_engine_has_replicas_too() -> None:
         with pytest.raises(ValueError, match="data_parallel_rank must be in"):
             engine.generate("a", data_parallel_rank=2)
         engine.flush_cache()
+
+
+def test_every_replica_writes_its_own_profile(tmp_path: Path) -> None:
+    server = replicas()
+    asked = {"output_dir": str(tmp_path), "profile_id": "d", "num_steps": 2, "with_stack": False}
+    httpx.post(server.url + "/start_profile", json=asked).raise_for_status()
+    for rank in (0, 1):
+        ask(server, "The wheel", data_parallel_rank=rank)
+    names = {f"d-TP-0-DP-{rank}.trace.json.gz" for rank in (0, 1)}
+    wait_until(lambda: names == {path.name for path in tmp_path.iterdir()}, 20, "no traces")

@@ -107,6 +107,8 @@ def test_deterministic_inference_fixes_the_seed_of_requests_without_one():
         {"model": ModelArgs(device="cuda")},
         {"http": HttpArgs(port=70000)},
         {"http": HttpArgs(drain_timeout=float("nan"))},
+        {"http": HttpArgs(vertex_route="predict")},
+        {"http": HttpArgs(vertex_route="/{anything:path}")},
         {"http": HttpArgs(preferred_sampling_params="[]")},
         {"http": HttpArgs(preferred_sampling_params='{"temperature": -1}')},
         {"scheduling": SchedulingArgs(mem_fraction_static=1.5)},
