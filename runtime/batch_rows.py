@@ -32,8 +32,9 @@ class BatchRows:
         top_k: `[max_rows + 1]` int32 on the device, the vocabulary's size when off.
         host_params, host_top_k: the same on the host.
         num_prompt: `[max_rows + 1]` int64 on the host.
-        is_greedy, is_special, has_penalties, has_grammar: `[max_rows + 1]` bool on the host;
-            special rows change their logits before sampling.
+        is_greedy, is_special, has_penalties, has_grammar, has_token_rules: `[max_rows + 1]` bool on
+            the host; special rows change their logits before sampling, those with token rules by
+            biases or by forbidding an early end.
         wants_logprobs, wants_hidden: `[max_rows + 1]` bool on the host.
         logprobs: what the rows that want log-probabilities ask for.
     """
@@ -75,6 +76,7 @@ class BatchRows:
         self.wants_hidden = np.zeros(rows, dtype=bool)
         self.logprobs: list[LogprobSpec | None] = [None] * rows
         self.has_grammar = np.zeros(rows, dtype=bool)
+        self.has_token_rules = np.zeros(rows, dtype=bool)
         self._history: Tensor | None = None
 
     # The history is made while sampling, in inference mode, and may be written in that mode only.
@@ -110,12 +112,9 @@ class BatchRows:
         self.is_greedy[row] = greedy
         self.has_penalties[row] = sampling.has_penalties
         self.has_grammar[row] = join.has_grammar
-        self.is_special[row] = (
-            sampling.has_penalties
-            or bool(sampling.logit_bias)
-            or sampling.min_new_tokens > 0
-            or join.has_grammar
-        )
+        has_token_rules = bool(sampling.logit_bias) or sampling.min_new_tokens > 0
+        self.has_token_rules[row] = has_token_rules
+        self.is_special[row] = has_token_rules or sampling.has_penalties or join.has_grammar
         self.host_params[row] = (
             0.0 if greedy else sampling.temperature,
             sampling.top_p,

@@ -157,7 +157,7 @@ class KernelArgs:
     grammar_backend: str = option(
         "xgrammar",
         "Library for structured output; none refuses it.",
-        choices=("xgrammar", "none"),
+        choices=("xgrammar", "llguidance", "none"),
     )
     disable_cuda_graph: bool = option(False, "Run decode steps without CUDA graphs.")
     enable_deterministic_inference: bool = option(

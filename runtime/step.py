@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -121,7 +122,9 @@ class StepPlan:
         samples: `[num_seqs]` bool, sequences that get a token sampled.
         joins, page_updates: changes of rows, applied before the step.
         input_spans: prompt positions that need log-probabilities, at most one span a sequence.
-        masks: for outputs that follow a grammar.
+        masks: for outputs that follow a grammar; `take_masks` gives them.
+        make_masks: makes `masks`; set instead of them, so that this can be done while the device
+            computes the logits.
         hidden_spans: prompt positions whose hidden states are wanted, at most one span a sequence.
         embed_spans: parts of `chunk_tokens` that are embeddings, ascending.
     """
@@ -136,8 +139,16 @@ class StepPlan:
     page_updates: list[PageUpdate] = field(default_factory=list)
     input_spans: list[InputSpan] = field(default_factory=list)
     masks: TokenMasks | None = None
+    make_masks: Callable[[], TokenMasks | None] | None = None
     hidden_spans: list[HiddenSpan] = field(default_factory=list)
     embed_spans: list[EmbedSpan] = field(default_factory=list)
+
+    def take_masks(self) -> TokenMasks | None:
+        """The masks, made now unless they are there."""
+        if self.make_masks is not None:
+            make, self.make_masks = self.make_masks, None
+            self.masks = make()
+        return self.masks
 
     @property
     def sample_rows(self) -> Int64Array:
@@ -151,7 +162,7 @@ class StepPlan:
         )
         last = first + int(self.query_lens[index]) if index >= self.num_decodes else 0
         one = slice(index, index + 1)
-        masks = self.masks
+        masks = self.take_masks()
         if masks is not None:
             masks = masks.only(int(self.samples[:index].sum())) if self.samples[index] else None
         return StepPlan(

@@ -135,7 +135,9 @@ def resolve(
         overlap = choices.pick("overlap_schedule", False, "the CPU has nothing to overlap with")
     grammar_backend = config.kernels.grammar_backend
     if grammar_backend != "none" and find_spec(grammar_backend) is None:
-        grammar_backend = choices.pick("grammar_backend", "none", "xgrammar is not installed")
+        grammar_backend = choices.pick(
+            "grammar_backend", "none", f"{grammar_backend} is not installed"
+        )
     deterministic = config.kernels.enable_deterministic_inference
     random_seed = _random_seed(config, seed, choices)
 

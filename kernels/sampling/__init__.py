@@ -50,7 +50,9 @@ class SamplingKernels(Protocol):
     def mask_tokens(self, logits: Tensor, row_index: Tensor, token_ids: Tensor) -> None:
         """See `kernels.sampling.mask_tokens`."""
 
-    def apply_token_bitmask(self, logits: Tensor, bitmask: Tensor) -> None:
+    def apply_token_bitmask(
+        self, logits: Tensor, bitmask: Tensor, row_index: Tensor | None = None
+    ) -> None:
         """See `kernels.sampling.apply_token_bitmask`."""
 
     def gather_logprobs(
@@ -66,13 +68,16 @@ SAMPLING: Table[SamplingKernels] = Table(
     "sampling",
     {
         "reference": Entry("kernels.sampling.reference", invariant=True),
+        "cpu": Entry(
+            "kernels.sampling.cpu", probe="kernels.cpu.library:unavailable", invariant=True
+        ),
         "triton": Entry(
             "kernels.sampling.triton",
             probe="kernels.triton_support.device:unavailable",
             invariant=True,
         ),
     },
-    {"cuda": ("triton",)},
+    {"cpu": ("cpu",), "cuda": ("triton",)},
 )
 
 
@@ -159,15 +164,17 @@ def mask_tokens(logits: Tensor, row_index: Tensor, token_ids: Tensor) -> None:
     _kernels(logits.device.type).mask_tokens(logits, row_index, token_ids)
 
 
-def apply_token_bitmask(logits: Tensor, bitmask: Tensor) -> None:
+def apply_token_bitmask(logits: Tensor, bitmask: Tensor, row_index: Tensor | None = None) -> None:
     """Set the logits of forbidden tokens to minus infinity in place.
 
     Args:
         logits: `[batch, vocab_size]` float32, changed in place.
-        bitmask: `[batch, ceil(vocab_size / 32)]` int32; bit `i % 32` of word `i // 32` set means
-            that token `i` is allowed (xgrammar's layout). A row of -1 allows everything.
+        bitmask: `[num_masks, ceil(vocab_size / 32)]` int32; bit `i % 32` of word `i // 32` set
+            means that token `i` is allowed (xgrammar's layout). A row of -1 allows everything.
+        row_index: `[num_masks]` int64, the row of `logits` that each mask is for, no row twice;
+            `None` when there is one for each row, in order.
     """
-    _kernels(logits.device.type).apply_token_bitmask(logits, bitmask)
+    _kernels(logits.device.type).apply_token_bitmask(logits, bitmask, row_index)
 
 
 def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -43,8 +43,13 @@ def mask_tokens(logits: Tensor, row_index: Tensor, token_ids: Tensor) -> None:
     logits[row_index, token_ids] = float("-inf")
 
 
-def apply_token_bitmask(logits: Tensor, bitmask: Tensor) -> None:
+def apply_token_bitmask(logits: Tensor, bitmask: Tensor, row_index: Tensor | None = None) -> None:
     """Forbid the tokens whose bit is clear; see `kernels.sampling.apply_token_bitmask`."""
+    if row_index is not None:
+        part = logits.index_select(0, row_index)
+        apply_token_bitmask(part, bitmask)
+        logits.index_copy_(0, row_index, part)
+        return
     bits = torch.arange(32, device=bitmask.device, dtype=torch.int32)
     allowed = (bitmask.unsqueeze(-1) >> bits) & 1
     allowed = allowed.view(bitmask.shape[0], bitmask.shape[1] * 32)[:, : logits.shape[1]]

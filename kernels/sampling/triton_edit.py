@@ -26,13 +26,23 @@ def _bias_kernel(
 
 
 @triton.jit
-def _bitmask_kernel(logits_ptr, bitmask_ptr, stride, mask_stride, vocab_size, BLOCK: tl.constexpr):
+def _bitmask_kernel(
+    logits_ptr,
+    bitmask_ptr,
+    index_ptr,
+    stride,
+    mask_stride,
+    vocab_size,
+    INDEXED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
+    line = tl.load(index_ptr + row) if INDEXED else row
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocab_size
     word = tl.load(bitmask_ptr + row * mask_stride + at // 32, mask=inside, other=-1)
     forbidden = ((word >> (at % 32)) & 1) == 0
-    tl.store(logits_ptr + row * stride + at, float("-inf"), mask=inside & forbidden)
+    tl.store(logits_ptr + line * stride + at, float("-inf"), mask=inside & forbidden)
 
 
 def apply_logit_bias(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor) -> None:
@@ -64,15 +74,22 @@ def _edit(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor |
         )
 
 
-def apply_token_bitmask(logits: Tensor, bitmask: Tensor) -> None:
+def apply_token_bitmask(logits: Tensor, bitmask: Tensor, row_index: Tensor | None = None) -> None:
     """Forbid the tokens whose bit is clear; see `kernels.sampling.apply_token_bitmask`.
 
     Logits are written where they are forbidden and never read.
     """
     assert logits.stride(1) == 1
     assert bitmask.stride(1) == 1
-    num_rows, vocab_size = logits.shape
-    if logits.numel():
-        _bitmask_kernel[(num_rows, triton.cdiv(vocab_size, _BLOCK))](
-            logits, bitmask, logits.stride(0), bitmask.stride(0), vocab_size, BLOCK=_BLOCK
+    vocab_size = logits.shape[1]
+    if logits.numel() and len(bitmask):
+        _bitmask_kernel[(len(bitmask), triton.cdiv(vocab_size, _BLOCK))](
+            logits,
+            bitmask,
+            bitmask if row_index is None else row_index,
+            logits.stride(0),
+            bitmask.stride(0),
+            vocab_size,
+            INDEXED=row_index is not None,
+            BLOCK=_BLOCK,
         )

@@ -1,4 +1,7 @@
-"""A `StepPlan` as bytes: what rank 0 sends the other ranks, one message a step."""
+"""A `StepPlan` as bytes: what rank 0 sends the other ranks, one message a step.
+
+Masks of grammars stay at rank 0: the others take its tokens, whatever they would sample themselves.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from numpy.typing import NDArray
 
 from runtime.messages import LogprobSpec
 from runtime.sampling_params import SamplingParams
-from runtime.step import EmbedSpan, HiddenSpan, InputSpan, PageUpdate, RowJoin, StepPlan, TokenMasks
+from runtime.step import EmbedSpan, HiddenSpan, InputSpan, PageUpdate, RowJoin, StepPlan
 
 
 class JoinMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -59,13 +62,6 @@ class EmbedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     values: bytes
 
 
-class MaskMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`TokenMasks`; `lines` are int64 bytes, `words` int32 bytes, row by row."""
-
-    lines: bytes
-    words: bytes
-
-
 class PlanMessage(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
     """A `StepPlan`; its arrays are the bytes of their numbers."""
 
@@ -78,14 +74,12 @@ class PlanMessage(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=Fal
     joins: list[JoinMessage]
     page_updates: list[PageMessage]
     input_spans: list[SpanMessage]
-    masks: MaskMessage | None = None
     hidden_spans: list[HiddenMessage] = []
     embed_spans: list[EmbedMessage] = []
 
 
 def to_message(plan: StepPlan) -> PlanMessage:
     """Copy the plan's numbers."""
-    masks = plan.masks
     return PlanMessage(
         rows=plan.rows.tobytes(),
         num_decodes=int(plan.num_decodes),
@@ -114,7 +108,6 @@ def to_message(plan: StepPlan) -> PlanMessage:
             SpanMessage(int(span.index), int(span.offset), span.targets.tobytes())
             for span in plan.input_spans
         ],
-        masks=None if masks is None else MaskMessage(masks.lines.tobytes(), masks.words.tobytes()),
         hidden_spans=[
             HiddenMessage(int(span.index), int(span.offset), int(span.length))
             for span in plan.hidden_spans
@@ -161,7 +154,6 @@ def from_message(message: PlanMessage) -> StepPlan:
             InputSpan(span.index, span.offset, _array(span.targets, np.int32))
             for span in message.input_spans
         ],
-        masks=None if message.masks is None else _masks(message.masks),
         hidden_spans=[
             HiddenSpan(span.index, span.offset, span.length) for span in message.hidden_spans
         ],
@@ -170,8 +162,3 @@ def from_message(message: PlanMessage) -> StepPlan:
             for span in message.embed_spans
         ],
     )
-
-
-def _masks(message: MaskMessage) -> TokenMasks:
-    lines = _array(message.lines, np.int64)
-    return TokenMasks(lines, _array(message.words, np.int32).reshape(len(lines), -1))

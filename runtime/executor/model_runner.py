@@ -226,7 +226,7 @@ class ModelRunner:
                 # A copy: the next replay overwrites the graph's own.
                 return Computed(graphs.token_ids[:num_seqs].clone(), output_hidden=picked)
             logits = graphs.logits[:num_seqs]
-            sampled = self._sampler.sample(logits, plan.rows, seq_lens, plan.masks)
+            sampled = self._sampler.sample(logits, plan.rows, seq_lens, plan.take_masks())
             return Computed.of(sampled, picked)
         extend = self._extend_graphs
         # A graph gives each sequence's last token only, and looks every token's embedding up.
@@ -245,7 +245,7 @@ class ModelRunner:
             hidden = hidden.index_select(0, batch.logits_indices)
         logits = self._model.compute_logits(hidden)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
-        sampled = self._sampler.sample(logits, rows, positions, plan.masks)
+        sampled = self._sampler.sample(logits, rows, positions, plan.take_masks())
         computed = Computed.of(sampled, self._hidden_of(rows, hidden))
         computed.input_logprobs, computed.input_hidden = input_logprobs, input_hidden
         return computed
@@ -290,7 +290,7 @@ class ModelRunner:
             return Computed(result.token_ids.index_select(0, wanted), output_hidden=picked)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
         logits = result.logits.index_select(0, wanted)
-        return Computed.of(self._sampler.sample(logits, rows, positions, plan.masks), picked)
+        return Computed.of(self._sampler.sample(logits, rows, positions, plan.take_masks()), picked)
 
     def _compute_each(self, plan: StepPlan, failed: dict[int, str]) -> PendingStep:
         token_ids = torch.zeros(len(plan.sample_rows), dtype=torch.int64)

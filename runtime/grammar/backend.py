@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from runtime.registry import Registry
 from runtime.sampling_params import GrammarSpec
 
-BitmaskRow = NDArray[np.int32]
+BitmaskRows = NDArray[np.int32]
 
 
 class GrammarError(Exception):
@@ -22,13 +22,6 @@ class GrammarError(Exception):
 class Matcher(Protocol):
     """Follows one output through its grammar."""
 
-    def fill(self, row: BitmaskRow) -> None:
-        """Write which tokens may come next.
-
-        Args:
-            row: `[ceil(vocab_size / 32)]` int32, bit `i % 32` of word `i // 32` for token `i`.
-        """
-
     def accept(self, token_id: int) -> bool:
         """Move on by one token; false, and nothing moved, when it is not allowed."""
 
@@ -37,7 +30,10 @@ class Matcher(Protocol):
         """Whether nothing may follow any more."""
 
 
-class GrammarBackend(Protocol):
+M = TypeVar("M", bound=Matcher)
+
+
+class GrammarBackend(Protocol[M]):
     """What a grammar library offers."""
 
     def compile(self, spec: GrammarSpec) -> bytes:
@@ -54,8 +50,17 @@ class GrammarBackend(Protocol):
             GrammarError: these are not such bytes.
         """
 
-    def start(self, compiled: Any) -> Matcher:
+    def start(self, compiled: Any) -> M:
         """Begin an output at the start of a loaded grammar."""
+
+    def fill(self, matchers: Sequence[M], words: BitmaskRows) -> None:
+        """Write which tokens may come next in each output.
+
+        Args:
+            matchers: `[n]`, none of them terminated; left where they are.
+            words: `[n, ceil(vocab_size / 32)]` int32, overwritten; bit `i % 32` of word `i // 32`
+                stands for token `i`.
+        """
 
 
 class MakeBackend(Protocol):
@@ -63,17 +68,20 @@ class MakeBackend(Protocol):
 
     def __call__(
         self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]
-    ) -> GrammarBackend:
+    ) -> GrammarBackend[Any]:
         """Build it for a tokenizer; `vocab_size` is the logits' width."""
         ...
 
 
 GRAMMAR_BACKENDS: Registry[MakeBackend] = Registry(
     "grammar backend",
-    {"xgrammar": "runtime.grammar.xgrammar:XGrammarBackend"},
+    {
+        "xgrammar": "runtime.grammar.xgrammar:XGrammarBackend",
+        "llguidance": "runtime.grammar.llguidance:LLGuidanceBackend",
+    },
 )
 
-BackendFactory = Callable[[], GrammarBackend]
+BackendFactory = Callable[[], GrammarBackend[Any]]
 
 
 def num_words(vocab_size: int) -> int:

@@ -15,6 +15,7 @@ import signal
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -81,7 +82,7 @@ class _Job:
 class _Compiler:
     def __init__(self, config: GrammarConfig) -> None:
         self.config = config
-        self.backend: GrammarBackend = GRAMMAR_BACKENDS.load(config.backend)(
+        self.backend: GrammarBackend[Any] = GRAMMAR_BACKENDS.load(config.backend)(
             Path(config.tokenizer_folder), config.vocab_size, config.eos_token_ids
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -13,22 +14,21 @@ _STEP_LIMIT_S = 0.005
 _NUM_SLOW_STEPS = 8
 
 
-def probe(backend: GrammarBackend, payload: bytes, vocab_size: int) -> None:
+def probe(backend: GrammarBackend[Any], payload: bytes, vocab_size: int) -> None:
     """Walk through a compiled grammar along tokens it allows, the same one again where it can.
 
     Raises:
         GrammarError: it allows no output, or a step takes so long that others would feel it.
     """
     matcher = backend.start(backend.load(payload))
-    row = np.zeros(num_words(vocab_size), dtype=np.int32)
+    words = np.zeros((1, num_words(vocab_size)), dtype=np.int32)
     rng = np.random.default_rng(0)
     last, num_slow = -1, 0
     for step in range(_NUM_TOKENS):
-        row[:] = 0
         # Of this process alone: what else the machine does must not refuse anybody's grammar.
         started = time.process_time()
-        matcher.fill(row)
-        bits = np.unpackbits(row.view(np.uint8), bitorder="little")[:vocab_size]
+        backend.fill([matcher], words)
+        bits = np.unpackbits(words[0].view(np.uint8), bitorder="little")[:vocab_size]
         if not bits.any():
             if step == 0:
                 raise GrammarError("it allows no output at all")

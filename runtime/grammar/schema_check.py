@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from runtime.errors import InvalidRequest
-from runtime.grammar.regex_check import check_regex
+from runtime.grammar.regex_check import check_regex, names_unquotable
 
 MAX_JSON_BYTES = 256 * 1024
 MAX_SCHEMA_DEPTH = 64
@@ -69,9 +69,9 @@ _NEEDS_TYPE = {
     "minItems": {"array"},
     "maxItems": {"array"},
 }
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems")
+MAPS = ("properties", "patternProperties", "$defs", "definitions")
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 
@@ -121,13 +121,13 @@ class _Check:
         raise InvalidRequest(f"{self._name} at {path[:200]}: {what}.", param=self._name)
 
     def _children(self, schema: dict[str, Any], path: str) -> Iterator[tuple[Any, str]]:
-        for key in _MAPS:
+        for key in MAPS:
             for name, each in (schema.get(key) or {}).items():
                 yield each, f"{path}/{key}/{name[:40]}"
-        for key in _LISTS:
+        for key in LISTS:
             for index, each in enumerate(schema.get(key) or []):
                 yield each, f"{path}/{key}/{index}"
-        for key in _SINGLE:
+        for key in SINGLE:
             if key in schema:
                 yield schema[key], f"{path}/{key}"
 
@@ -153,10 +153,10 @@ class _Check:
         self._check_required(schema, path)
 
     def _check_shapes(self, schema: dict[str, Any], path: str) -> None:
-        for key in _MAPS:
+        for key in MAPS:
             if not isinstance(schema.get(key, {}), dict):
                 self._fail(path, f"{key!r} must be an object")
-        for key in _LISTS:
+        for key in LISTS:
             if key in schema and (not isinstance(schema[key], list) or not schema[key]):
                 self._fail(path, f"{key!r} must be a list with at least one schema")
         for key in _COUNTS:
@@ -189,6 +189,8 @@ class _Check:
     def _check_pattern(self, pattern: Any, path: str) -> None:
         if not isinstance(pattern, str):
             self._fail(path, "'pattern' must be a string")
+        if names_unquotable(pattern):
+            self._fail(path, "'pattern' must not ask for quotes, backslashes or control characters")
         try:
             check_regex(pattern, "pattern")
         except InvalidRequest as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import orjson
 import torch
 import xgrammar
 
-from runtime.grammar.backend import BitmaskRow, GrammarError
+from runtime.grammar.backend import BitmaskRows, GrammarError
+from runtime.grammar.xgrammar_schema import lengths_as_patterns
 from runtime.sampling_params import GrammarSpec
 from runtime.tokenizer import Tokenizer
 
@@ -27,20 +29,13 @@ class XGrammarMatcher:
 
     def __init__(self, matcher: xgrammar.GrammarMatcher) -> None:
         """Wrap the library's object."""
-        self._matcher = matcher
-
-    def fill(self, row: BitmaskRow) -> None:
-        """Write which tokens may come next."""
-        self._matcher.fill_next_token_bitmask(torch.from_numpy(row[None]), 0)
-
-    def accept(self, token_id: int) -> bool:
-        """Move on by one token."""
-        return bool(self._matcher.accept_token(token_id))
+        self.inner = matcher
+        self.accept = matcher.accept_token
 
     @property
     def is_terminated(self) -> bool:
         """Whether nothing may follow any more."""
-        return bool(self._matcher.is_terminated())
+        return bool(self.inner.is_terminated())
 
 
 class XGrammarBackend:
@@ -59,6 +54,7 @@ class XGrammarBackend:
             if token.special and token_id < vocab_size:
                 vocab[token_id] = ""
         self._ends_by_itself = not eos_token_ids
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
         self._tokenizer_info = xgrammar.TokenizerInfo(
             vocab,
             vocab_type=found["vocab_type"],
@@ -74,6 +70,8 @@ class XGrammarBackend:
         )
         try:
             compiled = self._compile(compiler, spec)
+        except GrammarError:
+            raise
         except Exception as error:
             raise GrammarError(_readable(str(error))) from None
         return str(compiled.serialize_json()).encode()
@@ -82,7 +80,10 @@ class XGrammarBackend:
     def _compile(compiler: xgrammar.GrammarCompiler, spec: GrammarSpec) -> Any:
         match spec.kind:
             case "json_schema":
-                return compiler.compile_json_schema(spec.text, max_whitespace_cnt=_MAX_WHITESPACE)
+                schema = lengths_as_patterns(orjson.loads(spec.text))
+                return compiler.compile_json_schema(
+                    orjson.dumps(schema).decode(), max_whitespace_cnt=_MAX_WHITESPACE
+                )
             case "regex":
                 return compiler.compile_regex(spec.text)
             case "ebnf":
@@ -104,12 +105,18 @@ class XGrammarBackend:
         )
         return XGrammarMatcher(matcher)
 
+    def fill(self, matchers: Sequence[XGrammarMatcher], words: BitmaskRows) -> None:
+        """Write which tokens may come next in each output."""
+        self._batch.batch_fill_next_token_bitmask(
+            [each.inner for each in matchers], torch.from_numpy(words)
+        )
+
 
 def _structural_tag(text: str) -> tuple[Any, ...]:
     """The library's arguments for either form: with a `format`, or structures and triggers."""
-    tag = orjson.loads(text)
+    tag = _with_patterns(orjson.loads(text))
     if "structures" not in tag:
-        return (text,)
+        return (orjson.dumps(tag).decode(),)
     items = [
         xgrammar.StructuralTagItem(
             begin=each["begin"], schema=orjson.dumps(each["schema"]).decode(), end=each["end"]
@@ -117,6 +124,19 @@ def _structural_tag(text: str) -> tuple[Any, ...]:
         for each in tag["structures"]
     ]
     return items, tag["triggers"]
+
+
+def _with_patterns(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_with_patterns(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        key: lengths_as_patterns(value)
+        if key in ("json_schema", "schema")
+        else _with_patterns(value)
+        for key, value in part.items()
+    }
 
 
 def _readable(message: str) -> str:

@@ -137,7 +137,7 @@ class Sampler:
         biases: list[tuple[int, int]] = []
         values: list[float] = []
         num_outputs = positions - state.num_prompt[rows]
-        for line in np.flatnonzero(state.is_special[rows]).tolist():
+        for line in np.flatnonzero(state.has_token_rules[rows]).tolist():
             row = int(rows[line])
             sampling = state.sampling[row]
             assert sampling is not None
@@ -171,11 +171,9 @@ class Sampler:
         if len(masks.lines) == len(logits):
             (words,) = to_device(device, masks.words)
             apply_token_bitmask(logits, words)
-            return
-        lines, words = to_device(device, masks.lines, masks.words)
-        part = logits.index_select(0, lines)
-        apply_token_bitmask(part, words)
-        logits.index_copy_(0, lines, part)
+        else:
+            lines, words = to_device(device, masks.lines, masks.words)
+            apply_token_bitmask(logits, words, lines)
 
     def _penalise(
         self, logits: Tensor, index: Tensor, num_outputs: Int64Array, penalised: Int64Array

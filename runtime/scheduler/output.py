@@ -13,11 +13,18 @@ from runtime.messages import (
     TokenDeltas,
 )
 from runtime.request import Request
-from runtime.scheduler.grammars import Grammars
+from runtime.scheduler.grammars import Grammars, Jump
 from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
-from runtime.step import Float32Array, Int32Array, Int64Array, StepResult, TokenLogprobs
+from runtime.step import (
+    BoolArray,
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    StepResult,
+    TokenLogprobs,
+)
 
 
 class OutputBuffer:
@@ -49,6 +56,12 @@ class OutputBuffer:
         self._ids += request_ids
         self._counts += [1] * len(request_ids)
         self._tokens.append(token_ids)
+
+    def several(self, request_id: int, token_ids: list[int]) -> None:
+        """More than one new token for one request."""
+        self._ids.append(request_id)
+        self._counts.append(len(token_ids))
+        self._tokens.append(np.array(token_ids, dtype=np.int32).tobytes())
 
     def logprobs(
         self, request: Request, found: TokenLogprobs, *, is_input: bool, unsent_ids: bytes = b""
@@ -109,17 +122,24 @@ class OutputProcessor:
         requests: dict[int, Request],
         eos_token_ids: list[int],
         grammars: Grammars,
+        *,
+        jump_ahead: bool = False,
     ) -> None:
-        """`requests` holds every live request by id; ended ones are removed from it."""
+        """`requests` holds every live request by id; ended ones are removed from it.
+
+        With `jump_ahead`, tokens that a grammar leaves no choice about are not sampled.
+        """
         self._table = table
         self._planner = planner
         self._buffer = buffer
         self._requests = requests
         self._waiting = waiting
         self._grammars = grammars
+        self._jump_ahead = jump_ahead
         self._eos = np.array(eos_token_ids, dtype=np.int32)
         self._eos_ids = frozenset(eos_token_ids)
         self.num_generated = 0
+        self.num_jumped = 0
 
     def process(self, step: PlannedStep, result: StepResult) -> None:
         """Append the tokens and finish what is done."""
@@ -186,19 +206,80 @@ class OutputProcessor:
         table.tokens[rows, lengths] = token_ids
         table.num_tokens[rows] = lengths + 1
         self.num_generated += len(rows)
-        self._buffer.tokens(table.request_ids[rows].tolist(), token_ids.tobytes())
         at_eos = (token_ids[:, None] == self._eos).any(axis=1) & table.ends_at_eos[rows]
         at_end = lengths + 1 >= table.end_len[rows]
-        looked_at = at_eos | at_end | table.has_stop_ids[rows] | table.has_grammar[rows]
+        looked_at = at_eos | at_end | table.has_stop_ids[rows]
+        reasons: dict[int, FinishReason] = {}
         for index in np.flatnonzero(looked_at).tolist():
             request = table.request(int(rows[index]))
-            token_id = int(token_ids[index])
-            grammar_end = None
-            if request.grammar is not None:
-                grammar_end = self._grammars.accept(request, token_id)
-            reason = self._reason(request, token_id, int(lengths[index]) + 1) or grammar_end
+            reason = self._reason(request, int(token_ids[index]), int(lengths[index]) + 1)
             if reason is not None:
-                self.finish(request, reason)
+                reasons[index] = reason
+        ids = table.request_ids[rows]
+        constrained = table.has_grammar[rows]
+        if constrained.any():
+            constrained[list(reasons)] = False
+            jumped = self._follow(rows, token_ids, np.flatnonzero(constrained), reasons)
+            ids, token_ids = ids[~jumped], token_ids[~jumped]
+        self._buffer.tokens(ids.tolist(), token_ids.tobytes())
+        for index, reason in reasons.items():
+            self.finish(table.request(int(rows[index])), reason)
+
+    def _follow(
+        self,
+        rows: Int64Array,
+        token_ids: Int32Array,
+        indices: Int64Array,
+        reasons: dict[int, FinishReason],
+    ) -> BoolArray:
+        """Take the new tokens of constrained rows to their grammars.
+
+        Args:
+            rows: of the step's samples.
+            token_ids: their tokens.
+            indices: which of them to follow.
+            reasons: why some of the rows end, by index; more are added.
+
+        Returns:
+            `[num_rows]`, rows that got further tokens; all of theirs are reported.
+        """
+        requests = [self._table.request(row) for row in rows[indices].tolist()]
+        ends = self._grammars.accept(requests, token_ids[indices].tolist())
+        reasons.update({int(indices[place]): reason for place, reason in ends.items()})
+        jumped = np.zeros(len(rows), dtype=bool)
+        if not self._jump_ahead:
+            return jumped
+        jumping = [
+            request
+            for place, request in enumerate(requests)
+            if place not in ends and _may_jump(request)
+        ]
+        for jump in self._grammars.jump(jumping, self._table):
+            index = int(np.flatnonzero(rows == jump.request.row)[0])
+            reason = self._append_jump(jump, int(token_ids[index]))
+            jumped[index] = True
+            if reason is None:
+                self._planner.catch_up(jump.request)
+            else:
+                reasons[index] = reason
+        return jumped
+
+    def _append_jump(self, jump: Jump, sampled: int) -> FinishReason | None:
+        """Append forced tokens behind the one that was sampled; why the request ends, if so."""
+        table, request = self._table, jump.request
+        reported, reason = [sampled], None
+        for token_id in jump.token_ids:
+            length = int(table.num_tokens[request.row])
+            table.tokens[request.row, length] = token_id
+            table.num_tokens[request.row] = length + 1
+            reported.append(token_id)
+            reason = self._reason(request, token_id, length + 1)
+            if reason is not None:
+                break
+        self.num_generated += len(reported) - 1
+        self.num_jumped += len(reported) - 1
+        self._buffer.several(request.request_id, reported)
+        return reason or jump.end
 
     def _reason(self, request: Request, token_id: int, num_tokens: int) -> FinishReason | None:
         sampling = request.sampling
@@ -244,3 +325,8 @@ class OutputProcessor:
         """Forget a running request without a word."""
         self._planner.drop(request, keep_cached=keep_cached)
         del self._requests[request.request_id]
+
+
+def _may_jump(request: Request) -> bool:
+    """Whether tokens need not be sampled: no penalty counts them, nothing is reported of them."""
+    return not (request.sampling.has_penalties or request.logprobs is not None or request.hidden)

@@ -38,7 +38,8 @@ class PlannedStep:
         request_ids: `[num_samples]`, whose token each sample is; rows may have changed hands since.
         prompts_done: requests whose whole prompt this step computes.
         input_owners, hidden_owners: the request of each of the plan's spans.
-        ends: rows that end with this step whatever it gives, and why.
+        is_constrained: whether a sample follows a grammar.
+        ends: rows that end with this step whatever it gives, and why; known once it is launched.
     """
 
     plan: StepPlan
@@ -46,6 +47,7 @@ class PlannedStep:
     prompts_done: list[Request] = field(default_factory=list)
     input_owners: list[Request] = field(default_factory=list)
     hidden_owners: list[Request] = field(default_factory=list)
+    is_constrained: bool = False
     ends: dict[int, FinishReason] = field(default_factory=dict)
 
 
@@ -116,10 +118,14 @@ class Planner:
         input_owners, hidden_owners = self._add_spans(plan, chunks)
         table.num_computed[rows] += query_lens
         table.sampled_len[rows[samples]] += 1
-        done = [chunk.request for chunk in chunks if chunk.is_last]
-        for request in done:
-            table.is_decoding[request.row] = True
-            self._computing.remove(request)
+        done: list[Request] = []
+        for chunk in chunks:
+            if chunk.is_last:
+                table.is_decoding[chunk.request.row] = True
+                self._computing.remove(chunk.request)
+                # Not those that only catch up with a jump.
+                if chunk.request.request_id in self._unshared:
+                    done.append(chunk.request)
         return PlannedStep(
             plan, table.request_ids[rows[samples]], done, input_owners, hidden_owners
         )
@@ -201,6 +207,17 @@ class Planner:
         self._cache.release(request.hold, known, request.namespace)
         table.leave(request)
         request.num_computed = 0
+
+    def catch_up(self, request: Request) -> None:
+        """Compute several known tokens of a decoding request in its next step; its pages take them.
+
+        Used where a grammar left no choice: these tokens were never sampled.
+        """
+        row = request.row
+        self._table.is_decoding[row] = False
+        self._table.sampled_len[row] = self._table.num_tokens[row]
+        # Before any prompt: it streams, and it is short.
+        self._computing.insert(0, request)
 
     # ---- prompts ----
 

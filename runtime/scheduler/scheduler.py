@@ -34,7 +34,7 @@ from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
-from runtime.step import StepPlan, StepResult
+from runtime.step import StepPlan, StepResult, TokenMasks
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +142,8 @@ class Scheduler:
             self._requests,
             options.eos_token_ids,
             self._grammars,
+            # On a device that overlaps, a row that jumps costs the whole batch its decode graph.
+            jump_ahead=not options.overlap,
         )
         self._in_flight: tuple[PlannedStep, Pending] | None = None
         self._was_idle = True
@@ -283,7 +285,7 @@ class Scheduler:
             return
         last, self._in_flight = self._in_flight, self._launch()
         self._finish_in_flight(last)
-        if self._in_flight is not None and self._in_flight[0].plan.masks is not None:
+        if self._in_flight is not None and self._in_flight[0].is_constrained:
             # What the next token may be depends on this one, so it cannot be in flight.
             current, self._in_flight = self._in_flight, None
             self._finish_in_flight(current)
@@ -303,11 +305,17 @@ class Scheduler:
         return planned, self._runner.launch(planned.plan)
 
     def _add_masks(self, planned: PlannedStep) -> None:
-        plan, table = planned.plan, self._table
-        rows = plan.sample_rows
-        if table.has_grammar[rows].any():
-            lengths = table.num_tokens[rows]
-            plan.masks, planned.ends = self._grammars.masks(table, rows, lengths)
+        rows = planned.plan.sample_rows
+        if not self._table.has_grammar[rows].any():
+            return
+
+        def make() -> TokenMasks | None:
+            masks, planned.ends = self._grammars.masks(self._table, rows)
+            return masks
+
+        planned.is_constrained = True
+        # Called by the executor when the device has the work up to the logits.
+        planned.plan.make_masks = make
 
     def _finish_in_flight(self, launched: tuple[PlannedStep, Pending] | None) -> None:
         if launched is not None:

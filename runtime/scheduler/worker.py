@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -251,7 +251,7 @@ def _grammars(config: WorkerConfig) -> Grammars:
     if config.grammar_backend == "none":
         return Grammars(None, model.vocab_size, config.eos_token_ids)
 
-    def make() -> GrammarBackend:
+    def make() -> GrammarBackend[Any]:
         # Imported on a thread while weights load.
         return GRAMMAR_BACKENDS.load(config.grammar_backend)(
             Path(config.tokenizer_folder), model.vocab_size, config.eos_token_ids

@@ -199,27 +199,6 @@ def test_an_abort_reaches_a_request_that_waits_for_its_grammar(server: ServerPro
     output(generate(server, regex="never{7}"))
 
 
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_schemas(server: ServerProcess) -> None:
-    def rss_mb() -> float:
-        pids = [server.process.pid, *server.child_pids()]
-        fields = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in pids)
-        return sum(int(pages) for pages in fields) * 4096 / 2**20
-
-    def ask(number: int) -> None:
-        schema = {"type": "object", "properties": {f"key{number}": {"type": "boolean"}}}
-        response = generate(server, json_schema=json.dumps(schema), max_new_tokens=2)
-        assert response.status_code == 200
-
-    for number in range(100):
-        ask(number)
-    before = rss_mb()
-    for number in range(100, 300):
-        ask(number)
-    # Each stays for a while, in the front and in the worker; their caches are far from full.
-    assert rss_mb() - before < 64
-
-
 def test_without_a_backend_it_says_so() -> None:
     off = running_server("qwen3", "--grammar-backend", "none")
     response = off.client.post("/generate", json={"text": "a", "sampling_params": {"regex": "a"}})

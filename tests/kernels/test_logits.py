@@ -2,16 +2,21 @@
 
 import math
 
+import pytest
 import torch
 
 from kernels.sampling import (
+    SAMPLING,
     apply_logit_bias,
     apply_penalties,
-    apply_token_bitmask,
     gather_logprobs,
     mask_tokens,
     nan_rows,
 )
+
+BITMASKS = [
+    name for name in (*SAMPLING.preferred["cpu"], "reference") if not SAMPLING.unavailable(name)
+]
 
 
 def test_penalties_match_a_loop():
@@ -70,8 +75,10 @@ def test_bias_and_mask():
     assert (logits == -math.inf).nonzero().tolist() == [[1, 0], [1, 3]]
 
 
-def test_bitmask():
-    for vocab in (1, 31, 32, 33, 100):
+@pytest.mark.parametrize("name", BITMASKS)
+def test_bitmask(name: str) -> None:
+    apply_token_bitmask = SAMPLING.load(name).apply_token_bitmask
+    for vocab in (1, 31, 32, 33, 100, 4096):
         words = -(-vocab // 32)
         allowed = torch.rand(3, words * 32) < 0.5
         allowed[1] = True
@@ -81,8 +88,16 @@ def test_bitmask():
         assert (bitmask[1] == -1).all()
         logits = torch.randn(3, vocab)
         want = logits.masked_fill(~allowed[:, :vocab], -math.inf)
-        apply_token_bitmask(logits, bitmask)
-        assert torch.equal(logits, want)
+        got = logits.clone()
+        apply_token_bitmask(got, bitmask)
+        assert torch.equal(got, want)
+        # Rows of a wider tensor, some of them, in another order.
+        wide = torch.randn(5, vocab + 3)
+        want = wide.clone()
+        want[4, :vocab].masked_fill_(~allowed[0, :vocab], -math.inf)
+        want[1, :vocab].masked_fill_(~allowed[2, :vocab], -math.inf)
+        apply_token_bitmask(wide[:, :vocab], bitmask[[0, 2]], torch.tensor([4, 1]))
+        assert torch.equal(wide, want)
 
 
 def test_logprobs():

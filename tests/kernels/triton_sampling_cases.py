@@ -101,6 +101,7 @@ def test_edits(impl, vocab):
         ("apply_logit_bias", (rows, ids, torch.randn(200))),
         ("mask_tokens", (rows[:20], ids[:20])),
         ("apply_token_bitmask", (bitmask,)),
+        ("apply_token_bitmask", (bitmask[:2], torch.tensor([2, 0]))),
     ):
         got, want = logits.clone(), logits.clone()
         getattr(triton, name)(got, *arguments)

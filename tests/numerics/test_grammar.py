@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.demo import MODEL_PATH
-from runtime.messages import AbortRequests, FlushCache, GenerateRequest, StopHit
+from runtime.messages import AbortRequests, FlushCache, GenerateRequest, LogprobSpec, StopHit
 from runtime.sampling_params import GrammarSpec, SamplingParams
 from runtime.tokenizer import Tokenizer
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
 
-pytest.importorskip("xgrammar")
+BACKENDS = [name for name in ("xgrammar", "llguidance") if find_spec(name) is not None]
+pytestmark = pytest.mark.skipif(not BACKENDS, reason="neither grammar library is installed")
 
 DEMO = Path(MODEL_PATH)
 SCHEMA = {
@@ -71,8 +74,13 @@ def matches(spec: GrammarSpec, text: str) -> bool:
 SPECS = (PERSON, DATE, LIST, TAG)
 
 
-def engine(folder: Path, **options: Any) -> InProcessEngine:
-    return InProcessEngine(folder, grammar_backend="xgrammar", **options)
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def engine(folder: Path, backend: str, **options: Any) -> InProcessEngine:
+    return InProcessEngine(folder, grammar_backend=backend, **options)
 
 
 def texts(made: InProcessEngine, folder: Path) -> dict[int, str]:
@@ -80,11 +88,13 @@ def texts(made: InProcessEngine, folder: Path) -> dict[int, str]:
     return {i: backend.decode(ids) for i, ids in made.tokens.items()}
 
 
-@pytest.mark.parametrize("model", ["demo", "qwen3", "llama"])
-@pytest.mark.parametrize("overlap", [False, True])
-def test_every_output_matches(model: str, overlap: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "overlap"),
+    [("demo", False), ("demo", True), ("qwen3", False), ("qwen3", True), ("llama", False)],
+)
+def test_every_output_matches(backend: str, model: str, overlap: bool) -> None:
     folder = DEMO if model == "demo" else tiny_model(model)
-    made = engine(folder, overlap=overlap, chunked_prefill_size=16)
+    made = engine(folder, backend, overlap=overlap, chunked_prefill_size=16)
     specs = {}
     for index in range(32):
         specs[index + 1] = SPECS[index % len(SPECS)]
@@ -115,14 +125,27 @@ def test_every_output_matches(model: str, overlap: bool) -> None:
     made.scheduler._check_invariants()
 
 
+# What runs around a request must not be seen in its output.
+NEIGHBOURS: list[dict[str, Any]] = [
+    {"temperature": 1.0, "seed": 1, "grammar": PERSON},
+    {"temperature": 0.7, "seed": 2, "grammar": DATE, "logit_bias": {17: 5.0, 40: -3.0}},
+    {"grammar": LIST, "frequency_penalty": 0.7, "presence_penalty": 0.3},
+    {"temperature": 1.3, "seed": 4, "grammar": TAG, "top_k": 5},
+    {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.5, "top_p": 0.8},
+    {"temperature": 1.0, "seed": 6, "logit_bias": {3: 100.0}, "ignore_eos": True},
+    {"temperature": 0.9, "seed": 7, "min_p": 0.1, "min_new_tokens": 20},
+    {"grammar": PERSON, "logprobs": LogprobSpec(-1, 3, [])},
+]
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("pool", "page_size"), [(4096, 16), (112, 4)])
 def test_output_alone_equals_output_among_neighbours(
-    overlap: bool, pool: int, page_size: int
+    backend: str, overlap: bool, pool: int, page_size: int
 ) -> None:
     folder = tiny_model("qwen3")
     prompt = [11, 12, 13, 14]
-    alone = engine(folder)
+    alone = engine(folder, backend)
     expected = {}
     for index, spec in enumerate(SPECS):
         alone.add(index + 1, prompt, 60, grammar=spec)
@@ -132,6 +155,7 @@ def test_output_alone_equals_output_among_neighbours(
     # A small pool forces retractions: the grammar's place is kept, no token is accepted twice.
     crowd = engine(
         folder,
+        backend,
         overlap=overlap,
         max_total_tokens=pool,
         page_size=page_size,
@@ -147,10 +171,8 @@ def test_output_alone_equals_output_among_neighbours(
         else:
             crowd.add(request_id, prompt, 60, grammar=spec)
             wanted[request_id] = expected[spec.kind]
-    for index in range(8):
-        crowd.add(
-            100 + index, [20 + index] * 9, 50, temperature=1.0, seed=index, grammar=SPECS[index % 4]
-        )
+    for index in range(len(NEIGHBOURS)):
+        crowd.add(100 + index, [20 + index] * 9, 50, **NEIGHBOURS[index])
     for _ in range(6):
         crowd.scheduler.step()
     crowd.scheduler.receive([AbortRequests([100, 103]), StopHit([101])])
@@ -162,9 +184,9 @@ def test_output_alone_equals_output_among_neighbours(
         assert crowd.scheduler._planner.num_retractions > 0
 
 
-def test_a_grammar_may_begin_after_a_token() -> None:
+def test_a_grammar_may_begin_after_a_token(backend: str) -> None:
     folder = tiny_model("qwen3")
-    made = engine(folder)
+    made = engine(folder, backend)
     free = made.generate([7, 8, 9], 12, ignore_eos=True)
     after = free[3]
     at = free.index(after)
@@ -175,9 +197,9 @@ def test_a_grammar_may_begin_after_a_token() -> None:
     assert matches(DATE, Tokenizer.from_folder(folder).backend.decode(tokens[at + 1 :]))
 
 
-def test_special_tokens_never_stand_for_their_text() -> None:
+def test_special_tokens_never_stand_for_their_text(backend: str) -> None:
     folder = DEMO
-    made = engine(folder)
+    made = engine(folder, backend)
     start = Tokenizer.from_folder(folder).encode("<|im_start|>", add_special_tokens=False)
     assert len(start) == 1
     spec = GrammarSpec("regex", ".{5,10}")
@@ -186,16 +208,16 @@ def test_special_tokens_never_stand_for_their_text() -> None:
     assert start[0] not in made.tokens[1]
 
 
-def test_a_grammar_that_is_not_there_ends_its_request_only() -> None:
+def test_a_grammar_that_is_not_there_ends_its_request_only(backend: str) -> None:
     folder = tiny_model("qwen3")
-    made = engine(folder)
+    made = engine(folder, backend)
     expected = made.generate([3, 4, 5], 10)
     sampling = SamplingParams(max_new_tokens=10, temperature=0.0, seed=1)
     ids = bytes([3, 0, 0, 0])
     made.scheduler.receive(
         [
             GenerateRequest(20, ids, sampling, grammar_key=b"lost"),
-            GenerateRequest(21, ids, sampling, grammar_key=b"bad", grammar=b"{"),
+            GenerateRequest(21, ids, sampling, grammar_key=b"bad", grammar=b"\xff{"),
             GenerateRequest(22, ids, sampling, grammar_key=b"gone", grammar=b"{}"),
             AbortRequests([22]),
             FlushCache(1),
@@ -210,3 +232,70 @@ def test_a_grammar_that_is_not_there_ends_its_request_only() -> None:
     off.scheduler.receive([GenerateRequest(1, ids, sampling, grammar_key=b"k", grammar=b"{}")])
     off.run()
     assert off.reasons[1].status_code == 500
+
+
+# The single token that may follow is not sampled, and nobody can tell.
+@pytest.mark.parametrize("model", ["demo", "qwen3"])
+@pytest.mark.parametrize(("pool", "page_size"), [(4096, 16), (160, 4)])
+def test_jump_ahead_changes_nothing_but_the_number_of_steps(
+    backend: str, model: str, pool: int, page_size: int
+) -> None:
+    folder = DEMO if model == "demo" else tiny_model(model)
+    letters = GrammarSpec("regex", "[a-c](-_-[a-c]){3,5}")
+    specs = (letters, LIST, DATE, PERSON)
+
+    def run(*, jump: bool) -> tuple[InProcessEngine, int]:
+        made = engine(
+            folder, backend, max_total_tokens=pool, page_size=page_size, chunked_prefill_size=8
+        )
+        made.scheduler._output._jump_ahead = jump
+        for index in range(12):
+            made.add(
+                index + 1,
+                [5 + index] * (1 + index % 5),
+                # Some are cut off in the middle of what is forced.
+                (60, 7, 8, 60)[index % 4],
+                temperature=float(index % 2),
+                seed=index,
+                grammar=specs[index % 4] if index % 6 else None,
+                **({"presence_penalty": 0.4} if index == 4 else {}),
+                logprobs=LogprobSpec(-1, 2, []) if index == 8 else None,
+            )
+        num_steps = 0
+        while made.scheduler.has_work:
+            made.scheduler.step()
+            num_steps += 1
+        made.scheduler._check_invariants()
+        return made, num_steps
+
+    (plain, num_plain), (made, num_steps) = run(jump=False), run(jump=True)
+    assert made.tokens == plain.tokens
+    assert made.reasons == plain.reasons
+    assert plain.scheduler._output.num_jumped == 0
+    assert made.scheduler._output.num_jumped > 0
+    if pool > 1000:
+        # With retractions the number of steps is a matter of luck.
+        assert num_steps < num_plain
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_log_probabilities_are_those_behind_the_mask(backend: str, temperature: float) -> None:
+    folder = tiny_model("qwen3")
+    letter = Tokenizer.from_folder(folder).encode("a", add_special_tokens=False)[0]
+    made = engine(folder, backend)
+    made.add(
+        1,
+        [9, 8, 7],
+        20,
+        logprobs=LogprobSpec(-1, 40, [letter]),
+        grammar=GrammarSpec("regex", "(0|1){6}"),
+        temperature=temperature,
+    )
+    made.run()
+    assert re.fullmatch("[01]{6}", texts(made, folder)[1])
+    assert len(made.outputs[1]) == len(made.tokens[1]) > 1
+    for token_id, found in zip(made.tokens[1], made.outputs[1], strict=True):
+        # All the probability is on the few tokens that are allowed; the others' stays a number.
+        assert {i: value for value, i in found.top}[token_id] == found.logprob
+        assert sum(math.exp(value) for value, _ in found.top) == pytest.approx(1, abs=1e-4)
+        assert found.id_values == [-1e9]

@@ -15,7 +15,11 @@ from runtime.registry import Registry
 # Imported as children only: their start-up belongs to a process of its own.
 SKIPPED = ["runtime.process"]
 # Modules whose library is an extra of its own.
-OPTIONAL = {"runtime.grammar.xgrammar": "xgrammar"}
+OPTIONAL = {
+    "runtime.grammar.xgrammar": "xgrammar",
+    "runtime.grammar.llguidance": "llguidance",
+    "runtime.grammar.llguidance_tags": "llguidance",
+}
 SKIPPED += [name for name, library in OPTIONAL.items() if find_spec(library) is None]
 
 

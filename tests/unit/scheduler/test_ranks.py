@@ -7,7 +7,7 @@ import pytest
 from runtime.distributed.plan_message import PlanMessage, from_message, to_message
 from runtime.sampling_params import SamplingParams
 from runtime.scheduler.ranks import LeadingRunner
-from runtime.step import PageUpdate, RowJoin, StepPlan, TokenMasks
+from runtime.step import PageUpdate, RowJoin, StepPlan
 
 
 def plan() -> StepPlan:
@@ -29,10 +29,6 @@ def plan() -> StepPlan:
             )
         ],
         page_updates=[PageUpdate(0, 1, np.array([3, 4], dtype=np.int32))],
-        masks=TokenMasks(
-            lines=np.array([0, 1], dtype=np.int64),
-            words=np.array([[1, -1, 3], [4, 5, 6]], dtype=np.int32),
-        ),
     )
 
 
@@ -51,11 +47,6 @@ def test_a_plan_arrives_as_it_was_sent():
     assert join.sampling == sent.joins[0].sampling
     assert join.output_ids.tolist() == [11, 12]
     assert join.has_grammar
-    assert sent.masks is not None
-    assert got.masks is not None
-    np.testing.assert_array_equal(got.masks.lines, sent.masks.lines)
-    np.testing.assert_array_equal(got.masks.words, sent.masks.words)
-    assert got.masks.words.dtype == np.int32
     assert (update.row, update.start, update.pages.tolist()) == (0, 1, [3, 4])
 
 

@@ -1,0 +1,34 @@
+// Logits of the tokens that a grammar forbids become minus infinity.
+#include <cstdint>
+#include <limits>
+
+#include "pool.h"
+
+namespace hr {
+
+static void mask_row(float *logits, const uint32_t *words, int64_t vocab) {
+    constexpr float NEVER = -std::numeric_limits<float>::infinity();
+    for (int64_t first = 0; first < vocab; first += 32) {
+        uint32_t word = words[first / 32];
+        if (word == 0xffffffffu) continue;
+        int64_t width = vocab - first < 32 ? vocab - first : 32;
+        float *at = logits + first;
+        // Without a branch per token: the loop becomes vector instructions.
+        for (int64_t i = 0; i < width; i++) at[i] = (word >> i) & 1 ? at[i] : NEVER;
+    }
+}
+
+}  // namespace hr
+
+// `stride` is that of the rows of `logits`; `row_index` names the one that each row of `bitmask` is
+// for, null means one after another.
+extern "C" void hr_token_bitmask(float *logits, const uint32_t *bitmask, const int64_t *row_index,
+                                 int64_t rows, int64_t vocab, int64_t stride, int64_t words,
+                                 int64_t threads) {
+    hr::parallel(rows, threads, rows * vocab, [=](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) {
+            int64_t line = row_index ? row_index[row] : row;
+            hr::mask_row(logits + line * stride, bitmask + row * words, vocab);
+        }
+    });
+}

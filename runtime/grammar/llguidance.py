@@ -1,0 +1,115 @@
+"""The `llguidance` library: nothing is computed ahead, masks are derived as the output grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from runtime.grammar.backend import BitmaskRows, GrammarError
+from runtime.grammar.llguidance_tags import tag_to_grammar
+from runtime.sampling_params import GrammarSpec
+from runtime.tokenizer import Tokenizer
+
+_MAX_MESSAGE_CHARS = 300
+# Free whitespace lets a confused model print spaces until its limit.
+_JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}"}
+
+
+def _limits() -> LLParserLimits:
+    # A state takes one or two kilobytes. Errors must not show what others have written.
+    return LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+
+
+class LLGuidanceMatcher:
+    """See `runtime.grammar.backend.Matcher`."""
+
+    def __init__(self, inner: LLMatcher, eos_token_ids: frozenset[int]) -> None:
+        """Wrap the library's object."""
+        self.inner = inner
+        self._eos = eos_token_ids
+        self._has_ended = False
+
+    def accept(self, token_id: int) -> bool:
+        """Move on by one token."""
+        if self._has_ended:
+            return False
+        if token_id in self._eos:
+            # Where nothing else may follow the library has stopped already, and takes no token.
+            self._has_ended = self.inner.is_accepting()
+            return self._has_ended
+        return self.inner.try_consume_tokens([token_id]) == 1
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether nothing may follow any more."""
+        return self._has_ended or (not self._eos and self.inner.is_stopped())
+
+
+class LLGuidanceBackend:
+    """See `runtime.grammar.backend.GrammarBackend`."""
+
+    def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
+        """Read the tokenizer's vocabulary."""
+        backend = Tokenizer.from_folder(tokenizer_folder).backend
+        self._eos = frozenset(eos_token_ids)
+        self._tokenizer = LLTokenizer(
+            backend.to_str(), n_vocab=vocab_size, eos_token=eos_token_ids or None
+        )
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        """Translate a constraint into the library's own form, and try it."""
+        try:
+            grammar = _TRANSLATE[spec.kind](spec.text)
+        except GrammarError:
+            raise
+        except Exception as error:
+            raise GrammarError(_readable(str(error))) from None
+        self._matcher(grammar)
+        return grammar.encode()
+
+    def load(self, payload: bytes) -> LLMatcher:
+        """Read a translated constraint."""
+        try:
+            return self._matcher(payload.decode())
+        except UnicodeDecodeError:
+            raise GrammarError("not a grammar") from None
+
+    def start(self, compiled: LLMatcher) -> LLGuidanceMatcher:
+        """Begin an output."""
+        return LLGuidanceMatcher(compiled.deep_copy(), self._eos)
+
+    def fill(self, matchers: Sequence[LLGuidanceMatcher], words: BitmaskRows) -> None:
+        """Write which tokens may come next in each output.
+
+        Raises:
+            GrammarError: one of them went beyond a limit of the library.
+        """
+        address, row_bytes = words.ctypes.data, words.strides[0]
+        for place, matcher in enumerate(matchers):
+            matcher.inner.unsafe_compute_mask_ptr(address + place * row_bytes, row_bytes)
+            if matcher.inner.is_error():
+                raise GrammarError(_readable(matcher.inner.get_error()))
+
+    def _matcher(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise GrammarError(_readable(matcher.get_error()))
+        return matcher
+
+
+_TRANSLATE: dict[str, Callable[[str], str]] = {
+    "json_schema": lambda text: LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS),
+    "regex": LLMatcher.grammar_from_regex,
+    "ebnf": lambda text: LLMatcher.grammar_from_lark(gbnf_to_lark(text)),
+    "structural_tag": lambda text: tag_to_grammar(text, _JSON_OPTIONS),
+}
+
+
+def _readable(message: str) -> str:
+    # The library shows the place in its own translation below the message.
+    lines = [line.strip() for line in message.split("\n   1 |")[0].splitlines()]
+    return " ".join(line for line in lines if line)[:_MAX_MESSAGE_CHARS].rstrip(".") or "not valid"

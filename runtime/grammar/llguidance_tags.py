@@ -1,0 +1,122 @@
+"""Structural tags in llguidance's dialect of Lark.
+
+The forms that xgrammar defines and that say something about text alone are translated; the others
+are refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+from llguidance import LLMatcher, StructTag
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from runtime.grammar.backend import GrammarError
+
+_SLASH = re.compile(r"(\\.)|(/)|(\n)", re.DOTALL)
+
+
+def tag_to_grammar(text: str, json_options: dict[str, Any]) -> str:
+    """Translate a checked structural tag, with `format` or with structures and triggers.
+
+    Raises:
+        GrammarError: a part of it has no counterpart here.
+    """
+    tag = orjson.loads(text)
+    if "structures" in tag:
+        triggers = tag["triggers"]
+        tags = [
+            {
+                "begin": each["begin"],
+                "content": {"type": "json_schema", "json_schema": each["schema"]},
+                "end": each["end"],
+            }
+            for each in tag["structures"]
+        ]
+        return _triggered({"triggers": triggers, "tags": tags}, json_options)
+    form = tag.get("format")
+    if isinstance(form, dict) and form.get("type") == "triggered_tags":
+        return _triggered(form, json_options)
+    return LLMatcher.grammar_from_lark(f"start: {_lark(form, json_options)}\n")
+
+
+def _lark(form: Any, options: dict[str, Any]) -> str:
+    if not isinstance(form, dict):
+        raise GrammarError("a format must be an object with a type")
+    match form.get("type"):
+        case "const_string":
+            return _text(form.get("value"))
+        case "json_schema":
+            return "%json " + orjson.dumps(_schema(form.get("json_schema"), options)).decode()
+        case "regex":
+            return f"/{_SLASH.sub(_escaped, _string(form.get('pattern')))}/"
+        case "sequence":
+            return "( " + " ".join(_lark(each, options) for each in _parts(form)) + " )"
+        case "or":
+            return "( " + " | ".join(_lark(each, options) for each in _parts(form)) + " )"
+        case "tag":
+            content = _lark(form.get("content"), options)
+            return f"( {_text(form.get('begin'))} {content} {_text(form.get('end'))} )"
+        case other:
+            raise GrammarError(
+                f"the format {str(other)[:40]!r} is not known to llguidance's backend"
+            )
+
+
+def _triggered(form: dict[str, Any], options: dict[str, Any]) -> str:
+    if form.get("at_least_one") or form.get("stop_after_first"):
+        raise GrammarError(
+            "at_least_one and stop_after_first are not known to llguidance's backend"
+        )
+    tags = []
+    for tag in form.get("tags", ()):
+        content = tag.get("content", {}) if isinstance(tag, dict) else {}
+        begin = _string(tag.get("begin")) if isinstance(tag, dict) else ""
+        trigger = next((each for each in form.get("triggers", ()) if begin.startswith(each)), None)
+        if not trigger:
+            raise GrammarError("every tag must begin with one of the triggers")
+        kind = content.get("type") if isinstance(content, dict) else None
+        if kind == "json_schema":
+            inner: Any = _schema(content.get("json_schema"), options)
+        elif kind == "grammar":
+            inner = gbnf_to_lark(_string(content.get("grammar")))
+        else:
+            inner = f"start: {_lark(content, options)}\n"
+        tags.append(
+            StructTag(trigger=trigger, begin=begin, grammar=inner, end=_string(tag.get("end")))
+        )
+    if not tags:
+        raise GrammarError("there must be at least one tag")
+    grammar = StructTag.to_grammar(tags, assume_special=False)
+    return grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
+
+
+def _schema(schema: Any, options: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise GrammarError("a schema must be an object or a boolean")
+    return {**schema, "x-guidance": options}
+
+
+def _parts(form: dict[str, Any]) -> list[Any]:
+    parts = form.get("elements")
+    if not isinstance(parts, list) or not parts:
+        raise GrammarError("elements must be a list with at least one format")
+    return parts
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise GrammarError("begin, end, value and pattern must be strings")
+    return value
+
+
+def _text(value: Any) -> str:
+    return orjson.dumps(_string(value)).decode() if value else '""'
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[1] or ("\\/" if found[2] else "\\n")
