@@ -25,6 +25,7 @@ class InvariantTritonAttention:
     """
 
     is_graph_safe = True
+    reads_host = False
 
     def __init__(self, device_type: str, limits: StepLimits) -> None:
         """Choose kernels for `device_type`; work space is sized by `limits` when first needed."""

@@ -63,3 +63,36 @@ def _answers(model: str, tp_size: int) -> list[list[int]]:
 @pytest.mark.parametrize(("model", "tp_size"), [("llama", 2), ("qwen3", 2), ("llama", 4)])
 def test_ranks_give_the_tokens_of_one_process(model: str, tp_size: int) -> None:
     assert _answers(model, tp_size) == _answers(model, 1)
+
+
+def test_with_the_flag_two_ranks_give_the_same_bits_alone_and_together() -> None:
+    """Sums over ranks too, through HTTP: log-probabilities are compared to the last digit."""
+    options = ("--tp-size", "2", "--enable-deterministic-inference", "--dtype", "bfloat16")
+    with ServerProcess("--model-path", str(tiny_model("llama")), *options, *OPTIONS) as server:
+        server.wait_ready()
+
+        def ask(index: int) -> tuple[list[int], list[Any]]:
+            text = "The miller opens the gate, the wheel turns, " * (1 + index % 3)
+            body = {
+                "text": f"{index} {text}",
+                "sampling_params": {"max_new_tokens": 32, **SAMPLING[index % len(SAMPLING)]},
+                "return_logprob": True,
+                "top_logprobs_num": index % 3,
+            }
+            answer = httpx.post(server.url + "/generate", json=body, timeout=120).json()
+            meta = answer["meta_info"]
+            return answer["output_ids"], [
+                meta["output_token_logprobs"],
+                meta.get("output_top_logprobs"),
+            ]
+
+        with ThreadPoolExecutor(12) as pool:
+            together = list(pool.map(ask, range(12)))
+        assert [ask(index) for index in range(12)] == together
+        # Without a seed of its own a request draws as it did before.
+        free = {"text": "The mill", "sampling_params": {"temperature": 1.5, "max_new_tokens": 16}}
+        first, second = (
+            httpx.post(server.url + "/generate", json=free, timeout=120).json()["output_ids"]
+            for _ in range(2)
+        )
+        assert first == second

@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
         ["test_attention.py", "triton_attention_cases.py"],
         ["../numerics/test_models.py"],
         ["triton_sampling_cases.py"],
-        ["triton_invariant_linear_cases.py", "triton_invariant_attention_cases.py"],
+        ["triton_invariant_linear_cases.py"],
+        ["triton_invariant_attention_cases.py"],
     ],
     ids=lambda files: files[0],
 )

@@ -11,11 +11,11 @@ def weights(shape, dtype):
 
 
 @pytest.mark.parametrize("impl", ["triton"])
-@pytest.mark.parametrize("shape", [(40, 300), (130, 256)], ids=str)
+@pytest.mark.parametrize("shape", [(40, 300), (70, 128)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_products(impl, shape, dtype):
     weight, bias = weights(shape, dtype)
-    for tokens in (0, 1, 16, 17, 70, 130, 300):
+    for tokens in (0, 1, 17, 70, 130):
         x = torch.randn(tokens, shape[1]).to(dtype)
         for added in (None, bias):
             got = ours.pack(weight, added)(x)
@@ -30,7 +30,7 @@ def test_products(impl, shape, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_cut_gives_the_same_bits(impl, dtype):
     weight, bias = weights((70, 200), dtype)
-    x = torch.randn(300, 200).to(dtype)
+    x = torch.randn(140, 200).to(dtype)
     wanted = ours.run(x, weight, bias, ours.tiles(dtype)[0])
     for tile in ours.tiles(dtype):
         assert torch.equal(ours.run(x, weight, bias, tile), wanted), tile

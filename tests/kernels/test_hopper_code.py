@@ -1,0 +1,98 @@
+"""What the compiler makes of the batch-invariant kernels for a Hopper GPU; no GPU is needed.
+
+Their promise rests on one kind of matrix instruction for every number of tokens.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kernels.linear import triton_invariant as linear
+from kernels.paged_attention import triton_invariant as attention
+from kernels.paged_attention.triton_invariant_kernel import attention_kernel
+
+HALVES = ("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr")
+FLOATS = ("partial_ptr", "state_ptr")
+
+def compiled(kernel, constants, **options):
+    types = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            types[name] = "constexpr"
+        elif name.endswith("_ptr"):
+            types[name] = "*bf16" if name in HALVES else "*fp32" if name in FLOATS else "*i32"
+        else:
+            types[name] = "fp32" if name == "scale_log2" else "i32"
+    even = ("q_stride", "in_features", "out_features")
+    aligned = {
+        (at,): [["tt.divisibility", 16]]
+        for at, name in enumerate(types) if name.endswith("_ptr") or name in even
+    }
+    values = {(at,): constants[name] for at, name in enumerate(types) if name in constants}
+    source = ASTSource(fn=kernel, signature=types, constexprs=values, attrs=aligned)
+    options["launch_pdl"] = True
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+
+for tile in linear.tiles(torch.bfloat16):
+    constants = dict(
+        HAS_BIAS=True, EVEN_K=True, PRECISION="tf32", GROUP=8, BLOCK_N=tile.rows,
+        BLOCK_M=tile.tokens, BLOCK_K=tile.columns, STAGES=tile.num_stages, PDL=True,
+    )
+    print("LINEAR", tile.tokens)
+    print(compiled(linear._linear_kernel, constants, num_warps=tile.num_warps))
+tile = attention.tile_of(torch.bfloat16, 128)
+constants = dict(
+    NUM_KV_HEADS=8, GROUP=4, GROUP_ROWS=4, HEAD_DIM=128, PAGE_SIZE=16, PRECISION="tf32",
+    WINDOWED=False, PART=attention.PART, BLOCK_M=attention.BLOCK_ROWS, BLOCK_N=tile.block_n,
+    BLOCK_D=128, STAGES=tile.num_stages, PDL=True,
+)
+print("ATTENTION")
+print(compiled(attention_kernel, constants, num_warps=tile.num_warps, enable_fp_fusion=False))
+"""
+
+
+@pytest.fixture(scope="module")
+def code() -> dict[str, str]:
+    """PTX by kernel: `LINEAR 16` and so on by tokens of a block, `ATTENTION`."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    parts = re.split(r"^(LINEAR \d+|ATTENTION)$", done.stdout, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
+WGMMA = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.f32\.bf16\.bf16")
+
+
+def test_every_cut_of_the_product_is_made_of_one_instruction(code: dict[str, str]) -> None:
+    blocks = {name: ptx for name, ptx in code.items() if name.startswith("LINEAR")}
+    assert len(blocks) == 5
+    for name, ptx in blocks.items():
+        shapes = set(WGMMA.findall(ptx))
+        assert shapes == {(name.split()[1], "16")}, name
+        assert "mma.sync" not in ptx
+
+
+def test_attention_is_made_of_one_instruction_and_fuses_nothing(code: dict[str, str]) -> None:
+    ptx = code["ATTENTION"]
+    assert {k for _, k in WGMMA.findall(ptx)} == {"16"}
+    assert "mma.sync" not in ptx
+    assert not re.search(r"\bfma\.rn\.f32", ptx)
