@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
+from typing import TypeVar
 
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
+
+T = TypeVar("T")
 
 Indexed = tuple[int, GenerationChunk]
 
@@ -87,18 +90,18 @@ async def _merge_many(streams: Sequence[GenerationStream]) -> AsyncGenerator[Ind
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def first_then_rest(chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Indexed, None]:
-    """Wait for the first chunk, then give a generator of all of them.
+async def first_then_rest(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Wait for the first item, then give a generator of all of them.
 
     A refusal by the scheduler comes as the first thing it says: awaited here, it is still an HTTP
     status and not an event in a stream that began with 200.
     """
-    first = await anext(chunks)
+    first = await anext(items)
 
-    async def all_chunks() -> AsyncGenerator[Indexed, None]:
-        async with contextlib.aclosing(chunks):
+    async def all_items() -> AsyncGenerator[T, None]:
+        async with contextlib.aclosing(items):
             yield first
-            async for indexed in chunks:
-                yield indexed
+            async for item in items:
+                yield item
 
-    return all_chunks()
+    return all_items()

@@ -32,14 +32,20 @@ def event(content: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
-async def with_errors(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+def _openai_error(error: Exception) -> bytes:
+    return error_event(describe_error(error))
+
+
+async def with_errors(
+    events: AsyncGenerator[bytes, None], as_event: Callable[[Exception], bytes] = _openai_error
+) -> AsyncGenerator[bytes, None]:
     """The same events; a failure becomes a last event, and the end mark always comes."""
     async with contextlib.aclosing(events):
         try:
             async for chunk in events:
                 yield chunk
         except Exception as error:
-            yield error_event(describe_error(error))
+            yield as_event(error)
         yield DONE
 
 

@@ -42,7 +42,12 @@ def create_router(context: ServerContext) -> APIRouter:
         if not body.instances:
             return json_response({"predictions": []})
         asked = _as_generate(body)
-        plan = plan_generate(asked, context.sampling_defaults, context.client.limits.vocab_size)
+        plan = plan_generate(
+            asked,
+            context.sampling_defaults,
+            context.client.limits.vocab_size,
+            features=context.features,
+        )
         answers = await unless_disconnected(request.receive, _answers(context, plan))
         return json_response({"predictions": answers})
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from openai_api.generation import close_all, merge
-from openai_api.sse import DONE, EventStream, event, unless_disconnected
+from openai_api.generation import close_all, first_then_rest, merge
+from openai_api.sse import EventStream, event, unless_disconnected, with_errors
 from runtime.client.json_body import decode_body
 from server.context import ServerContext
 from server.errors import json_response, stream_error
@@ -44,31 +43,20 @@ def create_router(context: ServerContext) -> APIRouter:
         streams = [output.stream for output in outputs]
         try:
             if not plan.stream:
-                answers = await unless_disconnected(request.receive, _answers(outputs))
+                answers = await unless_disconnected(request.receive, read_all(outputs))
                 return json_response(answers[0] if plan.is_single else answers)
             events = _events(outputs, plan, context.config.http.incremental_streaming_output)
             # The first event is awaited before the status is sent: a refusal keeps its own status.
-            first = await unless_disconnected(request.receive, _next(events))
+            events = await unless_disconnected(request.receive, first_then_rest(events))
         except BaseException:
             close_all(streams)
             raise
-        return EventStream(_chain(first, events), lambda: close_all(streams))
+        return EventStream(with_errors(events, _error_event), lambda: close_all(streams))
 
     documented = body_schema(GenerateBody)
     router.add_api_route("/generate", generate, methods=["POST"], openapi_extra=documented)
     router.add_api_route("/generate", generate, methods=["PUT"], include_in_schema=False)
     return router
-
-
-async def _answers(outputs: list[Output]) -> list[dict[str, Any]]:
-    answers = await read_all(outputs)
-    for output, answer in zip(outputs, answers, strict=True):
-        await add_hidden_states(output, answer)
-    return answers
-
-
-async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(events)
 
 
 async def _events(
@@ -80,14 +68,5 @@ async def _events(
         yield event(answer if plan.is_single else {**answer, "index": index})
 
 
-async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    try:
-        yield first
-        async for each in rest:
-            yield each
-    except Exception as error:
-        # The status went out with the first event; what is left is an event that says why.
-        yield event(stream_error(error))
-    finally:
-        await rest.aclose()
-    yield DONE
+def _error_event(error: Exception) -> bytes:
+    return event(stream_error(error))

@@ -212,4 +212,6 @@ async def read_all(outputs: list[Output]) -> list[dict[str, Any]]:
     answers: list[dict[str, Any]] = [{}] * len(outputs)
     async for index, chunk in merge([output.stream for output in outputs]):
         answers[index] = outputs[index].answer(chunk)
+    for output, answer in zip(outputs, answers, strict=True):
+        await add_hidden_states(output, answer)
     return answers

@@ -1,4 +1,4 @@
-"""How probable each label is right after a text: one prompt for each item, one token looked at.
+"""How probable each label is right after a text: one prompt for each item, no token generated.
 
 No HTTP in here: the offline engine answers with the same numbers.
 """
@@ -49,7 +49,8 @@ _UNSUPPORTED = (
     "query_embed_overrides",
     "item_embed_overrides",
 )
-_GREEDY = SamplingParams(max_new_tokens=1, temperature=0.0)
+# What would come next is told even where nothing is generated.
+_NOTHING = SamplingParams(max_new_tokens=0, temperature=0.0)
 
 
 class ScoringAborted(HeadraceError):
@@ -89,7 +90,7 @@ async def score(context: ServerContext, body: ScoreBody) -> Scored:
         GenerationInput(
             rid=rid,
             input_ids=prompt,
-            sampling=_GREEDY,
+            sampling=_NOTHING,
             stream=False,
             logprobs=LogprobSpec(token_ids=wanted),
         )
