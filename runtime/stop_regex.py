@@ -212,6 +212,8 @@ class Program:
             for each in reached
         ]
         self._moves: list[dict[str, tuple[int, ...]]] = [{} for _ in nodes]
+        # Characters with which no match begins: most of a text, passed over at once.
+        self.idle: set[str] = set()
 
     def _closure(self, roots: list[int], context: tuple[str, str] | None = None) -> Iterator[int]:
         # Conditions are passed only where the characters around the place are known.
@@ -271,6 +273,10 @@ class Program:
                     return {}, Match(start, place, self._nodes[each].pattern)
                 for target in self._read(each, char):
                     after.setdefault(target, start)
+        if not after and not threads and not self._conditions[_START]:
+            if len(self.idle) >= _MAX_CACHED_CHARS:
+                self.idle.clear()
+            self.idle.add(char)
         for target, start in after.items():
             if self._patterns[target] != _NO_PATTERN:
                 return {}, Match(start, place + 1, self._patterns[target])

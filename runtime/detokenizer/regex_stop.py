@@ -63,11 +63,13 @@ class RegexStopMatcher:
         if not text or self.matched is not None:
             return ""
         advance, threads, before = self._program.advance, self._threads, self._before
+        idle = self._program.idle
         self._held.append(text)
         for place, char in enumerate(text, self._held_len):
-            threads, match = advance(threads, place, before, char)
-            if match is not None:
-                return self._found(match)
+            if threads or char not in idle:
+                threads, match = advance(threads, place, before, char)
+                if match is not None:
+                    return self._found(match)
             before = char
         self._before = before
         self._held_len += len(text)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass
 from typing import Literal
 
 from runtime.errors import InvalidRequest
 from runtime.messages import HiddenMode
-
-MAX_FLOAT32 = 3.4028234663852886e38
 
 HiddenSwitch = bool | Literal["last"]
 Row = list[float | list[float]]
@@ -77,18 +76,20 @@ def _prompt_bytes(rows: object, hidden_size: int) -> bytes:
         raise InvalidRequest("input_embeds needs at least one row.", param="input_embeds")
     data = bytearray()
     for row in rows:
-        if not isinstance(row, list) or any(isinstance(each, list) for each in row):
+        try:
+            values = array("f", row)
+        except TypeError:
             raise InvalidRequest(
                 "input_embeds must be a list of rows of numbers, or a list of such lists.",
                 param="input_embeds",
-            )
-        if len(row) != hidden_size:
+            ) from None
+        if len(values) != hidden_size:
             raise InvalidRequest(
-                f"Each row of input_embeds must have {hidden_size} numbers, got {len(row)}.",
+                f"Each row of input_embeds must have {hidden_size} numbers, got {len(values)}.",
                 param="input_embeds",
             )
-        # Python's callers may send what JSON cannot: a NaN is in no range.
-        if not (min(row) >= -MAX_FLOAT32 and max(row) <= MAX_FLOAT32 and sum(row) == sum(row)):
+        # The sum of what is finite in 32 bits cannot leave 64: one pass finds every other value.
+        if not math.isfinite(sum(values)):
             raise InvalidRequest("input_embeds must be finite in 32 bits.", param="input_embeds")
-        data += array("f", row).tobytes()
+        data += values.tobytes()
     return bytes(data)

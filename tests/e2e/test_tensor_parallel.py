@@ -15,6 +15,7 @@ from tests.support.tiny_models import tiny_model
 
 # A small pool and short chunks: prompts are cut, requests are retracted and computed again.
 OPTIONS = (
+    "--enable-return-hidden-states",
     *("--num-threads", "1"),
     *("--random-seed", "3"),
     *("--max-total-tokens", "320"),
@@ -38,22 +39,25 @@ if find_spec("xgrammar") is not None:
 
 
 @cache
-def _answers(model: str, tp_size: int) -> list[list[int]]:
+def _answers(model: str, tp_size: int) -> list[tuple[list[int], list[float]]]:
+    """Each answer's tokens, and the numbers of its hidden states where they were asked for."""
     server = ServerProcess(
         "--model-path", str(tiny_model(model)), "--tp-size", str(tp_size), *OPTIONS
     )
     with server:
         server.wait_ready()
 
-        def ask(index: int) -> list[int]:
+        def ask(index: int) -> tuple[list[int], list[float]]:
             text = "The miller opens the gate, the wheel turns, " * (1 + index % 3)
             sampling = {"max_new_tokens": 40, "ignore_eos": True, **SAMPLING[index % len(SAMPLING)]}
             body = {"text": f"{index} {text}", "sampling_params": sampling}
+            body["return_hidden_states"] = index % 4 == 0
             answer = httpx.post(server.url + "/generate", json=body, timeout=120)
             assert answer.status_code == 200, answer.text
             ids = answer.json()["output_ids"]
             assert len(ids) == 40
-            return ids
+            prompt, *later = answer.json()["meta_info"].get("hidden_states", [[]])
+            return ids, [number for row in [*prompt, *later] for number in row]
 
         with ThreadPoolExecutor(12) as pool:
             return list(pool.map(ask, range(12)))
@@ -62,7 +66,11 @@ def _answers(model: str, tp_size: int) -> list[list[int]]:
 # Of the two key/value heads each of four ranks has a copy of one.
 @pytest.mark.parametrize(("model", "tp_size"), [("llama", 2), ("qwen3", 2), ("llama", 4)])
 def test_ranks_give_the_tokens_of_one_process(model: str, tp_size: int) -> None:
-    assert _answers(model, tp_size) == _answers(model, 1)
+    for (ids, hidden), (wanted, wanted_hidden) in zip(
+        _answers(model, tp_size), _answers(model, 1), strict=True
+    ):
+        assert ids == wanted
+        assert hidden == pytest.approx(wanted_hidden, abs=1e-3)
 
 
 def test_with_the_flag_two_ranks_give_the_same_bits_alone_and_together() -> None:

@@ -7,7 +7,7 @@ import pytest
 from runtime.distributed.plan_message import PlanMessage, from_message, to_message
 from runtime.sampling_params import SamplingParams
 from runtime.scheduler.ranks import LeadingRunner
-from runtime.step import PageUpdate, RowJoin, StepPlan
+from runtime.step import EmbedSpan, HiddenSpan, PageUpdate, RowJoin, StepPlan
 
 
 def plan() -> StepPlan:
@@ -26,9 +26,12 @@ def plan() -> StepPlan:
                 stop_ids=[1, 2],
                 output_ids=np.array([11, 12], dtype=np.int32),
                 has_grammar=True,
+                wants_hidden=True,
             )
         ],
         page_updates=[PageUpdate(0, 1, np.array([3, 4], dtype=np.int32))],
+        hidden_spans=[HiddenSpan(1, 0, 3)],
+        embed_spans=[EmbedSpan(3, np.array([[1, 2], [3, 4]], dtype=np.float32))],
     )
 
 
@@ -47,6 +50,11 @@ def test_a_plan_arrives_as_it_was_sent():
     assert join.sampling == sent.joins[0].sampling
     assert join.output_ids.tolist() == [11, 12]
     assert join.has_grammar
+    assert join.wants_hidden
+    assert got.hidden_spans == sent.hidden_spans
+    (embeds,) = got.embed_spans
+    assert embeds.first == 3
+    np.testing.assert_array_equal(embeds.values, [[1, 2], [3, 4]])
     assert (update.row, update.start, update.pages.tolist()) == (0, 1, [3, 4])
 
 
