@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from runtime.checkpoint.check import CheckpointSummary, check_model_folder
-from runtime.checkpoint.headers import TensorInfo
+from runtime.checkpoint.check import check_model_folder
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.weights import decoder_weights
-from runtime.errors import StartupError
 from runtime.layers.context import BuildContext
+from runtime.loader.read import checkpoint_tensors
 from runtime.loader.update import load_weights
 from runtime.models.causal_lm import CausalLM
 from runtime.models.registry import MODELS
@@ -54,7 +51,7 @@ def load_model(
     else:
         summary = check_model_folder(folder, config)
         model = build_model(config, context)
-        tensors = checkpoint_tensors(summary)
+        tensors = checkpoint_tensors(summary, context.device)
         load_weights(model, _counted(tensors, summary.total_bytes, _nbytes, progress))
     progress(1.0)
     return model
@@ -67,23 +64,6 @@ def build_model(config: ModelConfig, context: BuildContext) -> CausalLM:
         InvalidRequest: no such architecture in `runtime.models.registry`.
     """
     return MODELS.load(config.architecture)(config, context)
-
-
-def checkpoint_tensors(summary: CheckpointSummary) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a checked folder one by one, in the order of the bytes on disk.
-
-    They are views of the mapped file: use them before the next one, or copy.
-
-    Raises:
-        StartupError: a file changed since it was checked.
-    """
-    for path, infos in groupby(summary.tensors.values(), key=_file):
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                for info in infos:
-                    yield info.name, file.get_tensor(info.name)
-        except (SafetensorError, OSError) as error:
-            raise StartupError(f"{path} cannot be read: {error}") from error
 
 
 def dummy_tensors(
@@ -125,7 +105,3 @@ def _counted(
 
 def _nbytes(tensor: Tensor) -> int:
     return tensor.nbytes
-
-
-def _file(info: TensorInfo) -> Path:
-    return info.file

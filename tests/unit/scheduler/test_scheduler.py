@@ -361,7 +361,8 @@ def test_prompts_wait_beside_streams_not_alone(folder: Path) -> None:
     assert TokenBudget.whole_prompts().next(10) > 10**9
 
 
-def test_a_tenth_of_a_second_of_prompt() -> None:
-    assert smooth_tokens(8_000_000_000, 8192) == 4096
+def test_how_long_a_stream_waits_for_a_prompt() -> None:
+    assert smooth_tokens(8_000_000_000, 8192) == 6144
     assert smooth_tokens(500_000_000, 8192) == 8192
-    assert smooth_tokens(70_000_000_000, 8192) == 512
+    assert smooth_tokens(70_000_000_000, 8192) == 1024
+    assert smooth_tokens(8_000_000_000, 2048) == 2048
