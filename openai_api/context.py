@@ -23,7 +23,7 @@ class OpenAIContext:
 
     Attributes:
         client: where requests go; it also records them for metrics and the request log.
-        served_model_name: the one name that `/v1/models` lists.
+        served_model_name: the one name that `/v1/models` lists; other weights may bring another.
         weight_version: label of the weights that are loaded now.
         chat_template: `None` when the model has none: chat is then refused with advice.
         sampling_defaults: the model's own, native names, for chat only.
@@ -35,7 +35,7 @@ class OpenAIContext:
     client: EngineClient
     tokenizer: Tokenizer
     model_config: ModelConfig
-    served_model_name: str
+    served_model_name: Callable[[], str]
     weight_version: Callable[[], str] = lambda: "default"
     chat_template: ChatTemplate | None = None
     sampling_defaults: Mapping[str, object] = field(default_factory=dict)
@@ -56,7 +56,7 @@ def make_context(
     client: EngineClient,
     tokenizer: Tokenizer,
     model_config: ModelConfig,
-    served_model_name: str,
+    served_model_name: Callable[[], str],
     weight_version: Callable[[], str],
     preferred_sampling_params: Mapping[str, object],
 ) -> OpenAIContext:

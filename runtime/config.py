@@ -213,6 +213,7 @@ class WorkerConfig:
         model_folder: local folder with `config.json` and the weights.
         dtype: `float32`, `float16` or `bfloat16`.
         context_len: most tokens of a request, prompt and output together.
+        weights_folder: where the weights are, when not in `model_folder`.
         generation: how many workers this front has started before.
         deterministic: use batch-invariant kernels only.
         tp_size: processes that share each layer; this one starts the others.
@@ -248,6 +249,7 @@ class WorkerConfig:
     dp_size: int = 1
     dp_rank: int = 0
     gpu_ids: list[str] = field(default_factory=list)
+    weights_folder: str | None = None
     log_level: str
     decode_log_interval: int
     stream_interval: int

@@ -11,6 +11,12 @@ from typing import Literal
 import msgspec
 
 from runtime.sampling_params import GrammarSpec, SamplingParams
+from runtime.weight_messages import (
+    ContinueGeneration,
+    InvalidateCache,
+    PauseGeneration,
+    WeightCall,
+)
 
 Phase = Literal[
     "starting", "importing", "loading_weights", "allocating_cache", "warming_up", "ready", "failed"
@@ -221,6 +227,10 @@ SchedulerInbound = (
     | Ping
     | SetOptions
     | WorkerCommand
+    | WeightCall
+    | PauseGeneration
+    | ContinueGeneration
+    | InvalidateCache
 )
 
 
@@ -377,11 +387,12 @@ class StartupFailed(_Message, frozen=True):
 
 
 class ControlReply(_Message, frozen=True):
-    """Answer to a message with a `call_id`."""
+    """Answer to a message with a `call_id`; `data` is what the message asks for, if anything."""
 
     call_id: int
     success: bool
     message: str = ""
+    data: bytes = b""
 
 
 class RequestError(_Message, frozen=True):

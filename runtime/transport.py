@@ -52,6 +52,11 @@ def rank_address(run_folder: Path, generation: int, rank: int) -> str:
     return f"ipc://{run_folder}/rank-{rank}-{generation}"
 
 
+def rank_replies_address(run_folder: Path, generation: int) -> str:
+    """Where rank 0 of the worker of this generation hears of the others."""
+    return f"ipc://{run_folder}/rank-replies-{generation}"
+
+
 def detokenizer_address(run_folder: Path, generation: int) -> str:
     """Where the detokenizer of this generation listens."""
     return f"ipc://{run_folder}/detokenizer-{generation}"

@@ -30,6 +30,7 @@ from server.native import (
     score,
     sessions,
     tokenize,
+    weights,
 )
 from server.request_log import RequestLog
 
@@ -74,6 +75,7 @@ def create_app(context: ServerContext, openai: OpenAIContext) -> Application:
         loads,
         control,
         profile,
+        weights,
     ):
         api.include_router(module.create_router(context))
     request_log = RequestLog(context.config.logging, context.client, context.tokenizer)

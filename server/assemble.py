@@ -14,6 +14,7 @@ from runtime.client.recorder import RecordingClient
 from server.context import Lifecycle, ServerContext
 from server.health import stuck_for_s
 from server.prepare import PreparedEngine
+from server.weight_control import WeightControl
 
 _WATCHDOG_PERIOD_S = 1.0
 
@@ -58,10 +59,11 @@ def assemble(
         client=client,
         status=host.status,
         version=server_version(),
-        weight_version=config.model.weight_version,
         sampling_defaults=resolved.sampling_defaults,
         lifecycle=lifecycle,
     )
+    client.loaded.version = client.loaded.restart_version = config.model.weight_version
+    context.weights = WeightControl(context, host)
     return host, context
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.client.recorder import RecordingClient
@@ -14,6 +15,9 @@ from runtime.detokenizer.pieces import TokenPieces
 from runtime.tokenizer import Tokenizer
 from server.native.tensor_request import Features
 from server.sessions import Sessions
+
+if TYPE_CHECKING:
+    from server.weight_control import WeightControl
 
 
 @dataclass
@@ -38,7 +42,7 @@ class ServerContext:
         config: resolved; what `/server_info` shows.
         sampling_defaults: from `--preferred-sampling-params`, native names, checked.
         status: the engine's and each replica's, kept current by their owner.
-        weight_version: label of the weights that are loaded now.
+        weights: changes and pauses; set once the owner of the processes is there.
     """
 
     config: ServerConfig
@@ -47,9 +51,14 @@ class ServerContext:
     client: RecordingClient
     status: EngineStatus
     version: str
-    weight_version: str
     sampling_defaults: dict[str, object] = field(default_factory=dict)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    weights: WeightControl = field(init=False)
+
+    @property
+    def weight_version(self) -> str:
+        """Label of the weights that are loaded now."""
+        return self.client.loaded.version
 
     @cached_property
     def token_pieces(self) -> TokenPieces:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from runtime.client.gate import PAUSE, SESSION
 from runtime.client.status import ReplicaStatus
 from server.context import ServerContext
 
@@ -43,9 +44,24 @@ def why_not_alive(context: ServerContext) -> str | None:
 
 
 def why_not_ready(context: ServerContext) -> str | None:
-    """Why requests should go elsewhere for now; `None` when they are welcome.
+    """Why requests should go elsewhere for now; `None` when they are welcome."""
+    return why_not_healthy(context) or why_waiting(context)
 
-    They are while one replica at least takes them, once all have started.
+
+def why_waiting(context: ServerContext) -> str | None:
+    """Why a healthy server answers no request until a trainer says so."""
+    client = context.client
+    if PAUSE in client.gate.reasons:
+        return "Generation is paused."
+    if SESSION in client.gate.reasons:
+        return "A weight update has begun and not ended."
+    return client.loaded.why_refused
+
+
+def why_not_healthy(context: ServerContext) -> str | None:
+    """Why nothing could be served even if nobody had paused it; `None` when requests could be.
+
+    They can while one replica at least takes them, once all have started.
     """
     if context.lifecycle.draining:
         return "The server is shutting down."

@@ -35,6 +35,7 @@ _IGNORED_SWITCHES = """
     --enable-profile-cuda-graph --enable-cudagraph-gc --collect-tokens-histogram
     --flashinfer-mla-disable-ragged --disable-chunked-prefix-cache --enable-tokenizer-batch-encode
     --disable-shared-experts-fusion --enable-single-batch-overlap --enable-two-batch-overlap
+    --enable-memory-saver --enable-weights-cpu-backup
 """
 
 _IGNORED_VALUES = """
@@ -65,8 +66,6 @@ _REFUSED_SWITCHES = {
     "--is-embedding": "embedding, reward and rerank models are not supported yet",
     "--enable-multimodal": "images, audio and video are not supported yet",
     "--skip-tokenizer-init": "a server without tokenizer is not supported yet",
-    "--enable-memory-saver": "releasing memory between steps is not supported yet",
-    "--enable-weights-cpu-backup": "releasing memory between steps is not supported yet",
     "--checkpoint-engine-wait-weights-before-ready": "weights come from the model folder only",
     "--enable-custom-logit-processor": "code sent by clients never runs here",
     "--enable-return-routed-experts": "routed experts are not returned yet",

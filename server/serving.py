@@ -98,7 +98,7 @@ def _http_server(context: ServerContext) -> _HttpServer:
         client=context.client,
         tokenizer=context.tokenizer,
         model_config=context.model,
-        served_model_name=config.model.served_model_name or "",
+        served_model_name=lambda: context.config.model.served_model_name or "",
         weight_version=lambda: context.weight_version,
         preferred_sampling_params=context.sampling_defaults,
     )

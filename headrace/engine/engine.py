@@ -18,6 +18,7 @@ from headrace.engine.later import LATER
 from headrace.engine.request import build_body, build_options
 from headrace.engine.scores import ScoreList
 from headrace.engine.server_args import ServerArgs, read_keywords
+from headrace.engine.weights import WeightMethods
 from runtime.messages import ControlReply, FreezeGarbage
 from server.context import ServerContext
 from server.native.describe import describe_model, describe_server
@@ -33,7 +34,7 @@ Sampling = dict[str, Any] | Sequence[dict[str, Any]]
 _DOCUMENT_MODULE = "headrace.test.doc_patch"
 
 
-class Engine:
+class Engine(WeightMethods):
     """A model that runs in processes of its own and is asked from this one.
 
     Its methods may be called from any thread and any event loop, a running one included; several

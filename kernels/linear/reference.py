@@ -32,8 +32,13 @@ class TorchLinear(PackedLinear):
             raise ValueError(
                 f"weight {weight.shape} {weight.dtype} does not fit {self.weight.shape}"
             )
-        self.weight = weight
-        self.bias = self.bias if bias is None else bias
+        # In place: CUDA graphs hold the address, and a tied head shares it with the embeddings.
+        if weight.data_ptr() != self.weight.data_ptr():
+            self.weight.copy_(weight)
+        if self.bias is None:
+            self.bias = bias
+        elif bias is not None and bias is not self.bias:
+            self.bias.copy_(bias)
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:

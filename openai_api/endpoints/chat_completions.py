@@ -48,7 +48,7 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
     body = await read_body(request, DECODER)
     check_chat_request(body)
     check_rid(body.rid)
-    refuse_adapter(body, context.served_model_name)
+    refuse_adapter(body, context.served_model_name())
     logprobs = chat_spec(body.logprobs, body.top_logprobs)
     max_tokens_name, max_tokens = _max_tokens(body)
     with wire_names(max_tokens_name):

@@ -93,7 +93,7 @@ class _Plan:
 
 async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     check_completion_request(body)
-    refuse_adapter(body, context.served_model_name)
+    refuse_adapter(body, context.served_model_name())
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens < 1:
         raise InvalidRequest(

@@ -20,6 +20,20 @@ ALLOW_PATTERNS = [
 ]
 IGNORE_PATTERNS = ["original/*", "consolidated*", "onnx/*"]
 
+
+class RepositoryNotFound(StartupError):
+    """Neither a folder nor a repository that can be found.
+
+    Attributes:
+        repo_id: as it was asked for.
+    """
+
+    def __init__(self, repo_id: str, advice: str) -> None:
+        """Say that there is no `repo_id`, and what to do."""
+        super().__init__(f"{repo_id} (repository not found): {advice}")
+        self.repo_id = repo_id
+
+
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -82,9 +96,10 @@ def _download(repo_id: str, revision: str | None) -> Path:
             f"{repo_id} (gated repository): accept its terms on the hub, then set HF_TOKEN"
         ) from error
     except errors.RepositoryNotFoundError as error:
-        raise StartupError(
-            f"{repo_id} (repository not found): neither a local folder nor a repository on the hub"
-            " that this machine may read; check the name, or set HF_TOKEN if it is private"
+        raise RepositoryNotFound(
+            repo_id,
+            "neither a local folder nor a repository on the hub that this machine may read; check"
+            " the name, or set HF_TOKEN if it is private",
         ) from error
     except errors.RevisionNotFoundError as error:
         raise StartupError(
@@ -95,9 +110,10 @@ def _download(repo_id: str, revision: str | None) -> Path:
             f"{repo_id} is neither a folder nor a hub id of the form owner/name"
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise StartupError(
-            f"{repo_id} (repository not found): no such local folder, it is not in the cache, and"
-            " the hub cannot be reached; give a folder, or connect and unset HF_HUB_OFFLINE"
+        raise RepositoryNotFound(
+            repo_id,
+            "no such local folder, it is not in the cache, and the hub cannot be reached; give a"
+            " folder, or connect and unset HF_HUB_OFFLINE",
         ) from error
     except (OSError, errors.HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -16,9 +16,11 @@ import msgspec
 
 from runtime.client.admission import EngineLimits, admit
 from runtime.client.control import ControlCalls
+from runtime.client.gate import RequestGate
 from runtime.client.generation import GenerationInput, GenerationStream, StreamState
 from runtime.client.grammars import GrammarCompiler
 from runtime.client.hidden_states import add_block, check_hidden
+from runtime.client.loaded import LoadedWeights
 from runtime.client.logprobs import check_logprobs
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.router import Router
@@ -47,6 +49,8 @@ class EngineClient:
         accepting: false while draining.
         links: the replicas, in the order of their ranks.
         grammars: compiles constraints; `None` where structured output is off.
+        gate: holds newcomers back while weights change or generation is paused.
+        loaded: which weights the replicas have.
     """
 
     def __init__(
@@ -69,6 +73,8 @@ class EngineClient:
         self.accepting = True
         self.links = tuple(ReplicaLink(rank) for rank in range(dp_size))
         self._router = Router(self.links, load_balance_method)
+        self.gate = RequestGate()
+        self.loaded = LoadedWeights()
         self.grammars: GrammarCompiler | None = None
         # Requests whose grammar is being compiled.
         self._compiling: set[int] = set()
@@ -116,6 +122,9 @@ class EngineClient:
             raise Overloaded("The server is shutting down and takes no new requests.")
         if not self.ready:
             raise EngineNotReady("The model is still loading; see /startupz for progress.")
+        refused = self.loaded.why_refused
+        if refused is not None and not self.gate.is_closed:
+            raise EngineNotReady(refused)
         if item.dp_rank is not None:
             self._check_rank(item.dp_rank)
         if item.rid in self._rids:
@@ -156,7 +165,7 @@ class EngineClient:
             input_embeds=item.input_embeds[: len(input_ids) * self.limits.hidden_size * 4],
         )
         if grammar is None:
-            link.send(request)
+            self.gate.pass_on(request_id, lambda: link.send(request))
         # Only now: what could not be sent must not count as in flight for ever.
         self._streams[request_id] = stream
         self._rids[item.rid] = request_id
@@ -204,11 +213,27 @@ class EngineClient:
             )
             stream.wake.set()
             return
-        stream.link.send_with_grammar(request, key, done.result())
+        link, payload = stream.link, done.result()
+        # The twin of the scheduler's cache must see grammars in the order they are sent.
+        self.gate.pass_on(request.request_id, lambda: link.send_with_grammar(request, key, payload))
 
-    def _abort_compiling(self, request_ids: Iterable[int], message: str) -> None:
+    @property
+    def _unsent(self) -> set[int]:
+        return self._compiling | self.gate.held()
+
+    def num_at_schedulers(self) -> int:
+        """Requests that were sent and have not ended."""
+        unsent = self._unsent
+        return sum(
+            stream.finish_reason is None and stream.error is None
+            for request_id, stream in self._streams.items()
+            if request_id not in unsent
+        )
+
+    def _abort_unsent(self, request_ids: Iterable[int], message: str) -> None:
         for request_id in request_ids:
             self._compiling.discard(request_id)
+            self.gate.drop(request_id)
             stream = self._streams.get(request_id)
             if stream is not None:
                 stream.finish_reason = FinishReason("abort", message=message)
@@ -226,18 +251,22 @@ class EngineClient:
 
     def abort_all(self, message: str = "Aborted") -> None:
         """Abort everything in flight; each request reports `message`."""
-        self._abort_compiling(list(self._compiling), message)
+        self._abort_unsent(self._unsent, message)
+        self.abort_sent(message)
+
+    def abort_sent(self, message: str = "Aborted") -> None:
+        """Abort what the schedulers have; what is held back stays."""
         if self._streams:
             self._broadcast(AbortAll(message))
 
     def abort_ids(self, request_ids: list[int]) -> None:
         """Abort by internal id; finished ones are ignored."""
-        compiling = self._compiling.intersection(request_ids)
-        self._abort_compiling(compiling, "Abort in waiting queue")
+        unsent = self._unsent.intersection(request_ids)
+        self._abort_unsent(unsent, "Abort in waiting queue")
         by_link: dict[ReplicaLink, list[int]] = {}
         for request_id in request_ids:
             stream = self._streams.get(request_id)
-            if stream is not None and request_id not in compiling:
+            if stream is not None and request_id not in unsent:
                 by_link.setdefault(stream.link, []).append(request_id)
         for link, ids in by_link.items():
             link.send(AbortRequests(ids))
@@ -253,9 +282,13 @@ class EngineClient:
             link.forget_grammars()
         reply = await self.control(FlushCache, timeout_s)
         if reply.success:
-            for link in self.links:
-                link.prefixes.clear()
+            self.forget_prefixes()
         return reply
+
+    def forget_prefixes(self) -> None:
+        """Nothing that was sent before is cached any more."""
+        for link in self.links:
+            link.prefixes.clear()
 
     async def set_options(self, values: dict[str, int]) -> ControlReply:
         """Change options of the scheduler (see `SetOptions`); a restarted one gets them again."""
@@ -272,11 +305,12 @@ class EngineClient:
             self.links[rank].send(SetOptions(next(self._ids), self._options))
 
     async def control(
-        self, make: Callable[[int], SchedulerInbound], timeout_s: float = 30.0
+        self, make: Callable[[int], SchedulerInbound], timeout_s: float | None = 30.0
     ) -> ControlReply:
         """Send the message that `make` builds around a fresh `call_id`, and wait for its answer.
 
-        It goes to every replica; see `ControlCalls.call`.
+        It goes to every replica; see `ControlCalls.call`. Without `timeout_s` it takes as long as
+        the workers live.
 
         Raises:
             EngineNotReady: a worker is loading.
@@ -287,6 +321,7 @@ class EngineClient:
     def forget(self, request_id: int) -> None:
         """Drop a stream that is over or no longer read."""
         self._compiling.discard(request_id)
+        self.gate.drop(request_id)
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return
@@ -299,10 +334,11 @@ class EngineClient:
 
     def on_deltas(self, message: TextDeltas) -> None:
         """Hand each delta to its stream."""
-        streams = self._streams
+        streams, version = self._streams, self.loaded.version
         for delta in message.deltas:
             stream = streams.get(delta.request_id)
             if stream is not None:
+                stream.weight_version = version
                 self._extend(stream, delta)
 
     @staticmethod
@@ -343,6 +379,7 @@ class EngineClient:
         for stream in self._streams.values():
             if stream.link is link:
                 self._compiling.discard(stream.request_id)
+                self.gate.drop(stream.request_id)
                 stream.error = EngineDead(message)
                 stream.wake.set()
         self._calls.fail(rank, message)

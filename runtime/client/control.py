@@ -26,8 +26,12 @@ class ControlCalls:
         self._links = links
         self._calls: dict[int, _Call] = {}
 
-    async def call(self, call_id: int, message: SchedulerInbound, timeout_s: float) -> ControlReply:
+    async def call(
+        self, call_id: int, message: SchedulerInbound, timeout_s: float | None
+    ) -> ControlReply:
         """Send `message`, which carries `call_id`, to every replica and wait for all answers.
+
+        With `timeout_s` `None` for as long as they live.
 
         Returns:
             One reply for all; see `merge_replies`.

@@ -58,6 +58,7 @@ class GenerationChunk:
         output_logprobs: one for each of `token_ids`, when they are wanted.
         unsent_ids: where no token is to be generated, the one that `output_logprobs` is about.
         input_hidden, output_hidden: float32 bytes of hidden states, row after row.
+        weight_version: label of the weights that were loaded when the newest token came.
     """
 
     text: str
@@ -71,6 +72,7 @@ class GenerationChunk:
     unsent_ids: Sequence[int] = ()
     input_hidden: Sequence[bytes] = ()
     output_hidden: Sequence[bytes] = ()
+    weight_version: str = ""
 
 
 @dataclass
@@ -92,6 +94,7 @@ class StreamState:
     hidden: list[HiddenBlock] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: HeadraceError | None = None
+    weight_version: str = ""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -155,6 +158,7 @@ class GenerationStream:
             prompt_tokens=stream.prompt_tokens,
             cached_tokens=stream.cached_tokens,
             num_retractions=stream.num_retractions,
+            weight_version=stream.weight_version,
         )
         if stream.logprobs:
             chunk.input_logprobs = read_blocks(stream.logprobs, is_input=True)

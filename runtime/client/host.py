@@ -36,6 +36,7 @@ class EngineHost:
         status: kept current by the replicas.
         on_change: called after every change of it.
         restarts: see `__init__`.
+        random_seed: of dummy weights.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class EngineHost:
                 becomes `failed` and `status.last_failure` holds the child's last words.
         """
         self.client = client
+        self.random_seed = worker.random_seed
         self.restarts = restarts
         self.run_folder = run_folder
         self.on_change: list[Callable[[EngineStatus], None]] = []
@@ -145,6 +147,11 @@ class EngineHost:
     def kill_worker(self, rank: int, why: str) -> None:
         """End a replica's worker that hangs; it is started again like one that died by itself."""
         self._replicas[rank].kill_worker(why)
+
+    def restart_with(self, folder: Path) -> None:
+        """Load the weights of `folder` whenever a worker has to be started again."""
+        for replica in self._replicas:
+            replica.restart_with(folder)
 
     def pids(self) -> dict[str, int]:
         """Process ids of the living children: `scheduler`, `scheduler.1` of replica 1, ..."""

@@ -145,6 +145,12 @@ class Replica:
         if self._worker is not None:
             self._worker.kill()
 
+    def restart_with(self, folder: Path) -> None:
+        """Load the weights of `folder` whenever the worker has to be started again."""
+        self._worker_config = dataclasses.replace(
+            self._worker_config, weights_folder=str(folder), load_format="auto"
+        )
+
     def pids(self) -> dict[str, int]:
         """Process ids of the living children."""
         return {child.entry: child.pid for child in self._living()}
@@ -247,6 +253,7 @@ class Replica:
             return
         if child is self._worker:
             # Fresh addresses on every restart: nothing meant for the dead process can arrive.
+            self._client.loaded.restarted()
             generation = self._worker_config.generation + 1
             self._worker_config = dataclasses.replace(self._worker_config, generation=generation)
             self._start_worker()

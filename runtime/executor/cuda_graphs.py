@@ -67,8 +67,6 @@ class DecodeGraphs:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         device = rows.device
         self._inputs = torch.empty(2 * max_batch, dtype=torch.int64, device=device)
-        self._inputs[:max_batch] = rows.padding_row
-        self._inputs[max_batch:] = 1
         self._host = HostBuffers(2 * max_batch)
         self.logits = torch.zeros(max_batch, rows.vocab_size, dtype=torch.float32, device=device)
         self.token_ids = torch.zeros(max_batch, dtype=torch.int64, device=device)
@@ -76,6 +74,9 @@ class DecodeGraphs:
     def capture(self, pool: GraphPool, progress: Callable[[float], None]) -> None:
         """Capture every graph, largest first so that the smaller ones fit into its memory."""
         started = time.perf_counter()
+        # Steps that ran before have left rows here that belong to somebody.
+        self._inputs[: self.max_batch] = self._rows.padding_row
+        self._inputs[self.max_batch :] = 1
         for done, size in enumerate(reversed(self._sizes)):
             progress(done / len(self._sizes))
             self._graphs[size] = capture_graph(lambda s=size: self._decode(s), pool)  # type: ignore[misc]
@@ -85,6 +86,15 @@ class DecodeGraphs:
             self.max_batch,
             time.perf_counter() - started,
         )
+
+    @property
+    def are_captured(self) -> bool:
+        """Whether there are graphs to run."""
+        return bool(self._graphs)
+
+    def drop(self) -> None:
+        """Forget every graph; `capture` makes them again."""
+        self._graphs.clear()
 
     def takes(self, batch: int) -> bool:
         """Whether a decode batch of this size has a graph."""

@@ -132,6 +132,10 @@ class ExtendGraphs:
             seconds = time.perf_counter() - started
             logger.info("Captured %d prompt graphs in %.2f s", len(pairs), seconds)
 
+    def drop(self) -> None:
+        """Forget every graph; `capture` makes them again."""
+        self._graphs.clear()
+
     def find(self, plan: StepPlan) -> _Captured | None:
         """The smallest graph that holds the step, if there is one."""
         num_tokens, num_seqs = int(plan.query_lens.sum()), len(plan.rows)

@@ -186,6 +186,17 @@ class ModelRunner:
             self._extend_graphs.capture(pool, progress)
         self._graphs.capture(pool, progress)
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether graphs are captured."""
+        return self._graphs is not None and self._graphs.are_captured
+
+    def drop_graphs(self) -> None:
+        """Forget the graphs, whose addresses will no longer hold; steps run without them."""
+        for graphs in (self._graphs, self._extend_graphs):
+            if graphs is not None:
+                graphs.drop()
+
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start computing `plan`.
 

@@ -16,7 +16,7 @@ class Embedding(WeightHolder):
     """The embedding matrix, whole on every rank.
 
     Attributes:
-        weight: `[vocab_size, hidden_size]`; keeps its address for life.
+        weight: `[vocab_size, hidden_size]`; keeps its address until it is released.
         head: the tied language-model head, of this rank's rows where ranks split it; `None` when
             the model brings its own. Packing copies the matrix where the device's linear wants
             another layout than a row lookup needs (oneDNN: an unpacked product would reorder it at
@@ -49,6 +49,8 @@ class Embedding(WeightHolder):
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:  # noqa: ARG002 filled in one go
         """Pack the head, if it is ours."""
+        # Another one only where the last was released.
+        self.weight = self.parameter.allocate()
         if not self.tied:
             return
         scored = self.weight[self.head_rows]
@@ -59,6 +61,14 @@ class Embedding(WeightHolder):
 
     def discard(self) -> None:
         """Nothing to do: the matrix is filled in one go."""
+
+    def plain(self, name: str) -> Tensor:  # noqa: ARG002  # there is one
+        return self.weight
+
+    def release(self) -> None:
+        """Drop the matrix and the head."""
+        self.parameter.tensor = self.head = None
+        self.weight = self.weight.new_empty(0)
 
     @property
     def size_bytes(self) -> int:

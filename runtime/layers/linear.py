@@ -173,6 +173,22 @@ class Linear(WeightHolder):
     def discard(self) -> None:
         self.weight.tensor = None
 
+    def plain(self, name: str) -> Tensor:
+        if name == "bias":
+            assert self.bias is not None, "the layer has no bias"
+            return self.bias.allocate()
+        assert self.packed is not None, "the weight is not loaded"
+        return self.packed.unpack()
+
+    def release(self) -> None:
+        """Drop the packed weight; the bias stays."""
+        self.weight.tensor = self.packed = None
+        self.apply = _released
+
     @property
     def size_bytes(self) -> int:
         return 0 if self.packed is None else self.packed.size_bytes
+
+
+def _released(_: Tensor) -> Tensor:
+    raise RuntimeError("the weights of this layer were released")

@@ -38,6 +38,12 @@ class RMSNorm(WeightHolder):
     def discard(self) -> None:
         """Nothing to do: a norm is filled in one go."""
 
+    def plain(self, name: str) -> Tensor:  # noqa: ARG002  # there is one
+        return self.weight
+
+    def release(self) -> None:
+        """Nothing to do: a norm is small, and attention layers hold its tensor."""
+
     @property
     def size_bytes(self) -> int:
         return self.weight.nbytes

@@ -99,6 +99,17 @@ class WeightHolder(ABC):
     def discard(self) -> None:
         """Drop what was filled since the last `finalize`; called when a load fails half-way."""
 
+    @abstractmethod
+    def plain(self, name: str) -> Tensor:
+        """Return this rank's present value of a parameter in the plain layout, once finalized.
+
+        The tensor may share memory with the live one: do not write into it.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give large matrices' memory back; to be used again they must be filled and finalized."""
+
     @property
     @abstractmethod
     def size_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
@@ -14,7 +14,11 @@ from runtime.models.causal_lm import CausalLM
 
 
 def load_weights(
-    model: CausalLM, tensors: Iterable[tuple[str, Tensor]], *, partial: bool = False
+    model: CausalLM,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    partial: bool = False,
+    before: Callable[[str, WeightHolder], None] | None = None,
 ) -> None:
     """Fill `model` from checkpoint tensors; on a live model, replace its weights.
 
@@ -26,12 +30,13 @@ def load_weights(
         tensors: (checkpoint name, whole tensor); shapes as in `decoder_weights`, any device.
         partial: accept that tensors are missing and keep what the model has there; only for a
             model that was loaded before.
+        before: called with each layer's name before its first tensor is written.
 
     Raises:
         StartupError: a tensor nobody expects, one that comes twice, of the wrong shape, or not at
             all. A live model keeps the layers that were replaced before the error.
     """
-    fill = _Fill(model)
+    fill = _Fill(model, before)
     try:
         for name, tensor in tensors:
             fill.take(name, tensor)
@@ -45,7 +50,8 @@ def load_weights(
 class _Fill:
     """Which slots of which holders are still open."""
 
-    def __init__(self, model: CausalLM) -> None:
+    def __init__(self, model: CausalLM, before: Callable[[str, WeightHolder], None] | None) -> None:
+        self.before = before
         self.config = model.config
         self.holders: dict[str, WeightHolder] = dict(model.holders())
         self.specs = {spec.name: spec for spec in decoder_weights(model.config)}
@@ -69,9 +75,11 @@ class _Fill:
             raise StartupError(f"Tensor {name!r} is {tensor.dtype}, expected a floating type")
         holder_name, _, parameter_name = spec.target.rpartition(".")
         slots = self.open[holder_name]
+        holder = self.holders[holder_name]
+        if self.before is not None and len(slots) == self.sizes[holder_name]:
+            self.before(holder_name, holder)
         if slots.pop((parameter_name, spec.slot), None) is None:
             raise StartupError(f"Tensor {name!r} comes twice")
-        holder = self.holders[holder_name]
         dict(holder.parameters())[parameter_name].fill(spec.slot, tensor)
         if not slots:
             holder.finalize([])

@@ -184,9 +184,9 @@ class Planner:
         self._page_updates.append(PageUpdate(request.row, before, added))
         return True
 
-    def retract(self, request: Request) -> None:
+    def retract(self, request: Request, why: str = "the KV pool is full") -> None:
         """Put a running request back to wait; it is recomputed later as if nothing had happened."""
-        logger.info("Retracting request %d: the KV pool is full", request.request_id)
+        logger.info("Retracting request %d: %s", request.request_id, why)
         self.num_retractions += 1
         request.num_retractions += 1
         self.drop(request)

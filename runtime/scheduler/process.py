@@ -73,7 +73,7 @@ def main(payload: bytes) -> None:
     while True:
         shared.beat()
         scheduler.receive(inbox.drain())
-        if scheduler.has_work:
+        if scheduler.can_step:
             scheduler.step()
         else:
             scheduler.rest()

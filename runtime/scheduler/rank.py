@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,13 +21,14 @@ from runtime.messages import Phase, WorkerCommand
 from runtime.scheduler.commands import CommandedRunner
 from runtime.scheduler.ranks import DEATH_NOTICE_S, failure_file
 from runtime.scheduler.scheduler import Pending
-from runtime.transport import Inbox, rank_address
+from runtime.transport import Inbox, Outbox, rank_address, rank_replies_address
+from runtime.weight_messages import RankCall, WeightOp
 
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 10.0
 
-RankInbound = PlanMessage | WorkerCommand
+RankInbound = PlanMessage | WorkerCommand | RankCall
 
 
 def main(payload: bytes) -> None:
@@ -37,15 +39,16 @@ def main(payload: bytes) -> None:
     level = "warning" if worker.log_level == "info" else worker.log_level
     configure_logging(level, f"rank {config.rank}")
     try:
-        from runtime.scheduler.worker import build_executor, command
+        from runtime.scheduler.worker import build_executor, build_rank_weights, command
 
+        folder, context = Path(worker.run_folder), zmq.Context[zmq.Socket[bytes]]()
         inbox: Inbox[RankInbound] = Inbox(
-            zmq.Context(),
-            rank_address(Path(worker.run_folder), worker.generation, config.rank),
-            RankInbound,
+            context, rank_address(folder, worker.generation, config.rank), RankInbound
         )
+        outbox = Outbox(context, rank_replies_address(folder, worker.generation))
         executor = build_executor(worker, config.rank, _keep_silent)
         runner = command(executor, worker, config.rank)
+        weights = build_rank_weights(executor, worker, config.rank, lambda: None)
     except HeadraceError as error:
         _leave(config, error.message)
     except MemoryError as error:
@@ -58,18 +61,26 @@ def main(payload: bytes) -> None:
     gc.collect()
     gc.freeze()
     try:
-        _follow(inbox, runner)
+        _follow(inbox, runner, lambda op: outbox.send(weights.run(op)))
     except Exception:
         time.sleep(DEATH_NOTICE_S)
         logger.exception("A step failed on rank %d", config.rank)
         os._exit(1)
 
 
-def _follow(inbox: Inbox[RankInbound], runner: CommandedRunner) -> None:
+def _follow(
+    inbox: Inbox[RankInbound], runner: CommandedRunner, answer: Callable[[WeightOp], None]
+) -> None:
     last: Pending | None = None
     while True:
         inbox.wait(IDLE_WAIT_S)
         for message in inbox.drain():
+            if isinstance(message, RankCall):
+                if last is not None:
+                    last.wait()
+                    last = None
+                answer(message.op)
+                continue
             if not isinstance(message, PlanMessage):
                 runner.obey(message)
                 continue

@@ -22,12 +22,14 @@ from runtime.messages import ControlReply, WorkerCommand
 from runtime.process import Child, describe_exit
 from runtime.scheduler.scheduler import Pending, Runner
 from runtime.step import StepPlan
-from runtime.transport import Outbox, rank_address
+from runtime.transport import Inbox, Outbox, rank_address, rank_replies_address
+from runtime.weight_messages import RankCall, RankReply, WeightOp
 
 logger = logging.getLogger(__name__)
 
 # A rank's death shows in the others as a broken connection, often before its exit is noticed.
 DEATH_NOTICE_S = 2.0
+_REPLY_POLL_S = 0.1
 
 
 def failure_file(config: WorkerConfig, rank: int) -> Path:
@@ -73,6 +75,9 @@ class Ranks:
         self._outboxes = [
             Outbox(context, rank_address(folder, config.generation, rank)) for rank in ranks
         ]
+        self._inbox: Inbox[RankReply] = Inbox(
+            context, rank_replies_address(folder, config.generation), RankReply
+        )
         self._children: dict[int, int] = {}
         with self._ending:
             for rank in ranks:
@@ -103,6 +108,24 @@ class Ranks:
             return obey(command)
 
         return obey_all
+
+    def ask(self, op: WeightOp) -> None:
+        """Send every rank something to do between two steps; `replies` must follow."""
+        call = RankCall(op)
+        for outbox in self._outboxes:
+            outbox.send(call)
+
+    def replies(self, beat: Callable[[], None]) -> list[RankReply]:
+        """Wait for what each rank says to the latest `ask`, in order of rank.
+
+        A rank that dies ends this process instead. `beat` is called often meanwhile.
+        """
+        found: dict[int, RankReply] = {}
+        while len(found) < len(self._outboxes):
+            beat()
+            self._inbox.wait(_REPLY_POLL_S)
+            found.update((reply.rank, reply) for reply in self._inbox.drain())
+        return [found[rank] for rank in sorted(found)]
 
     def wait_for_a_death(self) -> None:
         """Give the thread that notices a rank's death time to end this process with its reason."""

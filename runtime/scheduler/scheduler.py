@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -35,6 +36,13 @@ from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 from runtime.step import StepPlan, StepResult, TokenMasks
+from runtime.weight_messages import (
+    ContinueGeneration,
+    InvalidateCache,
+    PauseGeneration,
+    ReleaseMemory,
+    WeightCall,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +69,19 @@ class Runner(Protocol):
 
     def launch(self, plan: StepPlan) -> Pending:
         """Start computing a step."""
+        ...
+
+
+class WeightHandler(Protocol):
+    """What the scheduler needs of those who change weights and give memory back."""
+
+    @property
+    def can_compute(self) -> bool:
+        """Whether weights and KV pool have their memory."""
+        ...
+
+    def handle(self, call: WeightCall) -> ControlReply:
+        """Do what `call` says; no step is in flight."""
         ...
 
 
@@ -96,7 +117,7 @@ class Scheduler:
     apply one step late and the extra token is dropped.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # its parts and its ways out
         self,
         runner: Runner,
         cache: CacheManager,
@@ -107,12 +128,19 @@ class Scheduler:
         send_front: Callable[[FrontInbound], None],
         grammars: Grammars | None = None,
         obey: Callable[[WorkerCommand], ControlReply] | None = None,
+        weights: WeightHandler | None = None,
     ) -> None:
         """Put the parts together.
 
         Without `grammars` there is no structured output; `obey` carries out what is no request.
         """
         self._runner = runner
+        self._weights = weights
+        # Before the name space of every request: what one generation of weights has computed is no
+        # prefix for the next.
+        self._generation = ""
+        self._generations = itertools.count(1)
+        self._is_paused = False
         self._cache = cache
         self._stats = stats
         self._send_tokens = send_tokens
@@ -153,6 +181,13 @@ class Scheduler:
         """Whether a request lives or a step is in flight."""
         return bool(self._requests) or self._in_flight is not None
 
+    @property
+    def can_step(self) -> bool:
+        """Whether there is work and nothing forbids to do it."""
+        if not self.has_work or self._is_paused:
+            return False
+        return self._weights is None or self._weights.can_compute
+
     # ---- messages ----
 
     def receive(self, messages: Iterable[SchedulerInbound]) -> None:
@@ -180,16 +215,20 @@ class Scheduler:
                     self._remove(request_id)
             case FlushCache():
                 self._send_front(self._flush(message.call_id))
-            case Ping():
-                self._send_front(ControlReply(message.call_id, True))
             case SetOptions():
                 self._set_options(message.values)
+                self._send_front(ControlReply(message.call_id, True))
+            case WeightCall():
+                self._send_front(self._change_weights(message))
+            case Ping() | PauseGeneration() | ContinueGeneration() | InvalidateCache():
+                self._control(message)
                 self._send_front(ControlReply(message.call_id, True))
             case _:
                 self._send_front(self._obey(message))
 
     def _add(self, message: GenerateRequest) -> None:
         request = Request(message)
+        request.namespace = self._generation + request.namespace
         self._requests[request.request_id] = request
         if (
             request.num_prompt + request.max_new_tokens > self._max_req_len
@@ -255,8 +294,9 @@ class Scheduler:
     def _flush(self, call_id: int) -> ControlReply:
         # The front forgets which ones are here at the same place in the order of messages.
         self._grammars.clear()
-        if self.has_work:
-            running, waiting = self._table.num_running, len(self._waiting)
+        running, waiting = self._table.num_running, len(self._waiting)
+        # While generation is paused those that wait hold no page.
+        if running or self._in_flight is not None or (waiting and not self._is_paused):
             return ControlReply(
                 call_id,
                 False,
@@ -264,6 +304,62 @@ class Scheduler:
             )
         self._cache.flush()
         return ControlReply(call_id, True, "Cache flushed.")
+
+    # ---- weights and pauses ----
+
+    def _change_weights(self, call: WeightCall) -> ControlReply:
+        self._drain()
+        if isinstance(call.op, ReleaseMemory):
+            running, waiting = self._table.num_running, len(self._waiting)
+            if running or (waiting and not self._is_paused):
+                return ControlReply(
+                    call.call_id,
+                    False,
+                    f"Memory is released while nothing runs: {running} requests are running and "
+                    f"{waiting} are waiting.",
+                )
+            self._invalidate_cache()
+        if self._weights is None:
+            return ControlReply(call.call_id, False, "This worker cannot change its weights.")
+        reply = self._weights.handle(call)
+        if reply.success and call.flush_cache:
+            self._invalidate_cache()
+        return reply
+
+    def _control(
+        self, message: Ping | PauseGeneration | ContinueGeneration | InvalidateCache
+    ) -> None:
+        match message:
+            case PauseGeneration():
+                self._pause(retract=message.retract)
+            case ContinueGeneration():
+                self._is_paused = False
+            case InvalidateCache():
+                self._invalidate_cache()
+
+    def _pause(self, *, retract: bool) -> None:
+        self._drain()
+        self._is_paused = True
+        if retract:
+            for request in self._table.running():
+                self._planner.retract(request, "generation is paused")
+
+    def _drain(self) -> None:
+        """Report the step in flight, if there is one: nothing computes afterwards."""
+        last, self._in_flight = self._in_flight, None
+        try:
+            self._finish_in_flight(last)
+        except Exception:
+            logger.exception("A scheduler step failed; every running request ends")
+            self._fail_running()
+
+    def _invalidate_cache(self) -> None:
+        """Let no later request find what is cached; what runs keeps its pages until it ends."""
+        self._cache.flush()
+        before, self._generation = self._generation, f"{next(self._generations)}:"
+        for request in self._requests.values():
+            if request.row < 0:
+                request.namespace = self._generation + request.namespace[len(before) :]
 
     # ---- steps ----
 

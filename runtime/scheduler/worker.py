@@ -23,6 +23,7 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.config import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.errors import StartupError
+from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.extend_graphs import graph_token_sizes
 from runtime.executor.memory import PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import GraphLimits, ModelRunner
@@ -30,6 +31,8 @@ from runtime.executor.profiler import Profiler
 from runtime.forward_batch import KVCache
 from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend
 from runtime.layers.context import BuildContext, parse_dtype
+from runtime.loader.files import WeightFiles
+from runtime.loader.live import LiveWeights
 from runtime.loader.load import load_model, parameter_bytes
 from runtime.messages import (
     ControlReply,
@@ -48,10 +51,12 @@ from runtime.scheduler.invariance import (
     invariant_linear,
     require_invariance,
 )
+from runtime.scheduler.rank_weights import RankWeights
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.scheduler import Runner, Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.warmup import compute_prompt, warm_up
+from runtime.scheduler.weight_updates import WeightUpdates
 from runtime.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
@@ -70,6 +75,8 @@ class Executor:
     """What a rank computes with; the same on every rank but for its slice of the weights."""
 
     runner: ModelRunner
+    model: CausalLM
+    kv: list[KVCache]
     size: PoolSize
     attention_backend: str
     weight_bytes: int
@@ -126,6 +133,9 @@ def build_worker(
         send_front=send_front,
         grammars=grammars,
         obey=obey,
+        weights=WeightUpdates(
+            build_rank_weights(executor, config, 0, shared.beat), ranks, shared.beat
+        ),
     )
     ready = WorkerReady(
         max_total_num_tokens=size.num_tokens,
@@ -185,7 +195,7 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
             gather_columns=group.gather_columns,
         )
     model = load_model(
-        folder,
+        Path(config.weights_folder or folder),
         model_config,
         context,
         lambda fraction: report("loading_weights", fraction),
@@ -202,7 +212,8 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
         (weight_bytes,) = group.minimum(weight_bytes)
     parts = _Parts(config, model, attention, group, weight_bytes)
     size = _size_pool(parts)
-    runner = _build_runner(parts, size)
+    kv = _allocate(parts, size)
+    runner = _build_runner(parts, kv)
     report("warming_up")
     warm_up(runner, model_config.vocab_size, config.page_size, config.context_len)
     if device.type == "cuda":
@@ -213,7 +224,39 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
     runner.capture_graphs(lambda fraction: report("warming_up", fraction, "CUDA graphs"))
     if group is not None:
         group.minimum(0)
-    return Executor(runner=runner, size=size, attention_backend=backend, weight_bytes=weight_bytes)
+    return Executor(
+        runner=runner,
+        model=model,
+        kv=kv,
+        size=size,
+        attention_backend=backend,
+        weight_bytes=weight_bytes,
+    )
+
+
+def build_rank_weights(
+    executor: Executor, config: WorkerConfig, rank: int, beat: Callable[[], None]
+) -> RankWeights:
+    """What this rank does about weights and memory; `beat` is called often while it does."""
+    model = executor.model
+    source: WeightFiles | None = None
+    if config.load_format != "dummy":
+        source = WeightFiles.open(Path(config.weights_folder or config.model_folder), model.config)
+    kv, size = executor.kv, executor.size
+    heads = _num_kv_heads(model)
+    return RankWeights(
+        rank,
+        model.context.device,
+        LiveWeights(model, source, beat, Path(config.run_folder) / f"weights-{rank}"),
+        DeviceMemory(
+            executor.runner,
+            kv,
+            lambda: allocate_kv(
+                size, model.config, heads, model.context.dtype, model.context.device
+            ),
+        ),
+        beat,
+    )
 
 
 @dataclass(frozen=True)
@@ -226,10 +269,10 @@ class _Parts:
     group: TensorGroup | None
     weight_bytes: int
 
-    @property
-    def num_kv_heads(self) -> int:
-        # With fewer heads than ranks each rank holds one, some the same.
-        return max(1, self.model.config.num_kv_heads // self.model.context.tp_size)
+
+def _num_kv_heads(model: CausalLM) -> int:
+    # With fewer heads than ranks each rank holds one, some the same.
+    return max(1, model.config.num_kv_heads // model.context.tp_size)
 
 
 def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> TensorGroup | None:
@@ -292,7 +335,7 @@ def _size_pool(parts: _Parts) -> PoolSize:
     if group is not None:
         budget, available = group.minimum(budget, available)
     shape = model.config
-    numbers = 2 * shape.num_layers * parts.num_kv_heads * shape.head_dim
+    numbers = 2 * shape.num_layers * _num_kv_heads(model) * shape.head_dim
     return size_pool(
         numbers * model.context.dtype.itemsize,
         page_size=config.page_size,
@@ -312,7 +355,7 @@ def _activation_bytes(parts: _Parts) -> int:
         length = min(length, config.chunked_prefill_size)
     num_pages = -(-length // config.page_size) + 1
     size = PoolSize(num_pages, config.page_size, 0)
-    runner = _build_runner(parts, size, graphs=False)
+    runner = _build_runner(parts, _allocate(parts, size), graphs=False)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     compute_prompt(runner, length, model.config.vocab_size, num_pages)
@@ -324,10 +367,16 @@ def _activation_bytes(parts: _Parts) -> int:
     return peak + config.max_running_requests * model.config.vocab_size * 8
 
 
-def _build_runner(parts: _Parts, size: PoolSize, *, graphs: bool = True) -> ModelRunner:
+def _allocate(parts: _Parts, size: PoolSize) -> list[KVCache]:
+    model = parts.model
+    return allocate_kv(
+        size, model.config, _num_kv_heads(model), model.context.dtype, model.context.device
+    )
+
+
+def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> ModelRunner:
     config, model = parts.config, parts.model
     device, shape = model.context.device, model.config
-    kv = allocate_kv(size, shape, parts.num_kv_heads, model.context.dtype, device)
     # One more than the context: with overlap a last, dropped token is still written.
     max_pages = -(-(config.context_len + 1) // config.page_size)
     rows = BatchRows(

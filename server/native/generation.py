@@ -28,7 +28,6 @@ class Output:
         self,
         stream: GenerationStream,
         rid: str,
-        weight_version: str,
         prompt_token_ids: list[int] | None,
         logprobs: LogprobAnswer | None = None,
         *,
@@ -54,7 +53,6 @@ class Output:
         self._logprobs = logprobs
         self.stream = stream
         self.rid = rid
-        self._weight_version = weight_version
         self._prompt_token_ids = prompt_token_ids
         self._started_at = time.perf_counter()
         self._text = ""
@@ -93,7 +91,7 @@ class Output:
             "completion_tokens": self._completion_tokens,
             "cached_tokens": chunk.cached_tokens,
             "reasoning_tokens": 0,
-            "weight_version": self._weight_version,
+            "weight_version": chunk.weight_version,
             # The engine counts retractions for the server as a whole, not for each request.
             "total_retractions": chunk.num_retractions,
         }
@@ -177,7 +175,6 @@ def open_output(
     return Output(
         stream,
         sample.rid,
-        context.weight_version,
         echoed,
         logprobs,
         hidden=hidden,

@@ -12,10 +12,17 @@ from starlette.responses import Response
 
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
+from runtime.messages import Ping
 from runtime.sampling_params import SamplingParams
 from server.context import ServerContext
 from server.errors import json_response
-from server.health import progress_report, why_not_alive, why_not_ready
+from server.health import (
+    progress_report,
+    why_not_alive,
+    why_not_healthy,
+    why_not_ready,
+    why_waiting,
+)
 
 PROBE_TIMEOUT_S = 20.0
 _PROBE_POLL_S = 0.1
@@ -25,17 +32,21 @@ def create_router(context: ServerContext) -> APIRouter:
     """The routes that probes call."""
     router = APIRouter(tags=["health"])
 
-    def ready() -> Response:
-        if why_not_ready(context) is None:
-            return Response(status_code=200)
-        return json_response(progress_report(context), 503, retry_after="2")
-
     async def health() -> Response:
-        """200 with an empty body when requests are welcome; else 503 and the reason as JSON."""
-        return ready()
+        """200 with an empty body when requests can be served; else 503 and the reason as JSON.
 
-    for path in ("/health", "/readyz", "/ready", "/ping"):
+        A paused server is healthy.
+        """
+        return _answer(context, why_not_healthy(context))
+
+    async def ready() -> Response:
+        """200 with an empty body when requests are welcome; else 503 and the reason as JSON."""
+        return _answer(context, why_not_ready(context))
+
+    for path in ("/health", "/ping"):
         router.add_api_route(path, health, methods=["GET"])
+    for path in ("/readyz", "/ready"):
+        router.add_api_route(path, ready, methods=["GET"])
 
     @router.get("/livez")
     async def livez() -> Response:
@@ -54,13 +65,26 @@ def create_router(context: ServerContext) -> APIRouter:
     @router.get("/health_generate")
     async def health_generate() -> Response:
         """200 once a token has come out of the engine: ours, or anybody's while it is busy."""
-        if why_not_ready(context) is not None:
-            return ready()
-        if await _token_came(context):
+        if why_not_healthy(context) is not None:
+            return _answer(context, why_not_healthy(context))
+        if await _is_alive(context):
             return Response(status_code=200)
         return json_response({"ready": False, "reason": "No token came in time."}, 503)
 
     return router
+
+
+def _answer(context: ServerContext, reason: str | None) -> Response:
+    if reason is None:
+        return Response(status_code=200)
+    return json_response(progress_report(context), 503, retry_after="2")
+
+
+async def _is_alive(context: ServerContext) -> bool:
+    # A paused worker makes no token, but its loop answers.
+    if why_waiting(context) is not None:
+        return (await context.client.control(Ping, PROBE_TIMEOUT_S)).success
+    return await _token_came(context)
 
 
 async def _token_came(context: ServerContext) -> bool:

@@ -62,7 +62,7 @@ def fake_api() -> Iterator[Api]:
         client=engine.client,
         tokenizer=engine.tokenizer,
         model_config=fake_model_config(),
-        served_model_name="org/fake",
+        served_model_name=lambda: "org/fake",
         chat_template=ChatTemplate(CHATML),
         parsers=ParserSet.choose("qwen3", "hermes", engine.tokenizer),
     )

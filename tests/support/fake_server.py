@@ -75,7 +75,6 @@ class FakeServer:
             client=self.engine.client,
             status=status,
             version="1.2.3",
-            weight_version="default",
             lifecycle=Lifecycle(warmed_up=True),
         )
         openai = make_context(
@@ -83,7 +82,7 @@ class FakeServer:
             client=self.engine.client,
             tokenizer=self.engine.tokenizer,
             model_config=self.context.model,
-            served_model_name="fake",
+            served_model_name=lambda: "fake",
             weight_version=lambda: self.context.weight_version,
             preferred_sampling_params={},
         )

@@ -146,6 +146,22 @@ def copy_of(name: str, target: Path) -> Path:
     return target
 
 
+def other_weights(name: str, target: Path, seed: int = 1) -> Path:
+    """Copy the variant `name` to `target` with other random weights of the same shapes."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    copy_of(name, target)
+    generator = torch.Generator().manual_seed(seed)
+    for path in target.glob("*.safetensors"):
+        tensors = {
+            key: tensor + 0.05 * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+            for key, tensor in load_file(path).items()
+        }
+        save_file(tensors, path, metadata={"format": "pt"})
+    return target
+
+
 def edit_json(path: Path, **changes: Any) -> None:
     """Set keys of a JSON object on disk; `...` removes one."""
     values = json.loads(path.read_text())

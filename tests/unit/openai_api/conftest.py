@@ -60,7 +60,7 @@ def make_front() -> MakeFront:
             "client": engine.client,
             "tokenizer": engine.tokenizer,
             "model_config": fake_model_config(),
-            "served_model_name": "org/fake",
+            "served_model_name": lambda: "org/fake",
             "chat_template": ChatTemplate(template) if template else None,
             "parsers": ParserSet.choose(reasoning, tools, engine.tokenizer),
         }

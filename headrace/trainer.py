@@ -1,0 +1,201 @@
+"""What a trainer needs to hand weights to a server or an engine; nothing is pickled.
+
+Tensors are given as (name, tensor) pairs, or as the dictionary that `state_dict()` gives: whole
+tensors under the names of the Hugging Face checkpoint.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from runtime.weight_messages import CudaHandle, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    NamedTensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+
+__all__ = [
+    "CudaTensors",
+    "SharedTensors",
+    "broadcast_weights",
+    "describe_tensors",
+    "init_update_group",
+    "tensor_body",
+]
+
+_SHARED_MEMORY = Path("/dev/shm")
+_ALIGNMENT = 16
+
+
+def tensor_body(named_tensors: NamedTensors) -> dict[str, Any]:
+    """The body of `/update_weights_from_tensor` with the tensors themselves in it.
+
+    For small updates: base64 makes them a third larger, and the server bounds a body's size
+    (`--max-body-mb`). `SharedTensors` and `CudaTensors` hand over any size on one machine.
+    """
+    from safetensors.torch import save
+
+    data = save(_on_host(named_tensors))
+    return {"serialized_named_tensors": [base64.b64encode(data).decode("ascii")]}
+
+
+class SharedTensors:
+    """Tensors in shared memory of this machine; a context manager that removes them at its end.
+
+    Attributes:
+        body: of `/update_weights_from_tensor`, good until the end.
+    """
+
+    def __init__(self, named_tensors: NamedTensors) -> None:
+        """Copy the tensors to shared memory."""
+        from safetensors.torch import save_file
+
+        self._path = _SHARED_MEMORY / f"headrace-{os.getpid()}-{secrets.token_hex(8)}"
+        # Made first, for this user alone: the library would let others read it.
+        os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        try:
+            save_file(_on_host(named_tensors), self._path)
+        except BaseException:
+            self.close()
+            raise
+        self.body: dict[str, Any] = {"shared_memory": self._path.name}
+
+    def close(self) -> None:
+        """Remove the shared memory."""
+        self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> SharedTensors:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class CudaTensors:
+    """Tensors on a GPU that a server on the same GPU, or a neighbour of it, reads where they are.
+
+    Keep the object until the update is answered; then its memory may be reused.
+
+    Attributes:
+        body: of `/update_weights_from_tensor`.
+    """
+
+    def __init__(self, named_tensors: NamedTensors) -> None:
+        """Copy the tensors, all of one GPU, side by side into one piece of its memory."""
+        import torch
+
+        pairs = list(_pairs(named_tensors))
+        starts, size = [], 0
+        for _, tensor in pairs:
+            starts.append(size)
+            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        device = pairs[0][1].device
+        self._flat = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
+        for start, (_, tensor) in zip(starts, pairs, strict=True):
+            raw = tensor.contiguous().view(-1).view(torch.uint8)
+            self._flat[start : start + tensor.nbytes].copy_(raw)
+        torch.cuda.synchronize(device)
+        shared = self._flat.untyped_storage()._share_cuda_()
+        handle = CudaHandle(
+            device_uuid=str(torch.cuda.get_device_properties(device).uuid),
+            handle=shared[1],
+            storage_size_bytes=shared[2],
+            storage_offset_bytes=shared[3],
+            ref_counter_handle=shared[4],
+            ref_counter_offset=shared[5],
+            event_handle=shared[6],
+            event_sync_required=shared[7],
+            tensors=[
+                (_spec(name, tensor), start)
+                for start, (name, tensor) in zip(starts, pairs, strict=True)
+            ],
+        )
+        self.body: dict[str, Any] = {"cuda_ipc": [[msgspec.to_builtins(handle)]]}
+
+
+def init_update_group(
+    master_address: str,
+    master_port: int,
+    world_size: int,
+    group_name: str = "weight_update_group",
+    backend: str = "nccl",
+) -> Any:
+    """Join an update group as its rank 0, the trainer; returns when every rank has come.
+
+    Call it while `/init_weights_update_group`, with the same values and `rank_offset` 1, is being
+    answered: each waits for the other.
+
+    Args:
+        master_address: of this machine, as the server reaches it.
+        master_port: a free port of this machine.
+        world_size: 1 and the server's tensor-parallel ranks.
+        group_name: the same as the server's.
+        backend: `nccl` between GPUs, `gloo` for tensors on the CPU.
+    """
+    from runtime.distributed.update_group import create_group
+
+    return create_group(master_address, master_port, 0, world_size, group_name, backend)
+
+
+def describe_tensors(named_tensors: NamedTensors) -> dict[str, Any]:
+    """`names`, `dtypes` and `shapes` for the body of `/update_weights_from_distributed`."""
+    specs = [_spec(name, tensor) for name, tensor in _pairs(named_tensors)]
+    return {
+        "names": [spec.name for spec in specs],
+        "dtypes": [spec.dtype for spec in specs],
+        "shapes": [spec.shape for spec in specs],
+    }
+
+
+def broadcast_weights(named_tensors: NamedTensors, group: Any, *, flattened: bool = False) -> None:
+    """Send the tensors to a server that has been asked to receive exactly these.
+
+    Args:
+        named_tensors: in the order of the request.
+        group: of `init_update_group`; the tensors are where its back end wants them.
+        flattened: as one broadcast; the request says `"load_format": "flattened_bucket"`.
+    """
+    import torch
+    import torch.distributed as dist
+
+    tensors = [tensor.detach().contiguous() for _, tensor in _pairs(named_tensors)]
+    if flattened:
+        tensors = [torch.cat([tensor.view(-1).view(torch.uint8) for tensor in tensors])]
+    for tensor in tensors:
+        dist.broadcast(tensor, group_src=0, group=group)
+
+
+def _pairs(named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(named_tensors, Mapping):
+        yield from named_tensors.items()
+    else:
+        yield from named_tensors
+
+
+def _on_host(named_tensors: NamedTensors) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in _pairs(named_tensors):
+        plain = tensor.detach().to("cpu").contiguous()
+        # The format has no two names for one memory.
+        found[name] = plain.clone() if plain.untyped_storage().data_ptr() in seen else plain
+        seen.add(plain.untyped_storage().data_ptr())
+    return found
+
+
+def _spec(name: str, tensor: Tensor) -> TensorSpec:
+    return TensorSpec(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))

@@ -1,0 +1,65 @@
+"""Holds new requests back while weights change or generation is paused; nobody gets an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# Why requests may be held back.
+PAUSE, SESSION, UPDATE = "pause", "session", "update"
+
+
+class RequestGate:
+    """Requests that are admitted but not sent yet, in order.
+
+    It is closed for as long as anybody has a reason to keep it so.
+    """
+
+    def __init__(self) -> None:
+        """Open."""
+        self._reasons: set[str] = set()
+        self._held: dict[int, Callable[[], None]] = {}
+
+    @property
+    def reasons(self) -> frozenset[str]:
+        """Why it is closed; empty when it is open."""
+        return frozenset(self._reasons)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether requests are held back."""
+        return bool(self._reasons)
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait here."""
+        return len(self._held)
+
+    def held(self) -> set[int]:
+        """Ids of the requests that wait here."""
+        return set(self._held)
+
+    def pass_on(self, request_id: int, send: Callable[[], None]) -> None:
+        """Call `send` now, or when the gate opens."""
+        if self._reasons:
+            self._held[request_id] = send
+        else:
+            send()
+
+    def drop(self, request_id: int) -> bool:
+        """Forget a request; whether it was here."""
+        return self._held.pop(request_id, None) is not None
+
+    def close(self, reason: str) -> None:
+        """Hold newcomers back."""
+        self._reasons.add(reason)
+
+    def open(self, reason: str) -> None:
+        """Take a reason back; when it was the last, everything held is sent."""
+        self._reasons.discard(reason)
+        while self._held and not self._reasons:
+            request_id = next(iter(self._held))
+            self._held.pop(request_id)()
+
+    def clear(self) -> None:
+        """Forget all requests: they have got an error."""
+        self._held.clear()

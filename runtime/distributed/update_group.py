@@ -1,0 +1,264 @@
+"""Groups with a trainer, beside the ranks' own: its rank 0 broadcasts new weights to all of ours.
+
+The rendezvous is that of the helper that RL trainers carry around (`init_custom_process_group`), so
+theirs and ours meet: torch's own functions make one default group a process, which the ranks of a
+tensor-parallel worker have already.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
+
+from runtime.errors import InvalidRequest
+from runtime.weight_messages import JoinGroup, ReceiveTensors, TensorSpec
+
+# For everybody to arrive, and for each broadcast to end.
+TIMEOUT_S = 300.0
+_POLL_S = 0.002
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def create_group(
+    address: str, port: int, rank: int, world_size: int, name: str, backend: str
+) -> Any:
+    """Meet the others; a process group that `torch.distributed.broadcast(..., group=)` takes.
+
+    Args:
+        address: of a TCP store that rank 0 opens and the others find.
+        port: of that store.
+        rank: of this process in the group.
+        world_size: how many processes meet.
+        name: the same for all of them.
+        backend: `gloo` or `nccl`.
+    """
+    timeout = timedelta(seconds=TIMEOUT_S)
+    hosts = f"[{address}]" if ":" in address else address
+    store, rank, world_size = next(
+        rendezvous(f"tcp://{hosts}:{port}", rank, world_size, timeout=timeout)
+    )
+    store.set_timeout(timeout)
+    group, _ = distributed_c10d._new_process_group_helper(
+        world_size,
+        rank,
+        [],
+        dist.Backend(backend),
+        distributed_c10d.PrefixStore(name, store),
+        group_name=name,  # type: ignore[arg-type]  # a `NewType` of str in some versions of torch
+        timeout=timeout,
+    )
+    distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}
+    return group
+
+
+@dataclass
+class _Member:
+    """One group and how far we are in joining it; `group` is set once everybody came."""
+
+    backend: str
+    is_joining: bool = True
+    group: Any = None
+    error: str = ""
+
+
+class UpdateGroups:
+    """The groups that this rank is in."""
+
+    def __init__(self, tp_rank: int, device: torch.device, beat: Callable[[], None]) -> None:
+        """Be in none.
+
+        Args:
+            tp_rank: added to a group's `rank_offset`.
+            device: where tensors are received with NCCL.
+            beat: called often while tensors are awaited, as proof of life.
+        """
+        self._tp_rank = tp_rank
+        self._device = device
+        self._beat = beat
+        self._members: dict[str, _Member] = {}
+
+    def join(self, request: JoinGroup) -> None:
+        """Begin to meet the others; returns at once, `status` tells when they have come.
+
+        Raises:
+            InvalidRequest: the group exists, or its back end cannot work here.
+        """
+        if request.group_name in self._members:
+            raise InvalidRequest(
+                f"The group {request.group_name!r} exists; destroy it first or choose another name."
+            )
+        if request.backend == "nccl" and self._device.type != "cuda":
+            raise InvalidRequest(
+                "backend 'nccl' needs a GPU; this model runs on the CPU: use 'gloo'."
+            )
+        member = self._members[request.group_name] = _Member(request.backend)
+        # A daemon: a trainer that never comes must not keep this process alive.
+        threading.Thread(
+            target=self._meet, args=(member, request), name="update-group", daemon=True
+        ).start()
+
+    def _meet(self, member: _Member, request: JoinGroup) -> None:
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device.index or torch.cuda.current_device())
+            with _interface_for(request.master_address):
+                member.group = create_group(
+                    request.master_address,
+                    request.master_port,
+                    request.rank_offset + self._tp_rank,
+                    request.world_size,
+                    request.group_name,
+                    request.backend,
+                )
+        # Whatever the library throws is the caller's to know, and no reason to end.
+        except Exception as error:
+            member.error = first_line(error)
+        finally:
+            member.is_joining = False
+
+    def is_joined(self, name: str) -> bool:
+        """Whether everybody is there; false while some are still awaited.
+
+        Raises:
+            InvalidRequest: they did not meet, and the group is forgotten; or there is none.
+        """
+        member = self._member(name)
+        if member.is_joining:
+            return False
+        if member.group is None:
+            del self._members[name]
+            raise InvalidRequest(f"The group {name!r} could not be joined: {member.error}")
+        return True
+
+    def leave(self, name: str) -> None:
+        """Forget a group.
+
+        Raises:
+            InvalidRequest: there is none of that name.
+        """
+        member = self._member(name)
+        del self._members[name]
+        if member.group is not None:
+            dist.destroy_process_group(member.group)
+
+    def receive(self, request: ReceiveTensors) -> list[tuple[str, Tensor]]:
+        """Take the tensors that the group's rank 0 broadcasts.
+
+        Raises:
+            InvalidRequest: there is no such group, or a broadcast failed; then the group is
+                forgotten, since nobody knows what the others have received.
+        """
+        if not self.is_joined(request.group_name):
+            raise InvalidRequest(f"The group {request.group_name!r} is not complete yet.")
+        member = self._members[request.group_name]
+        device = self._device if member.backend == "nccl" else torch.device("cpu")
+        try:
+            if request.flattened:
+                return list(self._receive_flat(member.group, request.tensors, device))
+            received = []
+            for spec in request.tensors:
+                tensor = torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device)
+                self._broadcast(tensor, member.group)
+                received.append((spec.name, tensor))
+            return received
+        except (RuntimeError, TimeoutError) as error:
+            self._members.pop(request.group_name, None)
+            raise InvalidRequest(
+                f"A broadcast of the group {request.group_name!r} failed, and the group with it: "
+                f"{first_line(error)}"
+            ) from error
+
+    def _receive_flat(
+        self, group: Any, specs: list[TensorSpec], device: torch.device
+    ) -> Iterator[tuple[str, Tensor]]:
+        sizes = [size_bytes(spec) for spec in specs]
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        self._broadcast(flat, group)
+        start = 0
+        for spec, size in zip(specs, sizes, strict=True):
+            yield spec.name, tensor_at(flat, start, spec)
+            start += size
+
+    def _broadcast(self, tensor: Tensor, group: Any) -> None:
+        work = dist.broadcast(tensor, group_src=0, group=group, async_op=True)
+        assert work is not None
+        deadline = time.monotonic() + TIMEOUT_S
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nothing came for {TIMEOUT_S:.0f} s")
+            self._beat()
+            time.sleep(_POLL_S)
+        work.wait()
+
+    def _member(self, name: str) -> _Member:
+        member = self._members.get(name)
+        if member is None:
+            known = ", ".join(map(repr, self._members)) or "none"
+            raise InvalidRequest(f"There is no group {name!r}; groups: {known}.")
+        return member
+
+
+def first_line(error: Exception) -> str:
+    """What a library says, without the trace that it appends."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def size_bytes(spec: TensorSpec) -> int:
+    """Bytes of the tensor that `spec` describes."""
+    return torch.Size(spec.shape).numel() * DTYPES[spec.dtype].itemsize
+
+
+def tensor_at(flat: Tensor, start: int, spec: TensorSpec) -> Tensor:
+    """The tensor at byte `start` of `flat`, `[size]` uint8; a view where it is aligned."""
+    piece = flat[start : start + size_bytes(spec)]
+    dtype = DTYPES[spec.dtype]
+    if start % dtype.itemsize:
+        piece = piece.clone()
+    return piece.view(dtype).view(spec.shape)
+
+
+class _interface_for:  # a context manager, used like a function
+    """Lets a group beyond this machine out: the ranks' own group is tied to the loopback."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._saved: dict[str, str] = {}
+
+    def __enter__(self) -> None:
+        if _is_loopback(self._address):
+            return
+        for name in _INTERFACES:
+            if os.environ.get(name) == "lo":
+                self._saved[name] = os.environ.pop(name)
+
+    def __exit__(self, *_: object) -> None:
+        os.environ.update(self._saved)
+
+
+def _is_loopback(address: str) -> bool:
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,78 @@
+"""Device memory that can be given back while nothing runs: KV pages and CUDA graphs."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable
+
+import torch
+
+from runtime.executor.model_runner import ModelRunner
+from runtime.forward_batch import KVCache
+
+
+class DeviceMemory:
+    """What one rank's runner holds besides the weights.
+
+    Attributes:
+        kv_is_released: no step may run until `restore_kv`.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, kv: list[KVCache], allocate: Callable[[], list[KVCache]]
+    ) -> None:
+        """Look after `kv`, the list that `runner` and its graphs share, made by `allocate`."""
+        self._runner = runner
+        self._kv = kv
+        self._allocate = allocate
+        self._had_graphs = runner.has_graphs
+        self.kv_is_released = False
+
+    @property
+    def graphs_are_missing(self) -> bool:
+        """Whether there were graphs and there are none now."""
+        return self._had_graphs and not self._runner.has_graphs
+
+    def release_kv(self) -> None:
+        """Drop every page; graphs hold their addresses, so they go too."""
+        self._kv.clear()
+        self.kv_is_released = True
+        self.release_graphs()
+
+    def restore_kv(self) -> None:
+        """Take the pages' memory again, empty.
+
+        Raises:
+            MemoryError: there is too little; the pages stay released.
+        """
+        if not self.kv_is_released:
+            return
+        try:
+            self._kv.extend(self._allocate())
+        except torch.OutOfMemoryError as error:
+            give_back()
+            raise MemoryError("not enough memory for the KV pool") from error
+        self.kv_is_released = False
+
+    def release_graphs(self) -> None:
+        """Drop the CUDA graphs; steps run without them."""
+        self._runner.drop_graphs()
+
+    def restore_graphs(self, beat: Callable[[], None]) -> None:
+        """Capture the graphs again, for the addresses that hold now."""
+        if self.graphs_are_missing:
+            self._runner.capture_graphs(lambda _: beat())
+
+
+def give_back() -> None:
+    """Return what was freed to the device, or to the system."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return
+    # The allocator of the C library keeps what is freed for itself.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,285 @@
+"""Routes of trainers: change weights, their version, pause, give memory back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Literal, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from runtime.client.json_body import InvalidBody, decode_body
+from runtime.errors import InvalidRequest
+from runtime.weight_messages import CheckAction, CheckWeights, LeaveGroup, MemoryTag, ReadWeight
+from server.context import ServerContext
+from server.errors import json_response
+from server.native.schema import body_schema
+from server.native.weight_bodies import (
+    DestroyGroupBody,
+    DiskBody,
+    DistributedBody,
+    InitGroupBody,
+    TensorBody,
+    check_disk,
+    read_weight,
+    to_join,
+    to_receive,
+    to_tensors,
+)
+from server.weight_control import Outcome, PauseMode
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+class VersionBody(msgspec.Struct, kw_only=True):
+    """`/update_weight_version` as it arrives."""
+
+    new_version: str
+    abort_all_requests: bool = True
+
+
+class ByNameBody(msgspec.Struct, kw_only=True):
+    """`/get_weights_by_name` as it arrives."""
+
+    name: str
+    truncate_size: int = 100
+
+
+class CheckBody(msgspec.Struct, kw_only=True):
+    """`/weights_checker` as it arrives."""
+
+    action: CheckAction
+
+
+class SessionBody(msgspec.Struct, kw_only=True):
+    """`/begin_weight_update` as it arrives; there is one model, so every selector means it."""
+
+    selector: Literal["all", "target"] | None = None
+
+
+class PauseBody(msgspec.Struct, kw_only=True):
+    """`/pause_generation` as it arrives."""
+
+    mode: PauseMode = "abort"
+
+
+class ContinueBody(msgspec.Struct, kw_only=True):
+    """`/continue_generation` as it arrives."""
+
+    torch_empty_cache: bool | None = None
+
+
+class MemoryBody(msgspec.Struct, kw_only=True):
+    """`/release_memory_occupation` and `/resume_memory_occupation` as they arrive."""
+
+    tags: list[MemoryTag] | None = None
+
+
+def create_router(context: ServerContext) -> APIRouter:
+    """Weights, pauses and memory."""
+    router = APIRouter(tags=["weights"])
+    _add_updates(router, context)
+    _add_groups(router, context)
+    _add_checks(router, context)
+    _add_pauses(router, context)
+    return router
+
+
+def _route(
+    router: APIRouter,
+    path: str,
+    body_type: type[B],
+    act: Callable[[B], Awaitable[Response]],
+    *,
+    body_may_be_absent: bool = False,
+) -> None:
+    """Answer POST on `path` with what `act` makes of the body."""
+    decoder = msgspec.json.Decoder(body_type)
+
+    async def handler(request: Request) -> Response:
+        payload = await request.body()
+        if not payload and body_may_be_absent:
+            payload = b"{}"
+        return await act(decode_body(payload, decoder))
+
+    handler.__doc__ = act.__doc__
+    handler.__name__ = path.strip("/")
+    router.add_api_route(path, handler, methods=["POST"], openapi_extra=body_schema(body_type))
+
+
+async def _tell(outcome: Awaitable[Outcome], *, with_paused: bool = False) -> Response:
+    """Success and message: trainers read these, whatever went wrong."""
+    try:
+        result = await outcome
+    except InvalidBody:
+        raise
+    except InvalidRequest as error:
+        result = Outcome(False, error.message)
+    answer: dict[str, object] = {"success": result.success, "message": result.message}
+    if with_paused:
+        answer["num_paused_requests"] = result.num_paused_requests
+    return json_response(answer, 200 if result.success else 400)
+
+
+def _add_updates(router: APIRouter, context: ServerContext) -> None:
+    async def from_disk(body: DiskBody) -> Response:
+        """Load all weights from a folder or a hub id; the old ones serve on when that fails."""
+
+        async def update() -> Outcome:
+            check_disk(body)
+            return await context.weights.update_from_disk(
+                body.model_path,
+                load_format=body.load_format,
+                weight_version=body.weight_version,
+                flush_cache=body.flush_cache is not False,
+                abort_all_requests=bool(body.abort_all_requests),
+                keep_pause=bool(body.keep_pause),
+            )
+
+        return await _tell(update(), with_paused=True)
+
+    async def from_tensor(body: TensorBody) -> Response:
+        """Replace some weights: safetensors bytes, shared memory, or CUDA handles."""
+
+        async def update() -> Outcome:
+            return await context.weights.update(
+                to_tensors(body, context.config.parallel.tp_size),
+                weight_version=body.weight_version,
+                flush_cache=body.flush_cache is not False,
+                abort_all_requests=bool(body.abort_all_requests),
+            )
+
+        return await _tell(update())
+
+    async def from_distributed(body: DistributedBody) -> Response:
+        """Replace some weights: each is broadcast by rank 0 of a group that was joined before."""
+
+        async def update() -> Outcome:
+            return await context.weights.update(
+                to_receive(body, context.model),
+                weight_version=body.weight_version,
+                flush_cache=body.flush_cache is not False,
+                abort_all_requests=bool(body.abort_all_requests),
+                success="Succeeded to update parameter online.",
+            )
+
+        return await _tell(update())
+
+    async def begin(body: SessionBody) -> Response:  # noqa: ARG001  # every selector is the model
+        """Hold requests back over several updates."""
+        return await _tell(context.weights.begin())
+
+    async def end(body: SessionBody) -> Response:  # noqa: ARG001
+        """Let them go on."""
+        return await _tell(context.weights.end())
+
+    _route(router, "/update_weights_from_disk", DiskBody, from_disk)
+    _route(router, "/update_weights_from_tensor", TensorBody, from_tensor)
+    _route(router, "/update_weights_from_distributed", DistributedBody, from_distributed)
+    _route(router, "/begin_weight_update", SessionBody, begin, body_may_be_absent=True)
+    _route(router, "/end_weight_update", SessionBody, end, body_may_be_absent=True)
+
+
+def _add_groups(router: APIRouter, context: ServerContext) -> None:
+    async def init(body: InitGroupBody) -> Response:
+        """Meet a trainer in a group of processes; answers when everybody is there."""
+
+        async def join() -> Outcome:
+            op = to_join(body, context.config.parallel.tp_size)
+            return await context.weights.join_group(op)
+
+        return await _tell(join())
+
+    async def destroy(body: DestroyGroupBody) -> Response:
+        """Leave the group."""
+
+        async def leave() -> Outcome:
+            reply = await context.weights.ask(LeaveGroup(body.group_name))
+            return Outcome(reply.success, reply.message or "Succeeded to destroy the group.")
+
+        return await _tell(leave())
+
+    _route(router, "/init_weights_update_group", InitGroupBody, init)
+    _route(router, "/destroy_weights_update_group", DestroyGroupBody, destroy)
+
+
+def _add_checks(router: APIRouter, context: ServerContext) -> None:
+    async def update_version(body: VersionBody) -> Response:
+        """Relabel the loaded weights; aborts every request unless told not to."""
+        outcome = await context.weights.set_version(
+            body.new_version, abort_all_requests=body.abort_all_requests
+        )
+        return json_response(
+            {"success": True, "message": outcome.message, "new_version": body.new_version}
+        )
+
+    async def check(body: CheckBody) -> Response:
+        """Snapshot, overwrite, compare or sum up the weights, for tests of a trainer."""
+
+        async def act() -> Outcome:
+            op = CheckWeights(body.action)
+            weights = context.weights
+            changes = body.action == "reset_tensors"
+            reply = await (weights.change(op) if changes else weights.ask(op))
+            return Outcome(reply.success, reply.message)
+
+        return await _tell(act())
+
+    decoder = msgspec.json.Decoder(ByNameBody)
+
+    async def by_name(request: Request) -> Response:
+        """The first rows of one weight, as nested lists of numbers."""
+        payload = await request.body()
+        if not payload:
+            payload = msgspec.json.encode(_query(request))
+        body = decode_body(payload, decoder)
+        if body.truncate_size < 1:
+            raise InvalidRequest("truncate_size must be at least 1.", param="truncate_size")
+        reply = await context.weights.ask(ReadWeight(body.name, body.truncate_size))
+        if not reply.success:
+            raise InvalidRequest(reply.message, param="name")
+        return json_response(read_weight(reply.data))
+
+    _route(router, "/update_weight_version", VersionBody, update_version)
+    _route(router, "/weights_checker", CheckBody, check)
+    documented = body_schema(ByNameBody)
+    router.add_api_route(
+        "/get_weights_by_name", by_name, methods=["POST"], openapi_extra=documented
+    )
+    router.add_api_route("/get_weights_by_name", by_name, methods=["GET"], include_in_schema=False)
+
+
+def _query(request: Request) -> dict[str, object]:
+    query: dict[str, object] = dict(request.query_params)
+    size = query.get("truncate_size")
+    if isinstance(size, str) and size.isdigit():
+        query["truncate_size"] = int(size)
+    return query
+
+
+def _add_pauses(router: APIRouter, context: ServerContext) -> None:
+    async def pause(body: PauseBody) -> Response:
+        """Stop generating: abort what runs, put it back to wait, or freeze it in place."""
+        await context.weights.pause(body.mode)
+        return json_response({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def resume(body: ContinueBody) -> Response:  # noqa: ARG001  # nothing is left to empty
+        """Go on with what was frozen or put back, and with what came meanwhile."""
+        await context.weights.resume()
+        return json_response({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def release(body: MemoryBody) -> Response:
+        """Give the memory of weights, KV pool or CUDA graphs back while nothing runs."""
+        await context.weights.release_memory(body.tags or [])
+        return json_response(None)
+
+    async def take_back(body: MemoryBody) -> Response:
+        """Take it again; weights come back as they were, the prefix cache empty."""
+        await context.weights.resume_memory(body.tags or [])
+        return json_response(None)
+
+    _route(router, "/pause_generation", PauseBody, pause, body_may_be_absent=True)
+    _route(router, "/continue_generation", ContinueBody, resume, body_may_be_absent=True)
+    _route(router, "/release_memory_occupation", MemoryBody, release)
+    _route(router, "/resume_memory_occupation", MemoryBody, take_back)

@@ -1,0 +1,49 @@
+"""The example of an RL loop, as its users run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import httpx
+import torch
+from safetensors.torch import load_file
+
+from tests.support.server import ROOT, running_server
+from tests.support.tiny_models import tiny_model
+
+LINE = re.compile(r"round-(\d): reward [\d.]+, (\d) of 8 rollouts .* at most (\S+) apart")
+
+
+def test_the_loop_in_miniature() -> None:
+    folder = tiny_model("qwen3")
+    server = running_server("qwen3", "--num-threads", "1", "--random-seed", "1", "--tp-size", "1")
+    done = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "examples" / "rl" / "loop.py"), "--url", server.url),
+            *("--model-path", str(folder), "--rounds", "2", "--num-tokens", "120"),
+            *("--learning-rate", "5"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    rounds = LINE.findall(done.stdout)
+    assert [number for number, _, _ in rounds] == ["0", "1"]
+    assert sum(int(updated) for _, updated, _ in rounds) > 0
+    assert all(float(apart) < 1e-3 for _, _, apart in rounds)
+    # The trainer has moved, and the server with it.
+    name = "model.layers.0.mlp.down_proj.weight"
+    body = {"name": name, "truncate_size": 1000}
+    moved = httpx.post(server.url + "/get_weights_by_name", json=body).json()
+    started = load_file(folder / "model.safetensors")[name]
+    assert (torch.tensor(moved) - started).abs().max() > 1e-5
+    answer = httpx.post(
+        server.url + "/update_weights_from_disk",
+        json={"model_path": str(folder), "weight_version": "default"},
+    )
+    assert answer.status_code == 200

@@ -1,0 +1,275 @@
+"""A running server takes other weights from disk: whole, or not at all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.server import ServerProcess, running_server
+from tests.support.tiny_models import copy_of, edit_json, other_weights, tiny_model
+
+SUCCEEDED = "Succeeded to update model weights."
+PROMPT = "The miller opens the gate, the wheel turns, and the stones grind wheat, barley and oats."
+ONE_THREAD = ("--num-threads", "1", "--random-seed", "1")
+
+
+def post(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(server.url + path, json=body, timeout=60)
+
+
+def generate(server: ServerProcess, num: int = 16, text: str = PROMPT) -> dict[str, Any]:
+    sampling = {"temperature": 0, "max_new_tokens": num, "ignore_eos": True}
+    answer = post(server, "/generate", text=text, sampling_params=sampling)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def load(server: ServerProcess, path: Path, **options: Any) -> httpx.Response:
+    return post(server, "/update_weights_from_disk", model_path=str(path), **options)
+
+
+def until_running(server: ServerProcess) -> None:
+    while not httpx.get(server.url + "/v1/loads").json()["loads"][0]["num_running_reqs"]:
+        time.sleep(0.01)
+
+
+def model_info(server: ServerProcess) -> dict[str, Any]:
+    return httpx.get(server.url + "/get_model_info").json()
+
+
+# Tied embeddings; then biases, and each rank of two with its own part.
+@pytest.fixture(
+    params=[("qwen3", 1), ("llama_biased", 2)],
+    ids=["one-rank", "two-ranks"],
+    scope="module",
+)
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, ServerProcess]]:
+    model, tp_size = request.param
+    server = running_server(model, *ONE_THREAD, "--tp-size", str(tp_size))
+    yield model, server
+    assert load(server, tiny_model(model), weight_version="default").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def replaced(
+    served: tuple[str, ServerProcess], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[int]]:
+    """Other weights for the served model, and what a fresh server answers with them."""
+    model, _ = served
+    folder = other_weights(model, tmp_path_factory.mktemp("other") / model)
+    with ServerProcess("--model-path", str(folder), *ONE_THREAD) as fresh:
+        return folder, generate(fresh.wait_ready())["output_ids"]
+
+
+def test_the_same_path_changes_nothing(served: tuple[str, ServerProcess]) -> None:
+    model, server = served
+    before = generate(server)
+    answer = load(server, tiny_model(model))
+    assert answer.status_code == 200
+    assert answer.json() == {"success": True, "message": SUCCEEDED, "num_paused_requests": 0}
+    after = generate(server)
+    assert after["output_ids"] == before["output_ids"]
+    # Not even a prefix is taken over.
+    assert after["meta_info"]["cached_tokens"] == 0
+    assert generate(server)["meta_info"]["cached_tokens"] > 0
+
+
+def test_other_weights_answer_as_a_fresh_server(
+    served: tuple[str, ServerProcess], replaced: tuple[Path, list[int]]
+) -> None:
+    model, server = served
+    folder, expected = replaced
+    before = generate(server)["output_ids"]
+    assert before != expected, "the test needs weights that answer differently"
+    answer = load(server, folder, weight_version="step-7").json()
+    assert answer["message"] == f"{SUCCEEDED} Weight version updated to step-7."
+    after = generate(server)
+    assert after["output_ids"] == expected
+    assert after["meta_info"]["cached_tokens"] == 0
+    assert after["meta_info"]["weight_version"] == "step-7"
+    assert model_info(server)["model_path"] == str(folder)
+    assert model_info(server)["weight_version"] == "step-7"
+    (card,) = httpx.get(server.url + "/v1/models").json()["data"]
+    assert card["id"] == str(folder)
+    chat = post(server, "/v1/completions", model="any", prompt=PROMPT, max_tokens=1).json()
+    assert chat["metadata"]["weight_version"] == "step-7"
+    assert load(server, tiny_model(model)).status_code == 200
+    assert generate(server)["output_ids"] == before
+
+
+def _cut(folder: Path) -> None:
+    path = max(folder.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _drop(folder: Path) -> None:
+    path = max(folder.glob("*.safetensors"))
+    tensors = load_file(path)
+    tensors.pop(sorted(tensors)[0])
+    save_file(tensors, path)
+
+
+def _reshape(folder: Path) -> None:
+    path = max(folder.glob("*.safetensors"))
+    tensors = load_file(path)
+    name = sorted(tensors)[0]
+    tensors[name] = torch.cat([tensors[name], tensors[name]])
+    save_file(tensors, path)
+
+
+def _integers(folder: Path) -> None:
+    path = max(folder.glob("*.safetensors"))
+    tensors = load_file(path)
+    name = sorted(tensors)[0]
+    tensors[name] = tensors[name].to(torch.int32)
+    save_file(tensors, path)
+
+
+def _another_rope(folder: Path) -> None:
+    edit_json(folder / "config.json", rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
+
+
+def _garbage(folder: Path) -> None:
+    max(folder.glob("*.safetensors")).write_bytes(b"\x07" * 4096)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+
+
+BROKEN = {
+    "truncated": (_cut, "Failed to get weights iterator: ", "is truncated"),
+    "garbage": (_garbage, "Failed to get weights iterator: ", "not a safetensors file"),
+    "no weights": (_empty, "Failed to get weights iterator: ", "has no weights"),
+    "missing": (_drop, "Failed to update weights: ", "1 tensor missing"),
+    "shape": (_reshape, "Failed to update weights: ", "1 tensor of the wrong shape"),
+    "type": (_integers, "Failed to update weights: ", "not of a floating type"),
+    "another model": (_another_rope, "Failed to update weights: ", "another model"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_does_not_fit_leaves_the_old_weights(
+    served: tuple[str, ServerProcess], tmp_path: Path, kind: str
+) -> None:
+    model, server = served
+    expected = generate(server)["output_ids"]
+    version = model_info(server)["weight_version"]
+    damage, prefix, reason = BROKEN[kind]
+    folder = copy_of(model, tmp_path / "broken")
+    damage(folder)
+    answer = load(server, folder, weight_version="never")
+    assert answer.status_code == 400
+    assert answer.json()["success"] is False
+    assert answer.json()["message"].startswith(prefix)
+    assert reason in answer.json()["message"]
+    after = generate(server)
+    assert after["output_ids"] == expected
+    assert after["meta_info"]["weight_version"] == version
+    assert model_info(server)["model_path"] == str(tiny_model(model))
+
+
+def test_a_repository_that_does_not_exist() -> None:
+    server = running_server("qwen3", *ONE_THREAD, "--tp-size", "1")
+    name = "qwen/qwen2.5-0.5b-instruct-wrong"
+    answer = post(server, "/update_weights_from_disk", model_path=name)
+    assert answer.status_code == 400
+    assert answer.json()["success"] is False
+    assert (
+        answer.json()["message"]
+        == f"Failed to get weights iterator: {name} (repository not found)."
+    )
+    assert generate(server)["output_ids"]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({}, "model_path"),
+        ({"model_path": 3}, "Expected `str`"),
+        ({"model_path": "x", "load_format": "pt"}, "not one of auto, safetensors, dummy"),
+        ({"model_path": "x", "is_async": True}, "is_async is not supported"),
+        ({"model_path": "x", "manifest": {}}, "manifest is not supported"),
+        ({"model_path": "/nowhere/at/all"}, "is not a folder"),
+        ({"model_path": ""}, "an empty path is not a folder"),
+    ],
+)
+def test_bad_bodies(body: dict[str, Any], reason: str) -> None:
+    server = running_server("qwen3", *ONE_THREAD, "--tp-size", "1")
+    answer = post(server, "/update_weights_from_disk", **body)
+    assert answer.status_code == 400
+    assert reason in answer.text
+
+
+def test_an_update_waits_for_a_long_request_and_newcomers_wait_for_it(
+    served: tuple[str, ServerProcess], replaced: tuple[Path, list[int]]
+) -> None:
+    model, server = served
+    folder, expected = replaced
+    long_before = generate(server, 150, "wheel")["output_ids"]
+    ended: dict[str, float] = {}
+
+    def timed(name: str, work: Any) -> Any:
+        result = work()
+        ended[name] = time.monotonic()
+        return result
+
+    with ThreadPoolExecutor(3) as pool:
+        running = pool.submit(timed, "long", lambda: generate(server, 150, "wheel"))
+        until_running(server)
+        update = pool.submit(timed, "update", lambda: load(server, folder, weight_version="new"))
+        time.sleep(0.2)
+        newcomer = pool.submit(timed, "newcomer", lambda: generate(server))
+        # Old weights to the end, the new ones from the beginning, and nobody saw an error.
+        assert running.result()["output_ids"] == long_before
+        assert running.result()["meta_info"]["weight_version"] != "new"
+        assert update.result().json()["success"] is True
+        assert newcomer.result()["output_ids"] == expected
+        assert newcomer.result()["meta_info"]["weight_version"] == "new"
+    assert ended["long"] < ended["newcomer"]
+    assert load(server, tiny_model(model), weight_version="default").status_code == 200
+
+
+def test_an_update_may_abort_instead(served: tuple[str, ServerProcess]) -> None:
+    model, server = served
+    found: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: found.append(generate(server, 200, "wheel")))
+    thread.start()
+    until_running(server)
+    assert load(server, tiny_model(model), abort_all_requests=True).json()["success"] is True
+    thread.join()
+    assert found[0]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert 0 < found[0]["meta_info"]["completion_tokens"] < 200
+
+
+def test_a_worker_that_dies_comes_back_with_the_weights_it_had(tmp_path: Path) -> None:
+    folder = other_weights("qwen3", tmp_path / "other")
+    with ServerProcess("--model-path", str(tiny_model("qwen3")), *ONE_THREAD) as server:
+        server.wait_ready()
+        before = generate(server)["output_ids"]
+        assert load(server, folder, weight_version="kept").json()["success"] is True
+        expected = generate(server)["output_ids"]
+        assert expected != before
+        (worker,) = [
+            child
+            for child in psutil.Process(server.process.pid).children()
+            if "scheduler" in child.cmdline()
+        ]
+        worker.kill()
+        server.wait_for_line("starting it again")
+        while httpx.get(server.url + "/ready").status_code != 200:
+            time.sleep(0.1)
+        answer = generate(server)
+        assert answer["output_ids"] == expected
+        assert answer["meta_info"]["weight_version"] == "kept"
