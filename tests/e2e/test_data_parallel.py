@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,14 @@ def test_abort_all_reaches_every_replica() -> None:
         httpx.post(server.url + "/abort_request", json={"abort_all": True})
         for each in running:
             assert each.result(20)["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def test_a_grammar_reaches_every_replica() -> None:
+    pytest.importorskip("xgrammar")
+    params = {"max_new_tokens": 8, "temperature": 1.0, "regex": "[0-9]{4}"}
+    for rank in (0, 1, 0, 1):
+        answer = ask(replicas(), "The year", sampling_params=params, data_parallel_rank=rank)
+        assert re.fullmatch("[0-9]{4}", answer["text"]), answer
 
 
 def test_replicas_of_several_ranks_answer() -> None:
