@@ -35,7 +35,8 @@ def main(payload: bytes) -> None:
     """Run the worker with an encoded `WorkerConfig`."""
     started = time.monotonic()
     config = msgspec.msgpack.decode(payload, type=WorkerConfig)
-    configure_logging(config.log_level, "worker")
+    which = f" {config.dp_rank}" if config.dp_size > 1 else ""
+    configure_logging(config.log_level, f"worker{which}")
     run_folder = Path(config.run_folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     front = Outbox(context, front_address(run_folder))

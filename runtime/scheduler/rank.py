@@ -37,7 +37,8 @@ def main(payload: bytes) -> None:
     worker = config.worker
     # What is normal is said once, by rank 0.
     level = "warning" if worker.log_level == "info" else worker.log_level
-    configure_logging(level, f"rank {config.rank}")
+    which = f" of worker {worker.dp_rank}" if worker.dp_size > 1 else ""
+    configure_logging(level, f"rank {config.rank}{which}")
     try:
         from runtime.scheduler.worker import build_executor, build_rank_weights, command
 
