@@ -13,6 +13,7 @@ cost: steps of 0.5b and 8b with the flag and without.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import importlib
 import json
@@ -31,6 +32,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--json", type=Path, help="write what was found")
     options = parser.parse_args()
+    # A crash of a compiler or a driver should say where.
+    faulthandler.enable()
     torch.manual_seed(1)
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
