@@ -155,9 +155,10 @@ class KernelArgs:
         "auto", "Attention implementation.", choices=("auto", "cpu", "torch", "triton")
     )
     grammar_backend: str = option(
-        "xgrammar",
-        "Library for structured output; none refuses it.",
-        choices=("xgrammar", "llguidance", "none"),
+        "auto",
+        "Library for structured output: auto takes xgrammar, or llguidance where that is not "
+        "installed; none refuses it.",
+        choices=("auto", "xgrammar", "llguidance", "none"),
     )
     disable_cuda_graph: bool = option(False, "Run decode steps without CUDA graphs.")
     enable_deterministic_inference: bool = option(

@@ -133,11 +133,7 @@ def resolve(
     overlap = not scheduling.disable_overlap_schedule
     if overlap and device == "cpu":
         overlap = choices.pick("overlap_schedule", False, "the CPU has nothing to overlap with")
-    grammar_backend = config.kernels.grammar_backend
-    if grammar_backend != "none" and find_spec(grammar_backend) is None:
-        grammar_backend = choices.pick(
-            "grammar_backend", "none", f"{grammar_backend} is not installed"
-        )
+    grammar_backend = _grammar_backend(config, choices)
     deterministic = config.kernels.enable_deterministic_inference
     random_seed = _random_seed(config, seed, choices)
 
@@ -221,6 +217,21 @@ def resolve(
         # A seed drawn at admission would count the requests before.
         defaults.setdefault("seed", random_seed)
     return Resolved(resolved, worker, detokenizer, grammar, defaults, choices.lines)
+
+
+def _grammar_backend(config: ServerConfig, choices: _Choices) -> str:
+    asked = config.kernels.grammar_backend
+    if asked == "auto":
+        for name in ("xgrammar", "llguidance"):
+            if find_spec(name) is not None:
+                return str(choices.pick("grammar_backend", name, "installed"))
+        return str(choices.pick("grammar_backend", "none", "no library for it is installed"))
+    if asked != "none" and find_spec(asked) is None:
+        extra = "grammar" if asked == "xgrammar" else asked
+        raise StartupError(
+            f"--grammar-backend {asked}: it is not installed; pip install 'headrace[{extra}]'."
+        )
+    return asked
 
 
 def check_options(config: ServerConfig) -> None:

@@ -119,12 +119,13 @@ def _http_server(context: ServerContext) -> _HttpServer:
 
 
 async def _start_up(prepared: Prepared, context: ServerContext, host: EngineHost) -> None:
+    if context.client.grammars is not None:
+        # Its imports take seconds, at low priority beside the weights: the first structured request
+        # need not wait for them.
+        context.client.grammars.start()
     await host.wait_ready()
     config = context.config
     if not config.http.skip_server_warmup:
-        if context.client.grammars is not None:
-            # Else the first structured request would wait for its imports.
-            context.client.grammars.start()
         await warm_up(config.http, prepared.port, config.parallel.dp_size)
     context.lifecycle.warmed_up = True
     # What start-up made lives for good: the collector need not look at it again.

@@ -47,7 +47,7 @@ class _Call:
 class GrammarCompiler:
     """Compiles constraints in a child process, each at most once at a time.
 
-    The child starts with the first constraint, or when `start` is called.
+    The child starts when `start` is called, or with the first constraint after it died.
     """
 
     def __init__(self, config: GrammarConfig, context: zmq.Context[Any]) -> None:

@@ -55,7 +55,7 @@ OPTIONS = """
 --load-balance-method = auto
 [kernels]
 --attention-backend = auto
---grammar-backend = xgrammar
+--grammar-backend = auto
 --disable-cuda-graph = False
 --enable-deterministic-inference = False
 --num-threads = None

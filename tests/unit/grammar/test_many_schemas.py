@@ -1,0 +1,67 @@
+"""Ten thousand different schemas leave no more memory behind than the caches' bound."""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from headrace.demo import MODEL_PATH
+from runtime.checkpoint.config_json import load_model_config
+from runtime.grammar.backend import GRAMMAR_BACKENDS
+from runtime.grammar.cache import ByteCache, loaded_size
+from runtime.messages import GenerateRequest
+from runtime.request import Request
+from runtime.sampling_params import GrammarSpec, SamplingParams
+from runtime.scheduler.grammars import Grammars
+
+BACKENDS = [name for name in ("xgrammar", "llguidance") if find_spec(name) is not None]
+CACHE_BYTES = 16 * 2**20
+NUM_SCHEMAS = 10_000
+
+
+def rss_bytes() -> int:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BACKENDS)
+def test_memory_is_bounded(name: str) -> None:
+    folder = Path(MODEL_PATH)
+    config = load_model_config(folder)
+    eos = list(config.eos_token_ids)
+    backend = GRAMMAR_BACKENDS.load(name)(folder, config.vocab_size, eos)
+    grammars = Grammars(lambda: backend, config.vocab_size, eos, CACHE_BYTES)
+    # The front's twin decides what is sent: it must say the same as the scheduler's cache.
+    twin: ByteCache[bool] = ByteCache(CACHE_BYTES)
+    sampling = SamplingParams(max_new_tokens=4)
+
+    def ask(number: int) -> None:
+        spec = GrammarSpec("json_schema", json.dumps({"enum": [f"name{number}", number]}))
+        key, payload = str(number).encode(), backend.compile(spec)
+        assert twin.get(key) is None
+        twin.put(key, True, loaded_size(payload))
+        request = Request(GenerateRequest(number, bytes(4), sampling))
+        grammars.take(request, key, payload)
+        while not (ready := list(grammars.ready(lambda *_: pytest.fail("refused")))):
+            time.sleep(0)
+        assert ready == [request]
+
+    for number in range(NUM_SCHEMAS // 5):
+        ask(number)
+    before = rss_bytes()
+    for number in range(NUM_SCHEMAS // 5, NUM_SCHEMAS):
+        ask(number)
+    assert grammars.cached_bytes <= CACHE_BYTES
+    assert len(twin) == len(grammars._cache) < NUM_SCHEMAS // 5
+    # The cache was full before; what is left to grow is the allocator's.
+    assert rss_bytes() - before < 16 * 2**20
+    grammars.clear()
+    assert grammars.cached_bytes == 0
