@@ -49,7 +49,7 @@ class Output:
         """
         self._tells_rank = tells_rank
         self.hidden = hidden
-        self._turn = turn
+        self.turn = turn
         self._logprobs = logprobs
         self.stream = stream
         self.rid = rid
@@ -66,8 +66,8 @@ class Output:
             self._logprobs.add(chunk, incremental=incremental)
         if self.hidden is not None:
             self.hidden.add(chunk)
-        if self._turn is not None:
-            self._turn.add_output(chunk.token_ids)
+        if self.turn is not None:
+            self.turn.add_output(chunk.token_ids)
         if incremental:
             self._text, self._output_ids = chunk.text, chunk.token_ids
         else:
@@ -194,6 +194,9 @@ def open_outputs(
             outputs.append(open_output(context, plan, sample, input_ids))
     except Exception:
         close_all([output.stream for output in outputs])
+        for output in outputs:
+            if output.turn is not None:
+                output.turn.session.forget(output.turn)
         raise
     return outputs
 

@@ -437,6 +437,8 @@ def test_check_57_a_request_that_still_runs_is_no_beginning(server):
     assert "context" in refused(
         server, text=TEXT * 20, session_params={"id": session}, rid="too-long"
     )
-    assert "no request" in refused(
-        server, text="A", session_params={"id": session, "rid": "too-long"}
-    )
+    several = {"text": ["A", TEXT * 20], "rid": "several", "session_params": {"id": session}}
+    assert "context" in refused(server, **several)
+    for rid in ("too-long", "several_0"):
+        gone = {"id": session, "rid": rid}
+        assert "no request" in refused(server, text="A", session_params=gone)

@@ -43,9 +43,14 @@ def test_information_and_control(printed):
     assert "flushed" in printed[7]
 
 
+def test_weights_are_updated(printed):
+    assert '"success":true' in printed[8].replace(" ", "")
+    assert "repository not found" in printed[9]
+
+
 def test_the_round_trip(printed):
     text = "SGLang provides efficient tokenization endpoints."
     ids = Tokenizer.from_folder(MODEL_PATH).encode(text, add_special_tokens=False)
-    assert f"Tokenized Output (IDs):\n{ids}" in printed[10]
-    assert f"Token Count: {len(ids)}" in printed[10]
-    assert "Round Trip Successful" in printed[10]
+    assert f"Tokenized Output (IDs):\n{ids}" in printed[12]
+    assert f"Token Count: {len(ids)}" in printed[12]
+    assert "Round Trip Successful" in printed[12]

@@ -35,6 +35,7 @@ ANSWERS = {
     "/health_generate": "200",
     "/flush_cache": "Cache flushed.",
     "/abort_request": "200",
+    "/update_weights_from_disk": '"success":false',
     '"text": "The capital of France is", "sampling_params"': "Paris",
 }
 PRINTED = {
@@ -50,12 +51,14 @@ PRINTED = {
     "stop.py": "'matched': '[.!?]",
     "stream.py": "Paris",
     "tokenize_round_trip.py": "the same: True",
+    "update_weights.py": "True Succeeded to update model weights.",
 }
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--enable-return-hidden-states") as made:
+    # Offline: a model of a wrong name is not looked for on the hub.
+    with ServerProcess("--enable-return-hidden-states", HF_HUB_OFFLINE="1") as made:
         yield made.wait_ready()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.demo import MODEL_PATH
+from headrace.utils import terminate_process
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ROOT / "tests" / "e2e" / "documents"
@@ -29,9 +30,16 @@ def read_cells(path: Path) -> list[str]:
 def run_cells(cells: list[str]) -> None:
     """Execute `cells` in one namespace; each begins with a line `[cell N]`."""
     names: dict[str, Any] = {"__name__": "__main__", "MODEL_PATH": str(MODEL_PATH)}
-    for number, cell in enumerate(cells, 1):
-        print(f"[cell {number}]", flush=True)
-        exec(compile(cell, f"<cell {number}>", "exec"), names)
+    try:
+        for number, cell in enumerate(cells, 1):
+            print(f"[cell {number}]", flush=True)
+            exec(compile(cell, f"<cell {number}>", "exec"), names)
+    except BaseException:
+        # A server left behind would hold the pipes of whoever waits for this process.
+        for value in list(names.values()):
+            if isinstance(value, subprocess.Popen):
+                terminate_process(value)
+        raise
 
 
 async def _inside_a_loop(cells: list[str]) -> None:
@@ -44,7 +52,8 @@ def run_document(name: str, mode: str) -> tuple[str, str]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.notebook", path, mode],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # No document asks the network for a model.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         timeout=120,
