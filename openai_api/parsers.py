@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from openai_api.output_parser import OutputParser
 from openai_api.reasoning_parsers.parser import ReasoningParser
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
+from openai_api.tool_parsers.json_array import JsonArrayParser
 from openai_api.tool_parsers.parser import ToolParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.errors import InvalidRequest, StartupError
@@ -62,12 +63,15 @@ class ParserSet:
         stream_reasoning: bool,
         tool_names: list[str],
         max_calls: int | None,
+        forces_call: bool = False,
     ) -> OutputParser:
-        """A fresh machine for one choice."""
+        """A fresh machine for one choice; a forced call needs no parser of the model's family."""
         reasoning = None
         if self.reasoning is not None and separate_reasoning:
             reasoning = self.reasoning(prompt_is_open=prompt_is_open)
-        tools = None
-        if self.tools is not None and tool_names:
+        tools: ToolParser | None = None
+        if forces_call:
+            tools = JsonArrayParser(tool_names, max_calls=max_calls)
+        elif self.tools is not None and tool_names:
             tools = self.tools(tool_names, max_calls=max_calls)
         return OutputParser(reasoning, tools, stream_reasoning=stream_reasoning)

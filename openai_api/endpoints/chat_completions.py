@@ -16,6 +16,7 @@ from openai_api.chat_choice import ChatChoice
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
 from openai_api.chat_stream import chat_events
 from openai_api.context import OpenAIContext
+from openai_api.forced_tools import call_constraint, forces_call
 from openai_api.generation import (
     close_all,
     first_then_rest,
@@ -98,7 +99,21 @@ def _sampling(
     # Hidden special tokens would hide the markers that clients, or our parsers, look for.
     if tool_names(body) or (_separates(body) and context.parsers.hidden_markers):
         body.skip_special_tokens = False
-    return sampling_of(body, max_tokens, defaults, context.client.limits.vocab_size)
+    sampling = sampling_of(body, max_tokens, defaults, context.client.limits.vocab_size)
+    if not forces_call(body):
+        return sampling
+    if sampling.grammar is not None:
+        raise InvalidRequest(
+            f"tool_choice that forces a call does not go with {sampling.grammar.kind} or "
+            "response_format: the answer is a call.",
+            param="tool_choice",
+        )
+    if context.client.grammars is None:
+        raise InvalidRequest(
+            "tool_choice that forces a call needs structured output, which is off in this server.",
+            param="tool_choice",
+        )
+    return msgspec.structs.replace(sampling, grammar=call_constraint(body))
 
 
 def _after_reasoning(
@@ -132,6 +147,7 @@ def _choice(
         stream_reasoning=body.stream_reasoning is not False,
         tool_names=tool_names(body),
         max_calls=1 if body.parallel_tool_calls is False else None,
+        forces_call=forces_call(body),
     )
     close_id = context.parsers.close_id if _separates(body) else None
     pieces = context.token_pieces if body.logprobs else None

@@ -174,9 +174,9 @@ def _check_tools(request: ChatCompletionRequest) -> None:
             raise InvalidRequest(
                 f"tools[{index}] must be a function with a name.", param=f"tools[{index}]"
             )
-        if tool.function.strict:
+        if tool.function.strict and request.tool_choice in (None, "auto"):
             raise InvalidRequest(
-                f"tools[{index}].function.strict is not supported by this server yet.",
+                f"tools[{index}].function.strict needs a tool_choice that forces a call.",
                 param=f"tools[{index}].function.strict",
             )
     _check_tool_choice(request.tool_choice, {tool.function.name for tool in tools})
@@ -208,7 +208,3 @@ def _check_tool_choice(choice: str | NamedToolChoice | None, names: set[str]) ->
                 f"tool_choice names {name[:64]!r}, which is not among the tools.",
                 param="tool_choice",
             )
-    raise InvalidRequest(
-        "tool_choice that forces a call is not supported by this server yet; use auto.",
-        param="tool_choice",
-    )

@@ -1,0 +1,79 @@
+"""`tool_choice` that forces a call: a grammar makes the model write calls and nothing else.
+
+The output is a JSON array of `{"name", "parameters"}` objects, whatever form the model was trained
+to write calls in, so no tool-call parser is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from openai_api.schemas.chat import ChatCompletionRequest, NamedToolChoice
+from runtime.errors import InvalidRequest
+from runtime.grammar.schema_check import check_schema
+from runtime.sampling_params import GrammarSpec
+
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def forces_call(request: ChatCompletionRequest) -> bool:
+    """Whether the answer must be a call."""
+    return request.tool_choice == "required" or isinstance(request.tool_choice, NamedToolChoice)
+
+
+def call_constraint(request: ChatCompletionRequest) -> GrammarSpec:
+    """What the output of a checked request that forces a call must look like.
+
+    Raises:
+        InvalidRequest: a function's parameters are no schema that can be followed.
+    """
+    choice = request.tool_choice
+    wanted = choice.function.name if isinstance(choice, NamedToolChoice) and choice.function else ""
+    calls: list[dict[str, Any]] = []
+    shared: dict[str, Any] = {}
+    for index, tool in enumerate(request.tools or []):
+        function = tool["function"]
+        if wanted and function["name"] != wanted:
+            continue
+        parameters = function.get("parameters") or _ANY_OBJECT
+        check_schema(parameters, f"tools[{index}].function.parameters")
+        # References begin at the root: each schema gets a place there, and they are told of it.
+        shared[f"tool{index}"] = _moved(parameters, f"#/$defs/tool{index}")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": function["name"]},
+                    "parameters": {"$ref": f"#/$defs/tool{index}"},
+                },
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
+    schema: dict[str, Any] = {
+        "type": "array",
+        "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
+        "minItems": 1,
+        "$defs": shared,
+    }
+    if request.parallel_tool_calls is False:
+        schema["maxItems"] = 1
+    try:
+        return GrammarSpec("json_schema", orjson.dumps(schema).decode())
+    except orjson.JSONEncodeError as error:
+        raise InvalidRequest(f"tools: {error}.", param="tools") from None
+
+
+def _moved(schema: Any, root: str) -> Any:
+    if isinstance(schema, list):
+        return [_moved(each, root) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: root + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, root)
+        for key, value in schema.items()
+    }
