@@ -387,12 +387,19 @@ class StartupFailed(_Message, frozen=True):
 
 
 class ControlReply(_Message, frozen=True):
-    """Answer to a message with a `call_id`; `data` is what the message asks for, if anything."""
+    """Answer to a message with a `call_id`.
+
+    Attributes:
+        data: what the message asks for, if anything.
+        is_partial: set where the answers of several replicas are merged: of a failure, that
+            others succeeded.
+    """
 
     call_id: int
     success: bool
     message: str = ""
     data: bytes = b""
+    is_partial: bool = False
 
 
 class RequestError(_Message, frozen=True):

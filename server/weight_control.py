@@ -170,6 +170,8 @@ class WeightControl:
         flush_now = flush_cache and not self._has_session
         reply = await self._ask(lambda call_id: WeightCall(call_id, op, flush_now))
         if not reply.success:
+            if reply.is_partial:
+                self._host.restart_workers("an update of the weights reached only some of them")
             why = f"{reply.message.rstrip('.')}."
             return Outcome(False, f"Failed to update weights: {why}{_ROLLED_BACK}", num_paused)
         self._must_flush = self._must_flush or flush_cache

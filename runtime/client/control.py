@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from runtime.client.replica_link import ReplicaLink
 from runtime.errors import EngineNotReady
 from runtime.messages import ControlReply, SchedulerInbound
@@ -76,4 +78,8 @@ class ControlCalls:
 def merge_replies(replies: dict[int, ControlReply]) -> ControlReply:
     """One answer for all replicas: it succeeds when all do; else the first failure speaks."""
     ordered = [replies[rank] for rank in sorted(replies)]
-    return next((each for each in ordered if not each.success), ordered[0])
+    failure = next((each for each in ordered if not each.success), None)
+    if failure is None:
+        return ordered[0]
+    is_partial = any(each.success for each in ordered)
+    return msgspec.structs.replace(failure, is_partial=is_partial)

@@ -148,6 +148,11 @@ class EngineHost:
         """End a replica's worker that hangs; it is started again like one that died by itself."""
         self._replicas[rank].kill_worker(why)
 
+    def restart_workers(self, why: str) -> None:
+        """End every worker: all start again with the same weights and their memory."""
+        for replica in self._replicas:
+            replica.kill_worker(why)
+
     def restart_with(self, folder: Path) -> None:
         """Load the weights of `folder` whenever a worker has to be started again."""
         for replica in self._replicas:
@@ -191,6 +196,12 @@ class EngineHost:
                 self._first_ready.set_result(None)
         for callback in self.on_change:
             callback(self.status)
+
+    def worker_died(self) -> None:
+        """A worker died and will be started again: with its memory, which the others may lack."""
+        if len(self._replicas) > 1 and self.client.loaded.released:
+            self.client.loaded.restarted()
+            self.restart_workers("memory was released, and another one has it again")
 
     def ended(self, why: str) -> None:
         """A replica will not come back, so the engine has ended."""

@@ -57,6 +57,10 @@ class Owner(Protocol):
         """The replica's status has changed."""
         ...
 
+    def worker_died(self) -> None:
+        """The replica's worker died and will be started again."""
+        ...
+
     def ended(self, why: str) -> None:
         """The replica will not come back, so the engine has ended."""
         ...
@@ -142,7 +146,7 @@ class Replica:
         logger.error("Ending the worker%s: %s", self._whose, why)
         if not self._owner.restarts:
             self._set(last_failure=f"The worker{self._whose} was ended: {why}.")
-        if self._worker is not None:
+        if self._worker is not None and self._worker.is_alive:
             self._worker.kill()
 
     def restart_with(self, folder: Path) -> None:
@@ -227,6 +231,7 @@ class Replica:
         self._set(last_failure=why, num_restarts=self.status.num_restarts + 1)
         if child is self._worker:
             self._set(worker=None, phase="starting", fraction=0.0)
+            self._owner.worker_died()
         else:
             self._set(detokenizer_ready=False)
         self._run(self._restart(child))

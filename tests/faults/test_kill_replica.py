@@ -101,3 +101,33 @@ def test_a_killed_replica_hurts_only_its_own_requests() -> None:
         assert len(left) >= 4
         server.stop()
         wait_until(lambda: not any(map(alive, left)), 3.0, "an orphan is left")
+
+
+def post(server: ServerProcess, path: str, **body: object) -> None:
+    httpx.post(server.url + path, json=body, timeout=30).raise_for_status()
+
+
+def test_replicas_never_differ_in_weights_or_memory() -> None:
+    options = ("--dp-size", "2", "--num-threads", "1", "--skip-server-warmup")
+    path = str(tiny_model("qwen3"))
+    with ServerProcess("--model-path", path, *options) as server:
+        server.wait_ready()
+        before = workers(server)
+        post(server, "/release_memory_occupation")
+        # The worker that is started again has its memory: so must the other one.
+        os.kill(before[0], signal.SIGKILL)
+        for rank in (0, 1):
+            wait_until(lambda r=rank: answer(server, r).status_code == 200, 40, "not back")  # type: ignore[misc]
+        after = workers(server)
+        assert not set(after.values()) & set(before.values())
+        # Half an update: one replica dies while both load.
+        os.kill(after[0], signal.SIGSTOP)
+        killer = threading.Timer(2.0, os.kill, (after[0], signal.SIGKILL))
+        killer.start()
+        reply = httpx.post(
+            server.url + "/update_weights_from_disk", json={"model_path": path}, timeout=60
+        )
+        assert (reply.status_code, reply.json()["success"]) == (400, False)
+        for rank in (0, 1):
+            wait_until(lambda r=rank: answer(server, r).status_code == 200, 40, "not back")  # type: ignore[misc]
+        assert not set(workers(server).values()) & set(after.values())

@@ -72,11 +72,15 @@ async def test_one_failure_is_the_answer() -> None:
     task, call_id = await both.flush_calls()
     both.client.on_control_reply(0, ControlReply(call_id, True))
     both.client.on_control_reply(1, ControlReply(call_id, False, "busy"))
-    assert await task == ControlReply(call_id, False, "busy")
+    assert await task == ControlReply(call_id, False, "busy", is_partial=True)
     task, call_id = await both.flush_calls()
     both.client.on_control_reply(0, ControlReply(call_id, True))
     both.client.fail_replica(1, "It died.")
-    assert await task == ControlReply(call_id, False, "It died.")
+    assert await task == ControlReply(call_id, False, "It died.", is_partial=True)
+    task, call_id = await both.flush_calls()
+    for rank in (0, 1):
+        both.client.on_control_reply(rank, ControlReply(call_id, False, f"busy {rank}"))
+    assert await task == ControlReply(call_id, False, "busy 0")
 
 
 async def test_a_replica_that_says_nothing_is_a_failure() -> None:
