@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -65,12 +66,16 @@ def copies(infos: list[TensorInfo], device: torch.device) -> Iterator[tuple[str,
             except (SafetensorError, OSError) as error:
                 raise _unreadable(path, error) from error
 
+        # Making a view takes no time, and the library does not say that threads may share a file.
+        one_by_one = threading.Lock()
+
         def read(info: TensorInfo) -> Tensor:
             try:
-                tensor: Tensor = files[info.file].get_tensor(info.name).to(device, copy=True)
+                with one_by_one:
+                    view: Tensor = files[info.file].get_tensor(info.name)
             except (SafetensorError, OSError) as error:
                 raise _unreadable(info.file, error) from error
-            return tensor
+            return view.to(device, copy=True)
 
         pool = stack.enter_context(ThreadPoolExecutor(_READERS, thread_name_prefix="weights"))
         waiting: deque[tuple[TensorInfo, Future[Tensor]]] = deque()
