@@ -20,15 +20,17 @@ from runtime.weight_messages import CheckWeights, LeaveGroup, ReadWeight
 from server.context import ServerContext
 from server.native.weight_bodies import (
     DEFAULT_GROUP,
+    CheckBody,
     DistributedBody,
     InitGroupBody,
+    MemoryBody,
+    PauseBody,
     TensorBody,
     read_weight,
     to_join,
     to_receive,
     to_tensors,
 )
-from server.native.weights import CheckBody, MemoryBody, PauseBody
 from server.weight_control import Outcome, WeightControl
 
 if TYPE_CHECKING:

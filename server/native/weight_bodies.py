@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -11,15 +11,18 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.weights import decoder_weights
 from runtime.errors import InvalidRequest
 from runtime.weight_messages import (
+    CheckAction,
     CudaHandle,
     JoinGroup,
     LoadCuda,
     LoadSharedMemory,
     LoadTensors,
+    MemoryTag,
     ReceiveTensors,
     TensorSpec,
     WeightPart,
 )
+from server.weight_control import PauseMode
 
 DEFAULT_GROUP = "weight_update_group"
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -28,6 +31,50 @@ _ALLOWED = (
     "tensor-parallel ranks or one for each), shared_memory (the name of a safetensors file in "
     "/dev/shm), cuda_ipc (handles of CUDA memory). headrace.trainer makes each of them."
 )
+
+
+class VersionBody(msgspec.Struct, kw_only=True):
+    """`/update_weight_version` as it arrives."""
+
+    new_version: str
+    abort_all_requests: bool = True
+
+
+class ByNameBody(msgspec.Struct, kw_only=True):
+    """`/get_weights_by_name` as it arrives."""
+
+    name: str
+    truncate_size: int = 100
+
+
+class CheckBody(msgspec.Struct, kw_only=True):
+    """`/weights_checker` as it arrives."""
+
+    action: CheckAction
+
+
+class SessionBody(msgspec.Struct, kw_only=True):
+    """`/begin_weight_update` as it arrives; there is one model, so every selector means it."""
+
+    selector: Literal["all", "target"] | None = None
+
+
+class PauseBody(msgspec.Struct, kw_only=True):
+    """`/pause_generation` as it arrives."""
+
+    mode: PauseMode = "abort"
+
+
+class ContinueBody(msgspec.Struct, kw_only=True):
+    """`/continue_generation` as it arrives."""
+
+    torch_empty_cache: bool | None = None
+
+
+class MemoryBody(msgspec.Struct, kw_only=True):
+    """`/release_memory_occupation` and `/resume_memory_occupation` as they arrive."""
+
+    tags: list[MemoryTag] | None = None
 
 
 class DiskBody(msgspec.Struct, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -11,69 +11,32 @@ from starlette.responses import Response
 
 from runtime.client.json_body import InvalidBody, decode_body
 from runtime.errors import InvalidRequest
-from runtime.weight_messages import CheckAction, CheckWeights, LeaveGroup, MemoryTag, ReadWeight
+from runtime.weight_messages import CheckWeights, LeaveGroup, ReadWeight
 from server.context import ServerContext
 from server.errors import json_response
 from server.native.schema import body_schema
 from server.native.weight_bodies import (
+    ByNameBody,
+    CheckBody,
+    ContinueBody,
     DestroyGroupBody,
     DiskBody,
     DistributedBody,
     InitGroupBody,
+    MemoryBody,
+    PauseBody,
+    SessionBody,
     TensorBody,
+    VersionBody,
     check_disk,
     read_weight,
     to_join,
     to_receive,
     to_tensors,
 )
-from server.weight_control import Outcome, PauseMode
+from server.weight_control import Outcome
 
 B = TypeVar("B", bound=msgspec.Struct)
-
-
-class VersionBody(msgspec.Struct, kw_only=True):
-    """`/update_weight_version` as it arrives."""
-
-    new_version: str
-    abort_all_requests: bool = True
-
-
-class ByNameBody(msgspec.Struct, kw_only=True):
-    """`/get_weights_by_name` as it arrives."""
-
-    name: str
-    truncate_size: int = 100
-
-
-class CheckBody(msgspec.Struct, kw_only=True):
-    """`/weights_checker` as it arrives."""
-
-    action: CheckAction
-
-
-class SessionBody(msgspec.Struct, kw_only=True):
-    """`/begin_weight_update` as it arrives; there is one model, so every selector means it."""
-
-    selector: Literal["all", "target"] | None = None
-
-
-class PauseBody(msgspec.Struct, kw_only=True):
-    """`/pause_generation` as it arrives."""
-
-    mode: PauseMode = "abort"
-
-
-class ContinueBody(msgspec.Struct, kw_only=True):
-    """`/continue_generation` as it arrives."""
-
-    torch_empty_cache: bool | None = None
-
-
-class MemoryBody(msgspec.Struct, kw_only=True):
-    """`/release_memory_occupation` and `/resume_memory_occupation` as they arrive."""
-
-    tags: list[MemoryTag] | None = None
 
 
 def create_router(context: ServerContext) -> APIRouter:

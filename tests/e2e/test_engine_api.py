@@ -297,7 +297,7 @@ def test_logprobs_whole_and_streamed(engine):
         ({"prompt": "x", "image_data": "cat.png"}, "image_data"),
         ({"prompt": "x", "session_params": {"id": "s"}}, "no open session"),
         ({"prompt": "x", "return_hidden_states": True}, "return_hidden_states"),
-        ({"prompt": "x", "sampling_params": {"regex": "a+"}}, "regex"),
+        ({"prompt": "x", "sampling_params": {"regex": "a+", "ebnf": "x"}}, "regex"),
     ],
 )
 def test_a_mistake_is_a_value_error_and_costs_nothing_else(engine, call, words):
@@ -319,7 +319,7 @@ def test_unknown_options_are_type_errors(engine):
 
 
 def test_what_is_missing_says_so(engine):
-    for name in ("encode", "update_weights_from_disk", "load_lora_adapter"):
+    for name in ("encode", "save_sharded_model", "load_lora_adapter"):
         assert not hasattr(engine, name)
         with pytest.raises(NotImplementedError, match=f"Engine.{name}: .* not supported yet"):
             getattr(engine, name)
