@@ -5,6 +5,7 @@ HeadraceError
 |-- Overloaded       more work than the queue takes  503, Retry-After
 |-- EngineDead       a process behind the front died 503, Retry-After
 |-- EngineNotReady   weights are still loading       503, Retry-After
+|   `-- MemoryReleased   somebody gave the memory back
 |-- RequestFailed    our mistake, this request only  500
 `-- StartupError     the server cannot start at all  exit code 1
 """
@@ -50,6 +51,10 @@ class EngineNotReady(HeadraceError):
 
     status_code = 503
     retry_after_s = 2
+
+
+class MemoryReleased(EngineNotReady):
+    """The engine's memory was given back, and somebody has to resume it."""
 
 
 class RequestFailed(HeadraceError):

@@ -14,6 +14,7 @@ from runtime.errors import (
     EngineNotReady,
     HeadraceError,
     InvalidRequest,
+    MemoryReleased,
     Overloaded,
     StartupError,
 )
@@ -61,6 +62,8 @@ def translate(error: HeadraceError) -> Exception:
         case StartupError():
             # The checks speak of command-line options; here they are keyword arguments.
             return EngineStartError(_OPTION.sub(_as_keyword, error.message))
+        case MemoryReleased():
+            return EngineError(error.message)
         case EngineDead() | EngineNotReady():
             return EngineDeadError(error.message)
         case Overloaded():

@@ -24,7 +24,14 @@ from runtime.client.loaded import LoadedWeights
 from runtime.client.logprobs import check_logprobs
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.router import Router
-from runtime.errors import EngineDead, EngineNotReady, HeadraceError, InvalidRequest, Overloaded
+from runtime.errors import (
+    EngineDead,
+    EngineNotReady,
+    HeadraceError,
+    InvalidRequest,
+    MemoryReleased,
+    Overloaded,
+)
 from runtime.messages import (
     AbortAll,
     AbortRequests,
@@ -124,7 +131,7 @@ class EngineClient:
             raise EngineNotReady("The model is still loading; see /startupz for progress.")
         refused = self.loaded.why_refused
         if refused is not None and not self.gate.is_closed:
-            raise EngineNotReady(refused)
+            raise MemoryReleased(refused)
         if item.dp_rank is not None:
             self._check_rank(item.dp_rank)
         if item.rid in self._rids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -47,3 +48,15 @@ def test_the_loop_in_miniature() -> None:
         json={"model_path": str(folder), "weight_version": "default"},
     )
     assert answer.status_code == 200
+
+
+def test_the_command_of_the_guide() -> None:
+    page = (ROOT / "docs" / "rl.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^```bash\n(curl .*?)^```", page, re.MULTILINE | re.DOTALL)
+    folder = tiny_model("qwen3")
+    server = running_server("qwen3", "--num-threads", "1", "--random-seed", "1", "--tp-size", "1")
+    here = command.replace("30000", str(server.port)).replace("/path/to/step-7", str(folder))
+    answer = subprocess.run(["bash", "-c", here], capture_output=True, text=True, check=True)
+    said = re.search(r"answers `(\{.*?\})`", page, re.DOTALL)
+    assert said is not None
+    assert json.loads(answer.stdout) == json.loads(said[1].replace("\n", " "))

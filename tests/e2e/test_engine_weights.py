@@ -1,0 +1,161 @@
+"""The offline engine takes new weights, pauses, and gives memory back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import headrace as sgl
+from headrace.trainer import broadcast_weights, describe_tensors, init_update_group
+from tests.support.offline import until
+from tests.support.server import free_port
+from tests.support.tiny_models import other_weights, tiny_model
+
+PROMPT = "The miller opens the gate, the wheel turns, and the stones grind wheat."
+SHORT = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
+LONG = {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}
+NAME = "model.layers.0.mlp.down_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[sgl.Engine]:
+    with sgl.Engine(model_path=str(tiny_model("qwen3")), num_threads=1, random_seed=1) as engine:
+        yield engine
+
+
+@pytest.fixture
+def fresh(engine: sgl.Engine) -> Iterator[sgl.Engine]:
+    """The engine, with its first weights before and after."""
+    yield engine
+    success, message, paused = engine.update_weights_from_disk(
+        str(tiny_model("qwen3")), weight_version="default"
+    )
+    assert (success, paused) == (True, 0), message
+
+
+def ids(engine: sgl.Engine) -> list[int]:
+    return engine.generate(PROMPT, SHORT)["output_ids"]
+
+
+@pytest.fixture
+def other(fresh: sgl.Engine, tmp_path: Path) -> tuple[dict[str, torch.Tensor], list[int]]:
+    """Other weights, and what they answer when they come from disk."""
+    before = ids(fresh)
+    folder = other_weights("qwen3", tmp_path / "other")
+    assert fresh.update_weights_from_disk(str(folder)) == (
+        True,
+        "Succeeded to update model weights.",
+        0,
+    )
+    assert fresh.get_model_info()["model_path"] == str(folder)
+    expected = ids(fresh)
+    assert expected != before
+    assert fresh.update_weights_from_disk(str(tiny_model("qwen3")))[0]
+    assert ids(fresh) == before
+    return load_file(folder / "model.safetensors"), expected
+
+
+def test_a_folder_that_is_not_there(engine: sgl.Engine) -> None:
+    before = ids(engine)
+    success, message, _ = engine.update_weights_from_disk("/no/such/folder")
+    assert not success
+    assert message == "Failed to get weights iterator: /no/such/folder is not a folder."
+    success, message, _ = engine.update_weights_from_disk("x", load_format="pt")
+    assert not success
+    assert "not one of auto, safetensors, dummy" in message
+    assert ids(engine) == before
+
+
+def test_tensors(fresh: sgl.Engine, other: tuple[dict[str, torch.Tensor], list[int]]) -> None:
+    tensors, expected = other
+    # The reference's form, a list of pairs; and what `state_dict` gives.
+    for named in (list(tensors.items()), tensors):
+        assert fresh.update_weights_from_tensor(named) == (True, "Success")
+        assert ids(fresh) == expected
+    held = torch.tensor(fresh.get_weights_by_name(NAME, truncate_size=5))
+    assert torch.equal(held, tensors[NAME][:5])
+    success, message = fresh.update_weights_from_tensor([("nobody", torch.zeros(1))])
+    assert not success
+    assert "1 tensor unknown (nobody)" in message
+    with pytest.raises(ValueError, match="no weight 'nobody'"):
+        fresh.get_weights_by_name("nobody")
+
+
+def test_broadcast(fresh: sgl.Engine, other: tuple[dict[str, torch.Tensor], list[int]]) -> None:
+    tensors, expected = other
+    port, answers = free_port(), []
+
+    def serve() -> None:
+        answers.append(
+            fresh.init_weights_update_group("127.0.0.1", port, 1, 2, "group", backend="gloo")
+        )
+        body = describe_tensors(tensors)
+        answers.append(fresh.update_weights_from_distributed(**body, group_name="group"))
+        answers.append(fresh.destroy_weights_update_group("group"))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    broadcast_weights(tensors, init_update_group("127.0.0.1", port, 2, "group", "gloo"))
+    thread.join(60)
+    assert [success for success, _ in answers] == [True, True, True], answers
+    assert ids(fresh) == expected
+
+
+async def test_awaited_while_a_request_is_frozen(fresh: sgl.Engine) -> None:
+    expected = (await fresh.async_generate(PROMPT, LONG))["output_ids"]
+    running = asyncio.create_task(fresh.async_generate(PROMPT, LONG))
+    shared = fresh.context.status.replicas[0].shared
+    while not shared["num_running_reqs"]:  # noqa: ASYNC110  # a gauge tells nobody
+        await asyncio.sleep(0.005)
+    await fresh.async_pause_generation("retract")
+    waiting = asyncio.create_task(fresh.async_generate(PROMPT, SHORT))
+    path = str(tiny_model("qwen3"))
+    success, _, paused = await fresh.async_update_weights_from_disk(path, weight_version="again")
+    assert success
+    assert paused == 2
+    assert not running.done()
+    await fresh.async_continue_generation()
+    answer: dict[str, Any] = await running
+    assert answer["output_ids"] == expected
+    assert answer["meta_info"]["weight_version"] == "again"
+    assert (await waiting)["output_ids"] == expected[:12]
+
+
+def test_memory(engine: sgl.Engine) -> None:
+    before = ids(engine)
+    engine.release_memory_occupation(["weights", "kv_cache"])
+    with pytest.raises(sgl.EngineError, match="released") as caught:
+        engine.generate(PROMPT, SHORT)
+    assert not isinstance(caught.value, sgl.EngineDeadError)
+    engine.resume_memory_occupation()
+    assert ids(engine) == before
+    with pytest.raises(ValueError, match="tags"):
+        engine.release_memory_occupation(["what"])
+    stream = engine.generate(PROMPT, LONG, stream=True)
+    next(stream)
+    with pytest.raises(ValueError, match="1 requests are running"):
+        engine.release_memory_occupation()
+    stream.close()
+    until(lambda: not engine.context.client.num_in_flight)
+
+
+def test_checks_and_versions(fresh: sgl.Engine) -> None:
+    assert fresh.check_weights("snapshot")[0]
+    assert fresh.begin_weight_update() == (True, "Success")
+    assert fresh.update_weights_from_tensor({NAME: torch.zeros(64, 96)})[0]
+    assert fresh.end_weight_update() == (True, "Success")
+    success, message = fresh.check_weights("compare")
+    assert not success
+    assert NAME in message
+    assert fresh.update_weight_version("v9") == (True, "Weight version updated to v9")
+    assert fresh.generate(PROMPT, SHORT)["meta_info"]["weight_version"] == "v9"
+    assert not fresh.check_weights("what")[0]
+    with pytest.raises(ValueError, match="mode"):
+        fresh.pause_generation("now")
