@@ -7,14 +7,24 @@ from typing import Generic, TypeVar
 
 V = TypeVar("V")
 
-# A loaded grammar holds tables of the vocabulary besides what travels.
-LOADED_OVERHEAD_BYTES = 64 * 1024
-LOADED_PER_BYTE = 2
+_SIZE_BYTES = 8
+# What a grammar takes besides what its library counts.
+_OVERHEAD_BYTES = 64 * 1024
+
+
+def with_size(content: bytes, loaded_bytes: int) -> bytes:
+    """A compiled grammar as it travels: how much memory it takes once loaded, then `content`."""
+    return (loaded_bytes + _OVERHEAD_BYTES).to_bytes(_SIZE_BYTES, "little") + content
 
 
 def loaded_size(payload: bytes) -> int:
     """About how much memory a compiled grammar takes once it is loaded."""
-    return LOADED_OVERHEAD_BYTES + LOADED_PER_BYTE * len(payload)
+    return int.from_bytes(payload[:_SIZE_BYTES], "little")
+
+
+def content_of(payload: bytes) -> bytes:
+    """The grammar without its size."""
+    return payload[_SIZE_BYTES:]
 
 
 class ByteCache(Generic[V]):

@@ -10,11 +10,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from runtime.grammar.backend import BitmaskRows, GrammarError
+from runtime.grammar.cache import content_of, with_size
 from runtime.grammar.llguidance_tags import tag_to_grammar
 from runtime.sampling_params import GrammarSpec
 from runtime.tokenizer import Tokenizer
 
 _MAX_MESSAGE_CHARS = 300
+_LOADED_PER_BYTE = 32
 # Free whitespace lets a confused model print spaces until its limit.
 _JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}"}
 
@@ -69,12 +71,13 @@ class LLGuidanceBackend:
         except Exception as error:
             raise GrammarError(_readable(str(error))) from None
         self._matcher(grammar)
-        return grammar.encode()
+        # Its masks are not computed ahead: a bound for what it will have derived some day.
+        return with_size(grammar.encode(), _LOADED_PER_BYTE * len(grammar))
 
     def load(self, payload: bytes) -> LLMatcher:
         """Read a translated constraint."""
         try:
-            return self._matcher(payload.decode())
+            return self._matcher(content_of(payload).decode())
         except UnicodeDecodeError:
             raise GrammarError("not a grammar") from None
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 import torch
 import xgrammar
 
 from runtime.grammar.backend import BitmaskRows, GrammarError
+from runtime.grammar.cache import content_of, with_size
 from runtime.grammar.xgrammar_schema import lengths_as_patterns
 from runtime.sampling_params import GrammarSpec
 from runtime.tokenizer import Tokenizer
@@ -22,6 +25,10 @@ _CHECK = re.compile(r"Check failed: .*?is false: ")
 _MAX_MESSAGE_CHARS = 300
 # Free whitespace lets a confused model print spaces until its limit.
 _MAX_WHITESPACE = 32
+_AS_WRITTEN, _AS_COMPILED = b"w", b"c"
+# Processor time within which a constraint is compiled again rather than sent compiled. The thread
+# that does it lets the scheduler's run.
+_COMPILE_AGAIN_S = 0.25
 
 
 class XGrammarMatcher:
@@ -64,17 +71,29 @@ class XGrammarBackend:
         )
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        """Compile a constraint; meant for a process that may be killed."""
+        """Compile a constraint; meant for a process that may be killed.
+
+        What was quick to compile travels as it was written: written out, the masks of a large
+        vocabulary take many megabytes, and seconds.
+        """
+        began = time.process_time()
+        compiled = self._compiled(spec)
+        if time.process_time() - began < _COMPILE_AGAIN_S:
+            content = _AS_WRITTEN + msgspec.msgpack.encode(spec)
+        else:
+            content = _AS_COMPILED + str(compiled.serialize_json()).encode()
+        return with_size(content, int(compiled.memory_size_bytes))
+
+    def _compiled(self, spec: GrammarSpec) -> Any:
         compiler = xgrammar.GrammarCompiler(
             self._tokenizer_info, max_threads=1, cache_enabled=False
         )
         try:
-            compiled = self._compile(compiler, spec)
+            return self._compile(compiler, spec)
         except GrammarError:
             raise
         except Exception as error:
             raise GrammarError(_readable(str(error))) from None
-        return str(compiled.serialize_json()).encode()
 
     @staticmethod
     def _compile(compiler: xgrammar.GrammarCompiler, spec: GrammarSpec) -> Any:
@@ -92,9 +111,16 @@ class XGrammarBackend:
                 return compiler.compile_structural_tag(*_structural_tag(spec.text))
 
     def load(self, payload: bytes) -> Any:
-        """Read a compiled grammar."""
+        """Read a compiled grammar, or compile what is known to be quick."""
+        kind, content = content_of(payload)[:1], content_of(payload)[1:]
+        if kind == _AS_WRITTEN:
+            try:
+                spec = msgspec.msgpack.decode(content, type=GrammarSpec)
+            except msgspec.DecodeError as error:
+                raise GrammarError(str(error)) from None
+            return self._compiled(spec)
         try:
-            return xgrammar.CompiledGrammar.deserialize_json(payload.decode(), self._tokenizer_info)
+            return xgrammar.CompiledGrammar.deserialize_json(content.decode(), self._tokenizer_info)
         except Exception as error:
             raise GrammarError(_readable(str(error))) from None
 

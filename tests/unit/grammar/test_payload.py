@@ -1,0 +1,55 @@
+"""What travels to the worker is followed there as it was compiled, whichever form it takes."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.demo import MODEL_PATH
+from runtime.checkpoint.config_json import load_model_config
+from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarError, num_words
+from runtime.grammar.cache import loaded_size
+from runtime.sampling_params import GrammarSpec
+
+BACKENDS = [name for name in ("xgrammar", "llguidance") if find_spec(name) is not None]
+SPECS = [
+    GrammarSpec("json_schema", '{"type": "string", "maxLength": 3}'),
+    GrammarSpec("regex", "[0-9]{2}"),
+    GrammarSpec("ebnf", 'root ::= "a" | "b"'),
+]
+
+
+def make(name):
+    folder = Path(MODEL_PATH)
+    config = load_model_config(folder)
+    eos = list(config.eos_token_ids)
+    return GRAMMAR_BACKENDS.load(name)(folder, config.vocab_size, eos), config.vocab_size
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
+def test_both_forms_are_followed_alike(name, spec, monkeypatch):
+    backend, vocab_size = make(name)
+    payloads = [backend.compile(spec)]
+    if name == "xgrammar":
+        monkeypatch.setattr("runtime.grammar.xgrammar._COMPILE_AGAIN_S", 0.0)
+        payloads.append(backend.compile(spec))
+        assert len(payloads[1]) > len(payloads[0])
+    other, _ = make(name)
+    masks = []
+    for payload in payloads:
+        assert loaded_size(payload) >= 64 * 1024
+        words = np.zeros((1, num_words(vocab_size)), dtype=np.int32)
+        other.fill([other.start(other.load(payload))], words)
+        assert words.any()
+        masks.append(words)
+    assert all((mask == masks[0]).all() for mask in masks)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("payload", [b"", b"{", bytes(8), bytes(8) + b"c{", bytes(8) + b"w\xff"])
+def test_what_is_no_grammar_is_refused(name, payload):
+    backend, _ = make(name)
+    with pytest.raises(GrammarError):
+        backend.start(backend.load(payload))
