@@ -142,6 +142,7 @@ class Stream:
         self._text.append(matcher.push(self._decoder.finish()))
         if matcher.matched is None:
             self._text.append(matcher.finish())
-        if matcher.matched is not None:
+        # What went wrong is said even where the text happens to end as it was asked to.
+        if matcher.matched is not None and reason.type != "abort":
             return num_hidden, FinishReason("stop", matched=matcher.matched)
         return 0, reason

@@ -337,3 +337,14 @@ def test_logprobs_travel_with_their_tokens(tokenizer):
             seen += delta.logprobs
     assert seen == [first, *blocks]
     assert not detokenizer.num_streams
+
+
+def test_a_pattern_that_ends_with_the_output_is_found_there(tokenizer):
+    ids = tokenizer.encode("ab 12", add_special_tokens=False)
+    run = Run(tokenizer, [[each] for each in ids], stop_regex=[r"\d+$"])
+    assert run.reason == FinishReason("stop", matched=r"\d+$")
+    assert run.text == tokenizer.decode(ids)[:-2]
+    # A failure stays one.
+    failed = FinishReason("abort", message="broken", status_code=500)
+    run = Run(tokenizer, [[each] for each in ids], reason=failed, stop_regex=[r"\d+$"])
+    assert run.reason == failed
