@@ -33,6 +33,50 @@ _ALLOWED = (
 )
 
 
+class VersionBody(msgspec.Struct, kw_only=True):
+    """`/update_weight_version` as it arrives."""
+
+    new_version: str
+    abort_all_requests: bool = True
+
+
+class ByNameBody(msgspec.Struct, kw_only=True):
+    """`/get_weights_by_name` as it arrives."""
+
+    name: str
+    truncate_size: int = 100
+
+
+class CheckBody(msgspec.Struct, kw_only=True):
+    """`/weights_checker` as it arrives."""
+
+    action: CheckAction
+
+
+class SessionBody(msgspec.Struct, kw_only=True):
+    """`/begin_weight_update` as it arrives; there is one model, so every selector means it."""
+
+    selector: Literal["all", "target"] | None = None
+
+
+class PauseBody(msgspec.Struct, kw_only=True):
+    """`/pause_generation` as it arrives."""
+
+    mode: PauseMode = "abort"
+
+
+class ContinueBody(msgspec.Struct, kw_only=True):
+    """`/continue_generation` as it arrives."""
+
+    torch_empty_cache: bool | None = None
+
+
+class MemoryBody(msgspec.Struct, kw_only=True):
+    """`/release_memory_occupation` and `/resume_memory_occupation` as they arrive."""
+
+    tags: list[MemoryTag] | None = None
+
+
 class DiskBody(msgspec.Struct, kw_only=True):
     """`/update_weights_from_disk` as it arrives.
 
