@@ -137,6 +137,15 @@ def _add_updates(router: APIRouter, context: ServerContext) -> None:
         """Let them go on."""
         return await _tell(context.weights.end())
 
+    async def from_ipc() -> Response:
+        """Refused: the sockets of a checkpoint engine carry pickles."""
+        message = (
+            "update_weights_from_ipc is not supported: its sockets carry pickles. Use "
+            "/update_weights_from_tensor with shared_memory or cuda_ipc."
+        )
+        return json_response({"success": False, "message": message}, 400)
+
+    router.add_api_route("/update_weights_from_ipc", from_ipc, methods=["POST"])
     _route(router, "/update_weights_from_disk", DiskBody, from_disk)
     _route(router, "/update_weights_from_tensor", TensorBody, from_tensor)
     _route(router, "/update_weights_from_distributed", DistributedBody, from_distributed)

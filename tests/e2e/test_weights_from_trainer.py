@@ -260,6 +260,7 @@ TENSOR = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]
         ("/init_weights_update_group", GROUP | {"backend": "mpi"}, "not one of nccl, gloo"),
         ("/init_weights_update_group", GROUP | {"world_size": 1}, "do not fit a world of 1"),
         ("/init_weights_update_group", GROUP | {"master_port": 0}, "must be in [1, 65535]"),
+        ("/update_weights_from_ipc", {"zmq_handles": {}}, "is not supported"),
         ("/destroy_weights_update_group", {}, "There is no group 'weight_update_group'"),
         ("/update_weights_from_distributed", TENSOR, "There is no group"),
         ("/update_weights_from_distributed", TENSOR | {"dtypes": []}, "must be of one length"),
