@@ -183,13 +183,13 @@ class OutputProcessor:
                 request.hidden_report.reported += len(values)
 
     def _report_outputs(self, step: PlannedStep, result: StepResult) -> None:
-        rows, request_ids = step.plan.sample_rows.tolist(), step.request_ids.tolist()
-        for line, (row, request_id) in enumerate(zip(rows, request_ids, strict=True)):
-            found = result.output_logprobs.get(row)
-            values = result.output_hidden.get(row)
-            request = None
-            if found is not None or values is not None:
-                request = self._requests.get(request_id)
+        rows = step.plan.sample_rows
+        asking = list({*result.output_logprobs, *result.output_hidden})
+        # Rows that ask for nothing cost no turn of this loop.
+        for line in np.flatnonzero(np.isin(rows, asking)).tolist():
+            row = int(rows[line])
+            found, values = result.output_logprobs.get(row), result.output_hidden.get(row)
+            request = self._requests.get(int(step.request_ids[line]))
             # A row of its own, or none since it was put back: as `process` takes its token.
             if request is None or request.row not in (row, -1):
                 continue
