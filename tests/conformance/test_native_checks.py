@@ -10,6 +10,7 @@ import time
 import httpx
 import pytest
 
+from tests.support.grammar_backends import needs_grammars
 from tests.support.native import (
     GREEDY,
     TEXT,
@@ -177,9 +178,8 @@ def test_check_15_min_new_tokens(server):
     )
 
 
+@needs_grammars
 def test_check_16_structured_output(server):
-    pytest.importorskip("xgrammar")
-
     def text(**constraint) -> str:
         params = {"max_new_tokens": 60, "sampling_seed": 3, **constraint}
         answer = generate(server, text="The", sampling_params=params)
@@ -364,16 +364,23 @@ def test_check_30_too_long_for_a_stream_is_a_400(server):
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_check_31_a_client_that_leaves_frees_its_place(server, streaming):
-    body = {"text": "The", "stream": streaming, "sampling_params": {"max_new_tokens": 250}}
-    body["sampling_params"]["ignore_eos"] = True
-    with httpx.Client(base_url=server.url, timeout=0.05 if not streaming else 30) as client:
-        if streaming:
-            with client.stream("POST", "/generate", json=body) as answer:
-                next(answer.iter_lines())
-        else:
-            with pytest.raises(httpx.TimeoutException):
-                client.post("/generate", json={**body, "text": ["The"] * 64})
-    until_idle(server)
+    params = {"max_new_tokens": 250, "ignore_eos": True}
+    body = {"text": "The", "stream": streaming, "sampling_params": params}
+    # Slowed down, so that nobody could have come to the end by then: 250 steps take 10 s.
+    server.client.post("/slow_down", json={"forward_sleep_time": 0.04}).raise_for_status()
+    try:
+        with httpx.Client(base_url=server.url, timeout=30 if streaming else 1.0) as client:
+            started_at = time.monotonic()
+            if streaming:
+                with client.stream("POST", "/generate", json=body) as answer:
+                    next(answer.iter_lines())
+            else:
+                with pytest.raises(httpx.TimeoutException):
+                    client.post("/generate", json={**body, "text": ["The"] * 64})
+        until_idle(server)
+        assert time.monotonic() - started_at < 8
+    finally:
+        server.client.post("/slow_down", json={}).raise_for_status()
 
 
 # ---- sessions ----

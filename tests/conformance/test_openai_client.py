@@ -9,6 +9,8 @@ import httpx
 import openai
 import pytest
 
+from tests.support.grammar_backends import needs_grammars
+
 
 @pytest.fixture
 def client(api: Any) -> Any:
@@ -339,10 +341,10 @@ CITY = {
 }
 
 
+@needs_grammars
 def test_response_format(client: Any, api: Any) -> None:
     if api.echoes:
         pytest.skip("needs a model")
-    pytest.importorskip("xgrammar")
     formats = [
         {"type": "json_object"},
         {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}},

@@ -12,6 +12,7 @@ import pytest
 
 import headrace as sgl
 from tests.faults.test_kill import wait_until
+from tests.support.grammar_backends import needs_grammars
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import tiny_model
 
@@ -105,8 +106,8 @@ def test_abort_all_reaches_every_replica() -> None:
             assert each.result(20)["meta_info"]["finish_reason"]["type"] == "abort"
 
 
+@needs_grammars
 def test_a_grammar_reaches_every_replica() -> None:
-    pytest.importorskip("xgrammar")
     params = {"max_new_tokens": 8, "temperature": 1.0, "regex": "[0-9]{4}"}
     for rank in (0, 1, 0, 1):
         answer = ask(replicas(), "The year", sampling_params=params, data_parallel_rank=rank)

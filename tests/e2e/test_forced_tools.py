@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from headrace.demo import MODEL_PATH
+from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.server import ServerProcess
 
-BACKENDS = [name for name in ("xgrammar", "llguidance") if find_spec(name) is not None]
-pytestmark = pytest.mark.skipif(not BACKENDS, reason="neither grammar library is installed")
+pytestmark = needs_grammars
 
 CITY = {
     "type": "function",

@@ -10,18 +10,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 import pytest
 
+from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import tiny_model
 
-BACKENDS = [name for name in ("xgrammar", "llguidance") if find_spec(name) is not None]
-pytestmark = pytest.mark.skipif(not BACKENDS, reason="neither grammar library is installed")
+pytestmark = needs_grammars
 
 WORD = {
     "type": "object",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.grammar_backends import BACKENDS
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_model
 
@@ -30,7 +30,7 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {"33": 2.0}},
     {"temperature": 0.9, "sampling_seed": 8, "presence_penalty": 0.5, "min_new_tokens": 30},
 )
-if find_spec("xgrammar") is not None:
+if BACKENDS:
     # Longer than the answer: only rank 0 has the grammar, all of them need its masks.
     SAMPLING += (
         {"temperature": 0, "regex": "[0-9 ]{400}"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from runtime.messages import AbortRequests, FlushCache, GenerateRequest, Logprob
 from runtime.sampling_params import GrammarSpec, SamplingParams
 from runtime.tokenizer import Tokenizer
 from tests.support.engine import InProcessEngine
+from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.tiny_models import tiny_model
 
-BACKENDS = [name for name in ("xgrammar", "llguidance") if find_spec(name) is not None]
-pytestmark = pytest.mark.skipif(not BACKENDS, reason="neither grammar library is installed")
+pytestmark = needs_grammars
 
 DEMO = Path(MODEL_PATH)
 SCHEMA = {

@@ -6,7 +6,6 @@ import gc
 import json
 import resource
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,8 @@ from runtime.messages import GenerateRequest
 from runtime.request import Request
 from runtime.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.grammars import Grammars
+from tests.support.grammar_backends import BACKENDS
 
-BACKENDS = [name for name in ("xgrammar", "llguidance") if find_spec(name) is not None]
 CACHE_BYTES = 16 * 2**20
 NUM_SCHEMAS = 10_000
 

@@ -1,0 +1,8 @@
+"""Which libraries for structured output are installed; each is an optional part."""
+
+from importlib.util import find_spec
+
+import pytest
+
+BACKENDS = [name for name in ("xgrammar", "llguidance") if find_spec(name) is not None]
+needs_grammars = pytest.mark.skipif(not BACKENDS, reason="neither grammar library is installed")
