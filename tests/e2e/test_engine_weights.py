@@ -73,6 +73,23 @@ def test_a_folder_that_is_not_there(engine: sgl.Engine) -> None:
     assert ids(engine) == before
 
 
+def test_other_weights_answer_as_a_fresh_engine(fresh: sgl.Engine, tmp_path: Path) -> None:
+    folder = other_weights("qwen3", tmp_path / "other")
+    with sgl.Engine(model_path=str(folder), num_threads=1, random_seed=1) as another:
+        expected = another.generate(PROMPT, SHORT)
+    before = ids(fresh)
+    assert expected["output_ids"] != before
+    assert fresh.update_weights_from_disk(str(folder), weight_version="2")[0]
+    after = fresh.generate(PROMPT, SHORT)
+    assert after["output_ids"] == expected["output_ids"]
+    assert after["meta_info"]["cached_tokens"] == 0
+    assert after["meta_info"]["weight_version"] == "2"
+    assert fresh.update_weights_from_disk(str(tiny_model("qwen3")))[0]
+    assert ids(fresh) == before
+    assert fresh.update_weights_from_tensor(load_file(folder / "model.safetensors"))[0]
+    assert ids(fresh) == expected["output_ids"]
+
+
 def test_tensors(fresh: sgl.Engine, other: tuple[dict[str, torch.Tensor], list[int]]) -> None:
     tensors, expected = other
     # The reference's form, a list of pairs; and what `state_dict` gives.

@@ -32,6 +32,19 @@ def test_batches_equal_single_requests(server):
     assert [item["text"] for item in batch] == [item["text"] for item in singles]
 
 
+def test_samples_share_their_prompt(server):
+    params = {"max_new_tokens": 4, "ignore_eos": True, "temperature": 1.0, "n": 4}
+    # Short ones are computed each for itself: that costs less than a step of waiting.
+    text = TEXT * 5
+    answers = generate(server, text=text, extra_key="only here", sampling_params=params)
+    found = sorted(each["meta_info"]["cached_tokens"] for each in answers)
+    # One computes the prompt; the others find every full page of it.
+    num_tokens = answers[0]["meta_info"]["prompt_tokens"]
+    page_size = server.client.get("/server_info").json()["page_size"]
+    assert found == [0] + [(num_tokens - 1) // page_size * page_size] * 3
+    assert found[-1] > 0
+
+
 def test_a_seed_repeats(server):
     params = {"max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 5}
     first, again = (generate(server, text="The", sampling_params=params) for _ in range(2))
