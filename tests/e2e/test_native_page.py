@@ -6,18 +6,28 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tests.support.grammar_backends import BACKENDS, needs_grammars
+from tests.support.native import GREEDY, generate
 from tests.support.server import ServerProcess, running_server
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
-OURS = PAGES["native_api.md"] + PAGES["native_generate.md"]
-CURLS = re.findall(r"^```bash\n(curl .*?)\n```", OURS, re.MULTILINE | re.DOTALL)
+
+
+def curls(*pages: str) -> list[str]:
+    """The commands of some pages."""
+    text = "".join(PAGES[name] for name in pages)
+    return re.findall(r"^```bash\n(curl .*?)\n```", text, re.MULTILINE | re.DOTALL)
+
+
+CURLS = curls("native_api.md", "native_generate.md")
 SCRIPTS = {path.name: path for path in sorted((ROOT / "examples" / "native_api").glob("*.py"))}
 # What an answer must hold, by a piece of the command.
 ANSWERS = {
@@ -39,6 +49,9 @@ ANSWERS = {
     '"text": "The capital of France is", "sampling_params"': "Paris",
 }
 PRINTED = {
+    "pause.py": "done: False\nafter it: True\nwithout its memory: 503\nas before: True",
+    "score.py": "Japan -> Tokyo",
+    "structured_output.py": "400 regex",
     "abort.py": "abort True",
     "flush_cache.py": "after it: 0 tokens",
     "generate.py": "Paris",
@@ -62,19 +75,41 @@ def server() -> Iterator[ServerProcess]:
         yield made.wait_ready()
 
 
+def run(command: str, server: ServerProcess) -> str:
+    """What a command of a page prints."""
+    return subprocess.run(
+        ["bash", "-c", command.replace("30000", str(server.port))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+
+
 def test_the_pages_commands_are_answered(server):
     # In the order of the pages: sessions are opened before they are used.
     for command in CURLS:
-        done = subprocess.run(
-            ["bash", "-c", command.replace("30000", str(server.port))],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
         wanted = [text for piece, text in ANSWERS.items() if piece in command]
         assert wanted, f"say in ANSWERS what this command must print: {command}"
-        assert wanted[0] in done.stdout, command
+        assert wanted[0] in run(command, server), command
+
+
+@needs_grammars
+def test_the_command_about_structured_output(server):
+    (command,) = curls("structured_output.md")
+    (pattern,) = re.findall(r'"regex": "(.*?)"', command)
+    assert re.fullmatch(pattern, json.loads(run(command, server))["text"])
+
+
+def test_the_command_about_profiles(server, tmp_path):
+    (command,) = curls("control.md")
+    assert "/tmp/traces" in command
+    run(command.replace("/tmp/traces", str(tmp_path)), server)
+    generate(server, text="The", sampling_params={**GREEDY, "max_new_tokens": 12})
+    deadline = time.monotonic() + 20
+    while not list(tmp_path.glob("*-TP-0.trace.json.gz")):
+        assert time.monotonic() < deadline, "no trace"
+        time.sleep(0.05)
 
 
 def test_a_page_names_every_native_route(server):
@@ -90,6 +125,8 @@ def test_a_page_names_every_native_route(server):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_example_runs(name, server):
+    if name == "structured_output.py" and not BACKENDS:
+        pytest.skip("neither grammar library is installed")
     # Prompts as embeddings need a server without prefix cache; another test starts one, too.
     url = server.url
     if name == "input_embeds.py":
@@ -110,13 +147,6 @@ def test_an_example_runs(name, server):
 
 def test_events_of_the_pages_stream_hold_everything_so_far(server):
     (command,) = [each for each in CURLS if '"stream": true' in each]
-    done = subprocess.run(
-        ["bash", "-c", command.replace("30000", str(server.port))],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("data: {")]
+    lines = [line for line in run(command, server).splitlines() if line.startswith("data: {")]
     texts = [json.loads(line.removeprefix("data: "))["text"] for line in lines]
     assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
