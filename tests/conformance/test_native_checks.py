@@ -109,8 +109,10 @@ def test_check_11_the_prefix_cache_shows_and_flushes(server):
     assert cold["meta_info"]["cached_tokens"] == 0
     assert warm["meta_info"]["cached_tokens"] > 0
     assert cold["output_ids"] == warm["output_ids"]
-    other = generate(server, **body, extra_key="tenant")
-    assert other["meta_info"]["cached_tokens"] == 0
+    for name in ("extra_key", "cache_salt"):
+        other = generate(server, **body, **{name: "tenant"})
+        assert other["meta_info"]["cached_tokens"] == 0
+        assert other["output_ids"] == cold["output_ids"]
     until_idle(server)
     assert server.client.get("/flush_cache").status_code == 200
     assert generate(server, **body)["meta_info"]["cached_tokens"] == 0

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.support.native import GREEDY, TEXT, generate, refused, until_idle
+from tests.support.native import GREEDY, TEXT, generate, load, refused, until_idle
 from tests.support.server import READY_LINE, ServerProcess, running_server
 from tests.support.tiny_models import VOCAB_SIZE
 
@@ -43,6 +43,28 @@ def test_samples_share_their_prompt(server):
     page_size = server.client.get("/server_info").json()["page_size"]
     assert found == [0] + [(num_tokens - 1) // page_size * page_size] * 3
     assert found[-1] > 0
+
+
+def test_a_higher_priority_runs_sooner():
+    server = running_server("qwen3", "--schedule-policy", "priority", "--max-running-requests", "1")
+    ended = []
+
+    def ask(priority: int, num: int) -> None:
+        params = {**GREEDY, "max_new_tokens": num}
+        generate(server, text="The", priority=priority, sampling_params=params)
+        ended.append(priority)
+
+    server.client.post("/slow_down", json={"forward_sleep_time": 0.02}).raise_for_status()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        tasks = []
+        for total, (priority, num) in enumerate([(0, 100), (1, 5), (-3, 5), (7, 5)], 1):
+            tasks.append(pool.submit(ask, priority, num))
+            while load(server)["num_total_reqs"] < total:
+                assert not tasks[0].done(), "too fast for the others to wait"
+                time.sleep(0.01)
+        for task in tasks:
+            task.result()
+    assert ended == [0, 7, 1, -3]
 
 
 def test_a_seed_repeats(server):
