@@ -51,6 +51,48 @@ def test_death_is_told_and_hurts_nobody_else():
         mine.wait()
 
 
+def test_the_traceback_of_the_worker_comes_along(tmp_path, monkeypatch):
+    # Python imports this module at its start: the worker's loop then fails when told to.
+    breaks = tmp_path / "break it"
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent(
+            f"""
+            import pathlib, sys, threading, time
+
+            def spoil():
+                while (module := sys.modules.get("runtime.scheduler.scheduler")) is None or (
+                    not hasattr(getattr(module, "Scheduler", None), "receive")
+                ):
+                    time.sleep(0.001)
+                receive = module.Scheduler.receive
+
+                def failing(self, messages):
+                    if pathlib.Path({str(breaks)!r}).exists():
+                        raise RuntimeError("the wheel broke")
+                    return receive(self, messages)
+
+                module.Scheduler.receive = failing
+
+            if sys.orig_argv[-1] == "scheduler":
+                threading.Thread(target=spoil, daemon=True).start()
+            """
+        )
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with sgl.Engine(model_path=MODEL) as engine:
+        assert engine.generate(FRANCE, SHORT)["text"].startswith(" Paris")
+        with ThreadPoolExecutor(1) as pool:
+            pending = pool.submit(engine.generate, FRANCE, LONG)
+            until(lambda: not is_idle(engine))
+            breaks.touch()
+            with pytest.raises(sgl.EngineDeadError) as caught:
+                pending.result(10)
+        for words in ("Traceback", "in failing", "RuntimeError: the wheel broke"):
+            assert words in str(caught.value)
+        with pytest.raises(sgl.EngineDeadError, match="the wheel broke"):
+            engine.generate(FRANCE)
+
+
 def test_a_worker_that_hangs_is_ended_and_told():
     with sgl.Engine(model_path=MODEL, watchdog_timeout=1.0) as engine:
         os.kill(engine._core.host.pids()["scheduler"], signal.SIGSTOP)
