@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,16 @@ class Server:
             answer["output_ids"],
             answer["text"],
             answer["meta_info"]["weight_version"],
+            answer["meta_info"]["total_retractions"] > 0,
         )
+
+    def wait_until_running(self, rollouts: list[Future[Rollout]]) -> None:
+        """Return when all of them generate, or the first one is through."""
+        while not any(rollout.done() for rollout in rollouts):
+            load = self._client.get("/v1/loads").json()["loads"][0]
+            if load["num_running_reqs"] >= len(rollouts):
+                return
+            time.sleep(0.005)
 
     def score(self, ids: list[int]) -> torch.Tensor:
         """Log-probability of each token after the first, `[len(ids) - 1]`."""
@@ -97,12 +106,18 @@ class Server:
 
 @dataclass
 class Rollout:
-    """One sample; its version is that of the weights which drew its last token."""
+    """One sample.
+
+    Attributes:
+        version: of the weights which drew its last token.
+        was_put_back: it was under way when generation was paused.
+    """
 
     prompt_ids: list[int]
     output_ids: list[int]
     text: str
     version: str
+    was_put_back: bool
 
     @property
     def reward(self) -> float:
@@ -157,11 +172,12 @@ def main() -> None:
                 pool.submit(server.rollout, index, 1000 * number + index, options.num_tokens)
                 for index in range(NUM_ROLLOUTS)
             ]
+            server.wait_until_running(futures)
             paused_s = server.update(policy, version)
             rollouts = [future.result() for future in futures]
         apart = largest_difference(server, policy, rollouts)
         reward = sum(rollout.reward for rollout in rollouts) / len(rollouts)
-        updated = sum(rollout.version == version for rollout in rollouts)
+        updated = sum(each.was_put_back and each.version == version for each in rollouts)
         print(
             f"{version}: reward {reward:.3f}, {updated} of {len(rollouts)} rollouts went on with "
             f"the new weights, paused {1000 * paused_s:.0f} ms, log-probabilities at most "

@@ -35,6 +35,7 @@ def test_the_loop_in_miniature() -> None:
     assert done.returncode == 0, done.stderr
     rounds = LINE.findall(done.stdout)
     assert [number for number, _, _ in rounds] == ["0", "1"]
+    # Under way with the old weights when generation paused, and ended with the new ones.
     assert sum(int(updated) for _, updated, _ in rounds) > 0
     assert all(float(apart) < 1e-3 for _, _, apart in rounds)
     # The trainer has moved, and the server with it.
