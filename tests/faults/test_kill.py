@@ -149,7 +149,7 @@ def test_nothing_outlives_a_killed_front() -> None:
 def test_a_front_killed_while_loading_leaves_nothing() -> None:
     server = ServerProcess("--model-path", str(tiny_model("qwen3")))
     server.wait_for_line("Starting the worker")
-    wait_until(lambda: len(server.child_pids()) == 2, 5, "no children")
+    wait_until(lambda: len(server.child_pids()) >= 2, 5, "no children")
     children = server.child_pids()
     server.signal(signal.SIGKILL)
     wait_until(lambda: not any(map(alive, children)), 3.0, "an orphan is left")

@@ -106,6 +106,8 @@ def test_mixed_requests_leave_nothing_behind() -> None:
         server.wait_ready()
         asyncio.run(traffic(server.url, 0))
         pids = [server.process.pid, *server.child_pids()]
+        # A worker, a detokenizer, and the compiler of grammars once it is there.
+        assert len(pids) >= 3
         before = [resident_kb(pid) for pid in pids]
         outcomes = [o for seed in (1, 2) for o in asyncio.run(traffic(server.url, seed))]
         assert {"bad", "left", "aborted", "chat", "batch", "good"} <= set(outcomes)
@@ -119,4 +121,5 @@ def test_mixed_requests_leave_nothing_behind() -> None:
         # The pool's own books are checked whenever it comes to rest; a flush needs them right.
         assert server.client.post("/flush_cache").status_code == 200
         assert "Traceback" not in server.log
-        assert len(server.child_pids()) == 2
+        # Nobody died.
+        assert set(pids[1:]) <= set(server.child_pids())
