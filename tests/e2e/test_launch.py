@@ -64,7 +64,6 @@ def test_a_broken_model_folder_is_one_line(tmp_path, break_it):
         (["--device", "cuda"], "--device cuda"),
         (["--tp-size", "3"], "--tp-size 3: the model's 4 attention heads"),
         (["--tp-size", "2", "--max-total-tokens", "1000000000"], "--max-total-tokens"),
-        (["--dp-size", "2"], "--dp-size"),
         (["--preferred-sampling-params", "{"], "--preferred-sampling-params"),
         (["--page-size", "0"], "--page-size"),
         (["--host", "203.0.113.7"], "--host"),
