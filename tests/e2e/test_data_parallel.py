@@ -97,6 +97,8 @@ def test_abort_all_reaches_every_replica() -> None:
         loads = httpx.get(server.url + "/v1/loads").json()["loads"]
         return [each["num_running_reqs"] for each in loads]
 
+    slow = {"forward_sleep_time": 0.05}
+    httpx.post(server.url + "/slow_down", json=slow).raise_for_status()
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(run, index) for index in range(8)]
         while num_running() != [4, 4]:
@@ -104,6 +106,7 @@ def test_abort_all_reaches_every_replica() -> None:
         httpx.post(server.url + "/abort_request", json={"abort_all": True})
         for each in running:
             assert each.result(20)["meta_info"]["finish_reason"]["type"] == "abort"
+    httpx.post(server.url + "/slow_down", json={}).raise_for_status()
 
 
 @needs_grammars

@@ -86,8 +86,10 @@ def test_a_forced_call_is_streamed(server: ServerProcess) -> None:
     reasons = []
     request = body(tool_choice=NAMED, stream=True, parallel_tool_calls=False)
     with server.client.stream("POST", "/v1/chat/completions", json=request) as events:
+        assert events.status_code == 200, events.read()
         for line in events.iter_lines():
             if line.startswith("data: {"):
+                assert '"error"' not in line
                 (choice,) = json.loads(line[6:])["choices"]
                 parts += choice["delta"].get("tool_calls") or []
                 reasons.append(choice["finish_reason"])

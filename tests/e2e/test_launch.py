@@ -130,7 +130,8 @@ def test_from_start_to_ready_and_out(tmp_path):
         rss_pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
         assert rss_pages * os.sysconf("SC_PAGE_SIZE") < 150 * 2**20
         children = server.child_pids()
-        assert len(children) == 2
+        # A worker and a detokenizer, and the compiler of grammars once it is there.
+        assert len(children) in (2, 3)
         asked_at = time.monotonic()
         server.signal()
         assert server.wait_exit() == 0

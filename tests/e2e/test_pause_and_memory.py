@@ -95,9 +95,12 @@ def test_retract_gives_pages_up_and_goes_on(
     server: ServerProcess, pool: ThreadPoolExecutor
 ) -> None:
     expected = generate(server, LONG)["output_ids"]
+    # So slow that nobody comes to the end before the pause.
+    assert post(server, "/slow_down", forward_sleep_time=0.02).status_code == 200
     running = [pool.submit(generate, server, LONG) for _ in range(3)]
     until_running(server, 3)
     assert post(server, "/pause_generation", mode="retract").status_code == 200
+    assert post(server, "/slow_down").status_code == 200
     assert_nothing_moves(server, *running)
     assert load(server)["num_running_reqs"] == 0
     assert load(server)["num_waiting_reqs"] == 3
