@@ -212,7 +212,6 @@ async def run(options: argparse.Namespace, server: list[str]) -> dict[str, Any]:
                 break
             await asyncio.sleep(0.2)
             idle = await loads(client)
-        _, info = await client.call("GET", "/server_info")
         client.close()
     finally:
         if process.returncode is None:
@@ -220,7 +219,6 @@ async def run(options: argparse.Namespace, server: list[str]) -> dict[str, Any]:
         code = await process.wait()
     if code:
         traffic.wrong.append(f"the server ended with exit code {code}")
-    states = json.loads(info).get("internal_states", [])
     return {
         "seconds": took,
         "requests": dict(traffic.done),
@@ -228,7 +226,6 @@ async def run(options: argparse.Namespace, server: list[str]) -> dict[str, Any]:
         "most_of_the_pool_used": traffic.most_used,
         "grammars": traffic.has_grammars,
         "gauges_afterwards": idle,
-        "internal_states": states,
         "wrong": traffic.wrong,
     }
 
@@ -244,7 +241,6 @@ def main() -> int:
     result = asyncio.run(run(options, [each for each in server if each != "--"]))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1))
-    result.pop("internal_states")
     wrong = result.pop("wrong")
     print(json.dumps(result))
     print(f"{len(wrong)} wrong", *Counter(wrong).most_common(10), sep="\n  ")
