@@ -163,6 +163,7 @@ class Traffic:
             other.close()
             await call
         texts = [json.loads(event) for event in events if event != b"[DONE]"]
+        assert "error" not in texts[-1], texts[-1]
         last = texts[-1]["meta_info"]
         self.tokens += last["completion_tokens"]
         wanted = ("stop", "length", "abort") if kind == "abort" else ("stop", "length")

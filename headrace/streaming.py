@@ -20,7 +20,14 @@ class _Merger:
         self._is_cumulative: bool | None = None
 
     def new_part(self, chunk: Mapping[str, Any]) -> str:
-        """What `chunk` adds."""
+        """What `chunk` adds.
+
+        Raises:
+            ValueError: it is the error event of a server's stream.
+        """
+        if "error" in chunk:
+            error = chunk["error"]
+            raise ValueError(error["message"] if isinstance(error, Mapping) else str(error))
         text = chunk["text"]
         delta = chunk.get("text_delta")
         if delta is None:

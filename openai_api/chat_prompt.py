@@ -9,7 +9,7 @@ from openai_api.chat_messages import template_messages
 from openai_api.context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest
 from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits, check_text_size
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, TooLong
 
 # Longest text worth rendering where a prompt that is too long gets cut instead of refused.
 MAX_TRUNCATED_CHARS = 64 * 2**20
@@ -49,7 +49,7 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
     limits = context.client.limits
     if len(request.messages) > limits.context_len and not limits.allow_auto_truncate:
         # Found out here, not after minutes of rendering: every message takes a token or more.
-        raise InvalidRequest(
+        raise TooLong(
             f"The {len(request.messages)} messages are longer than the model's context length "
             f"({limits.context_len} tokens).",
             param="messages",

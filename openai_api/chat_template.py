@@ -12,8 +12,14 @@ import orjson
 from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
 
-from openai_api.template_sandbox import Budget, compile_bounded, make_environment, render_bounded
-from runtime.errors import InvalidRequest, StartupError
+from openai_api.template_sandbox import (
+    Budget,
+    TemplateTooLong,
+    compile_bounded,
+    make_environment,
+    render_bounded,
+)
+from runtime.errors import InvalidRequest, StartupError, TooLong
 
 RENDER_TIMEOUT_S = 5.0
 
@@ -149,7 +155,8 @@ def _render(template: jinja2.Template, values: dict[str, Any], max_chars: int) -
         return None
     except jinja2.TemplateError as error:
         message = error.message or "it refuses these messages"
-        raise InvalidRequest(f"Chat template error: {message}", param="messages") from None
+        kind = TooLong if isinstance(error, TemplateTooLong) else InvalidRequest
+        raise kind(f"Chat template error: {message}", param="messages") from None
     except (
         TypeError,
         ValueError,

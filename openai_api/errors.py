@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from runtime.errors import HeadraceError, InvalidRequest
+from runtime.errors import HeadraceError, TooLong
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +42,6 @@ KINDS: Mapping[int, _Kind] = {
     501: _Kind("server_error", "NotImplementedError"),
     503: _Kind("server_error", "SERVICE_UNAVAILABLE"),
 }
-# The admission's texts are part of the native contract; OpenAI gives their meaning a code.
-_CODE_OF_TEXT = (
-    ("longer than the model's context length", "context_length_exceeded"),
-    ("exceeds the model's maximum context length", "context_length_exceeded"),
-)
 
 
 class ModelNotFound(HeadraceError):
@@ -112,10 +107,8 @@ def describe_error(error: Exception) -> ErrorInfo:
 def _code_of(error: HeadraceError) -> str | None:
     if isinstance(error, ModelNotFound):
         return "model_not_found"
-    if isinstance(error, InvalidRequest):
-        for text, code in _CODE_OF_TEXT:
-            if text in error.message:
-                return code
+    if isinstance(error, TooLong):
+        return "context_length_exceeded"
     return None
 
 

@@ -119,4 +119,4 @@ def wire_names(max_tokens: str) -> Iterator[None]:
     except InvalidRequest as error:
         message = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.message)
         param = names.get(error.param, error.param) if error.param else None
-        raise InvalidRequest(message, param=param) from None
+        raise type(error)(message, param=param) from None

@@ -33,7 +33,11 @@ _PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"}
 
 
 class TemplateTooCostly(jinja2.TemplateError):
-    """A render used up its time, or would have made more text than allowed."""
+    """A render used up what it may use."""
+
+
+class TemplateTooLong(TemplateTooCostly):
+    """A render would have made more text than allowed."""
 
 
 class Budget:
@@ -52,7 +56,7 @@ class Budget:
     def check_size(self, num_chars: int) -> None:
         """Raise for a text, or a list, longer than the output may be."""
         if num_chars > self.max_chars:
-            raise TemplateTooCostly(
+            raise TemplateTooLong(
                 "the text it renders is longer than the model's context length allows"
             )
 

@@ -2,6 +2,7 @@
 
 HeadraceError
 |-- InvalidRequest   the caller's mistake            400
+|   `-- TooLong        more tokens than fit
 |-- Overloaded       more work than the queue takes  503, Retry-After
 |-- EngineDead       a process behind the front died 503, Retry-After
 |-- EngineNotReady   weights are still loading       503, Retry-After
@@ -30,6 +31,10 @@ class InvalidRequest(HeadraceError):
     """The request cannot be served as asked; the message says what is wrong and what is allowed."""
 
     status_code = 400
+
+
+class TooLong(InvalidRequest):
+    """The request needs more tokens than the context or the KV pool holds."""
 
 
 class Overloaded(HeadraceError):

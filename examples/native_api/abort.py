@@ -24,5 +24,7 @@ with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as response:
             httpx.post(f"{url}/abort_request", json={"rid": "a-long-one"}).raise_for_status()
             asked = True
         answer = json.loads(line.removeprefix("data: "))
+        if "error" in answer:
+            raise SystemExit(answer["error"]["message"])
 # An aborted request keeps what it had.
 print(answer["meta_info"]["finish_reason"]["type"], answer["meta_info"]["completion_tokens"] > 0)

@@ -20,8 +20,12 @@ with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as response:
     for line in response.iter_lines():
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue
+        answer = json.loads(line.removeprefix("data: "))
+        if "error" in answer:
+            # A prompt that is too long, or a failure after the first event.
+            raise SystemExit(answer["error"]["message"])
         # Each event holds the text so far, not only what is new.
-        text = json.loads(line.removeprefix("data: "))["text"]
+        text = answer["text"]
         print(text[shown:], end="", flush=True)
         shown = len(text)
 print()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, TooLong
 from runtime.sampling_params import SamplingParams
 
 # A byte-level token rarely holds more than this; longer texts cannot fit whatever they say.
@@ -41,11 +41,11 @@ def check_text_size(text: str, limits: EngineLimits) -> None:
     """Refuse a text that is too long before spending time on tokenizing it.
 
     Raises:
-        InvalidRequest: more characters than the context could hold.
+        TooLong: more characters than the context could hold.
     """
     most = limits.context_len * MAX_CHARS_PER_TOKEN
     if len(text) > most and not limits.allow_auto_truncate:
-        raise InvalidRequest(
+        raise TooLong(
             f"The prompt has {len(text)} characters, which is longer than the model's context "
             f"length ({limits.context_len} tokens)."
         )
@@ -86,20 +86,21 @@ def admit(
         The prompt (shorter with `allow_auto_truncate`) and parameters whose `max_new_tokens` fits.
 
     Raises:
-        InvalidRequest: what was asked for can never fit.
+        TooLong: what was asked for can never fit.
+        InvalidRequest: no such token id, or `min_new_tokens` that cannot fit.
     """
     check_token_ids(input_ids, limits)
     num_prompt = len(input_ids)
     if num_prompt >= limits.context_len:
         if not limits.allow_auto_truncate:
-            raise InvalidRequest(
+            raise TooLong(
                 f"The input ({num_prompt} tokens) is longer than the model's context length "
                 f"({limits.context_len} tokens)."
             )
         num_prompt = limits.context_len - 1
     if num_prompt >= limits.max_total_num_tokens:
         if not limits.allow_auto_truncate:
-            raise InvalidRequest(
+            raise TooLong(
                 f"The input ({num_prompt} tokens) is longer than the KV pool holds "
                 f"({limits.max_total_num_tokens} tokens)."
             )
@@ -114,7 +115,7 @@ def admit(
             if limits.context_len <= limits.max_total_num_tokens
             else "KV pool's capacity"
         )
-        raise InvalidRequest(
+        raise TooLong(
             f"Requested token count exceeds the {which} of {limits.max_req_len} tokens: "
             f"{num_prompt} tokens of input and max_new_tokens {wanted}."
         )

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from openai_api.generation import close_all, first_then_rest, merge
-from openai_api.sse import EventStream, event, unless_disconnected, with_errors
+from openai_api.sse import DONE, EventStream, event, unless_disconnected, with_errors
 from runtime.client.json_body import decode_body
+from runtime.errors import TooLong
 from server.context import ServerContext
 from server.errors import json_response, stream_error
 from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
@@ -39,7 +40,14 @@ def create_router(context: ServerContext) -> APIRouter:
             context.client.limits.vocab_size,
             features=context.features,
         )
-        outputs = open_outputs(context, plan, await tokenize_prompts(context, plan))
+        try:
+            outputs = open_outputs(context, plan, await tokenize_prompts(context, plan))
+        except TooLong as error:
+            if not plan.stream:
+                raise
+            # The reference measures a prompt behind the status line, so clients look for this one
+            # mistake in the stream. One member that is too long refuses its whole batch.
+            return EventStream(_refusal(error), lambda: None)
         streams = [output.stream for output in outputs]
         try:
             if not plan.stream:
@@ -66,6 +74,11 @@ async def _events(
         answer = outputs[index].answer(chunk, incremental=incremental)
         await add_hidden_states(outputs[index], answer)
         yield event(answer if plan.is_single else {**answer, "index": index})
+
+
+async def _refusal(error: Exception) -> AsyncGenerator[bytes, None]:
+    yield _error_event(error)
+    yield DONE
 
 
 def _error_event(error: Exception) -> bytes:

@@ -357,11 +357,51 @@ def test_check_29_batched_streams(server):
     assert [last[index]["text"] for index in (0, 1)] == [each["text"] for each in whole]
 
 
-def test_check_30_too_long_for_a_stream_is_a_400(server):
-    # The reference answers 200 and puts the error into the stream. Here the status says it: a
-    # client sees that its request is wrong, and a router that sending it again is in vain.
-    message = refused(server, text=TEXT * 20, stream=True)
-    assert "is longer than the model's context length" in message
+LONGER_THAN_CONTEXT = "is longer than the model's context length"
+MORE_THAN_CONTEXT = "Requested token count exceeds the model's maximum context length"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"text": TEXT * 20}, LONGER_THAN_CONTEXT),
+        # So long that nobody tokenizes it.
+        ({"text": "x" * 100_000}, LONGER_THAN_CONTEXT),
+        ({"input_ids": [7] * 256}, LONGER_THAN_CONTEXT),
+        ({"text": "The", "sampling_params": {"max_new_tokens": 256}}, MORE_THAN_CONTEXT),
+        ({"text": ["The", TEXT * 20, "A"]}, LONGER_THAN_CONTEXT),
+        ({"text": TEXT * 20, "sampling_params": {"n": 2}}, LONGER_THAN_CONTEXT),
+    ],
+)
+def test_check_30_too_long_is_said_in_the_stream(server, body, message):
+    (event,) = stream(server, **body)
+    error = event["error"]
+    assert message in error.pop("message")
+    assert error == {"type": "BadRequest", "code": 400, "retryable": False}
+    assert message in refused(server, **body)
+    # The neighbours in the batch were taken back.
+    until_idle(server)
+
+
+def test_check_30_too_long_for_the_pool():
+    small = running_server("qwen3", "--max-total-tokens", "128")
+    for body in (
+        {"input_ids": [7] * 128},
+        {"text": "The", "sampling_params": {"max_new_tokens": 128}},
+    ):
+        (event,) = stream(small, **body)
+        assert "KV pool" in event["error"]["message"]
+        assert event["error"]["code"] == 400
+        assert "KV pool" in refused(small, **body)
+
+
+def test_check_30_other_mistakes_keep_their_status(server):
+    for body in (
+        {"text": TEXT * 20, "sampling_params": {"top_p": 7}},
+        {"input_ids": [VOCAB_SIZE]},
+        {"text": "The", "sampling_params": {"min_new_tokens": 300}},
+    ):
+        assert refused(server, **body, stream=True)
 
 
 @pytest.mark.parametrize("streaming", [True, False])

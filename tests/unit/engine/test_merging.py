@@ -49,6 +49,17 @@ async def test_the_asynchronous_one_yields_what_is_new():
     assert [part async for part in async_stream_and_merge(llm, "p", {})] == ["ha", "ha", "ha"]
 
 
+async def test_an_error_in_the_stream_is_raised():
+    llm = Recorded(["ha"], cumulative=True, says_delta=False)
+    llm.chunks.append({"error": {"message": "The input is too long.", "code": 400}})
+    with pytest.raises(ValueError, match="too long"):
+        stream_and_merge(llm, "p")
+    parts = async_stream_and_merge(llm, "p")
+    assert await anext(parts) == "ha"
+    with pytest.raises(ValueError, match="too long"):
+        await anext(parts)
+
+
 @pytest.mark.parametrize(
     ("existing", "new", "rest"),
     [("ab", "abc", "c"), ("", "x", "x"), ("ab", "ab", ""), ("ha", "ha", ""), ("abc", "cd", "d")],
