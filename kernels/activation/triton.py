@@ -6,14 +6,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_support.launch import launch_options, wait_for_inputs
+from kernels.triton_support.launch import launch_options, lets_next_in, start_next, wait_for_inputs
 
 _BLOCK = 1024
 
 
 @triton.jit
-def _silu_and_mul_kernel(x_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _silu_and_mul_kernel(
+    x_ptr, out_ptr, width, BLOCK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr
+):
     wait_for_inputs(PDL)
+    start_next(PDL and EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -30,6 +33,13 @@ def silu_and_mul(x: Tensor) -> Tensor:
     out = x.new_empty(num_tokens, width)
     if out.numel():
         grid = (num_tokens, triton.cdiv(width, _BLOCK))
-        options = launch_options(x.device)
-        _silu_and_mul_kernel[grid](x, out, width, BLOCK=_BLOCK, num_warps=4, **options)
+        _silu_and_mul_kernel[grid](
+            x,
+            out,
+            width,
+            BLOCK=_BLOCK,
+            EARLY=lets_next_in(num_tokens),
+            num_warps=4,
+            **launch_options(x.device),
+        )
     return out

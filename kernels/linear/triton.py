@@ -1,5 +1,7 @@
 """Linear layers for few tokens in Triton, more go to cuBLAS: the plain weight, nothing packed.
 
+One token has a kernel of its own, `kernels.linear.triton_gemv`.
+
 A product with up to 16 tokens reads the weight once and is as fast as memory is; what counts is
 that every multiprocessor keeps enough loads in flight. Where a weight has too few rows to fill the
 device, several programs share the columns of one block; the last of them to finish adds the parts
@@ -23,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.linear.reference import TorchLinear
+from kernels.linear.triton_gemv import MAX_IN_FEATURES, gemv
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
 MAX_TOKENS = 16
@@ -189,11 +192,14 @@ class TritonLinear(TorchLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         self._tile = tile_of(*weight.shape) if weight.dtype is not torch.float32 else None
+        self._streams = self._tile is not None and weight.shape[1] <= MAX_IN_FEATURES
         # Not while a graph is captured, whose own memory it would be.
         if self._tile is not None and self._tile.split_k > 1:
             _shared_space(weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._streams and x.shape[0] == 1:
+            return gemv(x, self.weight, self.bias)
         if self._tile is None or not 0 < x.shape[0] <= MAX_TOKENS:
             return functional.linear(x, self.weight, self.bias)
         return run(x, self.weight, self.bias, self._tile)

@@ -26,7 +26,7 @@ from kernels.paged_attention.triton_plan import (
     AttentionWorkspace,
     plan_attention,
 )
-from kernels.triton_support.launch import launch_options
+from kernels.triton_support.launch import launch_options, lets_next_in
 
 __all__ = [
     "AttentionPlan",
@@ -131,6 +131,7 @@ def run_attention(
             GROUP_ROWS=group_rows,
             PARTS=max(2, 4096 // (group_rows * block_dim)),
             STAGES=tile.num_stages,
+            EARLY=lets_next_in(q.shape[0]),
             num_warps=tile.num_warps,
             **launch_options(q.device),
         )

@@ -14,7 +14,7 @@ stream-K (Osama et al., 2023).
 import triton
 import triton.language as tl
 
-from kernels.triton_support.launch import wait_for_inputs
+from kernels.triton_support.launch import start_next, wait_for_inputs
 
 
 @triton.jit
@@ -97,12 +97,14 @@ def decode_kernel(
     GROUP_ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend from one sequence's query, for one key head, to one chunk of keys."""
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     wait_for_inputs(PDL)
+    start_next(PDL and EARLY)
     if item >= tl.load(totals_ptr):
         return
     item_ptr = items_ptr + item * 8

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_support.launch import launch_options, wait_for_inputs
+from kernels.triton_support.launch import launch_options, lets_next_in, start_next, wait_for_inputs
 
 # Elements of qkv a program holds: enough to hide latency, few enough to spread one token.
 _PROGRAM_ELEMENTS = 1024
@@ -33,11 +33,13 @@ def _rope_kernel(
     HAS_K_NORM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     HALF: tl.constexpr = HEAD_DIM // 2
     ALL_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     wait_for_inputs(PDL)
+    start_next(PDL and EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     column = tl.arange(0, BLOCK_HALF)
@@ -140,6 +142,7 @@ def rope_kv_write(
         HAS_K_NORM=k_norm is not None,
         BLOCK_HEADS=block_heads,
         BLOCK_HALF=block_half,
+        EARLY=lets_next_in(qkv.shape[0]),
         num_warps=2,
         **launch_options(qkv.device),
     )

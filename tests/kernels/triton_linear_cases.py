@@ -8,7 +8,7 @@ from kernels.linear import triton
 
 @pytest.mark.parametrize("impl", ["triton"])
 @pytest.mark.parametrize("tokens", [0, 1, 5, 16, 17])
-@pytest.mark.parametrize("shape", [(40, 300), (70, 256), (20, 2100)], ids=str)
+@pytest.mark.parametrize("shape", [(40, 300), (71, 256), (20, 2100), (3, 2048)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_products(impl, tokens, shape, dtype):
     x, weight = torch.randn(tokens, shape[1]).to(dtype), torch.randn(shape).to(dtype)
@@ -20,3 +20,12 @@ def test_products(impl, tokens, shape, dtype):
     assert got.dtype == dtype
     limit = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
     assert (got.double() - want).norm() <= limit * want.norm()
+
+
+def test_rows_too_wide_to_stream_are_multiplied_too(monkeypatch):
+    monkeypatch.setattr(triton, "MAX_IN_FEATURES", 256)
+    x, weight = torch.randn(1, 300).to(torch.bfloat16), torch.randn(40, 300).to(torch.bfloat16)
+    packed = triton.pack(weight, None)
+    monkeypatch.setattr(triton, "gemv", None)
+    want = torch.nn.functional.linear(x.double(), weight.double())
+    assert (packed(x).double() - want).norm() <= 1e-2 * want.norm()
