@@ -11,7 +11,7 @@ SHAPES = {  # out, in
     "8B": [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)],
     "0.5B": [(1152, 896), (896, 896), (9728, 896), (896, 4864), (151936, 896)],
 }
-TOKENS = (1, 4, 8, 16)
+TOKENS = (1, 4, 16, 32, 64)
 
 
 def random(*shape, dtype=torch.bfloat16):
@@ -23,7 +23,7 @@ def check() -> list[str]:
     wrong = []
     for dtype in (torch.bfloat16, torch.float16):
         for out_features, in_features in [*SHAPES["0.5B"], (4096, 14336), (77, 1000)]:
-            for tokens in (1, 7, 16, 20):
+            for tokens in (1, 7, 16, 20, 50, 64, 70):
                 x, weight = (
                     random(tokens, in_features, dtype=dtype),
                     random(out_features, in_features),

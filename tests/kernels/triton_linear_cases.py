@@ -7,7 +7,7 @@ from kernels.linear import triton
 
 
 @pytest.mark.parametrize("impl", ["triton"])
-@pytest.mark.parametrize("tokens", [0, 1, 5, 16, 17])
+@pytest.mark.parametrize("tokens", [0, 1, 5, 16, 30, 64, 65])
 @pytest.mark.parametrize("shape", [(40, 300), (71, 256), (20, 2100), (3, 2048)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_products(impl, tokens, shape, dtype):
