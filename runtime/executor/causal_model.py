@@ -16,6 +16,10 @@ class CausalModel(Protocol):
         """Hidden states `[num_tokens, hidden_size]` after the last norm."""
         ...
 
+    def score(self, hidden: Tensor) -> Tensor:
+        """Logits `[num_rows, vocab_size]` in the model's own dtype, contiguous."""
+        ...
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits `[num_rows, vocab_size]` float32 of hidden states `[num_rows, hidden_size]`."""
         ...

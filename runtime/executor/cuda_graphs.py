@@ -14,12 +14,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernels.decode_inputs import decode_inputs
+from kernels.greedy import greedy_tokens
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
 from runtime.executor.causal_model import CausalModel
 from runtime.executor.graph_capture import GraphPool, HostBuffers, capture_graph
 from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.sampling.sampler import NAN_TOKEN
 from runtime.step import Int64Array
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ class DecodeGraphs:
         device = rows.device
         self._inputs = torch.empty(2 * max_batch, dtype=torch.int64, device=device)
         self._host = HostBuffers(2 * max_batch)
+        # A token a sequence: the bounds are the same in every step.
+        self._qo_indptr = torch.arange(max_batch + 1, dtype=torch.int32, device=device)
         self.logits = torch.zeros(max_batch, rows.vocab_size, dtype=torch.float32, device=device)
         self.token_ids = torch.zeros(max_batch, dtype=torch.int64, device=device)
 
@@ -125,21 +128,19 @@ class DecodeGraphs:
         rows = self._inputs[:size]
         seq_lens = self._inputs[self.max_batch : self.max_batch + size]
         state = self._rows
-        positions = seq_lens - 1
-        page_table = state.page_table.index_select(0, rows)
-        pages = page_table.gather(1, (positions // self._page_size).unsqueeze(1)).squeeze(1)
+        read = decode_inputs(rows, seq_lens, state.last_token, state.page_table, self._page_size)
         batch = ForwardBatch(
-            input_ids=state.last_token.index_select(0, rows),
-            positions=positions,
-            slots=pages.to(torch.int64) * self._page_size + positions % self._page_size,
-            qo_indptr=torch.arange(size + 1, dtype=torch.int32, device=state.device),
-            seq_lens=seq_lens.to(torch.int32),
-            page_table=page_table,
+            input_ids=read.input_ids,
+            positions=read.positions,
+            slots=read.slots,
+            qo_indptr=self._qo_indptr[: size + 1],
+            seq_lens=read.seq_lens,
+            page_table=read.page_table,
             num_decodes=size,
             logits_indices=rows,
             kv=self._kv,
             attention=self._attention,
-            max_seq_len=page_table.shape[1] * self._page_size,
+            max_seq_len=read.page_table.shape[1] * self._page_size,
             max_query_len=1,
         )
         self._attention.plan(batch)
@@ -149,10 +150,7 @@ class DecodeGraphs:
                 # Made by the largest batch's run before its capture: one place for all graphs.
                 self.hidden = hidden.new_zeros(self.max_batch, hidden.shape[1])
             self.hidden[:size].copy_(hidden)
-        logits = self._model.compute_logits(hidden)
-        self.logits[:size].copy_(logits)
-        best = logits.max(dim=-1)
-        token_ids = best.indices.masked_fill(torch.isnan(best.values), NAN_TOKEN)
+        token_ids = greedy_tokens(self._model.score(hidden), self.logits[:size])
         if self._share is not None:
             token_ids = self._share(token_ids)
         self.token_ids[:size].copy_(token_ids)

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.greedy import greedy_tokens
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
 from runtime.executor.causal_model import CausalModel
 from runtime.executor.graph_capture import GraphPool, HostBuffers, capture_graph
 from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.sampling.sampler import NAN_TOKEN
 from runtime.step import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -218,8 +218,8 @@ class ExtendGraphs:
         hidden = self._model.forward(batch).index_select(0, batch.logits_indices)
         # Kept only where somebody may ask: a tensor that lives on is memory no other graph uses.
         captured.hidden = hidden if self._keep_hidden else None
-        captured.logits = self._model.compute_logits(hidden)
-        best = captured.logits.max(dim=-1)
-        token_ids = best.indices.masked_fill(torch.isnan(best.values), NAN_TOKEN)
+        scores = self._model.score(hidden)
+        captured.logits = torch.empty_like(scores, dtype=torch.float32)
+        token_ids = greedy_tokens(scores, captured.logits)
         captured.token_ids = token_ids if self._share is None else self._share(token_ids)
         state.last_token.index_copy_(0, rows, captured.token_ids.clamp(min=0))

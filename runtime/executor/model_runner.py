@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.greedy import NAN_TOKEN
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
 from runtime.executor.batch import build_batch
@@ -19,7 +20,7 @@ from runtime.executor.extend_graphs import ExtendGraphs, GraphResult
 from runtime.executor.hidden_states import StepHidden, of_prompts, of_samples
 from runtime.forward_batch import KVCache
 from runtime.sampling.logprobs import StepLogprobs, gather_prompt
-from runtime.sampling.sampler import NAN_TOKEN, Sampled, Sampler
+from runtime.sampling.sampler import Sampled, Sampler
 from runtime.staging import to_device
 from runtime.step import Int32Array, Int64Array, StepPlan, StepResult
 

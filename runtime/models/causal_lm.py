@@ -37,15 +37,19 @@ class CausalLM(ABC):
         """
 
     @abstractmethod
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def score(self, hidden: Tensor) -> Tensor:
         """Score the vocabulary.
 
         Args:
             hidden: `[num_samples, hidden_size]`, rows of what `forward` returned.
 
         Returns:
-            `[num_samples, vocab_size]` float32.
+            `[num_samples, vocab_size]`, the model's dtype, contiguous.
         """
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return what `score` does, in float32."""
+        return self.score(hidden).float()
 
     @abstractmethod
     def holders(self) -> Iterator[tuple[str, WeightHolder]]:

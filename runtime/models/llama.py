@@ -202,11 +202,11 @@ class LlamaForCausalLM(CausalLM):
     def forward(self, batch: ForwardBatch) -> Tensor:
         return self.model.forward(batch)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def score(self, hidden: Tensor) -> Tensor:
         head = self.model.embed_tokens.head if self.lm_head is None else self.lm_head.apply
         assert head is not None, "the weights are not loaded"
         logits = head(hidden)
-        return (logits if self._gather is None else self._gather(logits)).float()
+        return logits if self._gather is None else self._gather(logits)
 
     def holders(self) -> Iterator[tuple[str, WeightHolder]]:
         yield from self.model.holders("model")

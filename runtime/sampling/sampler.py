@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.greedy import NAN_TOKEN
 from kernels.sampling import (
     SamplingRows,
     apply_logit_bias,
@@ -25,9 +26,6 @@ from runtime.batch_rows import BatchRows
 from runtime.sampling.logprobs import StepLogprobs, gather
 from runtime.staging import to_device
 from runtime.step import Int64Array, TokenMasks
-
-# Stands for the token of a row whose logits are not numbers.
-NAN_TOKEN = -1
 
 
 class Sampled(NamedTuple):

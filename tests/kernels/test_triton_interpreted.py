@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     "files",
     [
-        ["test_layer_ops.py", "triton_linear_cases.py"],
+        ["test_layer_ops.py", "test_step_ops.py", "triton_linear_cases.py"],
         ["test_attention.py", "triton_attention_cases.py"],
         ["../numerics/test_models.py"],
         ["triton_sampling_cases.py"],

@@ -1,0 +1,52 @@
+"""The likeliest token of each row, and the row's logits in float32, in one pass over them."""
+
+from functools import cache
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.table import Entry, Table
+
+__all__ = ["GREEDY", "NAN_TOKEN", "GreedyKernels", "greedy_tokens"]
+
+# Stands for the token of a row whose logits are not numbers.
+NAN_TOKEN = -1
+
+
+class GreedyKernels(Protocol):
+    """What an implementation of this op offers."""
+
+    def greedy_tokens(self, logits: Tensor, wide: Tensor) -> Tensor:
+        """See `kernels.greedy.greedy_tokens`."""
+
+
+GREEDY: Table[GreedyKernels] = Table(
+    "greedy",
+    {
+        "reference": Entry("kernels.greedy.reference", invariant=True),
+        "triton": Entry(
+            "kernels.greedy.triton",
+            probe="kernels.triton_support.device:unavailable",
+            invariant=True,
+        ),
+    },
+    {"cuda": ("triton",)},
+)
+
+
+@cache
+def _kernels(device_type: str) -> GreedyKernels:
+    return GREEDY.choose(device_type).kernels
+
+
+def greedy_tokens(logits: Tensor, wide: Tensor) -> Tensor:
+    """Copy logits to float32 and return the largest one's token, of equal ones the first.
+
+    Args:
+        logits: `[num_rows, vocab_size]`, float16, bfloat16 or float32, contiguous.
+        wide: `[num_rows, vocab_size]` float32, contiguous; overwritten.
+
+    Returns:
+        `[num_rows]` int64; `NAN_TOKEN` where a row has a NaN.
+    """
+    return _kernels(logits.device.type).greedy_tokens(logits, wide)

@@ -1,0 +1,15 @@
+"""Greedy tokens in plain torch."""
+
+import torch
+from torch import Tensor
+
+from kernels.greedy import NAN_TOKEN
+
+
+def greedy_tokens(logits: Tensor, wide: Tensor) -> Tensor:
+    """Copy and choose; see `kernels.greedy.greedy_tokens`."""
+    wide.copy_(logits)
+    best = wide.amax(dim=-1)
+    # The first of equal ones, which `max` leaves open.
+    token_ids = (wide == best.unsqueeze(1)).to(torch.uint8).argmax(dim=-1)
+    return token_ids.masked_fill(torch.isnan(best), NAN_TOKEN)

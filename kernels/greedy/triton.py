@@ -1,0 +1,116 @@
+"""Greedy tokens in Triton: the vocabulary is shared out, the last program to finish decides.
+
+As separate launches the copy, the maximum and the check for NaN took 50 microseconds for one row of
+128,256 logits on an H200, 85 for 64 rows.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: PLR0913 a kernel takes what it touches
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.greedy import NAN_TOKEN
+from kernels.triton_support.launch import launch_options, wait_for_inputs
+
+_BLOCK = 4096
+_MAX_ROWS = 16384
+
+
+@triton.jit
+def _greedy_kernel(
+    logits_ptr,
+    wide_ptr,
+    values_ptr,
+    places_ptr,
+    arrived_ptr,
+    token_ids_ptr,
+    vocab_size,
+    num_parts,
+    NAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    wait_for_inputs(PDL)
+    place = part * BLOCK + tl.arange(0, BLOCK)
+    inside = place < vocab_size
+    at = row.to(tl.int64) * vocab_size + place
+    value = tl.load(logits_ptr + at, mask=inside, other=float("-inf")).to(tl.float32)
+    tl.store(wide_ptr + at, value, mask=inside)
+    is_nan = value != value
+    # A row with a NaN has no token; its place says so, whatever the rest.
+    best = tl.max(tl.where(is_nan, float("-inf"), value), axis=0)
+    first = tl.min(tl.where((value == best) & inside, place, vocab_size), axis=0)
+    first = tl.where(tl.max(is_nan.to(tl.int32), axis=0) > 0, NAN, first)
+    tl.store(values_ptr + row * num_parts + part, best)
+    tl.store(places_ptr + row * num_parts + part, first)
+    # All that this program wrote is there before the count says so.
+    tl.debug_barrier()
+    before = tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel", scope="gpu")
+    if before != num_parts - 1:
+        return
+    tl.store(arrived_ptr + row, 0)
+    other = tl.arange(0, PARTS)
+    known = other < num_parts
+    # Past the first-level cache: other multiprocessors wrote these.
+    values = tl.load(
+        values_ptr + row * num_parts + other,
+        mask=known,
+        other=float("-inf"),
+        cache_modifier=".cg",
+    )
+    places = tl.load(
+        places_ptr + row * num_parts + other, mask=known, other=vocab_size, cache_modifier=".cg"
+    )
+    best = tl.max(values, axis=0)
+    token = tl.min(tl.where(values == best, places, vocab_size), axis=0)
+    token = tl.where(tl.min(places, axis=0) == NAN, NAN, token)
+    tl.store(token_ids_ptr + row, token.to(tl.int64))
+
+
+@cache
+def _arrived(device: torch.device) -> Tensor:
+    """Return the counts of finished programs a row, 0 between launches.
+
+    One for all launches of a device: a stream computes them one after the other, and graphs
+    remember the address.
+    """
+    return torch.zeros(_MAX_ROWS, dtype=torch.int32, device=device)
+
+
+def greedy_tokens(logits: Tensor, wide: Tensor) -> Tensor:
+    """Copy and choose; see `kernels.greedy.greedy_tokens`."""
+    assert logits.is_contiguous()
+    assert wide.is_contiguous()
+    assert wide.dtype is torch.float32
+    num_rows, vocab_size = logits.shape
+    assert num_rows <= _MAX_ROWS
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if num_rows == 0:
+        return token_ids
+    num_parts = triton.cdiv(vocab_size, _BLOCK)
+    values = wide.new_empty(num_rows, num_parts)
+    places = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
+    _greedy_kernel[(num_rows, num_parts)](
+        logits,
+        wide,
+        values,
+        places,
+        _arrived(logits.device),
+        token_ids,
+        vocab_size,
+        num_parts,
+        NAN=NAN_TOKEN,
+        BLOCK=_BLOCK,
+        PARTS=triton.next_power_of_2(num_parts),
+        num_warps=4,
+        **launch_options(logits.device),
+    )
+    return token_ids
