@@ -163,6 +163,13 @@ class ResumeMemory(_Message, frozen=True):
     tags: list[MemoryTag]
 
 
+class RestoreGraphs(_Message, frozen=True):
+    """Capture CUDA graphs where some are missing; every rank has its memory.
+
+    An operation of its own: ranks capture together, and none may wait for one that has failed.
+    """
+
+
 WeightUpdate = LoadFolder | LoadDummy | LoadTensors | LoadSharedMemory | LoadCuda | ReceiveTensors
 WeightOp = (
     LoadFolder
@@ -180,6 +187,7 @@ WeightOp = (
     | CheckWeights
     | ReleaseMemory
     | ResumeMemory
+    | RestoreGraphs
 )
 
 

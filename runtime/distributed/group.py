@@ -48,7 +48,7 @@ class TensorGroup:
             init_method=f"file://{store}",
             rank=rank,
             world_size=size,
-            device_id=torch.device("cuda", torch.cuda.current_device()) if is_gpu else None,
+            device_id=device if is_gpu else None,
         )
         self._one_shot = one_shot.make(size, device)
 

@@ -7,7 +7,9 @@ tensor-parallel worker have already.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import logging
 import os
 import threading
 import time
@@ -24,6 +26,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from runtime.errors import InvalidRequest
 from runtime.weight_messages import JoinGroup, ReceiveTensors, TensorSpec
+
+logger = logging.getLogger(__name__)
 
 # For everybody to arrive, and for each broadcast to end.
 TIMEOUT_S = 300.0
@@ -57,25 +61,49 @@ def create_group(
         rendezvous(f"tcp://{hosts}:{port}", rank, world_size, timeout=timeout)
     )
     store.set_timeout(timeout)
-    group, _ = distributed_c10d._new_process_group_helper(
-        world_size,
-        rank,
-        [],
-        dist.Backend(backend),
-        distributed_c10d.PrefixStore(name, store),
-        group_name=name,  # type: ignore[arg-type]  # a `NewType` of str in some versions of torch
-        timeout=timeout,
-    )
+    with _default_group_unbound():
+        group, _ = distributed_c10d._new_process_group_helper(
+            world_size,
+            rank,
+            [],
+            dist.Backend(backend),
+            distributed_c10d.PrefixStore(name, store),
+            group_name=name,  # type: ignore[arg-type]  # a `NewType` of str in some torch versions
+            # Not before ours: NCCL's watchdog ends the process.
+            timeout=timeout * 2 if backend == "nccl" else timeout,
+        )
     distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}
     return group
+
+
+@contextlib.contextmanager
+def _default_group_unbound() -> Iterator[None]:
+    """Hide the GPU that the default group was made for, if it was.
+
+    By that torch takes the new group for a part of the default one, and splits its communicator,
+    which all of its members would have to do together and none of the newcomers could.
+    """
+    default = dist.group.WORLD if dist.is_initialized() else None
+    bound = None if default is None else default.bound_device_id
+    if default is None or bound is None:
+        yield
+        return
+    default.bound_device_id = None
+    try:
+        yield
+    finally:
+        default.bound_device_id = bound
 
 
 @dataclass
 class _Member:
     """One group and how far we are in joining it; `group` is set once everybody came."""
 
+    name: str
     backend: str
     is_joining: bool = True
+    is_left: bool = False
+    is_broken: bool = False
     group: Any = None
     error: str = ""
 
@@ -95,6 +123,8 @@ class UpdateGroups:
         self._device = device
         self._beat = beat
         self._members: dict[str, _Member] = {}
+        # Threads that end groups, by name.
+        self._leaving: dict[str, threading.Thread] = {}
 
     def join(self, request: JoinGroup) -> None:
         """Begin to meet the others; returns at once, `status` tells when they have come.
@@ -110,7 +140,7 @@ class UpdateGroups:
             raise InvalidRequest(
                 "backend 'nccl' needs a GPU; this model runs on the CPU: use 'gloo'."
             )
-        member = self._members[request.group_name] = _Member(request.backend)
+        member = self._members[request.group_name] = _Member(request.group_name, request.backend)
         # A daemon: a trainer that never comes must not keep this process alive.
         threading.Thread(
             target=self._meet, args=(member, request), name="update-group", daemon=True
@@ -118,8 +148,10 @@ class UpdateGroups:
 
     def _meet(self, member: _Member, request: JoinGroup) -> None:
         try:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device.index or torch.cuda.current_device())
+            self._set_device()
+            # One of the same name may be about to end.
+            if (leaving := self._leaving.get(member.name)) is not None:
+                leaving.join()
             with _interface_for(request.master_address):
                 member.group = create_group(
                     request.master_address,
@@ -134,6 +166,13 @@ class UpdateGroups:
             member.error = first_line(error)
         finally:
             member.is_joining = False
+        if member.is_left and member.group is not None:
+            self._end(member)
+
+    def _set_device(self) -> None:
+        # A new thread begins with GPU 0.
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
 
     def is_joined(self, name: str) -> bool:
         """Whether everybody is there; false while some are still awaited.
@@ -155,10 +194,33 @@ class UpdateGroups:
         Raises:
             InvalidRequest: there is none of that name.
         """
-        member = self._member(name)
-        del self._members[name]
+        self._member(name)
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        member = self._members.pop(name)
+        member.is_left = True
         if member.group is not None:
-            dist.destroy_process_group(member.group)
+            # NCCL may wait for the trainer to leave, too; nobody else shall.
+            thread = threading.Thread(
+                target=self._end, args=(member,), name="update-group-end", daemon=True
+            )
+            self._leaving[name] = thread
+            thread.start()
+
+    def _end(self, member: _Member) -> None:
+        group, member.group = member.group, None
+        if group is None:
+            return
+        try:
+            self._set_device()
+            if member.is_broken and member.backend == "nccl":
+                # A broadcast that nobody answers is still running.
+                distributed_c10d._abort_process_group(group)
+            else:
+                dist.destroy_process_group(group)
+        except Exception as error:
+            logger.warning("The group %r did not end in order: %s", member.name, first_line(error))
 
     def receive(self, request: ReceiveTensors) -> list[tuple[str, Tensor]]:
         """Take the tensors that the group's rank 0 broadcasts.
@@ -181,7 +243,8 @@ class UpdateGroups:
                 received.append((spec.name, tensor))
             return received
         except (RuntimeError, TimeoutError) as error:
-            self._members.pop(request.group_name, None)
+            member.is_broken = True
+            self._forget(request.group_name)
             raise InvalidRequest(
                 f"A broadcast of the group {request.group_name!r} failed, and the group with it: "
                 f"{first_line(error)}"

@@ -10,21 +10,38 @@ import torch
 # Host buffers in turn: with two steps in flight the third oldest is no longer being copied.
 NUM_HOST_BUFFERS = 4
 
-# What `torch.cuda.graph_pool_handle` returns; torch does not export the type.
-GraphPool = Any
+
+class GraphPool:
+    """Where the graphs of one runner are captured: a pool of memory, and one stream for all.
+
+    cuBLAS works in memory that belongs to a stream, 32 MiB on a Hopper GPU. On one stream all
+    graphs share it, it is not taken from the graphs' own pool, and no other runner's graphs use
+    it: newer versions of torch free it when a graph that was captured there goes.
+    """
+
+    def __init__(self) -> None:
+        """Take a stream of the current device."""
+        self.stream = torch.cuda.Stream()
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin with empty memory: every graph captured here before is gone."""
+        # torch does not export the type.
+        self.handle: Any = torch.cuda.graph_pool_handle()
 
 
 def capture_graph(work: Callable[[], None], pool: GraphPool) -> torch.cuda.CUDAGraph:
     """Run `work` once, so that kernels compile and libraries set themselves up, then capture it."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    pool.stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(pool.stream):
         work()
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(pool.stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     # NCCL's watchdog asks for events of the warm-up on a thread of its own meanwhile.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with torch.cuda.graph(
+        graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"
+    ):
         work()
     return graph
 

@@ -17,6 +17,7 @@ from runtime.executor.batch import build_batch
 from runtime.executor.causal_model import CausalModel
 from runtime.executor.cuda_graphs import DecodeGraphs
 from runtime.executor.extend_graphs import ExtendGraphs, GraphResult
+from runtime.executor.graph_capture import GraphPool
 from runtime.executor.hidden_states import StepHidden, of_prompts, of_samples
 from runtime.forward_batch import KVCache
 from runtime.sampling.logprobs import StepLogprobs, gather_prompt
@@ -153,6 +154,7 @@ class ModelRunner:
         self._page_size = page_size
         self._is_alone = share is None
         self._sampler = Sampler(rows, share)
+        self._graph_pool: GraphPool | None = None
         self._graphs: DecodeGraphs | None = None
         self._extend_graphs: ExtendGraphs | None = None
         if graphs is not None:
@@ -179,13 +181,21 @@ class ModelRunner:
             )
 
     def capture_graphs(self, progress: Callable[[float], None]) -> None:
-        """Capture the decode graphs, if there are to be any."""
+        """Capture all graphs, if there are to be any; when that fails, there are none."""
         if self._graphs is None:
             return
-        pool = torch.cuda.graph_pool_handle()
-        if self._extend_graphs is not None:
-            self._extend_graphs.capture(pool, progress)
-        self._graphs.capture(pool, progress)
+        if self._graph_pool is None:
+            self._graph_pool = GraphPool()
+        else:
+            self._graph_pool.renew()
+        try:
+            if self._extend_graphs is not None:
+                self._extend_graphs.capture(self._graph_pool, progress)
+            self._graphs.capture(self._graph_pool, progress)
+        except BaseException:
+            # Steps look for a graph of their size where there are any.
+            self.drop_graphs()
+            raise
 
     @property
     def has_graphs(self) -> bool:
@@ -212,7 +222,9 @@ class ModelRunner:
                 # A broken CUDA context computes nothing right any more: the process must end.
                 raise
             logger.exception("A step of %d sequences failed; trying each alone", len(plan.rows))
-            return self._compute_each(plan, self._join_each(plan))
+        # Not in the handler: its traceback would keep the failed step's tensors in memory, which
+        # those that are tried alone may need.
+        return self._compute_each(plan, self._join_each(plan))
 
     def _join_each(self, plan: StepPlan) -> dict[int, str]:
         """Apply row changes one by one, once more if need be; the rows that cannot join."""

@@ -275,17 +275,26 @@ class LiveWeights:
         """
         if not self.are_released:
             return
-        if self._backup is None:
-            assert self._source is not None, "what has no file has a copy"
-            load_weights(self._model, self._beating(self._source.tensors()))
-        else:
-            for name, holder in self._holders.items():
-                backup = self._backup
-                saved = load_file(backup / name) if isinstance(backup, Path) else backup[name]
-                self._put(holder, saved)
-                self._beat()
+        try:
+            self._fill_again()
+        except BaseException:
+            # What has its memory already would stand in the way of whoever needs it.
+            self._release_all()
+            raise
         self._drop_backup()
         self.are_released = False
+
+    def _fill_again(self) -> None:
+        backup = self._backup
+        if backup is None:
+            assert self._source is not None, "what has no file has a copy"
+            load_weights(self._model, self._beating(self._source.tensors()))
+            return
+        for name, holder in self._holders.items():
+            self._put(
+                holder, load_file(backup / name) if isinstance(backup, Path) else backup[name]
+            )
+            self._beat()
 
     def _drop_backup(self) -> None:
         if isinstance(self._backup, Path):

@@ -37,6 +37,7 @@ from runtime.weight_messages import (
     ReadWeight,
     ReceiveTensors,
     ReleaseMemory,
+    RestoreGraphs,
     ResumeMemory,
     UndoUpdate,
     WeightOp,
@@ -92,7 +93,7 @@ class RankWeights:
             case KeepUpdate():
                 self._weights.keep()
             case UndoUpdate():
-                self._weights.undo()
+                self._undo()
             case ReadWeight():
                 return "", self._read(op)
             case CheckWeights():
@@ -107,6 +108,8 @@ class RankWeights:
                 self._release(op.tags)
             case ResumeMemory():
                 self._resume(op.tags)
+            case RestoreGraphs():
+                self._memory.restore_graphs(self._beat)
             case _:
                 self._update(op)
         return "", b""
@@ -133,17 +136,16 @@ class RankWeights:
                 self._load(Incoming(shapes, iter(received)))
             case _:
                 assert_never(op)
-        self._after_load()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
 
     def _load(self, incoming: Incoming) -> None:
         self._weights.load_tensors(incoming.shapes, incoming.tensors)
 
-    def _after_load(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        # A full load brings released weights back, at other addresses.
-        if self.can_compute:
-            self._memory.restore_graphs(self._beat)
+    def _undo(self) -> None:
+        self._weights.undo()
+        if self._weights.are_released:
+            give_back()
 
     def _read(self, op: ReadWeight) -> bytes:
         part, slot = self._weights.read(op.name, op.num_rows)
@@ -184,11 +186,12 @@ class RankWeights:
 
     def _release(self, tags: list[MemoryTag]) -> None:
         wanted = tags or MEMORY_TAGS
-        if "kv_cache" in wanted:
-            self._memory.release_kv()
+        # First, because there may be no room for a copy.
         if "weights" in wanted and not self._weights.are_released:
             self._weights.release()
             self._memory.release_graphs()
+        if "kv_cache" in wanted:
+            self._memory.release_kv()
         if "cuda_graph" in wanted:
             self._memory.release_graphs()
         give_back()
@@ -202,5 +205,3 @@ class RankWeights:
                 self._memory.restore_kv()
         except StartupError as error:
             raise InvalidRequest(f"The weights cannot be read again: {error.message}") from error
-        if self.can_compute:
-            self._memory.restore_graphs(self._beat)

@@ -17,6 +17,9 @@ from runtime.weight_messages import (
     KeepUpdate,
     RankReply,
     ReadWeight,
+    ReleaseMemory,
+    RestoreGraphs,
+    ResumeMemory,
     UndoUpdate,
     WeightCall,
     WeightOp,
@@ -62,6 +65,12 @@ class WeightUpdates:
             return self._update(call.call_id, op)
         replies = self._everywhere(op)
         failed = _failures(replies)
+        if failed and isinstance(op, ReleaseMemory):
+            # Nobody will ask for what was given back.
+            self._everywhere(ResumeMemory(op.tags))
+            self._restore_graphs()
+        if not failed and isinstance(op, ResumeMemory):
+            failed = self._restore_graphs()
         if failed:
             return ControlReply(call.call_id, False, failed)
         if isinstance(op, ReadWeight):
@@ -76,6 +85,10 @@ class WeightUpdates:
         failed = _failures(self._everywhere(op))
         if not failed:
             self._everywhere(KeepUpdate())
+            # A full load brings released weights back, at other addresses.
+            without_graphs = self._restore_graphs()
+            if without_graphs:
+                logger.warning("Steps run without CUDA graphs: %s", without_graphs)
             return ControlReply(call_id, True)
         undone = _failures(self._everywhere(UndoUpdate()))
         if undone:
@@ -87,6 +100,16 @@ class WeightUpdates:
             )
             os._exit(1)
         return ControlReply(call_id, False, failed)
+
+    def _restore_graphs(self) -> str:
+        """Let all ranks have their graphs again, or none of them; why none has."""
+        if not self.can_compute:
+            return ""
+        failed = _failures(self._everywhere(RestoreGraphs()))
+        if failed:
+            # Ranks with graphs and ranks without would not compute in step.
+            self._everywhere(ReleaseMemory(["cuda_graph"]))
+        return failed
 
     def _everywhere(self, op: WeightOp) -> list[RankReply]:
         if self._others is None:

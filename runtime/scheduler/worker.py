@@ -168,7 +168,7 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
     """
     torch.set_num_threads(config.num_threads)
     torch.set_grad_enabled(False)
-    device = torch.device(config.device)
+    device = _device(config, rank)
     folder = Path(config.model_folder)
     model_config = load_model_config(folder)
     report("loading_weights")
@@ -275,16 +275,24 @@ def _num_kv_heads(model: CausalLM) -> int:
     return max(1, model.config.num_kv_heads // model.context.tp_size)
 
 
-def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> TensorGroup | None:
-    if config.tp_size == 1:
-        return None
-    if device.type == "cuda":
+def _device(config: WorkerConfig, rank: int) -> torch.device:
+    """This rank's device, a GPU by its number: a new thread's own begins with 0."""
+    device = torch.device(config.device)
+    if device.type != "cuda":
+        return device
+    if config.tp_size > 1:
         if config.tp_size > torch.cuda.device_count():
             raise StartupError(
                 f"--tp-size {config.tp_size} needs as many GPUs; {torch.cuda.device_count()} are "
                 "visible."
             )
         torch.cuda.set_device(rank)
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> TensorGroup | None:
+    if config.tp_size == 1:
+        return None
     store = Path(config.run_folder) / f"group-{config.generation}"
     return TensorGroup(rank, config.tp_size, device, store)
 
@@ -382,26 +390,29 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
     rows = BatchRows(
         config.max_running_requests, max_pages, config.context_len, shape.vocab_size, device
     )
-    wants_graphs = graphs and device.type == "cuda" and not config.disable_cuda_graph
-    if wants_graphs and not parts.attention.is_graph_safe:
-        logger.info("No CUDA graphs: this attention back end cannot be captured")
-        wants_graphs = False
-    limits = None
-    if wants_graphs:
-        num_parameters = parts.weight_bytes // model.context.dtype.itemsize
-        limits = GraphLimits(
-            config.max_running_requests,
-            graph_token_sizes(num_parameters, _step_limits(config).max_tokens),
-            keep_hidden=config.enable_return_hidden_states,
-        )
     return ModelRunner(
         model,
         parts.attention,
         kv,
         rows,
         config.page_size,
-        graphs=limits,
+        graphs=_graph_limits(parts) if graphs else None,
         share=None if parts.group is None else parts.group.share,
+    )
+
+
+def _graph_limits(parts: _Parts) -> GraphLimits | None:
+    config, context = parts.config, parts.model.context
+    if context.device.type != "cuda" or config.disable_cuda_graph:
+        return None
+    if not parts.attention.is_graph_safe:
+        logger.info("No CUDA graphs: this attention back end cannot be captured")
+        return None
+    num_parameters = parts.weight_bytes // context.dtype.itemsize
+    return GraphLimits(
+        config.max_running_requests,
+        graph_token_sizes(num_parameters, _step_limits(config).max_tokens),
+        keep_hidden=config.enable_return_hidden_states,
     )
 
 

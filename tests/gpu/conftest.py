@@ -1,11 +1,20 @@
-"""Tests that need an NVIDIA GPU; elsewhere they are skipped."""
+"""Tests of what runs on an NVIDIA GPU: `python3 -m pytest tests/gpu` on a machine with one, or two.
+
+Elsewhere they are skipped, except those marked `also_cpu`: these run with recorded operations in
+the place of CUDA graphs (`tests/support/graphs.py`), or, where a CPU test shows the same, when
+`HEADRACE_TEST_DEVICE=cpu` asks for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.support.gpu import ASKED, DEVICE
+from tests.support.graphs import record_graphs_on_the_cpu
 
 HERE = Path(__file__).parent
 
@@ -15,5 +24,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.path.is_relative_to(HERE):
             continue
         item.add_marker(pytest.mark.gpu)
-        if not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        reason = _why_not(item)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_not(item: pytest.Item) -> str:
+    if DEVICE != "cpu":
+        wanted = 2 if item.get_closest_marker("multi_gpu") else 1
+        found = torch.cuda.device_count()
+        return "" if found >= wanted else f"needs {wanted} CUDA devices, {found} are visible"
+    form = item.get_closest_marker("also_cpu")
+    if form is None:
+        return "no CUDA device"
+    if form.kwargs.get("asked") and ASKED is None:
+        return "no CUDA device; HEADRACE_TEST_DEVICE=cpu runs its CPU form"
+    return ""
+
+
+@pytest.fixture(scope="module")
+def graphs() -> Iterator[None]:
+    """Engines of this process have graphs, of one kind or the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE == "cpu":
+            record_graphs_on_the_cpu(patch)
+        yield

@@ -1,5 +1,6 @@
 """The whole worker against `transformers`, and against itself under every way of scheduling."""
 
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from runtime.batch_rows import BatchRows
+from runtime.executor import model_runner
 from runtime.step import RowJoin
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
@@ -182,3 +184,28 @@ def test_a_request_that_cannot_take_its_row_fails_alone(monkeypatch: pytest.Monk
     assert engine.tokens[1] == alone
     assert engine.reasons[2].status_code == 500
     assert engine.generate(PROMPTS[3], 12, ignore_eos=True) == alone
+
+
+def test_a_failed_step_leaves_its_memory_to_those_that_are_tried_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = InProcessEngine(tiny_model("llama"))
+    forward = engine.runner._model.forward
+    failed: list[weakref.ref[torch.Tensor]] = []
+
+    def fail_together(batch: Any) -> torch.Tensor:
+        if len(batch.seq_lens) > 1:
+            large = torch.zeros(8)
+            failed.append(weakref.ref(large))
+            raise torch.OutOfMemoryError("planted")
+        assert all(each() is None for each in failed), "its tensors are held while others compute"
+        return forward(batch)
+
+    monkeypatch.setattr(engine.runner._model, "forward", fail_together)
+    # pytest keeps every record of a log, and with it the traceback.
+    monkeypatch.setattr(model_runner.logger, "disabled", True)
+    for i in range(3):
+        engine.add(i + 1, PROMPTS[i], 4, ignore_eos=True)
+    engine.run()
+    assert failed
+    assert [engine.reasons[i + 1].type for i in range(3)] == ["length"] * 3

@@ -18,7 +18,9 @@ from runtime.client.logprobs import PositionLogprobs, read_blocks
 from runtime.config import WorkerConfig
 from runtime.executor.model_runner import ModelRunner
 from runtime.messages import (
+    ControlReply,
     FinishReason,
+    FrontInbound,
     GenerateRequest,
     HiddenMode,
     LogprobSpec,
@@ -28,6 +30,7 @@ from runtime.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
 from runtime.shared_state import SharedState
+from runtime.weight_messages import WeightCall, WeightOp
 
 # The numerics tests run on a GPU too: HEADRACE_TEST_DEVICE=cuda make test ARGS=tests/numerics
 DEVICE = os.environ.get("HEADRACE_TEST_DEVICE", "cpu")
@@ -73,10 +76,11 @@ class InProcessEngine:
         self.outputs: dict[int, list[PositionLogprobs]] = {}
         self.hidden_inputs: dict[int, list[list[float]]] = {}
         self.hidden_outputs: dict[int, list[list[float]]] = {}
+        self.replies: list[ControlReply] = []
         config = replace(config, **options)
         ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
         self.scheduler, self.ready = build_worker(
-            config, self.shared, self._collect, lambda _: None, lambda *_: None, ranks
+            config, self.shared, self._collect, self._keep_reply, lambda *_: None, ranks
         )
         torch.set_num_threads(1)
 
@@ -109,6 +113,15 @@ class InProcessEngine:
             ids = ids[count:]
         for end in message.ends:
             self.reasons[end.request_id] = end.reason
+
+    def _keep_reply(self, message: FrontInbound) -> None:
+        if isinstance(message, ControlReply):
+            self.replies.append(message)
+
+    def ask(self, op: WeightOp, *, flush_cache: bool = False) -> ControlReply:
+        """Do something with the weights or the memory, between two steps."""
+        self.scheduler.receive([WeightCall(len(self.replies), op, flush_cache)])
+        return self.replies[-1]
 
     def compile(self, spec: GrammarSpec) -> tuple[bytes, bytes]:
         """Key and compiled form of a constraint."""

@@ -1,11 +1,29 @@
-"""Stand-ins for CUDA graphs: the same static buffers, the work done by calling it."""
+"""Stand-ins for CUDA graphs on the CPU.
+
+`EagerGraph` has their static buffers and does the work by calling it. `RecordedGraph` is as blind
+as they are: it repeats the recorded operations on the very tensors of the recording, so what was
+computed on the host, and tensors that have been replaced since, stay as they were.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kernels import activation, linear, norm, rope, sampling
+from kernels.rope.reference import rope_kv_write
+from kernels.table import Table
+from runtime.attention.backend import ATTENTION_BACKENDS, AttentionLayer, StepLimits
+from runtime.executor import cuda_graphs, extend_graphs, model_runner
+from runtime.executor.model_runner import GraphLimits
+from runtime.forward_batch import ForwardBatch
+from runtime.scheduler import worker
 
 
 class EagerGraph:
@@ -24,3 +42,149 @@ class PlainBuffers:
 
     def next(self) -> torch.Tensor:
         return torch.empty(self._size, dtype=torch.int64)
+
+
+class PlainPool:
+    """In the place of `GraphPool`."""
+
+    def renew(self) -> None: ...
+
+
+class _Tape(TorchDispatchMode):
+    """Notes every operation with its arguments and what it gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            raise RuntimeError(f"{func} waits for the device: not while a graph is captured")
+        made = func(*args, **kwargs)
+        given = {_address(each) for each in tree_leaves((args, kwargs)) if _is_tensor(each)}
+        fresh = [
+            each for each in tree_leaves(made) if _is_tensor(each) and _address(each) not in given
+        ]
+        self.steps.append((func, args, kwargs, fresh))
+        return made
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class RecordedGraph:
+    """In the place of `capture_graph`: a second run of the work is recorded, as there."""
+
+    num_replays = 0
+
+    def __init__(self, work: Callable[[], None], pool: Any) -> None:
+        work()
+        with _Tape() as tape:
+            work()
+        self._steps = tape.steps
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        RecordedGraph.num_replays += 1
+        for func, args, kwargs, fresh in self._steps:
+            made = func(*args, **kwargs)
+            # Into the memory of the recording, which later operations read.
+            given = {_address(each) for each in tree_leaves((args, kwargs)) if _is_tensor(each)}
+            again = [
+                each
+                for each in tree_leaves(made)
+                if _is_tensor(each) and _address(each) not in given
+            ]
+            for old, new in zip(fresh, again, strict=True):
+                old.copy_(new)
+
+
+class TensorAttention:
+    """Attention whose every number stays in tensors, so that it may be recorded; float32 only."""
+
+    is_graph_safe = True
+    reads_host = False
+
+    def __init__(self, device_type: str, limits: StepLimits) -> None:
+        self.choices = ()
+
+    def plan(self, batch: ForwardBatch) -> None: ...
+
+    def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
+        kv = batch.kv[layer.layer_idx]
+        num_tokens, (heads, kv_heads, dim) = (
+            len(qkv),
+            (layer.num_heads, layer.num_kv_heads, layer.head_dim),
+        )
+        rope_kv_write(
+            qkv, heads, kv_heads, dim, layer.cos_sin, batch.positions,
+            # Padding writes to page 0, which belongs to nobody.
+            batch.slots.clamp(min=0),
+            kv.k, kv.v, layer.q_norm, layer.k_norm, layer.eps,
+        )  # fmt: skip
+        sequence = torch.searchsorted(
+            batch.qo_indptr[1:], torch.arange(num_tokens, dtype=torch.int32), right=True
+        ).clamp(max=len(batch.seq_lens) - 1)
+        pages = batch.page_table.index_select(0, sequence).long()
+        # [num_tokens, pages, kv_heads, page_size, dim] to [num_tokens, kv_heads, keys, dim].
+        key, value = (
+            each[pages].transpose(1, 2).reshape(num_tokens, kv_heads, -1, dim)
+            for each in (kv.k, kv.v)
+        )
+        at = torch.arange(key.shape[2])
+        place = batch.positions.unsqueeze(1)
+        visible = at <= place
+        if layer.window_left >= 0:
+            visible = visible & (at >= place - layer.window_left)
+        query = qkv[:, : heads * dim].view(num_tokens, kv_heads, heads // kv_heads, dim)
+        scores = torch.einsum("tgqd,tgkd->tgqk", query, key) * layer.scale
+        scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
+        attended = torch.einsum("tgqk,tgkd->tgqd", torch.softmax(scores, -1), value)
+        return attended.reshape(num_tokens, heads * dim)
+
+
+_TABLES: tuple[tuple[Any, Table[Any]], ...] = (
+    (activation, activation.ACTIVATION),
+    (norm, norm.NORM),
+    (rope, rope.ROPE),
+    (sampling, sampling.SAMPLING),
+    (linear, linear.LINEAR),
+)
+
+
+def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
+    """Give engines of this process on the CPU graphs where they would have them on a GPU.
+
+    Every operation of a step is one of torch's, so that the recording sees it.
+    """
+    for module, table in _TABLES:
+        patch.setitem(table.preferred, "cpu", ("reference",))
+        if hasattr(module, "_kernels"):
+            patch.setattr(module, "_kernels", module._kernels.__wrapped__)
+    patch.setitem(
+        ATTENTION_BACKENDS.entries, "recorded", f"{TensorAttention.__module__}:TensorAttention"
+    )
+    patch.setitem(worker.DEFAULT_ATTENTION, "cpu", "recorded")
+    for captured in (cuda_graphs, extend_graphs):
+        patch.setattr(captured, "capture_graph", RecordedGraph)
+        patch.setattr(captured, "HostBuffers", PlainBuffers)
+    patch.setattr(model_runner, "GraphPool", PlainPool)
+
+    def limits(parts: Any) -> GraphLimits | None:
+        if parts.config.disable_cuda_graph:
+            return None
+        return GraphLimits(
+            parts.config.max_running_requests,
+            [16, 32, 64],
+            keep_hidden=parts.config.enable_return_hidden_states,
+        )
+
+    patch.setattr(worker, "_graph_limits", limits)
