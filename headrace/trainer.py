@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -48,7 +48,25 @@ def tensor_body(named_tensors: NamedTensors) -> dict[str, Any]:
     return {"serialized_named_tensors": [base64.b64encode(data).decode("ascii")]}
 
 
-class SharedTensors:
+class _Lent:
+    """Memory that is lent until an update is answered; a context manager that takes it back."""
+
+    def close(self) -> None:
+        """Take the memory back."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class SharedTensors(_Lent):
     """Tensors in shared memory of this machine; a context manager that removes them at its end.
 
     Attributes:
@@ -73,22 +91,11 @@ class SharedTensors:
         """Remove the shared memory."""
         self._path.unlink(missing_ok=True)
 
-    def __enter__(self) -> SharedTensors:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class CudaTensors:
+class CudaTensors(_Lent):
     """Tensors on a GPU that a server on the same GPU, or a neighbour of it, reads where they are.
 
-    Keep the object until the update is answered; then its memory may be reused.
+    Keep the object until the update is answered, or use it as a context manager around that.
 
     Attributes:
         body: of `/update_weights_from_tensor`.
@@ -104,12 +111,13 @@ class CudaTensors:
             starts.append(size)
             size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         device = pairs[0][1].device
-        self._flat = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
+        flat = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
         for start, (_, tensor) in zip(starts, pairs, strict=True):
-            raw = tensor.contiguous().view(-1).view(torch.uint8)
-            self._flat[start : start + tensor.nbytes].copy_(raw)
+            raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+            flat[start : start + tensor.nbytes].copy_(raw)
         torch.cuda.synchronize(device)
-        shared = self._flat.untyped_storage()._share_cuda_()
+        self._flat: Tensor | None = flat
+        shared = flat.untyped_storage()._share_cuda_()
         handle = CudaHandle(
             device_uuid=str(torch.cuda.get_device_properties(device).uuid),
             handle=shared[1],
@@ -125,6 +133,10 @@ class CudaTensors:
             ],
         )
         self.body: dict[str, Any] = {"cuda_ipc": [[msgspec.to_builtins(handle)]]}
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._flat = None
 
 
 def init_update_group(

@@ -114,7 +114,8 @@ class WeightMethods:
         pairs = list(named_tensors.items() if hasattr(named_tensors, "items") else named_tensors)
         is_cuda = bool(pairs) and all(tensor.is_cuda for _, tensor in pairs)
         if is_cuda and self._context.config.model.device == "cuda":
-            body = CudaTensors(pairs).body
+            # Each rank reads there, at its own time.
+            body = stack.enter_context(CudaTensors(pairs)).body
         else:
             body = stack.enter_context(SharedTensors(pairs)).body
         fields = msgspec.convert({**body, "load_format": load_format}, TensorBody)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 from runtime.executor import cuda_graphs, extend_graphs
+from runtime.executor.device_memory import give_back
 from runtime.weight_messages import (
     LoadFolder,
     LoadTensors,
@@ -249,8 +250,7 @@ def test_no_graphs_are_better_than_some(
 
 def used_bytes() -> tuple[int, int]:
     """Of the GPU: what this process reserves, and what anybody has."""
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    give_back()
     free, total = torch.cuda.mem_get_info()
     return torch.cuda.memory_reserved(), total - free
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.executor import model_runner
 from runtime.messages import LogprobSpec
 from server.bench.shapes import write_shape
 from tests.support.engine import InProcessEngine
+from tests.support.fake_checkpoint import write_config
+from tests.support.gpu import DEVICE
 
+# A prompt of so many tokens.
+LONG = 16_000 if DEVICE == "cuda" else 1000
 CUDA: dict[str, Any] = {
     "device": "cuda",
     "dtype": "bfloat16",
@@ -68,25 +74,81 @@ def test_a_step_waits_for_nothing(folder: Path, graphs: bool, errors_on_sync: No
         assert all(reason.type == "length" for reason in engine.reasons.values())
 
 
-def test_memory_that_runs_out_ends_one_request(folder: Path) -> None:
-    # Tokens are compared across graph and eager steps: float32 has no ties.
-    engine = InProcessEngine(folder, **(CUDA | {"dtype": "float32"}))
-    alone = engine.generate(prompt(100), 40, ignore_eos=True)
+@pytest.fixture
+def wide_engine(graphs: None, tmp_path: Path) -> InProcessEngine:
+    """Two layers that need a gigabyte for a long prompt, and are computed in no time.
+
+    In float32: tokens are compared, and there are no ties.
+    """
+    write_config(
+        tmp_path,
+        vocab_size=4096,
+        hidden_size=512,
+        intermediate_size=8192 if DEVICE == "cuda" else 512,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=LONG + 100,
+        tie_word_embeddings=False,
+    )
+    options = {
+        "device": DEVICE,
+        "dtype": "float32",
+        "context_len": LONG + 100,
+        "chunked_prefill_size": LONG + 100,
+        "max_total_tokens": 2 * LONG,
+        "max_running_requests": 8,
+    }
+    return InProcessEngine(tmp_path, **(CUDA | options))
+
+
+@contextmanager
+def little_memory(engine: InProcessEngine, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Room for short prompts, and for no long one."""
+    if DEVICE == "cpu":
+        forward = engine.runner._model.forward
+
+        def fail(batch: Any) -> Any:
+            if len(batch.input_ids) > LONG // 2:
+                raise torch.OutOfMemoryError("planted")
+            return forward(batch)
+
+        with patch.context() as until_then:
+            until_then.setattr(engine.runner._model, "forward", fail)
+            yield
+        return
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     room = torch.cuda.memory_reserved() + 150 * 2**20
     torch.cuda.set_per_process_memory_fraction(room / total)
     try:
-        engine.add(11, prompt(100), 40, ignore_eos=True)
-        for _ in range(10):
-            engine.scheduler.step()
-        engine.add(12, prompt(16_000, 1), 4)
-        engine.run()
-        assert engine.reasons[12].type == "abort"
-        assert engine.tokens[11] == alone
-        torch.cuda.set_per_process_memory_fraction(1.0)
-        engine.add(13, prompt(16_000, 1), 4, ignore_eos=True)
-        engine.run()
-        assert len(engine.tokens[13]) == 4
+        yield
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_reserved() <= room
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.also_cpu(asked=True)
+def test_memory_that_runs_out_ends_one_request(
+    wide_engine: InProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # pytest keeps what is logged, and with a traceback the tensors of the step that failed.
+    monkeypatch.setattr(model_runner.logger, "disabled", True)
+    engine = wide_engine
+    short, long = [number % 4096 for number in prompt(100)], [3 + i % 4000 for i in range(LONG)]
+    alone = engine.generate(short, 40, ignore_eos=True)
+    assert len(set(alone)) > 10, "tokens that tell nothing"
+    with little_memory(engine, monkeypatch):
+        engine.add(11, short, 40, ignore_eos=True)
+        for _ in range(10):
+            engine.scheduler.step()
+        engine.add(12, long, 4)
+        engine.run()
+        assert engine.reasons[12].type == "abort"
+        assert "OutOfMemoryError" in (engine.reasons[12].message or "")
+        assert engine.tokens[11] == alone
+        assert engine.generate(short, 40, ignore_eos=True) == alone
+    engine.add(14, long, 4, ignore_eos=True)
+    engine.run()
+    assert len(engine.tokens[14]) == 4

@@ -114,6 +114,20 @@ def test_graphs_compute_with_the_new_weights(
     assert engine.cached[first] == 0, "a prefix of other weights was found"
 
 
+@pytest.mark.also_cpu(asked=True)
+def test_tensors_are_cast_to_the_type_that_serves(case: Case) -> None:
+    """bfloat16 has kernels of its own; the same ones in the same batches give the same tokens."""
+    options = {"dtype": "bfloat16", "max_running_requests": 8}
+    engine, fresh = (small_engine(folder, **options) for folder in (case.old, case.new))
+    before, after = answers(engine), answers(fresh)
+    assert before[0][0] != after[0][0]
+    for part in halves(case):
+        assert engine.ask(LoadTensors([save(dict(part))]), flush_cache=True).success
+    assert_same(answers(engine), after)
+    assert engine.ask(LoadFolder(str(case.old)), flush_cache=True).success
+    assert_same(answers(engine), before)
+
+
 def test_the_prefix_cache_stays_where_the_trainer_says_so(case: Case) -> None:
     engine = case.engine
     for flush in (False, True):

@@ -183,7 +183,7 @@ def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
             return None
         return GraphLimits(
             parts.config.max_running_requests,
-            [16, 32, 64],
+            [16, 32, 64, 128],
             keep_hidden=parts.config.enable_return_hidden_states,
         )
 
