@@ -1,0 +1,112 @@
+"""What the device can do at most, and how much of it a decode step and a prompt reach.
+
+    python -m benchmarks.h200.ceilings [--results benchmarks/results/h200] [--json FILE]
+
+A large copy gives the memory's rate, bytes read plus bytes written; a large bf16 product the matrix
+units'. Of `8b.json` and `0.5b.json`, where the results of `benchmarks.h200.run` are, case A tells
+how fast a step reads its weights and keys, case D how fast prompts are computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from server.bench.shapes import SHAPES
+
+COPY_BYTES = 4 * 2**30
+MATRIX_SIZE = 8192
+
+
+def seconds(work: Callable[[], object], times: int = 10) -> float:
+    """Of one call on the device, the median of several."""
+    taken = []
+    for _ in range(times):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        stop.record()
+        stop.synchronize()
+        taken.append(start.elapsed_time(stop) / 1e3)
+    return sorted(taken)[times // 2]
+
+
+def measure() -> dict[str, float]:
+    """Return bytes and operations a second."""
+    source = torch.randint(0, 127, (COPY_BYTES,), dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    copy_s = seconds(lambda: target.copy_(source))
+    a, b = (torch.randn(MATRIX_SIZE, MATRIX_SIZE, device="cuda").bfloat16() for _ in "ab")
+    product_s = seconds(lambda: a @ b)
+    return {
+        "bytes_per_s": 2 * COPY_BYTES / copy_s,
+        "flop_per_s": 2 * MATRIX_SIZE**3 / product_s,
+    }
+
+
+class Shape:
+    """A decoder's sizes."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.layers = config["num_hidden_layers"]
+        self.hidden = config["hidden_size"]
+        self.heads = config["num_attention_heads"]
+        kv_heads = config["num_key_value_heads"]
+        head_dim = config.get("head_dim") or self.hidden // self.heads
+        self.queries = self.heads * head_dim
+        qkv = self.queries + 2 * kv_heads * head_dim
+        mlp = 3 * config["intermediate_size"]
+        self.layer_weights = self.hidden * (qkv + self.queries + mlp)
+        self.head_weights = self.hidden * config["vocab_size"]
+        self.kv_bytes = 2 * self.layers * 2 * kv_heads * head_dim
+
+    def step_bytes(self, keys: float) -> float:
+        """Bytes that a decode step of one sequence reads: bf16 weights and keys."""
+        return 2 * (self.layers * self.layer_weights + self.head_weights) + keys * self.kv_bytes
+
+    def prompt_flop(self, length: int) -> float:
+        """Operations of a prompt, the head for its last token only."""
+        products = 2 * self.layers * self.layer_weights * length + 2 * self.head_weights
+        # Two products of queries and keys; half of the pairs are ahead of the query.
+        return products + self.layers * 4 * self.queries * length * length / 2
+
+
+def ratios(results: dict[str, Any], shape: Shape, most: dict[str, float]) -> dict[str, float]:
+    """What cases A and D reach of `most`."""
+    found = {}
+    cases, sizes = results["cases"], results["sizes"]
+    if "A" in cases:
+        keys = sizes["a_input"] + sizes["a_output"] / 2
+        rate = shape.step_bytes(keys) / (cases["A"]["tpot_ms"] / 1e3)
+        found |= {"decode_bytes_per_s": rate, "decode_share": rate / most["bytes_per_s"]}
+    if "D" in cases:
+        length = sizes["d_input"]
+        rate = shape.prompt_flop(length) / length * cases["D"]["input_tok_per_s"]
+        found |= {"prompt_flop_per_s": rate, "prompt_share": rate / most["flop_per_s"]}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results/h200"))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    most = measure()
+    report: dict[str, dict[str, float]] = {"device": most}
+    for name, config in SHAPES.items():
+        path = options.results / f"{name}.json"
+        if path.exists():
+            report[name] = ratios(json.loads(path.read_text()), Shape(config), most)
+    for name, figures in report.items():
+        print(name, *(f"{key} {value:.4g}" for key, value in figures.items()))
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
