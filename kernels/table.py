@@ -94,7 +94,8 @@ class Table(Generic[KernelsT]):
         Args:
             device_type: `torch.device.type`.
             wanted: name of an implementation to use whatever the order says.
-            invariant: consider batch-invariant ones only, those outside the order last.
+            invariant: consider batch-invariant ones of the device's order only: others may be
+                able to run on this machine, but not on this device.
 
         Raises:
             ValueError: `wanted` is unknown.
@@ -108,7 +109,7 @@ class Table(Generic[KernelsT]):
         passed_over: list[str] = []
         names = (*self.preferred.get(device_type, ()), "reference")
         if invariant:
-            names = tuple(n for n in dict.fromkeys((*names, *self.entries)) if self.is_invariant(n))
+            names = tuple(n for n in dict.fromkeys(names) if self.is_invariant(n))
         for name in names:
             why_not = self.unavailable(name)
             if why_not is None:

@@ -86,8 +86,7 @@ LINEAR: Table[LinearKernels] = Table(
             invariant=True,
         ),
     },
-    # Triton wins on single products; cuBLAS stays until whole steps are measured with it.
-    {"cpu": ("cpu", "mkldnn"), "cuda": ("triton", "reference")},
+    {"cpu": ("cpu", "mkldnn"), "cuda": ("triton", "reference", "triton_invariant")},
 )
 
 

@@ -31,6 +31,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def python_path() -> str:
+    """This checkout first, then wherever else modules were looked for."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
 class ServerProcess:
     """One `python -m server.launch`; a context manager that stops it."""
 
@@ -47,7 +52,7 @@ class ServerProcess:
             stderr=subprocess.STDOUT,
             text=True,
             cwd=cwd or ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            env={**os.environ, "PYTHONPATH": python_path(), **environment},
         )
         self.lines: list[str] = []
         self._changed = threading.Condition()
