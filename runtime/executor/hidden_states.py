@@ -63,8 +63,10 @@ def of_prompts(plan: StepPlan, hidden: Tensor) -> list[StepHidden]:
         plan: the step.
         hidden: `[num_tokens, hidden_size]`, of every token of the step.
     """
+    found: list[StepHidden] = []
+    if not plan.hidden_spans:
+        return found
     firsts = np.cumsum(plan.query_lens) - plan.query_lens
-    found = []
     for span in plan.hidden_spans:
         begin = int(firsts[span.index]) + span.offset
         values = hidden[begin : begin + span.length].to(torch.float32, copy=True)

@@ -1,0 +1,104 @@
+"""How long does the host work on a decode step?
+
+    python -m benchmarks.h200.host_time [--shape 0.5b] [--batch 64 256] [--json FILE]
+
+In the worker itself, without HTTP: the scheduler's step, less what it waited for the device. With
+overlap that time is hidden as long as it is shorter than the device's. `--device cpu --shape tiny`
+runs it anywhere; there the launch computes and nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from runtime.executor.model_runner import ModelRunner, PendingStep
+from runtime.step import StepPlan, StepResult
+from server.bench.shapes import SHAPES, write_shape
+from tests.support.engine import InProcessEngine
+
+PROMPT_LEN, STEPS = 128, 200
+
+
+class Clock:
+    """Adds up what a step spends in launching and in waiting."""
+
+    def __init__(self) -> None:
+        self.launch_s = self.wait_s = 0.0
+        launch, wait = ModelRunner.launch, PendingStep.wait
+
+        def timed_launch(runner: ModelRunner, plan: StepPlan) -> PendingStep:
+            began = time.perf_counter()
+            pending = launch(runner, plan)
+            self.launch_s += time.perf_counter() - began
+            return pending
+
+        def timed_wait(pending: PendingStep) -> StepResult:
+            began = time.perf_counter()
+            if pending._event is not None:
+                pending._event.synchronize()
+            self.wait_s += time.perf_counter() - began
+            return wait(pending)
+
+        ModelRunner.launch = timed_launch  # type: ignore[method-assign]
+        PendingStep.wait = timed_wait  # type: ignore[method-assign]
+
+
+def measure(engine: InProcessEngine, clock: Clock, batch: int, vocab_size: int) -> dict[str, float]:
+    """Medians over decode steps of a full batch, in milliseconds."""
+    rng = np.random.default_rng(0)
+    first = max(engine.tokens, default=0) + 1
+    ids = range(first, first + batch)
+    for request_id in ids:
+        prompt = rng.integers(1, vocab_size, PROMPT_LEN).tolist()
+        engine.add(request_id, prompt, STEPS + 60, ignore_eos=True)
+    while not all(len(engine.tokens.get(each, ())) >= 20 for each in ids):
+        engine.scheduler.step()
+    found: dict[str, list[float]] = {"step_ms": [], "host_ms": [], "launch_ms": []}
+    for _ in range(STEPS):
+        clock.launch_s = clock.wait_s = 0.0
+        began = time.perf_counter()
+        engine.scheduler.step()
+        taken = time.perf_counter() - began
+        found["step_ms"].append(taken * 1e3)
+        found["host_ms"].append((taken - clock.wait_s) * 1e3)
+        found["launch_ms"].append(clock.launch_s * 1e3)
+    engine.run()
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="0.5b", choices=list(SHAPES))
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    report: dict[int, dict[str, float]] = {}
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        engine = InProcessEngine(
+            write_shape(options.shape, Path(folder) / "model"),
+            device=options.device,
+            dtype="bfloat16",
+            load_format="dummy",
+            context_len=1024,
+            max_total_tokens=max(options.batch) * 512,
+            max_running_requests=max(options.batch),
+            overlap=options.device == "cuda",
+        )
+        for batch in options.batch:
+            report[batch] = measure(engine, clock, batch, SHAPES[options.shape]["vocab_size"])
+            print(batch, {name: round(value, 3) for name, value in report[batch].items()})
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
