@@ -32,9 +32,9 @@ class BatchRows:
         top_k: `[max_rows + 1]` int32 on the device, the vocabulary's size when off.
         host_params, host_top_k: the same on the host.
         num_prompt: `[max_rows + 1]` int64 on the host.
-        is_greedy, is_special, has_penalties, has_grammar, has_token_rules: `[max_rows + 1]` bool on
-            the host; special rows change their logits before sampling, those with token rules by
-            biases or by forbidding an early end.
+        is_greedy, edits_logits, has_penalties, has_grammar, has_token_rules: `[max_rows + 1]` bool
+            on the host; rows that edit logits do so by penalties or by token rules: biases, or the
+            ban of an early end.
         wants_logprobs, wants_hidden: `[max_rows + 1]` bool on the host.
         logprobs: what the rows that want log-probabilities ask for.
     """
@@ -70,7 +70,7 @@ class BatchRows:
         self.sampling: list[SamplingParams | None] = [None] * rows
         self.stop_ids: list[list[int]] = [[] for _ in range(rows)]
         self.is_greedy = np.ones(rows, dtype=bool)
-        self.is_special = np.zeros(rows, dtype=bool)
+        self.edits_logits = np.zeros(rows, dtype=bool)
         self.has_penalties = np.zeros(rows, dtype=bool)
         self.wants_logprobs = np.zeros(rows, dtype=bool)
         self.wants_hidden = np.zeros(rows, dtype=bool)
@@ -114,7 +114,7 @@ class BatchRows:
         self.has_grammar[row] = join.has_grammar
         has_token_rules = bool(sampling.logit_bias) or sampling.min_new_tokens > 0
         self.has_token_rules[row] = has_token_rules
-        self.is_special[row] = has_token_rules or sampling.has_penalties or join.has_grammar
+        self.edits_logits[row] = has_token_rules or sampling.has_penalties
         self.host_params[row] = (
             0.0 if greedy else sampling.temperature,
             sampling.top_p,

@@ -13,7 +13,7 @@ from runtime.cache.radix_tree import Tokens
 from runtime.grammar.backend import Matcher
 from runtime.messages import FinishReason, GenerateRequest, StreamStart
 from runtime.sampling_params import SamplingParams
-from runtime.step import Float32Array, Int32Array
+from runtime.step import Float32Array
 
 # So many prompt tokens let the detokenizer give the first output token its left context.
 PROMPT_TAIL_TOKENS = 8
@@ -28,8 +28,6 @@ class GrammarState:
         after: the grammar holds once this token was generated; `None` from the start.
         matcher: set when the grammar is there.
         is_active: whether the grammar holds already.
-        mask: `[ceil(vocab_size / 32)]` int32, what the next token may be; `None` until it is asked
-            for.
         spent_s: processor time spent on following it while it was watched.
     """
 
@@ -37,7 +35,6 @@ class GrammarState:
     after: int | None = None
     matcher: Matcher | None = None
     is_active: bool = True
-    mask: Int32Array | None = None
     spent_s: float = 0.0
 
     def __post_init__(self) -> None:

@@ -36,6 +36,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "hr_linear_unpack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
     "hr_linear": (_SIZE, *[_POINTER] * 4, *[_SIZE] * 4),
     "hr_token_bitmask": (*[_POINTER] * 3, *[_SIZE] * 5),
+    "hr_best_tokens": (*[_POINTER] * 4, *[_SIZE] * 6),
 }
 
 

@@ -44,7 +44,7 @@ def greedy_tokens(logits: Tensor, wide: Tensor) -> Tensor:
 
     Args:
         logits: `[num_rows, vocab_size]`, float16, bfloat16 or float32, contiguous.
-        wide: `[num_rows, vocab_size]` float32, contiguous; overwritten.
+        wide: `[num_rows, vocab_size]` float32, contiguous; overwritten. May be `logits` itself.
 
     Returns:
         `[num_rows]` int64; `NAN_TOKEN` where a row has a NaN.

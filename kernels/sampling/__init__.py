@@ -18,6 +18,7 @@ __all__ = [
     "apply_logit_bias",
     "apply_penalties",
     "apply_token_bitmask",
+    "best_tokens",
     "gather_logprobs",
     "mask_tokens",
     "nan_rows",
@@ -54,6 +55,11 @@ class SamplingKernels(Protocol):
         self, logits: Tensor, bitmask: Tensor, row_index: Tensor | None = None
     ) -> None:
         """See `kernels.sampling.apply_token_bitmask`."""
+
+    def best_tokens(
+        self, logits: Tensor, bitmask: Tensor | None = None, row_index: Tensor | None = None
+    ) -> Tensor:
+        """See `kernels.sampling.best_tokens`."""
 
     def gather_logprobs(
         self, logits: Tensor, token_ids: Tensor, top_k: int
@@ -175,6 +181,24 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor, row_index: Tensor | Non
             `None` when there is one for each row, in order.
     """
     _kernels(logits.device.type).apply_token_bitmask(logits, bitmask, row_index)
+
+
+def best_tokens(
+    logits: Tensor, bitmask: Tensor | None = None, row_index: Tensor | None = None
+) -> Tensor:
+    """Return the token of the largest logit of each row, the lowest id among equals.
+
+    Args:
+        logits: `[batch, vocab_size]` float32. Forbidden ones may be overwritten, and a row must
+            allow a finite one for its result to mean anything.
+        bitmask: `[num_masks, ceil(vocab_size / 32)]` int32, tokens that count, as
+            `apply_token_bitmask` takes them; all do without it.
+        row_index: `[num_masks]` int64, likewise.
+
+    Returns:
+        `[batch]` int64, `kernels.greedy.NAN_TOKEN` for a row where a logit that counts is NaN.
+    """
+    return _kernels(logits.device.type).best_tokens(logits, bitmask, row_index)
 
 
 def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ the same token on each.
 import torch
 from torch import Tensor
 
+from kernels.greedy.reference import greedy_tokens
 from kernels.sampling.candidates import top_candidates
 from kernels.sampling.draw import draw, uniform
 from kernels.sampling.penalties import (
@@ -23,6 +24,7 @@ __all__ = [
     "apply_logit_bias",
     "apply_penalties",
     "apply_token_bitmask",
+    "best_tokens",
     "gather_logprobs",
     "mask_tokens",
     "nan_rows",
@@ -35,14 +37,15 @@ _LOGPROB_FLOOR = -1e9
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Choose one token per row; see `kernels.sampling.sample`."""
-    greedy = logits.argmax(-1)
     if rows.all_greedy or logits.shape[0] == 0:
-        return greedy
+        return logits.argmax(-1)
     sampled = (rows.temperature > 0).nonzero().squeeze(1)
     if not sampled.numel():
-        return greedy
-    drawn = _sample_rows(logits[sampled], rows, sampled)
-    return greedy.index_copy(0, sampled, drawn.clamp(0, logits.shape[1] - 1))
+        return logits.argmax(-1)
+    drawn = _sample_rows(logits[sampled], rows, sampled).clamp(0, logits.shape[1] - 1)
+    if len(drawn) == len(logits):
+        return drawn
+    return logits.argmax(-1).index_copy(0, sampled, drawn)
 
 
 def _sample_rows(logits: Tensor, rows: SamplingRows, index: Tensor) -> Tensor:
@@ -133,6 +136,15 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tens
         return chosen, logprobs.new_empty(shape), token_ids.new_empty(shape)
     values, ids = top_candidates(logprobs, min(top_k, logits.shape[1]))
     return chosen, values, ids
+
+
+def best_tokens(
+    logits: Tensor, bitmask: Tensor | None = None, row_index: Tensor | None = None
+) -> Tensor:
+    """Take the largest logit of each row; see `kernels.sampling.best_tokens`."""
+    if bitmask is not None:
+        apply_token_bitmask(logits, bitmask, row_index)
+    return greedy_tokens(logits, logits)
 
 
 def nan_rows(logits: Tensor) -> Tensor:

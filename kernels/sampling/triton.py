@@ -16,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.greedy.triton import greedy_tokens
 from kernels.sampling.candidates import top_candidates
 from kernels.sampling.penalties import apply_penalties
 from kernels.sampling.reference import nan_rows
@@ -45,6 +46,7 @@ __all__ = [
     "apply_logit_bias",
     "apply_penalties",
     "apply_token_bitmask",
+    "best_tokens",
     "gather_logprobs",
     "mask_tokens",
     "nan_rows",
@@ -296,6 +298,15 @@ def _look_up(logits: Tensor, token_ids: Tensor, stats: _Stats) -> Tensor:
             BLOCK=64,
         )
     return out
+
+
+def best_tokens(
+    logits: Tensor, bitmask: Tensor | None = None, row_index: Tensor | None = None
+) -> Tensor:
+    """Take the largest logit of each row; see `kernels.sampling.best_tokens`."""
+    if bitmask is not None:
+        apply_token_bitmask(logits, bitmask, row_index)
+    return greedy_tokens(logits, logits)
 
 
 def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:

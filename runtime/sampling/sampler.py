@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from kernels.greedy import NAN_TOKEN
@@ -18,6 +17,7 @@ from kernels.sampling import (
     apply_logit_bias,
     apply_penalties,
     apply_token_bitmask,
+    best_tokens,
     mask_tokens,
     nan_rows,
     sample,
@@ -65,26 +65,29 @@ class Sampler:
         """
         state = self._rows
         index, places = to_device(state.device, rows, positions)
-        if state.is_special[rows].any():
+        is_greedy = state.is_greedy[rows].all()
+        wants_logprobs = state.wants_logprobs[rows].any()
+        edits = state.edits_logits[rows].any()
+        if edits or (masks is not None and (wants_logprobs or not is_greedy)):
             self._edit_logits(logits, rows, index, positions, masks)
-        if state.is_greedy[rows].all():
-            best = logits.max(dim=-1)
-            token_ids, bad = best.indices, torch.isnan(best.values)
+            masks = None
+        if is_greedy:
+            token_ids = best_tokens(logits, *self._on_device(logits, masks))
         else:
             bad = nan_rows(logits)
             token_ids = sample(logits, self._sampling_rows(rows, index, places))
-        token_ids = token_ids.masked_fill(bad, NAN_TOKEN)
+            token_ids = token_ids.masked_fill(bad, NAN_TOKEN)
         if self._share is not None:
             token_ids = self._share(token_ids)
         self._remember(token_ids, rows, index, positions)
-        if state.wants_logprobs[rows].any():
+        if wants_logprobs:
             return Sampled(token_ids, self._logprobs(logits, token_ids, rows))
         return Sampled(token_ids)
 
     def is_plain(self, rows: Int64Array) -> bool:
         """Whether every row takes its largest logit as it is, and nobody asks about the others."""
         state = self._rows
-        edited = state.is_special[rows] | state.wants_logprobs[rows]
+        edited = state.edits_logits[rows] | state.has_grammar[rows] | state.wants_logprobs[rows]
         return bool(state.is_greedy[rows].all()) and not edited.any()
 
     def _logprobs(self, logits: Tensor, token_ids: Tensor, rows: Int64Array) -> StepLogprobs:
@@ -152,7 +155,9 @@ class Sampler:
             lines, ids = to_device(state.device, pairs[:, 0].copy(), pairs[:, 1].copy())
             mask_tokens(logits, lines, ids)
         if masks is not None:
-            self._apply_masks(logits, masks)
+            words, of_lines = self._on_device(logits, masks)
+            assert words is not None
+            apply_token_bitmask(logits, words, of_lines)
         # Behind the masks: what a bias is added to, a forbidden token's minus infinity, it stays.
         if biases:
             pairs = np.array(biases, dtype=np.int64)
@@ -164,14 +169,18 @@ class Sampler:
             )
             apply_logit_bias(logits, lines, ids, added)
 
-    def _apply_masks(self, logits: Tensor, masks: TokenMasks) -> None:
+    def _on_device(
+        self, logits: Tensor, masks: TokenMasks | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Masks, and the lines they are for; none where they are for every one."""
+        if masks is None:
+            return None, None
         device = self._rows.device
         if len(masks.lines) == len(logits):
             (words,) = to_device(device, masks.words)
-            apply_token_bitmask(logits, words)
-        else:
-            lines, words = to_device(device, masks.lines, masks.words)
-            apply_token_bitmask(logits, words, lines)
+            return words, None
+        words, lines = to_device(device, masks.words, masks.lines)
+        return words, lines
 
     def _penalise(
         self, logits: Tensor, index: Tensor, num_outputs: Int64Array, penalised: Int64Array

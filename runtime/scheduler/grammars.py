@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from runtime.grammar.cache import ByteCache, loaded_size
 from runtime.messages import FinishReason
 from runtime.request import GrammarState, Request
 from runtime.scheduler.table import RequestTable
-from runtime.step import BoolArray, Int32Array, Int64Array, TokenMasks
+from runtime.step import Int32Array, Int64Array, TokenMasks
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +33,6 @@ WATCHED_STEPS = 64
 
 _TOO_SLOW = "The grammar is too ambiguous to be followed at the speed of the model."
 _STUCK = "The grammar allows no token here that the model knows."
-
-
-class _Output(NamedTuple):
-    """A running request and how many tokens it has, prompt included."""
-
-    request: Request
-    length: int
 
 
 @dataclass
@@ -80,8 +73,11 @@ class Grammars:
         for token_id in eos_token_ids:
             self._eos.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
         # Where the model has no such id, a grammar ends by itself, whatever its last token.
-        self._may_end = np.full(vocab_size, not eos_token_ids)
-        self._may_end[eos_token_ids] = True
+        self._eos_ids = frozenset(eos_token_ids)
+        # What the next token of each row may be, and how many tokens that are; true where the
+        # table's `knows_mask` says so. Made with the first grammar.
+        self._words: Int32Array = np.empty((0, self._num_words), dtype=np.int32)
+        self._num_allowed: Int64Array = np.empty(0, dtype=np.int64)
         # Steps for which each output's time is still measured.
         self._num_watched = 0
         self._cache: ByteCache[Future[Any]] = ByteCache(cache_bytes)
@@ -164,41 +160,43 @@ class Grammars:
         Returns:
             The masks of the rows that have a grammar, and why some of them cannot go on.
         """
-        lines: list[int] = []
-        outputs: list[_Output] = []
-        for line in np.flatnonzero(table.has_grammar[rows]).tolist():
-            request = table.request(int(rows[line]))
-            if _state(request).is_active:
-                lines.append(line)
-                outputs.append(_Output(request, int(table.num_tokens[request.row])))
-        if not lines:
+        lines = np.flatnonzero(table.is_masked[rows])
+        if not len(lines):
             return None, {}
-        words, failed = self._masks_of(outputs)
-        return TokenMasks(np.array(lines, dtype=np.int64), words), failed
+        masked = rows[lines]
+        failed = self._make_missing(table, masked, table.num_tokens[masked])
+        return TokenMasks(lines, self._words[masked]), failed
 
     def accept(
-        self, requests: Sequence[Request], token_ids: Sequence[int]
+        self, table: RequestTable, rows: Int64Array, token_ids: Int32Array
     ) -> dict[int, FinishReason]:
-        """Follow one token of each request; by place, why some of them end with theirs."""
+        """Follow one token of each row; by place, why some of them end with theirs."""
         ends: dict[int, FinishReason] = {}
+        if not len(rows):
+            return ends
         began = time.thread_time()
-        for place, (request, token_id) in enumerate(zip(requests, token_ids, strict=True)):
-            end = self._accept(_state(request), token_id)
+        for place, (row, token_id) in enumerate(
+            zip(rows.tolist(), token_ids.tolist(), strict=True)
+        ):
+            end = self._accept(table, row, token_id)
             if end is not None:
                 ends[place] = end
-        self._watch_if_slow(time.thread_time() - began, len(requests))
+        self._watch_if_slow(time.thread_time() - began, len(rows))
         return ends
 
-    def _accept(self, state: GrammarState, token_id: int) -> FinishReason | None:
+    def _accept(self, table: RequestTable, row: int, token_id: int) -> FinishReason | None:
+        state = _state(table, row)
         if not state.is_active:
-            state.is_active = token_id == state.after
+            state.is_active = table.is_masked[row] = token_id == state.after
             return None
-        assert state.matcher is not None
-        state.mask = None
+        matcher = state.matcher
+        assert matcher is not None
+        table.knows_mask[row] = False
         began = time.thread_time() if self._num_watched else 0.0
         try:
-            is_allowed = state.matcher.accept(token_id)
-            is_over = is_allowed and self._may_end[token_id] and state.matcher.is_terminated
+            is_allowed = matcher.accept(token_id)
+            may_end = token_id in self._eos_ids or not self._eos_ids
+            is_over = is_allowed and may_end and matcher.is_terminated
         except Exception:
             logger.exception("A grammar failed; its request ends")
             return _internal()
@@ -209,68 +207,84 @@ class Grammars:
             return _internal()
         return FinishReason("stop", matched=token_id) if is_over else None
 
-    def jump(self, requests: Sequence[Request], table: RequestTable) -> list[Jump]:
+    def jump(self, table: RequestTable, rows: Int64Array) -> list[Jump]:
         """Follow outputs along tokens without an alternative.
 
         Args:
-            requests: running, each with a grammar and every token known.
             table: the running batch.
+            rows: those that may jump, every token of theirs known.
 
         Returns:
             For each request that has such tokens: as many as its pages and its limit take.
         """
-        outputs = [
-            _Output(request, int(table.num_tokens[request.row]))
-            for request in requests
-            if _state(request).is_active
-        ]
         jumps: dict[int, Jump] = {}
-        while outputs:
-            words, failed = self._masks_of(outputs)
-            for request, _ in outputs:
-                if request.row in failed:
-                    # It fails again when the next step is planned, and ends with it.
-                    _state(request).mask = None
-            going_on: list[_Output] = []
-            for place in np.flatnonzero(_is_single(words)).tolist():
-                request, length = outputs[place]
-                row = request.row
-                room = min(int(table.capacity[row]), int(table.end_len[row])) - length
-                if room <= 0 or row in failed:
+        rows = rows[table.is_masked[rows]]
+        lengths = table.num_tokens[rows]
+        most = np.minimum(table.capacity[rows], table.end_len[rows])
+        while len(rows):
+            failed = self._make_missing(table, rows, lengths)
+            # They fail again when the next step is planned, and end with it.
+            table.knows_mask[list(failed)] = False
+            goes_on = (self._num_allowed[rows] == 1) & (lengths < most)
+            for place in np.flatnonzero(goes_on).tolist():
+                row = int(rows[place])
+                if row in failed:
+                    goes_on[place] = False
                     continue
-                jump = jumps.setdefault(row, Jump(request))
-                jump.token_ids.append(_single(words[place]))
-                jump.end = self._accept(_state(request), jump.token_ids[-1])
-                if jump.end is None:
-                    going_on.append(_Output(request, length + 1))
-            outputs = going_on
+                jump = jumps.setdefault(row, Jump(table.request(row)))
+                jump.token_ids.append(_single(self._words[row]))
+                jump.end = self._accept(table, row, jump.token_ids[-1])
+                goes_on[place] = jump.end is None
+            rows, lengths, most = rows[goes_on], lengths[goes_on] + 1, most[goes_on]
         return list(jumps.values())
 
-    def _masks_of(self, outputs: Sequence[_Output]) -> tuple[Int32Array, dict[int, FinishReason]]:
-        """`[n, words]`, made where they are missing; by row, which outputs cannot go on and why."""
-        failed: dict[int, FinishReason] = {}
-        missing = [output for output in outputs if _state(output.request).mask is None]
-        if missing:
-            words = self._made(missing, failed)
-            for (request, length), mask in zip(missing, words, strict=True):
-                _state(request).mask = mask
-                if length - request.num_prompt < request.sampling.min_new_tokens:
-                    longer = mask & ~self._eos
-                    # A grammar that must end here wins.
-                    mask[:] = longer if longer.any() else mask
-            for place in np.flatnonzero(~words.any(axis=1)).tolist():
-                failed.setdefault(missing[place].request.row, _refused(_STUCK))
-                # Something must be sampled; nobody will see it.
-                words[place] = -1
-            if len(missing) == len(outputs):
-                return words, failed
-        return np.stack([_mask(output.request) for output in outputs]), failed
+    def _make_missing(
+        self, table: RequestTable, rows: Int64Array, lengths: Int64Array
+    ) -> dict[int, FinishReason]:
+        """Make the masks of `rows` that are not known; by row, which cannot go on and why.
 
-    def _made(self, outputs: Sequence[_Output], failed: dict[int, FinishReason]) -> Int32Array:
+        Args:
+            table: the running batch.
+            rows: each with a grammar that holds.
+            lengths: their tokens, those that a jump has added included.
+        """
+        failed: dict[int, FinishReason] = {}
+        is_missing = ~table.knows_mask[rows]
+        if not is_missing.any():
+            return failed
+        rows, lengths = rows[is_missing], lengths[is_missing]
+        words = self._made(table, rows, lengths, failed)
+        early = np.flatnonzero(lengths < table.min_len[rows])
+        if len(early):
+            longer = words[early] & ~self._eos
+            # A grammar that must end here wins.
+            can_wait = longer.any(axis=1)
+            words[early[can_wait]] = longer[can_wait]
+        num_allowed = np.bitwise_count(words).sum(axis=1, dtype=np.int64)
+        for place in np.flatnonzero(num_allowed == 0).tolist():
+            failed.setdefault(int(rows[place]), _refused(_STUCK))
+            # Something must be sampled; nobody will see it.
+            words[place] = -1
+        if len(self._words) < table.max_rows:
+            self._words = np.empty((table.max_rows, self._num_words), dtype=np.int32)
+            self._num_allowed = np.empty(table.max_rows, dtype=np.int64)
+        self._words[rows] = words
+        self._num_allowed[rows] = num_allowed
+        table.knows_mask[rows] = True
+        return failed
+
+    def _made(
+        self,
+        table: RequestTable,
+        rows: Int64Array,
+        lengths: Int64Array,
+        failed: dict[int, FinishReason],
+    ) -> Int32Array:
         assert self._backend is not None
         backend = self._backend.result()
-        matchers = [_state(output.request).matcher for output in outputs]
-        words = np.zeros((len(outputs), self._num_words), dtype=np.int32)
+        states = [_state(table, row) for row in rows.tolist()]
+        matchers = [state.matcher for state in states]
+        words = np.empty((len(rows), self._num_words), dtype=np.int32)
         if not self._num_watched:
             began = time.thread_time()
             try:
@@ -278,24 +292,24 @@ class Grammars:
             except Exception as error:
                 logger.info("A grammar failed (%s); finding out which", error)
             else:
-                self._watch_if_slow(time.thread_time() - began, len(outputs))
+                self._watch_if_slow(time.thread_time() - began, len(rows))
                 return words
         self._num_watched = max(self._num_watched - 1, 0)
-        for place, (request, length) in enumerate(outputs):
-            state = _state(request)
+        for place, (row, state) in enumerate(zip(rows.tolist(), states, strict=True)):
             began = time.thread_time()
             try:
                 backend.fill(matchers[place : place + 1], words[place : place + 1])
             except GrammarError as error:
-                failed[request.row] = _refused(f"The grammar cannot be followed: {error}.")
+                failed[row] = _refused(f"The grammar cannot be followed: {error}.")
                 words[place] = -1
             except Exception:
                 logger.exception("A grammar failed; its request ends")
-                failed[request.row] = _internal()
+                failed[row] = _internal()
                 words[place] = -1
             state.spent_s += time.thread_time() - began
-            if state.spent_s > FREE_TIME_S + TIME_PER_TOKEN_S * (length - request.num_prompt):
-                failed[request.row] = _refused(_TOO_SLOW)
+            num_outputs = int(lengths[place]) - table.request(row).num_prompt
+            if state.spent_s > FREE_TIME_S + TIME_PER_TOKEN_S * num_outputs:
+                failed[row] = _refused(_TOO_SLOW)
         return words
 
     def _watch_if_slow(self, took_s: float, num_outputs: int) -> None:
@@ -305,23 +319,11 @@ class Grammars:
             self._num_watched = WATCHED_STEPS
 
 
-def _state(request: Request) -> GrammarState:
+def _state(table: RequestTable, row: int) -> GrammarState:
+    request = table.requests[row]
+    assert request is not None
     assert request.grammar is not None
     return request.grammar
-
-
-def _mask(request: Request) -> Int32Array:
-    mask = _state(request).mask
-    assert mask is not None
-    return mask
-
-
-def _is_single(words: Int32Array) -> BoolArray:
-    """`[n]`: whether exactly one bit of the row is set."""
-    used = words != 0
-    only_word = used.sum(axis=1) == 1
-    word = words.view(np.uint32)[np.arange(len(words)), used.argmax(axis=1)]
-    return only_word & (word & (word - np.uint32(1)) == 0)
 
 
 def _single(mask: Int32Array) -> int:

@@ -243,18 +243,15 @@ class OutputProcessor:
         Returns:
             `[num_rows]`, rows that got further tokens; all of theirs are reported.
         """
-        requests = [self._table.request(row) for row in rows[indices].tolist()]
-        ends = self._grammars.accept(requests, token_ids[indices].tolist())
+        following = rows[indices]
+        ends = self._grammars.accept(self._table, following, token_ids[indices])
         reasons.update({int(indices[place]): reason for place, reason in ends.items()})
         jumped = np.zeros(len(rows), dtype=bool)
         if not self._jump_ahead:
             return jumped
-        jumping = [
-            request
-            for place, request in enumerate(requests)
-            if place not in ends and _may_jump(request)
-        ]
-        for jump in self._grammars.jump(jumping, self._table):
+        may_jump = self._table.may_jump[following]
+        may_jump[list(ends)] = False
+        for jump in self._grammars.jump(self._table, following[may_jump]):
             index = int(np.flatnonzero(rows == jump.request.row)[0])
             reason = self._append_jump(jump, int(token_ids[index]))
             jumped[index] = True
@@ -325,8 +322,3 @@ class OutputProcessor:
         """Forget a running request without a word."""
         self._planner.drop(request, keep_cached=keep_cached)
         del self._requests[request.request_id]
-
-
-def _may_jump(request: Request) -> bool:
-    """Whether tokens need not be sampled: no penalty counts them, nothing is reported of them."""
-    return not (request.sampling.has_penalties or request.logprobs is not None or request.hidden)

@@ -27,6 +27,10 @@ class RequestTable:
         has_stop_ids: whether the row has stop ids of its own.
         min_len: number of tokens below which no end-of-sequence counts.
         has_grammar: rows whose output follows a grammar.
+        is_masked: those of them whose grammar holds already.
+        knows_mask: those of them for which `Grammars` keeps what the next token may be.
+        may_jump: rows whose tokens need not be sampled where a grammar leaves no choice: no penalty
+            counts them, nothing is reported of them.
         is_decoding: rows whose prompt is computed.
     """
 
@@ -43,7 +47,11 @@ class RequestTable:
         self.sampled_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.ends_at_eos = np.zeros(max_rows, dtype=bool)
         self.has_stop_ids = np.zeros(max_rows, dtype=bool)
+        self.min_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.has_grammar = np.zeros(max_rows, dtype=bool)
+        self.is_masked = np.zeros(max_rows, dtype=bool)
+        self.knows_mask = np.zeros(max_rows, dtype=bool)
+        self.may_jump = np.zeros(max_rows, dtype=bool)
         self.is_decoding = np.zeros(max_rows, dtype=bool)
         self._free = list(range(max_rows - 1, -1, -1))
         # Rows in order of admission: the newest is retracted first.
@@ -75,7 +83,13 @@ class RequestTable:
         self.has_stop_ids[row] = (
             bool(request.sampling.stop_token_ids) and not request.sampling.ignore_eos
         )
+        self.min_len[row] = request.num_prompt + request.sampling.min_new_tokens
         self.has_grammar[row] = request.grammar is not None
+        self.is_masked[row] = request.grammar is not None and request.grammar.is_active
+        self.knows_mask[row] = False
+        self.may_jump[row] = not (
+            request.sampling.has_penalties or request.logprobs is not None or request.hidden
+        )
         self.is_decoding[row] = False
         request.row = row
         self.order.append(row)
@@ -89,6 +103,7 @@ class RequestTable:
         self.request_ids[row] = 0
         self.is_decoding[row] = False
         self.has_grammar[row] = False
+        self.is_masked[row] = False
         self.order.remove(row)
         self._free.append(row)
         request.row = -1

@@ -100,6 +100,40 @@ def test_bitmask(name: str) -> None:
         assert torch.equal(wide, want)
 
 
+@pytest.mark.parametrize("name", BITMASKS)
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 100, 4096])
+def test_best_tokens(name: str, vocab: int) -> None:
+    best_tokens = SAMPLING.load(name).best_tokens
+    words = -(-vocab // 32)
+    for case in range(20):
+        logits = torch.randn(6, vocab)
+        if case % 2:
+            # Full of equal values: the lowest id wins.
+            logits = (2 * logits).round()
+        bitmask = torch.randint(-(2**31), 2**31, (6, words)).to(torch.int32)
+        bitmask[1], bitmask[2] = -1, 0
+        bitmask[:, (case * 7) % words] |= 1
+        bits = (bitmask.unsqueeze(-1) >> torch.arange(32)) & 1
+        allowed = bits.view(6, words * 32)[:, :vocab].bool()
+        logits[4, :] = logits[4].masked_fill(~allowed[4], math.nan)
+        want = [
+            max(row[ok.nonzero()[:, 0]].tolist()) for row, ok in zip(logits, allowed, strict=True)
+        ]
+        want_ids = [
+            next(i for i in ok.nonzero()[:, 0].tolist() if row[i] == value)
+            for row, ok, value in zip(logits, allowed, want, strict=True)
+        ]
+        assert best_tokens(logits.clone(), bitmask).tolist() == want_ids
+        free = [int(row.argmax()) for row in logits]
+        free[4] = -1 if logits[4].isnan().any() else free[4]
+        assert best_tokens(logits.clone()).tolist() == free
+        # Some rows, in another order, of a wider tensor; a NaN that counts.
+        wide = torch.cat([logits, torch.full((6, 3), 1e9)], dim=1)
+        wide[0, want_ids[0]] = math.nan
+        got = best_tokens(wide[:, :vocab], bitmask[[5, 0]], torch.tensor([5, 0])).tolist()
+        assert got == [-1, *free[1:5], want_ids[5]]
+
+
 def test_logprobs():
     logits = torch.randn(4, 200)
     logits[1, 50:] = -math.inf

@@ -97,6 +97,11 @@ def test_edits(impl, vocab):
     logits = torch.randn(3, vocab)
     rows, ids = torch.randint(0, 3, (200,)), torch.randint(0, vocab, (200,))
     bitmask = torch.randint(-(2**31), 2**31, (3, -(-vocab // 32))).to(torch.int32)
+    bitmask[:, 0] |= 1
+    for given in ((), (bitmask,), (bitmask[:2], torch.tensor([2, 0]))):
+        noisy = logits.index_fill(0, torch.tensor([1]), math.nan)
+        got = triton.best_tokens(noisy.clone(), *given)
+        assert torch.equal(got, reference.best_tokens(noisy.clone(), *given))
     for name, arguments in (
         ("apply_logit_bias", (rows, ids, torch.randn(200))),
         ("mask_tokens", (rows[:20], ids[:20])),

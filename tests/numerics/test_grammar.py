@@ -233,6 +233,14 @@ def test_a_grammar_that_is_not_there_ends_its_request_only(backend: str) -> None
     assert off.reasons[1].status_code == 500
 
 
+def test_outputs_that_all_end_in_one_step_are_not_taken_for_slow(backend: str) -> None:
+    made = engine(tiny_model("qwen3"), backend)
+    for index in range(4):
+        made.add(index + 1, [5 + index], 3, grammar=GrammarSpec("regex", "[a-c]{20}"))
+    made.run()
+    assert made.scheduler._grammars._num_watched == 0
+
+
 # The single token that may follow is not sampled, and nobody can tell.
 @pytest.mark.parametrize("model", ["demo", "qwen3"])
 @pytest.mark.parametrize(("pool", "page_size"), [(4096, 16), (160, 4)])
