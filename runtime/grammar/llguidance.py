@@ -10,6 +10,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from runtime.grammar.backend import BitmaskRows, GrammarError
+from runtime.grammar.blanks import MAX_BLANKS
 from runtime.grammar.cache import content_of, with_size
 from runtime.grammar.llguidance_tags import tag_to_grammar
 from runtime.sampling_params import GrammarSpec
@@ -17,8 +18,7 @@ from runtime.tokenizer import Tokenizer
 
 _MAX_MESSAGE_CHARS = 300
 _LOADED_PER_BYTE = 32
-# Free whitespace lets a confused model print spaces until its limit.
-_JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}"}
+_JSON_OPTIONS: Any = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{MAX_BLANKS}}}"}
 
 
 def _limits() -> LLParserLimits:

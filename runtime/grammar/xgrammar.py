@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -14,6 +14,7 @@ import torch
 import xgrammar
 
 from runtime.grammar.backend import BitmaskRows, GrammarError
+from runtime.grammar.blanks import BlankTokens
 from runtime.grammar.cache import content_of, with_size
 from runtime.grammar.xgrammar_schema import lengths_as_patterns
 from runtime.sampling_params import GrammarSpec
@@ -23,26 +24,54 @@ from runtime.tokenizer import Tokenizer
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _CHECK = re.compile(r"Check failed: .*?is false: ")
 _MAX_MESSAGE_CHARS = 300
-# Free whitespace lets a confused model print spaces until its limit.
-_MAX_WHITESPACE = 32
-_AS_WRITTEN, _AS_COMPILED = b"w", b"c"
+_AS_WRITTEN, _AS_COMPILED, _AS_COMPILED_JSON = b"w", b"c", b"j"
 # Processor time within which a constraint is compiled again rather than sent compiled. The thread
 # that does it lets the scheduler's run.
 _COMPILE_AGAIN_S = 0.25
 
 
 class XGrammarMatcher:
-    """See `runtime.grammar.backend.Matcher`."""
+    """See `runtime.grammar.backend.Matcher`.
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher) -> None:
+    Attributes:
+        blanks: that the output ends with, where their number is bounded.
+    """
+
+    blanks = 0
+
+    def __init__(self, inner: xgrammar.GrammarMatcher) -> None:
         """Wrap the library's object."""
-        self.inner = matcher
-        self.accept = matcher.accept_token
+        self.inner = inner
+
+    def accept(self, token_id: int) -> bool:
+        """Move on by one token."""
+        return self.inner.accept_token(token_id)
 
     @property
     def is_terminated(self) -> bool:
         """Whether nothing may follow any more."""
         return bool(self.inner.is_terminated())
+
+
+class JsonMatcher(XGrammarMatcher):
+    """Follows JSON, and counts its blanks."""
+
+    def __init__(self, inner: xgrammar.GrammarMatcher, tokens: BlankTokens) -> None:
+        """Wrap the library's object."""
+        super().__init__(inner)
+        self._run_after = tokens.run_after
+
+    def accept(self, token_id: int) -> bool:
+        """Move on by one token."""
+        if not self.inner.accept_token(token_id):
+            return False
+        self.blanks = self._run_after(self.blanks, token_id)
+        return True
+
+
+class _Loaded(NamedTuple):
+    grammar: xgrammar.CompiledGrammar
+    is_json: bool
 
 
 class XGrammarBackend:
@@ -69,6 +98,7 @@ class XGrammarBackend:
             stop_token_ids=eos_token_ids or None,
             add_prefix_space=found["add_prefix_space"],
         )
+        self._blank_tokens = BlankTokens(self._tokenizer_info.decoded_vocab)
 
     def compile(self, spec: GrammarSpec) -> bytes:
         """Compile a constraint; meant for a process that may be killed.
@@ -81,7 +111,8 @@ class XGrammarBackend:
         if time.process_time() - began < _COMPILE_AGAIN_S:
             content = _AS_WRITTEN + msgspec.msgpack.encode(spec)
         else:
-            content = _AS_COMPILED + str(compiled.serialize_json()).encode()
+            form = _AS_COMPILED_JSON if spec.kind == "json_schema" else _AS_COMPILED
+            content = form + str(compiled.serialize_json()).encode()
         return with_size(content, int(compiled.memory_size_bytes))
 
     def _compiled(self, spec: GrammarSpec) -> Any:
@@ -100,9 +131,7 @@ class XGrammarBackend:
         match spec.kind:
             case "json_schema":
                 schema = lengths_as_patterns(orjson.loads(spec.text))
-                return compiler.compile_json_schema(
-                    orjson.dumps(schema).decode(), max_whitespace_cnt=_MAX_WHITESPACE
-                )
+                return compiler.compile_json_schema(orjson.dumps(schema).decode())
             case "regex":
                 return compiler.compile_regex(spec.text)
             case "ebnf":
@@ -110,25 +139,30 @@ class XGrammarBackend:
             case "structural_tag":
                 return compiler.compile_structural_tag(*_structural_tag(spec.text))
 
-    def load(self, payload: bytes) -> Any:
+    def load(self, payload: bytes) -> _Loaded:
         """Read a compiled grammar, or compile what is known to be quick."""
-        kind, content = content_of(payload)[:1], content_of(payload)[1:]
-        if kind == _AS_WRITTEN:
+        form, content = content_of(payload)[:1], content_of(payload)[1:]
+        if form == _AS_WRITTEN:
             try:
                 spec = msgspec.msgpack.decode(content, type=GrammarSpec)
             except msgspec.DecodeError as error:
                 raise GrammarError(str(error)) from None
-            return self._compiled(spec)
+            return _Loaded(self._compiled(spec), spec.kind == "json_schema")
         try:
-            return xgrammar.CompiledGrammar.deserialize_json(content.decode(), self._tokenizer_info)
+            grammar = xgrammar.CompiledGrammar.deserialize_json(
+                content.decode(), self._tokenizer_info
+            )
         except Exception as error:
             raise GrammarError(_readable(str(error))) from None
+        return _Loaded(grammar, form == _AS_COMPILED_JSON)
 
-    def start(self, compiled: Any) -> XGrammarMatcher:
+    def start(self, compiled: _Loaded) -> XGrammarMatcher:
         """Begin an output."""
         matcher = xgrammar.GrammarMatcher(
-            compiled, terminate_without_stop_token=self._ends_by_itself
+            compiled.grammar, terminate_without_stop_token=self._ends_by_itself
         )
+        if compiled.is_json:
+            return JsonMatcher(matcher, self._blank_tokens)
         return XGrammarMatcher(matcher)
 
     def fill(self, matchers: Sequence[XGrammarMatcher], words: BitmaskRows) -> None:
@@ -136,6 +170,10 @@ class XGrammarBackend:
         self._batch.batch_fill_next_token_bitmask(
             [each.inner for each in matchers], torch.from_numpy(words)
         )
+        tokens = self._blank_tokens
+        for place, matcher in enumerate(matchers):
+            if matcher.blanks > tokens.free_run:
+                tokens.bound(words[place], matcher.blanks)
 
 
 def _structural_tag(text: str) -> tuple[Any, ...]:

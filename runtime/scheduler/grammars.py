@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from runtime.config import GRAMMAR_CACHE_BYTES
-from runtime.grammar.backend import BackendFactory, GrammarBackend, GrammarError, num_words
+from runtime.grammar.backend import (
+    BackendFactory,
+    GrammarBackend,
+    GrammarError,
+    Matcher,
+    num_words,
+)
 from runtime.grammar.cache import ByteCache, loaded_size
 from runtime.messages import FinishReason
 from runtime.request import GrammarState, Request
@@ -172,40 +178,58 @@ class Grammars:
     ) -> dict[int, FinishReason]:
         """Follow one token of each row; by place, why some of them end with theirs."""
         ends: dict[int, FinishReason] = {}
-        if not len(rows):
-            return ends
-        began = time.thread_time()
-        for place, (row, token_id) in enumerate(
-            zip(rows.tolist(), token_ids.tolist(), strict=True)
-        ):
-            end = self._accept(table, row, token_id)
+        is_masked = table.is_masked[rows]
+        if not is_masked.all():
+            self._begin(table, rows[~is_masked], token_ids[~is_masked])
+        places, masked = np.flatnonzero(is_masked).tolist(), rows[is_masked]
+        tokens = token_ids[is_masked].tolist()
+        table.knows_mask[masked] = False
+        matchers, began = table.matchers, time.thread_time()
+        for place, row, token_id in zip(places, masked.tolist(), tokens, strict=True):
+            end = self._move(matchers[row], token_id)
             if end is not None:
                 ends[place] = end
-        self._watch_if_slow(time.thread_time() - began, len(rows))
+            if self._num_watched:
+                now = time.thread_time()
+                _state(table, row).spent_s += now - began
+                began = now
+        if not self._num_watched:
+            self._watch_if_slow(time.thread_time() - began, len(tokens))
+        # Most steps end no output: one look for all.
+        if not self._eos_ids or not self._eos_ids.isdisjoint(tokens):
+            for place, row, token_id in zip(places, masked.tolist(), tokens, strict=True):
+                end = self._end(matchers[row], token_id)
+                if end is not None:
+                    ends.setdefault(place, end)
         return ends
 
-    def _accept(self, table: RequestTable, row: int, token_id: int) -> FinishReason | None:
-        state = _state(table, row)
-        if not state.is_active:
+    @staticmethod
+    def _begin(table: RequestTable, rows: Int64Array, token_ids: Int32Array) -> None:
+        """Let grammars hold from the token on that they wait for."""
+        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+            state = _state(table, row)
             state.is_active = table.is_masked[row] = token_id == state.after
-            return None
-        matcher = state.matcher
+
+    @staticmethod
+    def _move(matcher: Matcher | None, token_id: int) -> FinishReason | None:
+        """Go on by a token; why that failed, if it did."""
         assert matcher is not None
-        table.knows_mask[row] = False
-        began = time.thread_time() if self._num_watched else 0.0
         try:
-            is_allowed = matcher.accept(token_id)
-            may_end = token_id in self._eos_ids or not self._eos_ids
-            is_over = is_allowed and may_end and matcher.is_terminated
+            if matcher.accept(token_id):
+                return None
         except Exception:
             logger.exception("A grammar failed; its request ends")
             return _internal()
-        if self._num_watched:
-            state.spent_s += time.thread_time() - began
-        if not is_allowed:
-            logger.error("A token was sampled that its grammar forbids")
-            return _internal()
-        return FinishReason("stop", matched=token_id) if is_over else None
+        logger.error("A token was sampled that its grammar forbids")
+        return _internal()
+
+    def _end(self, matcher: Matcher | None, token_id: int) -> FinishReason | None:
+        """The reason when a grammar is over with its last token."""
+        assert matcher is not None
+        may_end = token_id in self._eos_ids or not self._eos_ids
+        if may_end and matcher.is_terminated:
+            return FinishReason("stop", matched=token_id)
+        return None
 
     def jump(self, table: RequestTable, rows: Int64Array) -> list[Jump]:
         """Follow outputs along tokens without an alternative.
@@ -232,8 +256,10 @@ class Grammars:
                     goes_on[place] = False
                     continue
                 jump = jumps.setdefault(row, Jump(table.request(row)))
-                jump.token_ids.append(_single(self._words[row]))
-                jump.end = self._accept(table, row, jump.token_ids[-1])
+                token_id, matcher = _single(self._words[row]), table.matchers[row]
+                jump.token_ids.append(token_id)
+                table.knows_mask[row] = False
+                jump.end = self._move(matcher, token_id) or self._end(matcher, token_id)
                 goes_on[place] = jump.end is None
             rows, lengths, most = rows[goes_on], lengths[goes_on] + 1, most[goes_on]
         return list(jumps.values())
@@ -249,22 +275,21 @@ class Grammars:
             lengths: their tokens, those that a jump has added included.
         """
         failed: dict[int, FinishReason] = {}
-        is_missing = ~table.knows_mask[rows]
-        if not is_missing.any():
+        is_known = table.knows_mask[rows]
+        if is_known.all():
             return failed
-        rows, lengths = rows[is_missing], lengths[is_missing]
+        if is_known.any():
+            rows, lengths = rows[~is_known], lengths[~is_known]
         words = self._made(table, rows, lengths, failed)
-        early = np.flatnonzero(lengths < table.min_len[rows])
-        if len(early):
-            longer = words[early] & ~self._eos
-            # A grammar that must end here wins.
-            can_wait = longer.any(axis=1)
-            words[early[can_wait]] = longer[can_wait]
+        is_early = lengths < table.min_len[rows]
+        if is_early.any():
+            self._ban_ends(words, np.flatnonzero(is_early))
         num_allowed = np.bitwise_count(words).sum(axis=1, dtype=np.int64)
-        for place in np.flatnonzero(num_allowed == 0).tolist():
-            failed.setdefault(int(rows[place]), _refused(_STUCK))
-            # Something must be sampled; nobody will see it.
-            words[place] = -1
+        if not num_allowed.all():
+            for place in np.flatnonzero(num_allowed == 0).tolist():
+                failed.setdefault(int(rows[place]), _refused(_STUCK))
+                # Something must be sampled; nobody will see it.
+                words[place] = -1
         if len(self._words) < table.max_rows:
             self._words = np.empty((table.max_rows, self._num_words), dtype=np.int32)
             self._num_allowed = np.empty(table.max_rows, dtype=np.int64)
@@ -272,6 +297,12 @@ class Grammars:
         self._num_allowed[rows] = num_allowed
         table.knows_mask[rows] = True
         return failed
+
+    def _ban_ends(self, words: Int32Array, lines: Int64Array) -> None:
+        """Forbid the end of the text in some lines of `words`, unless it must come there."""
+        longer = words[lines] & ~self._eos
+        can_wait = longer.any(axis=1)
+        words[lines[can_wait]] = longer[can_wait]
 
     def _made(
         self,
@@ -282,8 +313,7 @@ class Grammars:
     ) -> Int32Array:
         assert self._backend is not None
         backend = self._backend.result()
-        states = [_state(table, row) for row in rows.tolist()]
-        matchers = [state.matcher for state in states]
+        matchers = [table.matchers[row] for row in rows.tolist()]
         words = np.empty((len(rows), self._num_words), dtype=np.int32)
         if not self._num_watched:
             began = time.thread_time()
@@ -295,7 +325,8 @@ class Grammars:
                 self._watch_if_slow(time.thread_time() - began, len(rows))
                 return words
         self._num_watched = max(self._num_watched - 1, 0)
-        for place, (row, state) in enumerate(zip(rows.tolist(), states, strict=True)):
+        for place, row in enumerate(rows.tolist()):
+            state = _state(table, row)
             began = time.thread_time()
             try:
                 backend.fill(matchers[place : place + 1], words[place : place + 1])
@@ -315,7 +346,7 @@ class Grammars:
     def _watch_if_slow(self, took_s: float, num_outputs: int) -> None:
         # To measure each output costs more than to follow it: only once one of them is slow. By
         # processor time, for a busy machine is not the grammar's fault.
-        if took_s > SLOW_S * num_outputs:
+        if took_s > SLOW_S * max(num_outputs, 1):
             self._num_watched = WATCHED_STEPS
 
 

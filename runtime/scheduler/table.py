@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.cache.radix_tree import Tokens
+from runtime.grammar.backend import Matcher
 from runtime.request import Request
 from runtime.step import Int64Array
 
@@ -25,8 +26,9 @@ class RequestTable:
         sampled_len: tokens known or in flight; at `end_len` no further step is planned.
         ends_at_eos: whether end-of-sequence ids stop the row.
         has_stop_ids: whether the row has stop ids of its own.
-        min_len: number of tokens below which no end-of-sequence counts.
+        min_len: number of tokens below which no end-of-sequence counts; 0 where it always does.
         has_grammar: rows whose output follows a grammar.
+        matchers: those grammars, by row.
         is_masked: those of them whose grammar holds already.
         knows_mask: those of them for which `Grammars` keeps what the next token may be.
         may_jump: rows whose tokens need not be sampled where a grammar leaves no choice: no penalty
@@ -49,6 +51,7 @@ class RequestTable:
         self.has_stop_ids = np.zeros(max_rows, dtype=bool)
         self.min_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.has_grammar = np.zeros(max_rows, dtype=bool)
+        self.matchers: list[Matcher | None] = [None] * max_rows
         self.is_masked = np.zeros(max_rows, dtype=bool)
         self.knows_mask = np.zeros(max_rows, dtype=bool)
         self.may_jump = np.zeros(max_rows, dtype=bool)
@@ -83,9 +86,12 @@ class RequestTable:
         self.has_stop_ids[row] = (
             bool(request.sampling.stop_token_ids) and not request.sampling.ignore_eos
         )
-        self.min_len[row] = request.num_prompt + request.sampling.min_new_tokens
-        self.has_grammar[row] = request.grammar is not None
-        self.is_masked[row] = request.grammar is not None and request.grammar.is_active
+        least = request.sampling.min_new_tokens
+        self.min_len[row] = request.num_prompt + least if least else 0
+        grammar = request.grammar
+        self.has_grammar[row] = grammar is not None
+        self.matchers[row] = None if grammar is None else grammar.matcher
+        self.is_masked[row] = grammar is not None and grammar.is_active
         self.knows_mask[row] = False
         self.may_jump[row] = not (
             request.sampling.has_penalties or request.logprobs is not None or request.hidden
@@ -104,6 +110,7 @@ class RequestTable:
         self.is_decoding[row] = False
         self.has_grammar[row] = False
         self.is_masked[row] = False
+        self.matchers[row] = None
         self.order.remove(row)
         self._free.append(row)
         request.row = -1

@@ -1,0 +1,74 @@
+"""Bounds the blanks between two tokens of JSON, beside a grammar that allows any number of them.
+
+A confused model would print blanks until its limit. Written into the grammar, the bound makes every
+mask three times as expensive, blanks or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.grammar.backend import num_words
+
+MAX_BLANKS = 32
+_BLANKS = b" \t\r\n"
+# These cannot stand in a string, so where one may come no string is open.
+_BETWEEN = b"\t\r\n"
+
+MaskRow = NDArray[np.int32]
+
+
+class BlankTokens:
+    """What a vocabulary's tokens do to a run of blanks.
+
+    A run that has not begun is not bounded: however long, one token may hold it.
+
+    Attributes:
+        free_run: a run so long can be followed by any token.
+    """
+
+    def __init__(self, vocab: Sequence[bytes]) -> None:
+        """Look at each token's bytes."""
+        begins_with = [len(token) - len(token.lstrip(_BLANKS)) for token in vocab]
+        self._ends_with = [len(token) - len(token.rstrip(_BLANKS)) for token in vocab]
+        self._all_blank = frozenset(
+            token_id
+            for token_id, token in enumerate(vocab)
+            if token and begins_with[token_id] == len(token)
+        )
+        self.free_run = max(0, MAX_BLANKS - max(begins_with, default=0))
+        self._begins_with = np.array(begins_with)
+        self._between = _bits(
+            np.array([each != b"" and not each.strip(_BETWEEN) for each in vocab])
+        )
+        self._too_long: dict[int, MaskRow] = {}
+
+    def run_after(self, run: int, token_id: int) -> int:
+        """How many blanks an output ends with when a token comes behind `run` of them."""
+        blanks = self._ends_with[token_id]
+        return run + blanks if blanks and token_id in self._all_blank else blanks
+
+    def bound(self, mask: MaskRow, run: int) -> None:
+        """Take tokens that would make a run longer than `MAX_BLANKS` out of a mask.
+
+        Args:
+            mask: `[num_words]`, what may come next, in place; never left empty.
+            run: blanks that the output ends with.
+        """
+        if not (mask & self._between).any():
+            return
+        room = max(MAX_BLANKS - run, 0)
+        if room not in self._too_long:
+            self._too_long[room] = _bits(self._begins_with > room)
+        fitting = mask & ~self._too_long[room]
+        if fitting.any():
+            mask[:] = fitting
+
+
+def _bits(flags: NDArray[np.bool_]) -> MaskRow:
+    padded = np.zeros(num_words(len(flags)) * 32, dtype=bool)
+    padded[: len(flags)] = flags
+    return np.packbits(padded, bitorder="little").view(np.int32)
