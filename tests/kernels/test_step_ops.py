@@ -49,6 +49,8 @@ def test_the_first_of_the_largest_is_chosen(name, dtype, vocab_size):
     assert got.dtype == torch.int64
     assert got.tolist() == want
     assert torch.equal(wide, logits.float())
+    assert torch.equal(GREEDY.load(name).greedy_tokens(wide, wide), got)
+    assert torch.equal(wide, logits.float())
 
 
 @pytest.mark.parametrize("name", NAMES)
