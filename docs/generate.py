@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from openai_api import errors as openai_errors
 from runtime import errors
+from runtime.client.gate import RequestGate
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config import ServerConfig
 from runtime.shared_state import SharedState
@@ -62,9 +63,8 @@ def metrics_page() -> str:
             scheduling=SimpleNamespace(page_size=16),
         )
         status = EngineStatus([ReplicaStatus(shared=shared)])
-        context = SimpleNamespace(
-            config=config, status=status, client=SimpleNamespace(num_compiling=0)
-        )
+        client = SimpleNamespace(num_compiling=0, gate=RequestGate())
+        context = SimpleNamespace(config=config, status=status, client=client)
         families = sorted(
             Metrics(cast("ServerContext", context)).registry.collect(), key=lambda f: f.name
         )

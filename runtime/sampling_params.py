@@ -143,9 +143,8 @@ def validate_sampling_params(params: SamplingParams, vocab_size: int) -> None:
 def _check_lengths(params: SamplingParams) -> None:
     limit = params.max_new_tokens
     if limit is not None and not 0 <= limit <= INT64_MAX:
-        raise InvalidRequest(
-            f"max_new_tokens must be at least 0, got {limit}.", param="max_new_tokens"
-        )
+        bound = "be at least 0" if limit < 0 else "fit in 64 bits"
+        raise InvalidRequest(f"max_new_tokens must {bound}, got {limit}.", param="max_new_tokens")
     if params.min_new_tokens < 0:
         raise InvalidRequest(
             f"min_new_tokens must be at least 0, got {params.min_new_tokens}.",

@@ -179,7 +179,11 @@ class _EngineCollector(Collector):
             "Requests that wait for a grammar.",
             self._context.client.num_compiling,
         )
-        yield self._gauge("num_paused_reqs", "Requests that are paused.", 0)
+        yield self._gauge(
+            "num_paused_reqs",
+            "Requests held back: generation is paused, or weights change.",
+            self._context.client.gate.num_held,
+        )
         yield self._cache_config()
         cpu = CounterMetricFamily(
             "sglang:process_cpu_seconds_total", "CPU time.", labels=[*self._names, "component"]

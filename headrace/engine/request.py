@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from runtime.client.expected import explain
 from runtime.errors import InvalidRequest
 from runtime.sampling_params import SamplingFields
 from server.native.generate_request import GenerateBody
@@ -54,7 +55,8 @@ def build_body(
     try:
         return msgspec.convert(values, GenerateBody)
     except msgspec.ValidationError as error:
-        message = str(error).replace("`$.text", "`prompt").replace("`$.", "`")
+        message = explain(error, GenerateBody)
+        message = message.replace("`$.text", "`prompt").replace("`$.", "`")
         raise InvalidRequest(message) from None
 
 
@@ -74,7 +76,7 @@ def build_options(call: str, struct: type[S], options: Mapping[str, Any]) -> S:
     try:
         return msgspec.convert({name: _plain(value) for name, value in options.items()}, struct)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error).replace("`$.", "`")) from None
+        raise InvalidRequest(explain(error, struct).replace("`$.", "`")) from None
 
 
 def _plain(value: Any) -> Any:

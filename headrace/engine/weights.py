@@ -15,6 +15,7 @@ import msgspec
 from headrace.engine.core import EngineCore
 from headrace.engine.errors import translated
 from headrace.trainer import CudaTensors, SharedTensors
+from runtime.client.expected import explain
 from runtime.errors import InvalidRequest
 from runtime.weight_messages import CheckWeights, LeaveGroup, ReadWeight
 from server.context import ServerContext
@@ -342,4 +343,4 @@ def _converted(values: dict[str, Any], struct: Any) -> Any:
     try:
         return msgspec.convert(values, struct)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error).replace("`$.", "`")) from None
+        raise InvalidRequest(explain(error, struct).replace("`$.", "`")) from None

@@ -117,6 +117,11 @@ class EngineClient:
         link = self.links[rank]
         return sum(self._streams[each].link is link for each in self._compiling)
 
+    def num_held_for(self, rank: int) -> int:
+        """Requests for one replica that are held back: generation is paused, or weights change."""
+        link = self.links[rank]
+        return sum(self._streams[each].link is link for each in self.gate.held())
+
     def generate(self, item: GenerationInput) -> GenerationStream:
         """Admit one request and open its stream.
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from runtime.client.expected import explain
 from runtime.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -35,7 +36,8 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         if len(body) <= DUPLICATE_CHECK_BYTES:
             json.loads(body, object_pairs_hook=_unique)
     except msgspec.ValidationError as error:
-        raise InvalidBody(str(error), param=_path_of(str(error))) from None
+        message = explain(error, decoder.type)
+        raise InvalidBody(message, param=_path_of(message)) from None
     except InvalidBody:
         raise
     except RecursionError:

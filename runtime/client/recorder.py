@@ -25,7 +25,7 @@ class RequestRecord:
     """One request, from its admission to its last chunk; times are `time.perf_counter()`.
 
     Attributes:
-        input_ids, sampling: as they were asked for.
+        input_ids, sampling: as they were asked for; no ids where embeddings were sent.
         outcome: how it ended; `disconnect` when nobody read it to the end.
         token_gaps: (seconds, tokens) for each chunk after the first.
         text: pieces of the output, where the client keeps them.
@@ -148,7 +148,8 @@ class RecordingClient(EngineClient):
             is_streaming=item.stream,
             prompt_tokens=len(item.input_ids),
             started_at=time.perf_counter(),
-            input_ids=item.input_ids,
+            # Beside embeddings they mean nothing.
+            input_ids=[] if item.input_embeds else item.input_ids,
             sampling=item.sampling,
         )
         return _RecordedStream(stream, record, self.sinks, self.keeps_text)

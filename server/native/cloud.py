@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from openai_api.sse import unless_disconnected
+from runtime.client.expected import explain
 from runtime.client.json_body import InvalidBody, decode_body
 from runtime.errors import InvalidRequest
 from server.context import ServerContext
@@ -80,4 +81,4 @@ def _as_generate(body: VertexBody) -> GenerateBody:
     try:
         return msgspec.convert(fields, GenerateBody)
     except msgspec.ValidationError as error:
-        raise InvalidBody(str(error)) from None
+        raise InvalidBody(explain(error, GenerateBody)) from None

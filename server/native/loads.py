@@ -128,7 +128,7 @@ def describe_load(
         load["queues"] = {
             "waiting": waiting,
             "grammar": context.client.num_compiling_for(replica.rank),
-            "paused": 0,
+            "paused": context.client.num_held_for(replica.rank),
             "retracted": 0,
         }
     if include & {"disagg", "all"}:

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from runtime.client.gate import PAUSE
 from runtime.config import LoggingArgs, SchedulingArgs
 from runtime.messages import ControlReply, FinishReason
 from tests.support.fake_server import FakeServer
@@ -237,6 +238,24 @@ async def test_loads(tmp_path):
         assert (await server.client.get(f"/v1/loads?{query}")).status_code == 400
 
 
+async def test_requests_held_back_show_in_loads_and_metrics(tmp_path):
+    server = FakeServer(tmp_path, logging=LoggingArgs(enable_metrics=True))
+    gate = server.context.client.gate
+
+    async def paused() -> tuple[int, float]:
+        (load,) = (await server.client.get("/v1/loads")).json()["loads"]
+        samples = await scrape(server)
+        return load["queues"]["paused"], samples["sglang:num_paused_reqs", ""]
+
+    gate.close(PAUSE)
+    held = asyncio.create_task(server.generate(text=["a", "b"]))
+    await until_in_flight(server, 2)
+    assert await paused() == (2, 2)
+    gate.open(PAUSE)
+    assert len((await held).json()) == 2
+    assert await paused() == (0, 0)
+
+
 async def test_health_follows_the_state(tmp_path):
     server = FakeServer(tmp_path, scheduling=SchedulingArgs(max_queued_requests=2))
 
@@ -386,3 +405,19 @@ async def test_the_request_log_has_numbers_not_texts(tmp_path, caplog):
     assert "rid=r1" in line
     assert "prompt=13" in line
     assert "private" not in line
+
+
+async def test_the_request_log_makes_up_no_text_for_embeddings(tmp_path, caplog):
+    caplog.set_level("INFO", "server.requests")
+    server = FakeServer(
+        tmp_path,
+        logging=LoggingArgs(log_requests=True, log_requests_level=3),
+        scheduling=SchedulingArgs(disable_radix_cache=True),
+        # Its own is what the ids beside embeddings look like.
+        engine_options={"hold": "wait"},
+    )
+    rows = [[0.0] * server.context.model.hidden_size] * 3
+    assert (await server.generate(input_embeds=rows)).status_code == 200
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "server.requests"]
+    assert " prompt=3 " in line
+    assert " prompt_text= " in line

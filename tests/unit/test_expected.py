@@ -1,0 +1,56 @@
+"""What an error of a body says beyond msgspec: the values that would have been right."""
+
+from typing import Literal
+
+import msgspec
+import pytest
+
+from runtime.client.expected import explain
+from runtime.client.json_body import InvalidBody, decode_body
+
+Tag = Literal["kv_cache", "weights"]
+
+
+class Inner(msgspec.Struct):
+    mode: Literal["abort", "retract"] = "abort"
+
+
+class Body(msgspec.Struct):
+    inner: Inner | None = None
+    tags: list[Tag] | None = None
+    # A list first: the path alone does not say which of the two was meant.
+    either: list[bool | Literal["last"]] | bool | Literal["last"] = False
+    named: dict[str, Inner] = {}
+    level: Literal[0, 1] = 0
+    renamed: Tag | None = msgspec.field(name="as", default=None)
+    size: int = 0
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"tags": ["weights", "x"]}, "'x', expected 'kv_cache' or 'weights' - at `$.tags[1]`"),
+        ({"inner": {"mode": "x"}}, "'x', expected 'abort' or 'retract' - at `$.inner.mode`"),
+        (
+            {"named": {"a.b": {"mode": "x"}}},
+            "expected 'abort' or 'retract' - at `$.named[...].mode`",
+        ),
+        ({"either": "x"}, "expected true or false or 'last' - at `$.either`"),
+        ({"either": ["x"]}, "expected true or false or 'last' - at `$.either[0]`"),
+        ({"level": 7}, "7, expected 0 or 1 - at `$.level`"),
+        ({"as": "x"}, "expected 'kv_cache' or 'weights' - at `$.as`"),
+        # A value that looks like a path, and a message that needs nothing more.
+        ({"as": "x - at `$.size`"}, "expected 'kv_cache' or 'weights' - at `$.as`"),
+        ({"size": "x"}, "Expected `int`, got `str` - at `$.size`"),
+    ],
+)
+def test_choices_are_listed(body, message):
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert(body, Body)
+    assert explain(caught.value, Body).endswith(message)
+
+
+def test_the_param_of_an_error_stays_the_field():
+    with pytest.raises(InvalidBody, match="expected 'kv_cache' or 'weights'") as caught:
+        decode_body(b'{"tags": ["x"]}', msgspec.json.Decoder(Body))
+    assert caught.value.param == "tags"
