@@ -303,7 +303,9 @@ class WeightMethods:
         self._core.call(self._translated(self._memory(tags, release=False)))
 
     async def _memory(self, tags: Sequence[str] | None, *, release: bool) -> None:
-        wanted = _converted({"tags": list(tags or [])}, MemoryBody).tags or []
+        # A text is a sequence of texts too: its letters would be called unknown tags.
+        given = tags if tags is None or isinstance(tags, str) else list(tags)
+        wanted = _converted({"tags": given}, MemoryBody).tags or []
         if release:
             await self._weights.release_memory(wanted)
         else:

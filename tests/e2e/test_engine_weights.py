@@ -153,8 +153,10 @@ def test_memory(engine: sgl.Engine) -> None:
     assert not isinstance(caught.value, sgl.EngineDeadError)
     engine.resume_memory_occupation()
     assert ids(engine) == before
-    with pytest.raises(ValueError, match="tags"):
+    with pytest.raises(ValueError, match="'what', expected 'cuda_graph' or 'kv_cache'"):
         engine.release_memory_occupation(["what"])
+    with pytest.raises(ValueError, match="Expected `array . null`, got `str` - at `tags`"):
+        engine.release_memory_occupation("weights")
     stream = engine.generate(PROMPT, LONG, stream=True)
     next(stream)
     with pytest.raises(ValueError, match="1 requests are running"):
