@@ -155,7 +155,7 @@ def test_memory(engine: sgl.Engine) -> None:
     assert ids(engine) == before
     with pytest.raises(ValueError, match="'what', expected 'cuda_graph' or 'kv_cache'"):
         engine.release_memory_occupation(["what"])
-    with pytest.raises(ValueError, match="Expected `array . null`, got `str` - at `tags`"):
+    with pytest.raises(ValueError, match="got `str` - at `tags`"):
         engine.release_memory_occupation("weights")
     stream = engine.generate(PROMPT, LONG, stream=True)
     next(stream)
