@@ -119,6 +119,9 @@ class SchedulingArgs:
     schedule_policy: str = option(
         "fcfs", "Order of waiting requests.", choices=("fcfs", "lpm", "priority")
     )
+    enable_priority_scheduling: bool = option(
+        False, "Requests of a higher priority first; the same as --schedule-policy priority."
+    )
     enable_return_hidden_states: bool = option(
         False, "Let requests ask for hidden states (return_hidden_states)."
     )

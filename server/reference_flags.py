@@ -72,7 +72,6 @@ _REFUSED_SWITCHES = {
     "--enable-response-store": "stored responses are not supported yet",
     "--trust-request-chat-template": "templates sent by clients never run here",
     "--stream-output": "use --incremental-streaming-output, which makes text and ids deltas",
-    "--enable-priority-scheduling": "use --schedule-policy priority",
     "--enable-hierarchical-cache": _NO_TIERS,
     "--enable-dp-attention": "attention is not split from the other layers",
     "--enable-eplb": "experts stay where they are loaded",

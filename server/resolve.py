@@ -18,6 +18,7 @@ from runtime.config import (
     DetokenizerConfig,
     GrammarConfig,
     ParallelArgs,
+    SchedulingArgs,
     ServerConfig,
     WorkerConfig,
 )
@@ -113,6 +114,7 @@ def resolve(
         size = 64 if device == "cpu" else 256
         max_running = choices.pick("max_running_requests", size, f"default for {device}")
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
+    policy = _schedule_policy(scheduling)
     _check_fit(config, device, page_size)
     _check_deterministic(config, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
@@ -152,6 +154,8 @@ def resolve(
             scheduling,
             chunked_prefill_size=chunk,
             max_running_requests=max_running,
+            schedule_policy=policy,
+            enable_priority_scheduling=policy == "priority",
             page_size=page_size,
             disable_overlap_schedule=not overlap,
         ),
@@ -176,7 +180,7 @@ def resolve(
         max_queued_requests=scheduling.max_queued_requests,
         # The scheduler knows one rule, a budget per step; a whole context is "not chunked".
         chunked_prefill_size=context_len if chunk == -1 else chunk,
-        schedule_policy=scheduling.schedule_policy,
+        schedule_policy=policy,
         page_size=page_size,
         disable_radix_cache=scheduling.disable_radix_cache,
         overlap=overlap,
@@ -219,6 +223,11 @@ def resolve(
     return Resolved(resolved, worker, detokenizer, grammar, defaults, choices.lines)
 
 
+def _schedule_policy(scheduling: SchedulingArgs) -> str:
+    # Two ways to say one thing; those of equal priority are served first come, first served.
+    return "priority" if scheduling.enable_priority_scheduling else scheduling.schedule_policy
+
+
 def _grammar_backend(config: ServerConfig, choices: _Choices) -> str:
     asked = config.kernels.grammar_backend
     if asked == "auto":
@@ -245,6 +254,11 @@ def check_options(config: ServerConfig) -> None:
     chunk = scheduling.chunked_prefill_size
     if chunk is not None and chunk != -1 and chunk < 1:
         raise StartupError(f"--chunked-prefill-size must be -1 or at least 1, got {chunk}.")
+    if scheduling.enable_priority_scheduling and scheduling.schedule_policy == "lpm":
+        raise StartupError(
+            "--enable-priority-scheduling and --schedule-policy lpm are two orders of waiting "
+            "requests; give one of them."
+        )
     share = scheduling.mem_fraction_static
     if share is not None and not 0.0 < share < 1.0:
         raise StartupError(f"--mem-fraction-static must be between 0 and 1, got {share}.")

@@ -46,7 +46,7 @@ def test_samples_share_their_prompt(server):
 
 
 def test_a_higher_priority_runs_sooner():
-    server = running_server("qwen3", "--schedule-policy", "priority", "--max-running-requests", "1")
+    server = running_server("qwen3", "--enable-priority-scheduling", "--max-running-requests", "1")
     ended = []
 
     def ask(priority: int, num: int) -> None:

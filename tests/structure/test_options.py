@@ -45,6 +45,7 @@ OPTIONS = """
 --max-queued-requests = None
 --chunked-prefill-size = None
 --schedule-policy = fcfs
+--enable-priority-scheduling = False
 --enable-return-hidden-states = False
 --page-size = None
 --disable-radix-cache = False

@@ -76,6 +76,22 @@ def test_whole_prefill_is_a_budget_of_one_context():
     assert worker.chunked_prefill_size == worker.context_len
 
 
+def test_priority_scheduling_is_a_policy_with_two_names():
+    for asked in (
+        SchedulingArgs(enable_priority_scheduling=True),
+        SchedulingArgs(schedule_policy="priority"),
+    ):
+        chosen = choose(scheduling=asked)
+        assert chosen.worker.schedule_policy == "priority"
+        # What is shown agrees with itself, and may be given again.
+        shown = chosen.config.scheduling
+        assert (shown.schedule_policy, shown.enable_priority_scheduling) == ("priority", True)
+        assert choose(scheduling=shown).config.scheduling == shown
+    unasked = choose()
+    assert unasked.worker.schedule_policy == "fcfs"
+    assert not unasked.config.scheduling.enable_priority_scheduling
+
+
 def test_the_names_default_to_the_path_as_typed():
     config = resolve(
         ServerConfig(model=ModelArgs(model_path="qwen/x")), fake_model_config(), CPU, FOLDERS, 7
@@ -114,6 +130,7 @@ def test_deterministic_inference_fixes_the_seed_of_requests_without_one():
         {"scheduling": SchedulingArgs(mem_fraction_static=1.5)},
         {"scheduling": SchedulingArgs(chunked_prefill_size=0)},
         {"scheduling": SchedulingArgs(max_queued_requests=-1)},
+        {"scheduling": SchedulingArgs(enable_priority_scheduling=True, schedule_policy="lpm")},
         # What the worker would find out after the import of torch, or not survive.
         {"scheduling": SchedulingArgs(max_total_tokens=5)},
         {"scheduling": SchedulingArgs(max_running_requests=10**6)},
