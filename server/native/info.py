@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+import logging
+
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from server.context import ServerContext
 from server.errors import json_response
 from server.native.describe import describe_model, describe_server
+
+logger = logging.getLogger(__name__)
 
 
 def create_router(context: ServerContext) -> APIRouter:
@@ -22,10 +26,24 @@ def create_router(context: ServerContext) -> APIRouter:
         """Every argument with its resolved value, and the engine's state."""
         return json_response(describe_server(context))
 
-    for path in ("/get_model_info", "/model_info"):
-        router.add_api_route(path, model_info, methods=["GET"])
-    for path in ("/get_server_info", "/server_info"):
-        router.add_api_route(path, server_info, methods=["GET"])
+    old_names_seen: set[str] = set()
+
+    async def note_old_name(request: Request) -> None:
+        # Once each: routers and trainers ask all the time.
+        path = request.scope["route"].path
+        if path not in old_names_seen:
+            old_names_seen.add(path)
+            logger.warning(
+                "GET %s is deprecated; it works as ever, and %s is its name now.",
+                path,
+                path.replace("/get_", "/"),
+            )
+
+    for name, handler in (("model_info", model_info), ("server_info", server_info)):
+        router.add_api_route(f"/{name}", handler, methods=["GET"])
+        router.add_api_route(
+            f"/get_{name}", handler, methods=["GET"], dependencies=[Depends(note_old_name)]
+        )
 
     async def root() -> Response:
         """Where to look next."""

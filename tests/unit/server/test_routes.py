@@ -209,6 +209,36 @@ async def test_model_info_has_nine_keys(tmp_path):
         }
 
 
+async def test_the_log_says_once_that_a_name_is_deprecated(tmp_path, caplog):
+    server = FakeServer(tmp_path)
+    for _ in range(2):
+        for path in ("/model_info", "/server_info", "/get_model_info", "/get_server_info"):
+            assert (await server.client.get(path)).status_code == 200
+    lines = [record.getMessage() for record in caplog.records if "deprecated" in record.message]
+    assert [line.split()[1] for line in lines] == ["/get_model_info", "/get_server_info"]
+    assert [line.split("and ")[1].split()[0] for line in lines] == ["/model_info", "/server_info"]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+@pytest.mark.parametrize(
+    "path", ["/encode", "/classify", "/v1/embeddings", "/v1/classify", "/v1/rerank"]
+)
+async def test_a_generation_model_does_not_embed(tmp_path, path, method):
+    server = FakeServer(tmp_path)
+    body = {"model": "m", "text": "hello", "input": "hello", "query": "a", "documents": ["b"]}
+    answer = await server.client.request(method, path, json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert f"serves a generation model (FakeForCausalLM); {path} needs" in error["message"]
+    if path.startswith("/v1/"):
+        assert answer.json()["code"] == 400
+        assert error["type"] == "invalid_request_error"
+    else:
+        assert answer.json() == {"error": {"message": error["message"]}}
+    wrong = await server.client.get(path)
+    assert (wrong.status_code, wrong.json()) == (405, {"detail": "Method Not Allowed"})
+
+
 async def test_server_info_is_flat_with_states(tmp_path):
     server = FakeServer(tmp_path)
     info = (await server.client.get("/server_info")).json()

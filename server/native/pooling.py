@@ -1,0 +1,40 @@
+"""Routes of embedding, reward and rerank models, which a generation model answers with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from runtime.errors import InvalidRequest
+from server.context import ServerContext
+
+_NEEDS = {
+    "/encode": "an embedding model",
+    "/classify": "a reward or classification model",
+    "/v1/embeddings": "an embedding model",
+    "/v1/classify": "a classification model",
+    "/v1/rerank": "a rerank model",
+}
+
+
+def create_router(context: ServerContext) -> APIRouter:
+    """Refusals in place of 404, which would tell a client that it mistyped the path."""
+    # No part of the API's description: nothing is served there.
+    router = APIRouter(include_in_schema=False)
+    for path, needed in _NEEDS.items():
+        router.add_api_route(path, _refusal(context, path, needed), methods=["POST", "PUT"])
+    return router
+
+
+def _refusal(context: ServerContext, path: str, needed: str) -> Callable[[], Awaitable[Response]]:
+    architecture = context.model.architecture
+
+    async def refuse() -> Response:
+        raise InvalidRequest(
+            f"This server serves a generation model ({architecture}); {path} needs {needed}, and "
+            "those are not supported yet."
+        )
+
+    return refuse
