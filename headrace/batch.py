@@ -142,10 +142,11 @@ def _num_tokens(answer: dict[str, Any]) -> int:
 
 def _chat_context(context: ServerContext) -> OpenAIContext:
     return make_context(
-        context.config.http,
+        context.config,
         client=context.client,
         tokenizer=context.tokenizer,
         model_config=context.model,
+        sessions=context.sessions,
         served_model_name=lambda: context.config.model.served_model_name or "",
         weight_version=lambda: context.weight_version,
         preferred_sampling_params=context.sampling_defaults,

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
+from openai_api.hidden_answer import HiddenAnswer
 from openai_api.logprobs import chat_logprobs
 from openai_api.output_parser import Call, ContentText, OutputEvent, OutputParser
 from openai_api.usage import TokenCount
@@ -20,6 +21,7 @@ class ChatChoice:
 
     Attributes:
         pieces: set when log-probabilities are wanted.
+        hidden: set when hidden states are wanted.
     """
 
     index: int
@@ -27,11 +29,14 @@ class ChatChoice:
     count: TokenCount
     reason: FinishReason | None = None
     pieces: TokenPieces | None = None
+    hidden: HiddenAnswer | None = None
     _unreported: list[GenerationChunk] = field(default_factory=list)
 
     def feed(self, chunk: GenerationChunk) -> list[dict[str, Any]]:
         """The deltas of one chunk, in OpenAI's form; each carries one kind of thing."""
         self.count.add(chunk)
+        if self.hidden is not None:
+            self.hidden.add(chunk)
         if self.pieces is not None:
             self._unreported.append(chunk)
         events = self.parser.feed(chunk.text)

@@ -77,5 +77,9 @@ async def chat_events(
     yield b"".join(
         chunk_event(choice.index, empty, choice.end(), choice.take_logprobs()) for choice in choices
     )
+    for choice in choices:
+        if choice.hidden is not None:
+            delta = {"reasoning_content": None, "hidden_states": choice.hidden.lists()}
+            yield chunk_event(choice.index, delta, _OPEN)
     if options.include_usage:
         yield event({**head, "choices": [], "usage": usage()})

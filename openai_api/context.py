@@ -12,7 +12,9 @@ from openai_api.parsers import ParserSet
 from openai_api.sampling import model_sampling_defaults
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.client.client import EngineClient
-from runtime.config import HttpArgs
+from runtime.client.generation import GenerationInput, GenerationStream
+from runtime.client.sessions import SessionParams, Sessions
+from runtime.config import ServerConfig
 from runtime.detokenizer.pieces import TokenPieces
 from runtime.tokenizer import Tokenizer
 
@@ -29,6 +31,8 @@ class OpenAIContext:
         sampling_defaults: the model's own, native names, for chat only.
         preferred_sampling_params: the operator's, native names and checked, over the model's.
         enable_cache_report: whether `usage` tells cached prompt tokens.
+        sessions: contexts that requests go on from.
+        hidden_states: whether requests may ask for them.
         created: Unix time shown as the model's age.
     """
 
@@ -36,6 +40,8 @@ class OpenAIContext:
     tokenizer: Tokenizer
     model_config: ModelConfig
     served_model_name: Callable[[], str]
+    sessions: Sessions
+    hidden_states: bool = False
     weight_version: Callable[[], str] = lambda: "default"
     chat_template: ChatTemplate | None = None
     sampling_defaults: Mapping[str, object] = field(default_factory=dict)
@@ -44,6 +50,15 @@ class OpenAIContext:
     parsers: ParserSet = field(default_factory=ParserSet)
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def generator(
+        self, session: SessionParams | None
+    ) -> Callable[[GenerationInput], GenerationStream]:
+        """What admits a request, as part of a session where one is given."""
+        generate = self.client.generate
+        if session is None:
+            return generate
+        return lambda item: self.sessions.generate(session, item, generate)
+
     @cached_property
     def token_pieces(self) -> TokenPieces:
         """Text of single tokens, for log-probabilities."""
@@ -51,12 +66,13 @@ class OpenAIContext:
 
 
 def make_context(
-    http: HttpArgs,
+    config: ServerConfig,
     *,
     client: EngineClient,
     tokenizer: Tokenizer,
     model_config: ModelConfig,
     served_model_name: Callable[[], str],
+    sessions: Sessions,
     weight_version: Callable[[], str],
     preferred_sampling_params: Mapping[str, object],
 ) -> OpenAIContext:
@@ -65,12 +81,15 @@ def make_context(
     Raises:
         StartupError: the template does not parse, or a parser's name is unknown.
     """
+    http = config.http
     use_model_defaults = http.sampling_defaults == "model"
     return OpenAIContext(
         client=client,
         tokenizer=tokenizer,
         model_config=model_config,
         served_model_name=served_model_name,
+        sessions=sessions,
+        hidden_states=config.scheduling.enable_return_hidden_states,
         weight_version=weight_version,
         chat_template=load_chat_template(
             http.chat_template, tokenizer.chat_template, tokenizer.named_tokens

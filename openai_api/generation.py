@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar
 
-from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
 
 T = TypeVar("T")
@@ -26,14 +25,17 @@ def sample_rids(rid: str, num_samples: int) -> list[str]:
     return [rid] if num_samples == 1 else [f"{rid}_{index}" for index in range(num_samples)]
 
 
-def open_streams(client: EngineClient, inputs: Sequence[GenerationInput]) -> list[GenerationStream]:
-    """Admit every sample, or none: one refusal takes the others back."""
+def open_streams(
+    generate: Callable[[GenerationInput], GenerationStream], inputs: Sequence[GenerationInput]
+) -> list[GenerationStream]:
+    """Admit every sample by `generate`, or none: one refusal takes the others back."""
     streams: list[GenerationStream] = []
     try:
         for item in inputs:
-            streams.append(client.generate(item))  # noqa: PERF401  # those opened must be closed
+            streams.append(generate(item))  # noqa: PERF401  # those opened must be closed
     except BaseException:
-        close_all(streams)
+        for stream in streams:
+            stream.take_back()
         raise
     return streams
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.client.recorder import RecordingClient
+from runtime.client.sessions import Sessions
 from runtime.client.status import EngineStatus
 from runtime.config import ServerConfig
 from runtime.detokenizer.pieces import TokenPieces
 from runtime.tokenizer import Tokenizer
 from server.native.tensor_request import Features
-from server.sessions import Sessions
 
 if TYPE_CHECKING:
     from server.weight_control import WeightControl
@@ -68,7 +68,7 @@ class ServerContext:
     @cached_property
     def sessions(self) -> Sessions:
         """Contexts that requests go on from."""
-        return Sessions(self.client.is_running, self.client.abort)
+        return Sessions(self.client.is_running, self.client.abort, self.tokenizer.bos_token_id)
 
     @cached_property
     def features(self) -> Features:

@@ -94,10 +94,11 @@ def _http_server(context: ServerContext) -> _HttpServer:
 
     config = context.config
     openai = make_context(
-        config.http,
+        config,
         client=context.client,
         tokenizer=context.tokenizer,
         model_config=context.model,
+        sessions=context.sessions,
         served_model_name=lambda: context.config.model.served_model_name or "",
         weight_version=lambda: context.weight_version,
         preferred_sampling_params=context.sampling_defaults,

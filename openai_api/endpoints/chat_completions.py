@@ -25,6 +25,7 @@ from openai_api.generation import (
     open_streams,
     sample_rids,
 )
+from openai_api.hidden_answer import HiddenAnswer
 from openai_api.logprobs import chat_spec
 from openai_api.output_parser import OutputParser
 from openai_api.request_body import read_body
@@ -35,7 +36,14 @@ from openai_api.schemas.chat import (
     check_chat_request,
     tool_names,
 )
-from openai_api.schemas.common import cache_namespace, check_rid, priority_of, refuse_adapter
+from openai_api.schemas.common import (
+    cache_namespace,
+    check_rid,
+    hidden_mode,
+    priority_of,
+    refuse_adapter,
+    session_of,
+)
 from openai_api.sse import EventStream, unless_disconnected, with_errors
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation import GenerationInput, GenerationStream
@@ -51,6 +59,7 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
     check_rid(body.rid)
     refuse_adapter(body, context.served_model_name())
     logprobs = chat_spec(body.logprobs, body.top_logprobs)
+    hidden = hidden_mode(body, context.hidden_states)
     max_tokens_name, max_tokens = _max_tokens(body)
     with wire_names(max_tokens_name):
         sampling = _sampling(body, max_tokens, context)
@@ -67,12 +76,13 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
                 cache_namespace=cache_namespace(body),
                 priority=priority_of(body),
                 logprobs=logprobs,
+                hidden_states=hidden,
                 dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
             )
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
         choices = [_choice(index, body, prompt, context) for index in range(sampling.n)]
-        streams = open_streams(context.client, inputs)
+        streams = open_streams(context.generator(session_of(body)), inputs)
     head = {"id": answer_id, "created": int(time.time()), "model": body.model or "default"}
     if body.stream:
         chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
@@ -151,7 +161,10 @@ def _choice(
     )
     close_id = context.parsers.close_id if _separates(body) else None
     pieces = context.token_pieces if body.logprobs else None
-    return ChatChoice(index, parser, TokenCount(close_id), pieces=pieces)
+    hidden = None
+    if body.return_hidden_states:
+        hidden = HiddenAnswer("last", context.model_config.hidden_size)
+    return ChatChoice(index, parser, TokenCount(close_id), pieces=pieces, hidden=hidden)
 
 
 @dataclass
@@ -207,6 +220,7 @@ async def _whole(
                 "message": message.body(),
                 "logprobs": choice.take_logprobs(),
                 **choice.end(),
+                **({} if choice.hidden is None else {"hidden_states": choice.hidden.lists()}),
             }
             for choice, message in zip(choices, messages, strict=True)
         ],

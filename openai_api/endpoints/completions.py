@@ -22,6 +22,7 @@ from openai_api.generation import (
     open_streams,
     sample_rids,
 )
+from openai_api.hidden_answer import HiddenAnswer
 from openai_api.logprobs import CompletionLogprobs, completion_spec
 from openai_api.request_body import read_body
 from openai_api.sampling import nth_sample, sampling_of, wire_names
@@ -29,8 +30,10 @@ from openai_api.schemas.common import (
     StreamOptions,
     cache_namespace,
     check_rid,
+    hidden_mode,
     priority_of,
     refuse_adapter,
+    session_of,
 )
 from openai_api.schemas.completions import (
     DECODER,
@@ -53,7 +56,7 @@ async def create_completion(request: Request, context: OpenAIContext) -> Respons
     body = await read_body(request, DECODER)
     with wire_names("max_tokens"):
         plan = await _plan(body, context)
-        streams = open_streams(context.client, plan.inputs)
+        streams = open_streams(context.generator(session_of(body)), plan.inputs)
     if body.stream:
         chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
         return EventStream(with_errors(_events(plan, chunks)), lambda: close_all(streams))
@@ -86,6 +89,11 @@ class _Plan:
             for item in self.inputs
         ]
 
+    def hidden_states(self) -> list[HiddenAnswer]:
+        """One for each choice, empty; none where nobody asked."""
+        size = self.context.model_config.hidden_size
+        return [HiddenAnswer("last", size) for item in self.inputs if item.hidden_states]
+
     def usage(self, counts: Sequence[TokenCount]) -> dict[str, Any]:
         report_cache = self.context.enable_cache_report
         return usage_of(counts, report_cache=report_cache, samples_per_prompt=self.n)
@@ -103,10 +111,13 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
         body, max_tokens, context.preferred_sampling_params, context.client.limits.vocab_size
     )
     logprobs = completion_spec(body.logprobs, bool(body.echo))
+    if body.echo and session_of(body) is not None:
+        raise InvalidRequest("echo does not go with session_params.", param="echo")
     prompts = prompts_of(body)
     answer_id, rids = _rids(body, len(prompts), sampling.n)
     ids = [await _encode(prompt, context) for prompt in prompts]
     namespace, priority = cache_namespace(body), priority_of(body)
+    hidden = hidden_mode(body, context.hidden_states)
     inputs = [
         GenerationInput(
             rid=rids[at * sampling.n + sample],
@@ -118,6 +129,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
             cache_namespace=namespace,
             priority=priority,
             logprobs=logprobs,
+            hidden_states=hidden,
             dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
         )
         for at in range(len(prompts))
@@ -199,7 +211,7 @@ def _head(plan: _Plan) -> dict[str, Any]:
 
 async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Response:
     counts = [TokenCount() for _ in plan.inputs]
-    logprobs = plan.logprobs()
+    logprobs, hidden = plan.logprobs(), plan.hidden_states()
     texts = [[echo] for echo in plan.echoes]
     reasons: list[FinishReason | None] = [None] * len(plan.inputs)
     async with contextlib.aclosing(merge(streams)) as chunks:
@@ -207,12 +219,16 @@ async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Response:
             counts[index].add(chunk)
             texts[index].append(chunk.text)
             reasons[index] = chunk.finish_reason
+            if hidden:
+                hidden[index].add(chunk)
             if (lists := logprobs[index]) is not None:
                 lists.add(chunk)
     choices = [
         _choice(index, "".join(text), reasons[index], logprobs[index])
         for index, text in enumerate(texts)
     ]
+    for choice, states in zip(choices, hidden, strict=False):
+        choice["hidden_states"] = states.lists()
     body = {
         **_head(plan),
         "choices": choices,
@@ -227,11 +243,13 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     head = _head(plan)
     counts = [TokenCount() for _ in plan.inputs]
-    logprobs = plan.logprobs()
+    logprobs, hidden = plan.logprobs(), plan.hidden_states()
     echoes = list(plan.echoes)
     async with contextlib.aclosing(chunks):
         async for index, chunk in chunks:
             counts[index].add(chunk)
+            if hidden:
+                hidden[index].add(chunk)
             if (lists := logprobs[index]) is not None:
                 lists.add(chunk)
             text = echoes[index] + chunk.text
@@ -245,5 +263,8 @@ async def _events(
             elif plan.options.include_usage:
                 content["usage"] = None
             yield event(content)
+    for index, states in enumerate(hidden):
+        choice = {**_choice(index, "", None, None), "hidden_states": states.lists()}
+        yield event({**head, "choices": [choice]})
     if plan.options.include_usage:
         yield event({**head, "choices": [], "usage": plan.usage(counts)})

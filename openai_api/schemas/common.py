@@ -7,7 +7,10 @@ from typing import Any
 
 import msgspec
 
+from runtime.client.hidden_states import HiddenSwitch, check_offered
+from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
+from runtime.messages import HiddenMode
 from runtime.sampling_params import INT64_MAX
 
 
@@ -65,11 +68,11 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     json_schema: str | None = None
     structural_tag: str | None = None
     lora_path: Any = None
-    session_params: Any = None
+    session_params: SessionParams | None = None
     # For the logit processors of the reference, which run here nowhere: nothing reads it.
     custom_params: dict[str, Any] | None = None
     custom_logit_processor: Any = None
-    return_hidden_states: Any = None
+    return_hidden_states: HiddenSwitch | None = None
     return_routed_experts: Any = None
     return_cached_tokens_details: Any = None
     return_token_ids: Any = None
@@ -81,9 +84,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
 
 UNSUPPORTED = (
     "lora_path",
-    "session_params",
     "custom_logit_processor",
-    "return_hidden_states",
     "return_routed_experts",
     "return_cached_tokens_details",
     "return_token_ids",
@@ -105,6 +106,23 @@ def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:
     for name in names:
         if getattr(request, name):
             raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
+
+
+def hidden_mode(request: GenerationFields, offered: bool) -> HiddenMode:
+    """Which hidden states an answer brings: here it is one row, that of the last token.
+
+    Raises:
+        InvalidRequest: they are asked for, and the server was not started for it.
+    """
+    if not request.return_hidden_states:
+        return ""
+    check_offered(offered)
+    return "last"
+
+
+def session_of(request: GenerationFields) -> SessionParams | None:
+    """Where the prompt goes on from, if the request is part of a session."""
+    return None if request.session_params is None else request.session_params.or_none()
 
 
 def refuse_adapter(request: GenerationFields, served_model_name: str) -> None:

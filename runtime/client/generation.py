@@ -10,6 +10,7 @@ from typing import Protocol
 from runtime.client.hidden_states import read_hidden
 from runtime.client.logprobs import PositionLogprobs, read_blocks, unsent_ids
 from runtime.client.replica_link import ReplicaLink
+from runtime.client.sessions import Turn
 from runtime.errors import HeadraceError, InvalidRequest, Overloaded
 from runtime.messages import FinishReason, HiddenBlock, HiddenMode, LogprobBlock, LogprobSpec
 from runtime.sampling_params import SamplingParams
@@ -111,7 +112,13 @@ class StreamOwner(Protocol):
 
 
 class GenerationStream:
-    """An async iterator of chunks; leaving it early aborts the request."""
+    """An async iterator of chunks; leaving it early aborts the request.
+
+    Attributes:
+        turn: its place in a session, which learns what is read here.
+    """
+
+    turn: Turn | None = None
 
     def __init__(self, client: StreamOwner, stream: StreamState) -> None:
         """Made by `EngineClient.generate` only."""
@@ -172,6 +179,8 @@ class GenerationStream:
             chunk.output_hidden = read_hidden(stream.hidden, is_input=False)
             stream.hidden = []
         stream.text, stream.token_ids = [], []
+        if self.turn is not None:
+            self.turn.add_output(chunk.token_ids)
         if chunk.finish_reason is not None:
             self._done = True
             self._client.forget(stream.request_id)
@@ -184,6 +193,12 @@ class GenerationStream:
             self._done = True
             self._client.abort_ids([self._stream.request_id])
             self._client.forget(self._stream.request_id)
+
+    def take_back(self) -> None:
+        """Close it as if it had never been: its session forgets it, too."""
+        self.close()
+        if self.turn is not None:
+            self.turn.session.forget(self.turn)
 
 
 def _raise_if_refused(chunk: GenerationChunk) -> None:

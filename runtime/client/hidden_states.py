@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from runtime.client.admission import EngineLimits
 from runtime.errors import InvalidRequest
@@ -10,6 +11,24 @@ from runtime.messages import HiddenBlock, HiddenMode
 
 # What one request may keep in memory; in JSON each number takes some ten to twenty bytes.
 MAX_VALUES = 1 << 25
+
+
+# `return_hidden_states` on the wire.
+HiddenSwitch = bool | Literal["last"]
+
+
+def check_offered(hidden_states: bool) -> None:
+    """Refuse a request for them where the server was not started for it.
+
+    Raises:
+        InvalidRequest: it was not.
+    """
+    if not hidden_states:
+        raise InvalidRequest(
+            "return_hidden_states needs a server that was started with "
+            "--enable-return-hidden-states.",
+            param="return_hidden_states",
+        )
 
 
 def read_hidden(blocks: Iterable[HiddenBlock], *, is_input: bool) -> list[bytes]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from runtime.client.hidden_states import HiddenSwitch
 from runtime.client.router import wanted_rank
+from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
 from runtime.messages import HiddenMode, LogprobSpec
 from runtime.sampling_params import (
@@ -19,8 +21,7 @@ from runtime.sampling_params import (
     resolve_sampling,
 )
 from server.native.logprob_request import plan_logprobs
-from server.native.tensor_request import Features, HiddenSwitch, Row, plan_hidden, read_embeds
-from server.sessions import SessionParams
+from server.native.tensor_request import Features, Row, plan_hidden, read_embeds
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_BATCH = 4096
@@ -152,9 +153,8 @@ def plan_generate(
     Raises:
         InvalidRequest: the first thing wrong, by its field's name.
     """
-    if body.session_params == SessionParams():
-        # Clients that write every field out ask for nothing with it.
-        body.session_params = None
+    if body.session_params is not None:
+        body.session_params = body.session_params.or_none()
     _refuse_unsupported(body)
     prompts, embeds, is_one_prompt = _prompts(body, features)
     fields = _sampling_fields(body, len(prompts))

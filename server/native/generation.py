@@ -10,15 +10,14 @@ from typing import Any
 
 import msgspec
 
-from openai_api.generation import close_all, merge
+from openai_api.generation import merge
+from openai_api.hidden_answer import HiddenAnswer
 from runtime.client.admission import check_text_size
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
 from runtime.messages import FinishReason
 from server.context import ServerContext
 from server.native.generate_request import GeneratePlan, Sample
-from server.native.hidden_answer import HiddenAnswer
 from server.native.logprob_answer import LogprobAnswer
-from server.sessions import Turn
 
 
 class Output:
@@ -32,7 +31,6 @@ class Output:
         logprobs: LogprobAnswer | None = None,
         *,
         hidden: HiddenAnswer | None = None,
-        turn: Turn | None = None,
         tells_rank: bool = False,
     ) -> None:
         """Start empty.
@@ -44,12 +42,10 @@ class Output:
             prompt_token_ids: echoed when given.
             logprobs: collects log-probabilities, when they are asked for.
             hidden: collects hidden states, when they are asked for.
-            turn: learns what comes out.
             tells_rank: whether the replica matters.
         """
         self._tells_rank = tells_rank
         self.hidden = hidden
-        self.turn = turn
         self._logprobs = logprobs
         self.stream = stream
         self.rid = rid
@@ -66,8 +62,6 @@ class Output:
             self._logprobs.add(chunk, incremental=incremental)
         if self.hidden is not None:
             self.hidden.add(chunk)
-        if self.turn is not None:
-            self.turn.add_output(chunk.token_ids)
         if incremental:
             self._text, self._output_ids = chunk.text, chunk.token_ids
         else:
@@ -138,11 +132,6 @@ def open_output(
         InvalidRequest: it can never fit, or its `rid` is in flight.
         EngineNotReady, Overloaded: it cannot be taken now.
     """
-    turn = None
-    if plan.session is not None:
-        bos_token_id = context.tokenizer.bos_token_id
-        turn = context.sessions.add(plan.session, sample.rid, input_ids, bos_token_id)
-        input_ids = turn.prompt().tolist()
     client = context.client
     generate = client.generate if plan.is_recorded else client.generate_unrecorded
     item = GenerationInput(
@@ -158,12 +147,12 @@ def open_output(
         input_embeds=plan.embeds[sample.prompt_index] if plan.embeds else b"",
         dp_rank=plan.dp_rank,
     )
-    try:
+    if plan.session is None:
         stream = generate(item)
-    except BaseException:
-        if turn is not None:
-            turn.session.forget(turn)
-        raise
+    else:
+        stream = context.sessions.generate(plan.session, item, generate)
+        assert stream.turn is not None
+        input_ids = stream.turn.prompt().tolist()
     echoed = input_ids if plan.return_prompt_token_ids else None
     logprobs = None
     if sample.logprobs is not None:
@@ -178,7 +167,6 @@ def open_output(
         echoed,
         logprobs,
         hidden=hidden,
-        turn=turn,
         tells_rank=len(client.links) > 1,
     )
 
@@ -193,10 +181,8 @@ def open_outputs(
             input_ids = prompt_ids[sample.prompt_index]
             outputs.append(open_output(context, plan, sample, input_ids))
     except Exception:
-        close_all([output.stream for output in outputs])
         for output in outputs:
-            if output.turn is not None:
-                output.turn.session.forget(output.turn)
+            output.stream.take_back()
         raise
     return outputs
 

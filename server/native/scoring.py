@@ -108,7 +108,7 @@ async def _run(context: ServerContext, inputs: list[GenerationInput]) -> list[li
     if not inputs:
         return []
     found: list[list[float]] = [[]] * len(inputs)
-    streams = open_streams(context.client, inputs)
+    streams = open_streams(context.client.generate, inputs)
     async with contextlib.aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             if chunk.output_logprobs:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from array import array
 from dataclasses import dataclass
-from typing import Literal
 
+from runtime.client.hidden_states import HiddenSwitch, check_offered
 from runtime.errors import InvalidRequest
 from runtime.messages import HiddenMode
 
-HiddenSwitch = bool | Literal["last"]
 Row = list[float | list[float]]
 
 
@@ -44,12 +43,8 @@ def plan_hidden(
             f"got {len(switches)}.",
             param="return_hidden_states",
         )
-    if any(switches) and not features.hidden_states:
-        raise InvalidRequest(
-            "return_hidden_states needs a server that was started with "
-            "--enable-return-hidden-states.",
-            param="return_hidden_states",
-        )
+    if any(switches):
+        check_offered(features.hidden_states)
     return ["last" if each == "last" else "all" if each else "" for each in switches]
 
 

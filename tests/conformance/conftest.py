@@ -17,6 +17,7 @@ from openai_api.chat_template import ChatTemplate
 from openai_api.context import OpenAIContext
 from openai_api.parsers import ParserSet
 from openai_api.router import create_router
+from runtime.client.sessions import Sessions
 from tests.support.fake_engine import CHATML, FakeEngine, fake_model_config
 from tests.support.server import ServerProcess
 
@@ -62,6 +63,7 @@ def fake_api() -> Iterator[Api]:
         client=engine.client,
         tokenizer=engine.tokenizer,
         model_config=fake_model_config(),
+        sessions=Sessions(engine.client.is_running, engine.client.abort),
         served_model_name=lambda: "org/fake",
         chat_template=ChatTemplate(CHATML),
         parsers=ParserSet.choose("qwen3", "hermes", engine.tokenizer),

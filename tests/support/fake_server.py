@@ -78,7 +78,8 @@ class FakeServer:
             lifecycle=Lifecycle(warmed_up=True),
         )
         openai = make_context(
-            config.http,
+            config,
+            sessions=self.context.sessions,
             client=self.engine.client,
             tokenizer=self.engine.tokenizer,
             model_config=self.context.model,

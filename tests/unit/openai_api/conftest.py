@@ -15,6 +15,7 @@ from openai_api.chat_template import ChatTemplate
 from openai_api.context import OpenAIContext
 from openai_api.parsers import ParserSet
 from openai_api.router import create_router
+from runtime.client.sessions import Sessions
 from tests.support.fake_engine import CHATML, FakeEngine, echo, fake_model_config
 
 
@@ -59,6 +60,7 @@ def make_front() -> MakeFront:
         values: dict[str, Any] = {
             "client": engine.client,
             "tokenizer": engine.tokenizer,
+            "sessions": Sessions(engine.client.is_running, engine.client.abort),
             "model_config": fake_model_config(),
             "served_model_name": lambda: "org/fake",
             "chat_template": ChatTemplate(template) if template else None,

@@ -11,11 +11,15 @@ import time
 import uuid
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from runtime.errors import InvalidRequest, Overloaded
+
+if TYPE_CHECKING:
+    from runtime.client.generation import GenerationInput, GenerationStream
 
 MAX_SESSIONS = 1024
 MAX_SESSION_TOKENS = 4 << 20
@@ -44,6 +48,10 @@ class SessionParams(msgspec.Struct, kw_only=True):
     offset: int | None = None
     replace: bool | None = None
     drop_previous_output: bool | None = None
+
+    def or_none(self) -> SessionParams | None:
+        """Itself, unless it asks for nothing: there are clients that write every field out."""
+        return None if self == SessionParams() else self
 
 
 @dataclass(eq=False)
@@ -128,13 +136,20 @@ class Session:
 class Sessions:
     """All open sessions; bounded in number, tokens and age."""
 
-    def __init__(self, is_running: Callable[[str], bool], abort: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        is_running: Callable[[str], bool],
+        abort: Callable[[str], object],
+        bos_token_id: int | None = None,
+    ) -> None:
         """Make the store.
 
         Args:
             is_running: whether a request of that name is in flight.
             abort: ends the request of that name.
+            bos_token_id: dropped where it begins a text that goes on.
         """
+        self._bos_token_id = bos_token_id
         self._is_running = is_running
         self._abort = abort
         self._sessions: dict[str, Session] = {}
@@ -196,16 +211,38 @@ class Sessions:
         """Forget a session; what runs in it goes on. Whether it was open."""
         return self._sessions.pop(session_id, None) is not None
 
-    def add(
-        self, params: SessionParams, rid: str, input_ids: list[int], bos_token_id: int | None
-    ) -> Turn:
+    def generate(
+        self,
+        params: SessionParams,
+        item: GenerationInput,
+        generate: Callable[[GenerationInput], GenerationStream],
+    ) -> GenerationStream:
+        """Have a request run as part of a session, which learns what comes out.
+
+        Args:
+            params: what it says about its session.
+            item: the request; its `input_ids` are what it adds.
+            generate: admits a request.
+
+        Raises:
+            InvalidRequest: as `add`; or what `generate` raises, and the session is as before.
+        """
+        turn = self.add(params, item.rid, item.input_ids)
+        try:
+            stream = generate(replace(item, input_ids=turn.prompt().tolist()))
+        except BaseException:
+            turn.session.forget(turn)
+            raise
+        stream.turn = turn
+        return stream
+
+    def add(self, params: SessionParams, rid: str, input_ids: list[int]) -> Turn:
         """Put a request into its session; `Turn.prompt` is what it is to continue.
 
         Args:
             params: what it says about its session.
             rid: its own name, by which later requests may go on from it.
             input_ids: what it adds.
-            bos_token_id: dropped where it begins a text that goes on.
 
         Raises:
             InvalidRequest: no such session or request, one that still runs, or no room.
@@ -217,7 +254,7 @@ class Sessions:
         tokens = array("i", input_ids)
         num_kept = 0
         if parent is not None:
-            if tokens and tokens[0] == bos_token_id:
+            if tokens and tokens[0] == self._bos_token_id:
                 del tokens[0]
             context = parent.prompt()
             if not params.drop_previous_output:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from runtime.client import sessions as module
+from runtime.client.sessions import SessionParams, Sessions
 from runtime.errors import InvalidRequest, Overloaded
-from server import sessions as module
-from server.sessions import SessionParams, Sessions
 
 BOS = 1
 
@@ -15,10 +15,10 @@ class Store:
     def __init__(self):
         self.running = set()
         self.aborted = []
-        self.sessions = Sessions(self.running.__contains__, self.aborted.append)
+        self.sessions = Sessions(self.running.__contains__, self.aborted.append, BOS)
 
     def run(self, name, new, output=(), **params):
-        turn = self.sessions.add(SessionParams(**{"id": "s", **params}), name, new, BOS)
+        turn = self.sessions.add(SessionParams(**{"id": "s", **params}), name, new)
         turn.add_output(list(output))
         return turn.prompt().tolist()
 

@@ -6,9 +6,9 @@ from array import array
 import orjson
 import pytest
 
+from openai_api import hidden_answer
+from openai_api.hidden_answer import HiddenAnswer
 from runtime.client.generation import GenerationChunk
-from server.native import hidden_answer
-from server.native.hidden_answer import HiddenAnswer
 
 SIZE = 3
 
