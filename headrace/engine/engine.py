@@ -18,6 +18,7 @@ from headrace.engine.later import LATER
 from headrace.engine.request import build_body, build_options
 from headrace.engine.scores import ScoreList
 from headrace.engine.server_args import ServerArgs, read_keywords
+from headrace.engine.tokenizer_manager import TokenizerManager
 from headrace.engine.weights import WeightMethods
 from runtime.messages import ControlReply, FreezeGarbage
 from server.context import ServerContext
@@ -31,6 +32,7 @@ Prompt = str | Sequence[str]
 Ids = Sequence[int] | Sequence[Sequence[int]]
 Sampling = dict[str, Any] | Sequence[dict[str, Any]]
 
+_SCHEDULER_INFO = ("status", "max_total_num_tokens", "max_req_input_len")
 _DOCUMENT_MODULE = "headrace.test.doc_patch"
 
 
@@ -81,6 +83,25 @@ class Engine(WeightMethods):
     def context(self) -> ServerContext:
         """What the server's routes see of an engine; for code that builds on them."""
         return self._core.context
+
+    @property
+    def tokenizer_manager(self) -> TokenizerManager:
+        """The tokenizer, aborts and pauses, under the names that they have in SGLang."""
+        return TokenizerManager(self)
+
+    @property
+    def scheduler_info(self) -> dict[str, Any]:
+        """What the worker found at its start, as SGLang names it; more in `get_server_info`.
+
+        Returns:
+            `status`; `max_total_num_tokens`, the KV pool's size; `max_req_input_len`, the longest
+            prompt; both in tokens.
+
+        Raises:
+            EngineDeadError: a process of the engine died, or the engine was shut down.
+        """
+        info = self.get_server_info()
+        return {name: info[name] for name in _SCHEDULER_INFO}
 
     # ---- generation ----
 

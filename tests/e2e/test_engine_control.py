@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 import headrace as sgl
-from tests.support.offline import FRANCE, MODEL, SHORT, is_idle, until
+from tests.support.offline import FRANCE, JAPAN, LONG, MODEL, SHORT, is_idle, until
 
 QUERY = "The capital of France is"
 ITEMS = [" Paris. It is", " Lyon. It is", " a"]
@@ -117,3 +119,55 @@ def test_small_changes(engine):
     with pytest.raises(ValueError, match="cannot change"):
         engine.set_internal_state({"model_path": 1})
     assert engine.generate(FRANCE, SHORT)["text"].startswith(" Paris")
+
+
+# ---- what frameworks reach for ------------------------------------------------------------------
+
+
+def test_scheduler_info(engine):
+    info = engine.scheduler_info
+    whole = engine.get_server_info()
+    assert info == {name: whole[name] for name in info}
+    assert info["status"] == "ready"
+    assert info["max_total_num_tokens"] > 0
+    longest = [5] * info["max_req_input_len"]
+    assert engine.generate(input_ids=longest, sampling_params={"max_new_tokens": 1})["output_ids"]
+    with pytest.raises(ValueError, match="tokens"):
+        engine.generate(input_ids=[*longest, 5], sampling_params={"max_new_tokens": 1})
+
+
+def test_the_tokenizer_manager_tokenizes_and_aborts(engine):
+    manager = engine.tokenizer_manager
+    ids = manager.tokenizer.encode(FRANCE)
+    assert manager.tokenizer.decode(ids, skip_special_tokens=True) == FRANCE
+    assert engine.generate(FRANCE, SHORT)["meta_info"]["prompt_tokens"] == len(ids)
+    assert manager.tokenizer.decode([manager.tokenizer.eos_token_id], False)
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(engine.generate, FRANCE, LONG, rid="one")
+        two = pool.submit(engine.generate, FRANCE, LONG, rid="two")
+        until(lambda: engine.context.status.total("num_running_reqs") == 2)
+        manager.abort_request(rid="one")
+        assert one.result(10)["meta_info"]["finish_reason"]["type"] == "abort"
+        assert not two.done()
+        manager.abort_request(abort_all=True)
+        assert two.result(10)["meta_info"]["finish_reason"]["type"] == "abort"
+    until(lambda: is_idle(engine))
+
+
+async def test_the_tokenizer_manager_pauses(engine):
+    manager = engine.tokenizer_manager
+    for pause, ends_as in ((SimpleNamespace(mode="in_place"), "length"), ("abort", "abort")):
+        task = asyncio.create_task(engine.async_generate(FRANCE, {**LONG, "max_new_tokens": 300}))
+        async with asyncio.timeout(10):
+            while not engine.context.status.total("num_running_reqs"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await manager.pause_generation(pause)
+        late = asyncio.create_task(engine.async_generate(JAPAN, SHORT))
+        await asyncio.sleep(0.5)
+        assert not late.done()
+        assert task.done() == (ends_as == "abort")
+        await manager.continue_generation(SimpleNamespace(torch_empty_cache=True))
+        assert (await task)["meta_info"]["finish_reason"]["type"] == ends_as
+        assert (await late)["text"].startswith(" Tokyo")
+    with pytest.raises(ValueError, match="in_place"):
+        await manager.pause_generation("later")

@@ -1,0 +1,49 @@
+"""`Engine.tokenizer_manager`: what frameworks reach for inside SGLang's engine, under its names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+
+
+class PauseRequest(Protocol):
+    """Any object that says how to pause, such as SGLang's `PauseGenerationReqInput`."""
+
+    @property
+    def mode(self) -> str:
+        """`abort`, `retract` or `in_place`."""
+        ...
+
+
+class TokenizerManager:
+    """An engine seen from the side of its requests; whoever holds it keeps the engine alive."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Stand for `engine`."""
+        self._engine = engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer: `encode`, `decode`, `eos_token_id`, `chat_template`, ..."""
+        return self._engine.context.tokenizer
+
+    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
+        """See `Engine.abort`."""
+        self._engine.abort(rid, abort_all=abort_all)
+
+    async def pause_generation(self, request: str | PauseRequest = "abort") -> None:
+        """See `Engine.pause_generation`; the mode by itself, or an object that has it.
+
+        Raises:
+            ValueError: no such mode.
+        """
+        mode = request if isinstance(request, str) else request.mode
+        await self._engine.async_pause_generation(mode)
+
+    async def continue_generation(self, request: object = None) -> None:  # noqa: ARG002
+        """See `Engine.continue_generation`; `request` has its place in the API and no effect."""
+        await self._engine.async_continue_generation()
