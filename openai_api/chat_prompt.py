@@ -35,6 +35,7 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         InvalidRequest: there is no template, it refuses the messages, or the text is too long.
     """
     template = context.chat_template
+    context.tokenizer.check_present()
     if template is None:
         raise InvalidRequest(
             "This model has no chat template. Start the server with --chat-template FILE, or use "

@@ -38,6 +38,9 @@ class ModelArgs:
         aliases=("--model",),
     )
     tokenizer_path: str | None = option(None, "Folder of the tokenizer; the model's when absent.")
+    skip_tokenizer_init: bool = option(
+        False, "Load no tokenizer: token ids come in, token ids go out, there is no text."
+    )
     load_format: str = option(
         "auto", "How weights are found.", choices=("auto", "safetensors", "dummy")
     )

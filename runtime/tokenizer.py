@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
 
 from runtime.errors import InvalidRequest, StartupError
 from runtime.tokenizer_conversion import converted_tokenizer_file
@@ -43,6 +44,12 @@ _CLEAN_UPS = (
     (" 's", "'s"),
     (" 've", "'ve"),
     (" 're", "'re"),
+)
+
+
+_MISSING = (
+    "This server has no tokenizer (--skip-tokenizer-init): send the prompt as input_ids and read "
+    "output_ids."
 )
 
 
@@ -111,6 +118,23 @@ class Tokenizer:
             raise StartupError(f"Cannot read the tokenizer {path}: {error}") from error
         config = _read_config(folder)
         return cls(backend, config, _read_chat_template(folder, config))
+
+    @classmethod
+    def without_vocabulary(cls) -> Tokenizer:
+        """For a server that takes and gives token ids only: text is refused, tokens have none."""
+        return _NoTokenizer(Backend(WordLevel({}, unk_token="")), {})
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no vocabulary, and so no text."""
+        return False
+
+    def check_present(self) -> None:
+        """Refuse what needs text.
+
+        Raises:
+            InvalidRequest: there is no vocabulary.
+        """
 
     # ---- names ----
 
@@ -220,6 +244,30 @@ class Tokenizer:
             InvalidRequest: an id that is no unsigned 32-bit number.
         """
         return [self.decode(ids, skip_special_tokens) for ids in batch]
+
+
+class _NoTokenizer(Tokenizer):
+    @property
+    def is_missing(self) -> bool:
+        return True
+
+    def check_present(self) -> None:
+        raise InvalidRequest(_MISSING)
+
+    def encode_batch(
+        self,
+        texts: Sequence[str],  # noqa: ARG002  # the base class's parameters
+        add_special_tokens: bool = True,  # noqa: ARG002
+    ) -> list[list[int]]:
+        raise InvalidRequest(_MISSING)
+
+    def decode(
+        self,
+        ids: Sequence[int],  # noqa: ARG002
+        skip_special_tokens: bool = True,  # noqa: ARG002
+        spaces_between_special_tokens: bool = True,  # noqa: ARG002
+    ) -> str:
+        raise InvalidRequest(_MISSING)
 
 
 def _refuse_surrogates(texts: Sequence[str]) -> None:

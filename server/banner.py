@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 # Scripts wait for this line, to the letter.
 READY_LINE = "The server is fired up and ready to roll!"
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_EXAMPLE_IDS = '{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}'
 _EXAMPLE_BODY = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
 
 
@@ -36,6 +37,9 @@ def banner(context: ServerContext, port: int) -> str:
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     key = ' -H "Authorization: Bearer $HEADRACE_API_KEY"' if config.http.api_key else ""
     copies = f", {config.parallel.dp_size} copies" if config.parallel.dp_size > 1 else ""
+    path, body = "/v1/chat/completions", _EXAMPLE_BODY
+    if context.tokenizer.is_missing:
+        path, body = "/generate", _EXAMPLE_IDS
     seconds = time.monotonic() - context.lifecycle.launched_at
     return "\n".join(
         (
@@ -47,8 +51,8 @@ def banner(context: ServerContext, port: int) -> str:
             f"  KV pool  {worker.max_total_num_tokens:,} tokens, context {_context_len(context):,}",
             f"  listens  {url}",
             "",
-            f'  curl {url}/v1/chat/completions{key} -H "Content-Type: application/json" \\',
-            f"    -d '{_EXAMPLE_BODY}'",
+            f'  curl {url}{path}{key} -H "Content-Type: application/json" \\',
+            f"    -d '{body}'",
             "",
         )
     )

@@ -87,7 +87,11 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
         if tokenizer_path and tokenizer_path != config.model.model_path
         else model_folder
     )
-    tokenizer = Tokenizer.from_folder(tokenizer_folder)
+    tokenizer = (
+        Tokenizer.without_vocabulary()
+        if config.model.skip_tokenizer_init
+        else Tokenizer.from_folder(tokenizer_folder)
+    )
     folders = Folders(create_run_folder(), model_folder, tokenizer_folder)
     try:
         resolved = resolve(config, model, detect_hardware(), folders, secrets.randbits(31))

@@ -65,7 +65,6 @@ _NO_TIERS = "the KV pool has one tier, the device's memory"
 _REFUSED_SWITCHES = {
     "--is-embedding": "embedding, reward and rerank models are not supported yet",
     "--enable-multimodal": "images, audio and video are not supported yet",
-    "--skip-tokenizer-init": "a server without tokenizer is not supported yet",
     "--checkpoint-engine-wait-weights-before-ready": "weights come from the model folder only",
     "--enable-custom-logit-processor": "code sent by clients never runs here",
     "--enable-return-routed-experts": "routed experts are not returned yet",

@@ -82,6 +82,8 @@ class RequestLog:
             most = None if self.level >= _WHOLE_LEVEL else MAX_CHARS
             # A token is a character at least, but for rare ones.
             ids = record.input_ids[:most]
+            if self._tokenizer.is_missing:
+                return facts
             facts["prompt_text"] = self._tokenizer.decode(ids, skip_special_tokens=False)[:most]
             facts["output_text"] = "".join(record.text)[:most]
         return facts

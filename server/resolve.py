@@ -202,7 +202,7 @@ def resolve(
         run_folder=str(folders.run),
         generation=0,
         scheduler_generation=0,
-        tokenizer_folder=str(folders.tokenizer),
+        tokenizer_folder="" if config.model.skip_tokenizer_init else str(folders.tokenizer),
         log_level=config.logging.log_level,
     )
     grammar = None
@@ -230,6 +230,8 @@ def _schedule_policy(scheduling: SchedulingArgs) -> str:
 
 def _grammar_backend(config: ServerConfig, choices: _Choices) -> str:
     asked = config.kernels.grammar_backend
+    if config.model.skip_tokenizer_init:
+        return str(choices.pick("grammar_backend", "none", "there is no tokenizer"))
     if asked == "auto":
         for name in ("xgrammar", "llguidance"):
             if find_spec(name) is not None:
@@ -251,6 +253,8 @@ def check_options(config: ServerConfig) -> None:
     """
     _check_bounds(config)
     http, scheduling = config.http, config.scheduling
+    if config.model.skip_tokenizer_init and (http.reasoning_parser or http.tool_call_parser):
+        raise StartupError("--reasoning-parser and --tool-call-parser need a tokenizer.")
     chunk = scheduling.chunked_prefill_size
     if chunk is not None and chunk != -1 and chunk < 1:
         raise StartupError(f"--chunked-prefill-size must be -1 or at least 1, got {chunk}.")

@@ -127,7 +127,12 @@ async def _start_up(prepared: Prepared, context: ServerContext, host: EngineHost
     await host.wait_ready()
     config = context.config
     if not config.http.skip_server_warmup:
-        await warm_up(config.http, prepared.port, config.parallel.dp_size)
+        await warm_up(
+            config.http,
+            prepared.port,
+            config.parallel.dp_size,
+            has_tokenizer=not config.model.skip_tokenizer_init,
+        )
     context.lifecycle.warmed_up = True
     # What start-up made lives for good: the collector need not look at it again.
     gc.collect()

@@ -11,10 +11,11 @@ from runtime.errors import StartupError
 
 WARMUP_TIMEOUT_S = 600.0
 _PROMPT = "The capital city of France is"
+_PROMPT_IDS = [0, 1, 2, 3]
 _WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-async def warm_up(http: HttpArgs, port: int, dp_size: int) -> None:
+async def warm_up(http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: bool = True) -> None:
     """Ask for the model's card, then every replica for a few tokens.
 
     Raises:
@@ -22,7 +23,7 @@ async def warm_up(http: HttpArgs, port: int, dp_size: int) -> None:
     """
     host = _WILDCARD_HOSTS.get(http.host, http.host)
     body = {
-        "text": _PROMPT,
+        **({"text": _PROMPT} if has_tokenizer else {"input_ids": _PROMPT_IDS}),
         "sampling_params": {"temperature": 0, "max_new_tokens": 8},
         "log_metrics": False,
     }

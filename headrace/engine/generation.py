@@ -139,7 +139,8 @@ class StreamedRequest:
         async for index, chunk in merge([output.stream for output in outputs]):
             answer = outputs[index].answer(chunk, incremental=incremental)
             with_hidden_states(outputs[index], answer)
-            answer["text_delta"] = chunk.text
+            if "text" in answer:
+                answer["text_delta"] = chunk.text
             if not plan.is_single:
                 answer["index"] = index
             yield answer

@@ -170,6 +170,8 @@ async def _encode(prompt: str | list[int], context: OpenAIContext) -> list[int]:
         check_text_size(prompt, limits)
         return await context.tokenizer.encode_async(prompt)
     check_token_ids(prompt, limits)
+    # The answer would be text.
+    context.tokenizer.check_present()
     return prompt
 
 

@@ -89,7 +89,10 @@ def main(payload: bytes) -> None:
     context = zmq.Context()
     front = Outbox(context, front_address(run_folder))
     try:
-        detokenizer = Detokenizer(Tokenizer.from_folder(Path(config.tokenizer_folder)))
+        folder = config.tokenizer_folder
+        detokenizer = Detokenizer(
+            Tokenizer.from_folder(Path(folder)) if folder else Tokenizer.without_vocabulary()
+        )
     except StartupError as error:
         front.send(StartupFailed(error.message))
         front.close(_FAREWELL_MS)

@@ -14,7 +14,9 @@ from openai_api.generation import merge
 from openai_api.hidden_answer import HiddenAnswer
 from runtime.client.admission import check_text_size
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
+from runtime.errors import InvalidRequest
 from runtime.messages import FinishReason
+from runtime.sampling_params import SamplingParams
 from server.context import ServerContext
 from server.native.generate_request import GeneratePlan, Sample
 from server.native.logprob_answer import LogprobAnswer
@@ -32,6 +34,7 @@ class Output:
         *,
         hidden: HiddenAnswer | None = None,
         tells_rank: bool = False,
+        has_text: bool = True,
     ) -> None:
         """Start empty.
 
@@ -43,7 +46,9 @@ class Output:
             logprobs: collects log-probabilities, when they are asked for.
             hidden: collects hidden states, when they are asked for.
             tells_rank: whether the replica matters.
+            has_text: whether the server has a tokenizer.
         """
+        self._has_text = has_text
         self._tells_rank = tells_rank
         self.hidden = hidden
         self._logprobs = logprobs
@@ -69,7 +74,7 @@ class Output:
             # A new list: a caller in this process may keep the answer given before.
             self._output_ids = [*self._output_ids, *chunk.token_ids]
         answer: dict[str, Any] = {
-            "text": self._text,
+            **({"text": self._text} if self._has_text else {}),
             "output_ids": self._output_ids,
             "meta_info": self._meta_info(chunk),
         }
@@ -123,6 +128,16 @@ async def tokenize_prompts(context: ServerContext, plan: GeneratePlan) -> list[l
     return prompt_ids
 
 
+def _refuse_text_rules(sampling: SamplingParams) -> None:
+    for name in ("stop", "stop_regex", "min_new_tokens"):
+        if getattr(sampling, name):
+            raise InvalidRequest(
+                f"{name} needs a tokenizer, and this server was started with "
+                "--skip-tokenizer-init; stop_token_ids works.",
+                param=name,
+            )
+
+
 def open_output(
     context: ServerContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
 ) -> Output:
@@ -132,6 +147,8 @@ def open_output(
         InvalidRequest: it can never fit, or its `rid` is in flight.
         EngineNotReady, Overloaded: it cannot be taken now.
     """
+    if context.tokenizer.is_missing:
+        _refuse_text_rules(sample.sampling)
     client = context.client
     generate = client.generate if plan.is_recorded else client.generate_unrecorded
     item = GenerationInput(
@@ -168,6 +185,7 @@ def open_output(
         logprobs,
         hidden=hidden,
         tells_rank=len(client.links) > 1,
+        has_text=not context.tokenizer.is_missing,
     )
 
 

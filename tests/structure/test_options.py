@@ -8,6 +8,7 @@ OPTIONS = """
 [model]
 --model-path --model = None
 --tokenizer-path = None
+--skip-tokenizer-init = False
 --load-format = auto
 --dtype = auto
 --context-length = None
