@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -203,19 +204,41 @@ def test_nobody_notices_a_hostile_grammar(server: ServerProcess, backend: str) -
             took.append(time.perf_counter() - started)
 
     generate(server, regex="a")
-    ratios: list[float] = []
+    disturbed: list[float] = []
+    calm: list[float] = []
+    in_time: list[bool] = []
     with Streams(server) as streams:
         time.sleep(1.0)
-        # The machine may be shared: what counts is that the attack can go unnoticed.
-        for _ in range(8):
+        while (quiet := quiet_tries(disturbed, calm, in_time)) < NUM_QUIET:
+            text = f"{quiet} quiet; worst gaps {disturbed} s, without the attack {calm} s"
+            assert len(disturbed) < MAX_TRIES, f"{text}; answers in time: {in_time}"
             took.clear()
-            disturbed = streams.worst_gap_s(attack)
-            calm = streams.worst_gap_s(lambda: time.sleep(sum(took)))
-            ratios.append(disturbed / calm)
-            if ratios[-1] <= 1.5 and max(took) < 2.0:
-                break
-        else:
-            pytest.fail(f"worst gaps grew by {ratios}, the slowest answer took {max(took)} s")
+            disturbed.append(streams.worst_gap_s(attack))
+            in_time.append(max(took) < 2.0)
+            calm.append(streams.worst_gap_s(lambda: time.sleep(sum(took))))
+
+
+# A grammar that is compiled or tried where tokens are made stalls the streams at every try. A
+# machine that others use, too, stalls them now and then, with and without an attack: with five busy
+# processes on two cores half of the tries were lost. So a few must be quiet, not most; and what is
+# calm is a median, so that a stall in it excuses no other try.
+NUM_QUIET = 3
+MAX_TRIES = 20
+
+
+def quiet_tries(disturbed: list[float], calm: list[float], in_time: list[bool]) -> int:
+    """How many attacks were answered in time and let no gap grow by half of a calm one."""
+    if not calm:
+        return 0
+    bound_s = 1.5 * statistics.median(calm)
+    return sum(gap <= bound_s and ok for gap, ok in zip(disturbed, in_time, strict=True))
+
+
+def test_a_stall_at_every_attack_is_noticed() -> None:
+    # One calm gap that is long by chance excuses nothing.
+    assert quiet_tries([0.3] * 9, [0.1] * 8 + [0.9], [True] * 9) == 0
+    assert quiet_tries([0.12] * 3 + [0.3] * 6, [0.1] * 9, [True] * 9) == 3
+    assert quiet_tries([0.12] * 3, [0.1] * 3, [False, True, True]) == 2
 
 
 def compiler_pid(server: ServerProcess) -> int:
