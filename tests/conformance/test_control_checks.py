@@ -279,7 +279,7 @@ def test_check_62_a_full_queue(limited):
     body = {"text": "The", "sampling_params": ENDLESS}
 
     def send(_: int) -> httpx.Response:
-        return httpx.post(f"{limited.url}/generate", json=body, headers=bearer("user"), timeout=60)
+        return limited.client.post("/generate", json=body, headers=bearer("user"), timeout=60)
 
     slow = {"forward_sleep_time": 0.004}
     limited.client.post("/slow_down", json=slow, headers=bearer("admin")).raise_for_status()

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 import headrace as sgl
@@ -30,7 +29,7 @@ def replicas() -> ServerProcess:
 
 def ask(server: ServerProcess, text: str, **more: Any) -> dict[str, Any]:
     body = {"text": text, "sampling_params": GREEDY, **more}
-    answer = httpx.post(server.url + "/generate", json=body, timeout=120)
+    answer = server.client.post("/generate", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -48,14 +47,14 @@ def test_two_replicas_give_the_tokens_of_one() -> None:
     answers = ask_all(replicas())
     assert ids(answers) == ids(ask_all(running_server(MODEL, *OPTIONS)))
     assert {answer["meta_info"]["dp_rank"] for answer in answers} == {0, 1}
-    loads = httpx.get(replicas().url + "/v1/loads").json()["loads"]
+    loads = replicas().client.get("/v1/loads").json()["loads"]
     assert [each["dp_rank"] for each in loads] == [0, 1]
     assert all(each["max_total_num_tokens"] > 0 for each in loads)
 
 
 def test_a_prefix_is_found_again_and_a_flush_reaches_every_replica() -> None:
     server = replicas()
-    httpx.post(server.url + "/flush_cache").raise_for_status()
+    server.client.post("/flush_cache").raise_for_status()
     first = ask(server, STORY)["meta_info"]
     assert first["cached_tokens"] == 0
     for turn in range(4):
@@ -67,7 +66,7 @@ def test_a_prefix_is_found_again_and_a_flush_reaches_every_replica() -> None:
         ask(server, STORY, data_parallel_rank=rank)
         warm = ask(server, STORY, routed_dp_rank=rank)["meta_info"]
         assert (warm["dp_rank"], warm["cached_tokens"] > 50) == (rank, True)
-    httpx.post(server.url + "/flush_cache").raise_for_status()
+    server.client.post("/flush_cache").raise_for_status()
     for rank in (0, 1):
         assert ask(server, STORY, data_parallel_rank=rank)["meta_info"]["cached_tokens"] == 0
 
@@ -81,7 +80,7 @@ def test_samples_of_one_prompt_share_its_replica() -> None:
 
 def test_a_replica_that_is_not_there_is_refused() -> None:
     body = {"text": "a", "data_parallel_rank": 2}
-    answer = httpx.post(replicas().url + "/generate", json=body)
+    answer = replicas().client.post("/generate", json=body)
     assert answer.status_code == 400
     assert "data_parallel_rank must be in [0, 2)" in answer.text
 
@@ -94,19 +93,19 @@ def test_abort_all_reaches_every_replica() -> None:
         return ask(server, f"{index}", sampling_params=long, data_parallel_rank=index % 2)
 
     def num_running() -> list[int]:
-        loads = httpx.get(server.url + "/v1/loads").json()["loads"]
+        loads = server.client.get("/v1/loads").json()["loads"]
         return [each["num_running_reqs"] for each in loads]
 
     slow = {"forward_sleep_time": 0.05}
-    httpx.post(server.url + "/slow_down", json=slow).raise_for_status()
+    server.client.post("/slow_down", json=slow).raise_for_status()
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(run, index) for index in range(8)]
         while num_running() != [4, 4]:
             assert not any(each.done() for each in running), "too fast to be aborted"
-        httpx.post(server.url + "/abort_request", json={"abort_all": True})
+        server.client.post("/abort_request", json={"abort_all": True})
         for each in running:
             assert each.result(20)["meta_info"]["finish_reason"]["type"] == "abort"
-    httpx.post(server.url + "/slow_down", json={}).raise_for_status()
+    server.client.post("/slow_down", json={}).raise_for_status()
 
 
 @needs_grammars
@@ -144,7 +143,7 @@ def test_the_offline_engine_has_replicas_too() -> None:
 def test_every_replica_writes_its_own_profile(tmp_path: Path) -> None:
     server = replicas()
     asked = {"output_dir": str(tmp_path), "profile_id": "d", "num_steps": 2, "with_stack": False}
-    httpx.post(server.url + "/start_profile", json=asked).raise_for_status()
+    server.client.post("/start_profile", json=asked).raise_for_status()
     for rank in (0, 1):
         ask(server, "The wheel", data_parallel_rank=rank)
     names = {f"d-TP-0-DP-{rank}.trace.json.gz" for rank in (0, 1)}

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.support.server import READY_LINE, ServerProcess, free_port
@@ -19,15 +20,14 @@ from tests.support.tiny_models import copy_of, edit_json, tiny_model
 LONG = {"text": "The wheel", "sampling_params": {"max_new_tokens": 240, "ignore_eos": True}}
 
 
-def _one_line_failure(*args: str, within_s: float = 8.0) -> str:
+def _one_line_failure(*args: str, found_by_worker: bool = False) -> str:
     server = ServerProcess(*args)
-    code = server.wait_exit()
-    seconds = time.monotonic() - server.started_at
-    assert code == 1, server.log
+    assert server.wait_exit() == 1, server.log
     errors = [line for line in server.lines if line.startswith("headrace: ")]
     assert len(errors) == 1, server.log
     assert "Traceback" not in server.log
-    assert seconds < within_s
+    # What can be known before seconds go into imports is.
+    assert ("Starting the worker" in server.log) == found_by_worker
     return errors[0]
 
 
@@ -57,6 +57,10 @@ def test_a_broken_model_folder_is_one_line(tmp_path, break_it):
     _one_line_failure("--model-path", str(folder))
 
 
+# Only the worker knows how much memory there is.
+BY_WORKER = ("--max-total-tokens",)
+
+
 @pytest.mark.parametrize(
     ("args", "text"),
     [
@@ -72,7 +76,9 @@ def test_a_broken_model_folder_is_one_line(tmp_path, break_it):
 def test_a_bad_option_is_one_line(args, text):
     if args[0] == "--device" and Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has an NVIDIA device")
-    assert text in _one_line_failure("--model-path", str(tiny_model("qwen3")), *args)
+    path = str(tiny_model("qwen3"))
+    line = _one_line_failure("--model-path", path, *args, found_by_worker=text in BY_WORKER)
+    assert text in line
 
 
 def test_a_missing_folder_is_one_line():
@@ -98,10 +104,11 @@ def test_an_unknown_option_exits_with_2():
 
 def test_from_start_to_ready_and_out(tmp_path):
     port = free_port()
-    args = ["--model-path", str(tiny_model("qwen3")), "--port", str(port)]
-    with ServerProcess(*args, cwd=tmp_path) as server:
+    # As it is where both libraries for grammars are installed.
+    args = ["--model-path", str(tiny_model("qwen3")), "--grammar-backend", "auto"]
+    with ServerProcess(*args, "--port", str(port), cwd=tmp_path) as server:
         phases = set()
-        livez_after = None
+        cpu_s_before_livez = None
         while READY_LINE not in server.log:
             assert server.process.poll() is None, server.log
             try:
@@ -109,16 +116,19 @@ def test_from_start_to_ready_and_out(tmp_path):
             except httpx.ConnectError:
                 time.sleep(0.02)
                 continue
-            if livez_after is None:
-                assert server.client.get("/livez").status_code == 200
-                livez_after = time.monotonic() - server.started_at
-                assert server.client.get("/v1/models").status_code == 200
             body = answer.json()
+            if cpu_s_before_livez is None:
+                assert server.client.get("/livez").status_code == 200
+                # The clock would count what else this machine does.
+                used = psutil.Process(server.process.pid).cpu_times()
+                cpu_s_before_livez = used.user + used.system
+                assert not body["ready"]
+                assert server.client.get("/v1/models").status_code == 200
             phases.add(body["phase"])
             if not body["ready"]:
                 assert answer.status_code == 503
-        assert livez_after is not None
-        assert livez_after < 4.0
+        assert cpu_s_before_livez is not None
+        assert cpu_s_before_livez < 3.0
         assert "importing" in phases
         server.wait_ready()
         assert server.log.count(READY_LINE) == 1
@@ -166,7 +176,8 @@ def _slow_model(tmp_path: Path) -> str:
 def test_sigterm_lets_streams_finish_and_refuses_new_requests(tmp_path):
     with ServerProcess("--model-path", _slow_model(tmp_path)) as server:
         server.wait_ready()
-        body = {"text": "The", "sampling_params": {"max_new_tokens": 3000, "ignore_eos": True}}
+        server.client.post("/slow_down", json={"forward_sleep_time": 0.01}).raise_for_status()
+        body = {"text": "The", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
         thread, events = _stream_in_thread(server, body)
         server.signal()
         deadline = time.monotonic() + 5

@@ -24,7 +24,7 @@ LONG = 200
 
 
 def post(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=60)
+    return server.client.post(path, json=body, timeout=60)
 
 
 def generate(server: ServerProcess, num: int = 16, **fields: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def generate(server: ServerProcess, num: int = 16, **fields: Any) -> dict[str, A
 
 
 def load(server: ServerProcess) -> dict[str, Any]:
-    return httpx.get(server.url + "/v1/loads").json()["loads"][0]
+    return server.client.get("/v1/loads").json()["loads"][0]
 
 
 def until_running(server: ServerProcess, num: int = 1) -> None:
@@ -48,7 +48,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     model = {1: "qwen3", 2: "llama_biased"}[request.param]
     yield (server := running_server(model, *ONE_THREAD, "--tp-size", str(request.param)))
     assert post(server, "/continue_generation").status_code == 200
-    assert httpx.get(server.url + "/ready").status_code == 200
+    assert server.client.get("/ready").status_code == 200
 
 
 @pytest.fixture
@@ -76,14 +76,14 @@ def test_in_place_freezes_and_goes_on(server: ServerProcess, pool: ThreadPoolExe
     assert load(server)["num_used_tokens"] > 0
     # Healthy, though not ready for anybody's requests.
     statuses = {
-        path: httpx.get(server.url + path, timeout=30).status_code
+        path: server.client.get(path, timeout=30).status_code
         for path in ("/health", "/ping", "/livez", "/health_generate", "/ready", "/readyz")
     }
     assert statuses == {
         **dict.fromkeys(("/health", "/ping", "/livez", "/health_generate"), 200),
         **dict.fromkeys(("/ready", "/readyz"), 503),
     }
-    assert httpx.get(server.url + "/ready").json()["reason"] == "Generation is paused."
+    assert server.client.get("/ready").json()["reason"] == "Generation is paused."
     assert post(server, "/flush_cache").status_code == 400
     answer = post(server, "/continue_generation", torch_empty_cache=True)
     assert answer.json() == {"message": "Generation continued successfully.", "status": "ok"}
@@ -121,7 +121,7 @@ def test_retract_gives_pages_up_and_goes_on(
 def test_abort_is_the_default(server: ServerProcess, pool: ThreadPoolExecutor) -> None:
     running = [pool.submit(generate, server, LONG) for _ in range(3)]
     until_running(server, 3)
-    assert httpx.post(server.url + "/pause_generation", json={}).status_code == 200
+    assert server.client.post("/pause_generation", json={}).status_code == 200
     for future in running:
         meta = future.result(5)["meta_info"]
         assert meta["finish_reason"]["type"] == "abort"
@@ -211,7 +211,7 @@ def test_a_new_version_aborts_unless_told_not_to(
 def test_bad_bodies(path: str, body: dict[str, Any]) -> None:
     server = running_server("qwen3", *ONE_THREAD, "--tp-size", "1")
     assert post(server, path, **body).status_code == 400
-    assert httpx.post(server.url + "/release_memory_occupation").status_code == 400
+    assert server.client.post("/release_memory_occupation").status_code == 400
     assert generate(server)
 
 
@@ -237,8 +237,8 @@ def test_what_was_released_comes_back(server: ServerProcess, tags: list[str] | N
     assert refused.status_code == 503
     assert refused.headers["retry-after"]
     assert "/resume_memory_occupation" in refused.text
-    assert httpx.get(server.url + "/ready").status_code == 503
-    assert httpx.get(server.url + "/health").status_code == 200
+    assert server.client.get("/ready").status_code == 503
+    assert server.client.get("/health").status_code == 200
     # Twice does no harm.
     assert post(server, "/release_memory_occupation", tags=tags).status_code == 200
     assert post(server, "/resume_memory_occupation", tags=tags).text == "null"

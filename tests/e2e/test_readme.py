@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.guard import unwatch, watch
 from tests.support.server import READY_LINE, free_port
 from tests.support.tiny_models import tiny_model
 
@@ -81,6 +82,7 @@ def make_serve(command: str) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+    watch(-process.pid)
     assert process.stdout is not None
     seen = []
     for line in process.stdout:
@@ -95,7 +97,9 @@ def interrupt(process: subprocess.Popen[str]) -> int:
     os.killpg(process.pid, signal.SIGINT)
     assert process.stdout is not None
     process.stdout.read()
-    return process.wait(20)
+    code = process.wait(20)
+    unwatch(-process.pid)
+    return code
 
 
 @pytest.fixture(scope="module")

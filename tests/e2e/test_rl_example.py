@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 
-import httpx
 import torch
 from safetensors.torch import load_file
 
@@ -41,11 +40,11 @@ def test_the_loop_in_miniature() -> None:
     # The trainer has moved, and the server with it.
     name = "model.layers.0.mlp.down_proj.weight"
     body = {"name": name, "truncate_size": 1000}
-    moved = httpx.post(server.url + "/get_weights_by_name", json=body).json()
+    moved = server.client.post("/get_weights_by_name", json=body).json()
     started = load_file(folder / "model.safetensors")[name]
     assert (torch.tensor(moved) - started).abs().max() > 1e-5
-    answer = httpx.post(
-        server.url + "/update_weights_from_disk",
+    answer = server.client.post(
+        "/update_weights_from_disk",
         json={"model_path": str(folder), "weight_version": "default"},
     )
     assert answer.status_code == 200

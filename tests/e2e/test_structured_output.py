@@ -129,6 +129,7 @@ def hostile(backend: str, constraints: list[dict[str, str]]) -> list[dict[str, s
     return constraints + (ONLY_SLOW_TO_COMPILE if backend == "xgrammar" else [])
 
 
+@pytest.mark.alone
 def test_hostile_grammars_are_refused(server: ServerProcess, backend: str) -> None:
     for constraint in hostile(backend, HOSTILE):
         started = time.perf_counter()
@@ -192,6 +193,7 @@ class Streams:
         self._thread.join()
 
 
+@pytest.mark.alone
 def test_nobody_notices_a_hostile_grammar(server: ServerProcess, backend: str) -> None:
     # Some pass every limit, and are found out only by being compiled or tried.
     worst = hostile(backend, WORST)

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.support.grammar_backends import BACKENDS
@@ -52,7 +51,7 @@ def _answers(model: str, tp_size: int) -> list[tuple[list[int], list[float]]]:
             sampling = {"max_new_tokens": 40, "ignore_eos": True, **SAMPLING[index % len(SAMPLING)]}
             body = {"text": f"{index} {text}", "sampling_params": sampling}
             body["return_hidden_states"] = index % 4 == 0
-            answer = httpx.post(server.url + "/generate", json=body, timeout=120)
+            answer = server.client.post("/generate", json=body, timeout=120)
             assert answer.status_code == 200, answer.text
             ids = answer.json()["output_ids"]
             assert len(ids) == 40
@@ -87,7 +86,7 @@ def test_with_the_flag_two_ranks_give_the_same_bits_alone_and_together() -> None
                 "return_logprob": True,
                 "top_logprobs_num": index % 3,
             }
-            answer = httpx.post(server.url + "/generate", json=body, timeout=120).json()
+            answer = server.client.post("/generate", json=body, timeout=120).json()
             meta = answer["meta_info"]
             return answer["output_ids"], [
                 meta["output_token_logprobs"],
@@ -100,7 +99,7 @@ def test_with_the_flag_two_ranks_give_the_same_bits_alone_and_together() -> None
         # Without a seed of its own a request draws as it did before.
         free = {"text": "The mill", "sampling_params": {"temperature": 1.5, "max_new_tokens": 16}}
         first, second = (
-            httpx.post(server.url + "/generate", json=free, timeout=120).json()["output_ids"]
+            server.client.post("/generate", json=free, timeout=120).json()["output_ids"]
             for _ in range(2)
         )
         assert first == second

@@ -24,7 +24,7 @@ ONE_THREAD = ("--num-threads", "1", "--random-seed", "1")
 
 
 def post(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=60)
+    return server.client.post(path, json=body, timeout=60)
 
 
 def generate(server: ServerProcess, num: int = 16, text: str = PROMPT) -> dict[str, Any]:
@@ -39,12 +39,12 @@ def load(server: ServerProcess, path: Path, **options: Any) -> httpx.Response:
 
 
 def until_running(server: ServerProcess) -> None:
-    while not httpx.get(server.url + "/v1/loads").json()["loads"][0]["num_running_reqs"]:
+    while not server.client.get("/v1/loads").json()["loads"][0]["num_running_reqs"]:
         time.sleep(0.01)
 
 
 def model_info(server: ServerProcess) -> dict[str, Any]:
-    return httpx.get(server.url + "/get_model_info").json()
+    return server.client.get("/get_model_info").json()
 
 
 # Tied embeddings; then biases, and each rank of two with its own part.
@@ -99,7 +99,7 @@ def test_other_weights_answer_as_a_fresh_server(
     assert after["meta_info"]["weight_version"] == "step-7"
     assert model_info(server)["model_path"] == str(folder)
     assert model_info(server)["weight_version"] == "step-7"
-    (card,) = httpx.get(server.url + "/v1/models").json()["data"]
+    (card,) = server.client.get("/v1/models").json()["data"]
     assert card["id"] == str(folder)
     chat = post(server, "/v1/completions", model="any", prompt=PROMPT, max_tokens=1).json()
     assert chat["metadata"]["weight_version"] == "step-7"
@@ -268,7 +268,7 @@ def test_a_worker_that_dies_comes_back_with_the_weights_it_had(tmp_path: Path) -
         ]
         worker.kill()
         server.wait_for_line("starting it again")
-        while httpx.get(server.url + "/ready").status_code != 200:
+        while server.client.get("/ready").status_code != 200:
             time.sleep(0.1)
         answer = generate(server)
         assert answer["output_ids"] == expected

@@ -26,7 +26,7 @@ O_PROJ = "model.layers.0.self_attn.o_proj.weight"
 
 
 def post(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=60)
+    return server.client.post(path, json=body, timeout=60)
 
 
 def generate(server: ServerProcess) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_weights_in_parts_through_shared_memory(
     for start in range(0, len(items), 7):
         with SharedTensors(items[start : start + 7]) as shared:
             assert post(server, "/update_weights_from_tensor", **shared.body).status_code == 200
-    assert httpx.get(server.url + "/ready").status_code == 503
+    assert server.client.get("/ready").status_code == 503
     assert post(server, "/begin_weight_update").json()["success"] is False
     assert post(server, "/end_weight_update").json() == {"success": True, "message": "Success"}
     assert post(server, "/end_weight_update").status_code == 400
@@ -143,7 +143,7 @@ def test_a_weight_can_be_read(served: tuple[str, int, ServerProcess], name: str)
         body = {"name": name, "truncate_size": rows}
         answer = httpx.request("GET", server.url + "/get_weights_by_name", json=body)
         assert torch.equal(torch.tensor(answer.json()), tensor[:rows])
-    query = httpx.get(server.url + "/get_weights_by_name", params={"name": name})
+    query = server.client.get("/get_weights_by_name", params={"name": name})
     assert torch.equal(torch.tensor(query.json()), tensor[:100])
     answer = post(server, "/get_weights_by_name", name="model.no.such.weight")
     assert answer.status_code == 400

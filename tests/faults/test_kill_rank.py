@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.faults.test_kill import Clients, alive, children_by_name, is_ready, wait_until
@@ -51,7 +50,7 @@ def test_a_killed_rank_ends_the_worker_which_is_replaced(server: ServerProcess) 
     assert len(lines) == 1, server.log
     assert "Traceback" not in server.log
     body = {"text": "The", "sampling_params": {"max_new_tokens": 4}}
-    assert httpx.post(server.url + "/generate", json=body, timeout=30).status_code == 200
+    assert server.client.post("/generate", json=body, timeout=30).status_code == 200
     left = [*server.child_pids(), *_ranks(server)]
     server.stop()
     wait_until(lambda: not any(map(alive, left)), 3.0, "an orphan is left")

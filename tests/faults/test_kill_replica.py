@@ -58,12 +58,12 @@ def workers(server: ServerProcess) -> dict[int, int]:
 
 
 def restarts(server: ServerProcess) -> int:
-    return httpx.get(server.url + "/server_info").json()["num_restarts"]
+    return server.client.get("/server_info").json()["num_restarts"]
 
 
 def answer(server: ServerProcess, rank: int) -> httpx.Response:
     body = {"text": "The", "sampling_params": {"max_new_tokens": 4}, "data_parallel_rank": rank}
-    return httpx.post(server.url + "/generate", json=body, timeout=30)
+    return server.client.post("/generate", json=body, timeout=30)
 
 
 def kill_one(server: ServerProcess, victim: int) -> None:
@@ -78,7 +78,7 @@ def kill_one(server: ServerProcess, victim: int) -> None:
         assert f"process of replica {victim} was ended by SIGKILL" in str(stream.result())
     assert is_ready(server), "one replica is enough to be ready"
     assert answer(server, victim).status_code in (200, 503)
-    free = httpx.post(server.url + "/generate", json={"text": "a"}, timeout=30).json()
+    free = server.client.post("/generate", json={"text": "a"}, timeout=30).json()
     assert free["meta_info"]["finish_reason"]["type"] in ("stop", "length")
     for stream in streams[1 - victim]:
         meta = stream.result()["meta_info"]
@@ -104,7 +104,7 @@ def test_a_killed_replica_hurts_only_its_own_requests() -> None:
 
 
 def post(server: ServerProcess, path: str, **body: object) -> None:
-    httpx.post(server.url + path, json=body, timeout=30).raise_for_status()
+    server.client.post(path, json=body, timeout=30).raise_for_status()
 
 
 def test_replicas_never_differ_in_weights_or_memory() -> None:
@@ -124,8 +124,8 @@ def test_replicas_never_differ_in_weights_or_memory() -> None:
         os.kill(after[0], signal.SIGSTOP)
         killer = threading.Timer(2.0, os.kill, (after[0], signal.SIGKILL))
         killer.start()
-        reply = httpx.post(
-            server.url + "/update_weights_from_disk", json={"model_path": path}, timeout=60
+        reply = server.client.post(
+            "/update_weights_from_disk", json={"model_path": path}, timeout=60
         )
         assert (reply.status_code, reply.json()["success"]) == (400, False)
         for rank in (0, 1):

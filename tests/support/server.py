@@ -1,12 +1,14 @@
 """A real server in a subprocess: started on a free port, its log collected, stopped in order.
 
-`running_server("qwen3")` is shared by all tests that ask with the same arguments.
+`running_server("qwen3")` is shared by all tests of a process that ask with the same arguments.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,17 +20,26 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.grammar_backends import BACKENDS
+from tests.support.guard import unwatch, watch
 from tests.support.tiny_models import tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_LINE = "The server is fired up and ready to roll!"
+# Where the system takes no ports for outgoing connections: none is gone before a server listens.
+_PORTS = range(10_000, 30_000)
+# Tests draw the same numbers in every process; ports must differ.
+_draw = random.SystemRandom()
 
 
 def free_port() -> int:
     """A port nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for _ in range(100):
+        port = _draw.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
 
 
 def python_path() -> str:
@@ -40,10 +51,15 @@ class ServerProcess:
     """One `python -m server.launch`; a context manager that stops it."""
 
     def __init__(self, *args: str, cwd: Path | None = None, **environment: str) -> None:
-        """Start with `args`; a free port is chosen unless they name one."""
+        """Start with `args`; a free port is chosen unless they name one.
+
+        So is the library for grammars that imports no torch: half of a start is the other's.
+        """
         self.port = int(args[args.index("--port") + 1]) if "--port" in args else free_port()
         if "--port" not in args:
             args = (*args, "--port", str(self.port))
+        if "--grammar-backend" not in args and "llguidance" in BACKENDS:
+            args = (*args, "--grammar-backend", "llguidance")
         self.url = f"http://127.0.0.1:{self.port}"
         self.started_at = time.monotonic()
         self.process = subprocess.Popen(
@@ -54,11 +70,14 @@ class ServerProcess:
             cwd=cwd or ROOT,
             env={**os.environ, "PYTHONPATH": python_path(), **environment},
         )
+        watch(self.process.pid)
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.client = httpx.Client(base_url=self.url, timeout=60.0)
+        # The server closes what is idle for five seconds; a request must not meet that.
+        limits = httpx.Limits(keepalive_expiry=2.0)
+        self.client = httpx.Client(base_url=self.url, timeout=60.0, limits=limits)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -91,6 +110,7 @@ class ServerProcess:
     def wait_exit(self, timeout_s: float = 20.0) -> int:
         """Wait for its end; the exit code."""
         code = self.process.wait(timeout_s)
+        unwatch(self.process.pid)
         self._reader.join(5)
         return code
 
