@@ -14,26 +14,26 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+# Of the models one without and one with a window: the others differ in what Triton never sees.
+MODELS = "(qwen3-triton or mistral_window-triton) and not invariant"
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
 @pytest.mark.parametrize(
     "files",
     [
-        ["test_layer_ops.py", "test_step_ops.py", "triton_linear_cases.py"],
-        ["test_attention.py", "triton_attention_cases.py"],
-        ["../numerics/test_models.py"],
-        ["triton_sampling_cases.py"],
-        ["triton_invariant_linear_cases.py"],
-        ["triton_invariant_attention_cases.py"],
+        [
+            *("test_layer_ops.py", "test_step_ops.py", "triton_linear_cases.py"),
+            "../numerics/test_models.py",
+        ],
+        ["test_attention.py", "triton_attention_cases.py", "triton_sampling_cases.py"],
+        ["triton_invariant_linear_cases.py", "triton_invariant_attention_cases.py"],
     ],
     ids=lambda files: files[0],
 )
 def test_in_the_interpreter(files):
     paths = [f"tests/kernels/{name}" for name in files]
-    # Of the models one without and one with a window: the others differ in what Triton never sees.
-    is_models = "numerics" in files[0]
-    wanted = "triton"
-    if is_models:
-        wanted = "(qwen3-triton or mistral_window-triton) and not invariant"
+    wanted = f"triton and (not test_models or ({MODELS}))"
     command = [sys.executable, "-m", "pytest", "-q", "-k", wanted, *paths]
     plugins = ["no:cacheprovider", "tests.support.interpreted_triton"]
     if "invariant" in files[0]:

@@ -175,14 +175,16 @@ def test_greedy_tokens_equal_transformers(name: str):
 @pytest.mark.parametrize("name", [*BY_ARCHITECTURE, "mistral_window", "qwen2_window"])
 def test_prefill_whole_chunked_and_cached_agree(name: str, backend: str):
     driver = Driver(ours(tiny_model(name)), backend, page_size=8)
-    tokens = prompts(2, longest=61)[1]
+    # The interpreter takes long for each of the steps of one token.
+    tokens = prompts(2, longest=29 if INTERPRETED else 61)[1]
     first = driver.start(tokens)
     whole = driver.prefill(first)
     for chunk in (1, 7, 8, 24):
         assert difference(driver.prefill(driver.start(tokens), chunk), whole) < 1e-5
     cached = driver.start(tokens, shared=first)
-    assert cached.computed == 56
-    assert difference(driver.prefill(cached), whole[56:]) < 1e-5
+    num_cached = cached.computed
+    assert num_cached == len(tokens) // 8 * 8
+    assert difference(driver.prefill(cached), whole[num_cached:]) < 1e-5
 
 
 @pytest.mark.parametrize("name", [*BY_ARCHITECTURE, "mistral_window"])

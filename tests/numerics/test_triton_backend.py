@@ -21,21 +21,26 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from kernels.prompt_attention import PROMPT_ATTENTION
+from tests.support import interpreted_triton
 from tests.support.engine import InProcessEngine
-engine = InProcessEngine(
-    Path(sys.argv[1]), attention_backend="triton", chunked_prefill_size=11, max_running_requests=4
-)
-plain = []
-if sys.argv[4] == "plain":
-    attention = engine.runner._attention
-    reference = PROMPT_ATTENTION.load("reference")
-    attention._prompt = reference
-    attend = attention._attend_prompts
-    attention._attend_prompts = lambda *call: plain.append(call[2]) or attend(*call)
-for i, prompt in enumerate(json.loads(sys.argv[2]), 1):
-    engine.add(i, prompt, int(sys.argv[3]), ignore_eos=True)
-engine.run()
-print(json.dumps([[engine.tokens[i] for i in sorted(engine.tokens)], plain]))
+
+def run(folder, keys):
+    engine = InProcessEngine(
+        Path(folder), attention_backend="triton", chunked_prefill_size=11, max_running_requests=4
+    )
+    plain = []
+    if keys == "plain":
+        attention = engine.runner._attention
+        reference = PROMPT_ATTENTION.load("reference")
+        attention._prompt = reference
+        attend = attention._attend_prompts
+        attention._attend_prompts = lambda *call: plain.append(call[2]) or attend(*call)
+    for i, prompt in enumerate(json.loads(sys.argv[1]), 1):
+        engine.add(i, prompt, int(sys.argv[2]), ignore_eos=True)
+    engine.run()
+    return [engine.tokens[i] for i in sorted(engine.tokens)], plain
+
+print(json.dumps([run(*case) for case in json.loads(sys.argv[3])]))
 """
 
 
@@ -85,20 +90,18 @@ def test_invariant_attention_gives_the_same_bits_in_every_step(name: str) -> Non
     run(INVARIANT_SCRIPT, str(tiny_model(name)))
 
 
-@pytest.mark.parametrize(
-    ("name", "keys"), [("qwen3", "paged"), ("mistral", "plain"), ("mistral_window", "plain")]
-)
-def test_tokens_equal_those_of_the_default_back_end(name: str, keys: str) -> None:
+def test_tokens_equal_those_of_the_default_back_end() -> None:
     """With `plain`, whole prompts read their keys where the projection left them."""
-    folder = tiny_model(name)
-    arguments = [str(folder), json.dumps(PROMPTS), str(NUM_NEW), keys]
-    output = run(SCRIPT, *arguments)
-    engine = InProcessEngine(folder)
-    for i, prompt in enumerate(PROMPTS, 1):
-        engine.add(i, prompt, NUM_NEW, ignore_eos=True)
-    engine.run()
-    tokens, plain = json.loads(output.splitlines()[-1])
-    assert tokens == [engine.tokens[i] for i in (1, 2, 3)]
-    # The first chunks alone and beside others; not the later ones, nor what a window cuts.
-    assert bool(plain) == (keys == "plain")
-    assert all(length <= 11 for lengths in plain for length in lengths)
+    models = {"qwen3": "paged", "mistral": "plain", "mistral_window": "plain"}
+    cases = [(str(tiny_model(name)), keys) for name, keys in models.items()]
+    output = run(SCRIPT, json.dumps(PROMPTS), str(NUM_NEW), json.dumps(cases))
+    found = json.loads(output.splitlines()[-1])
+    for (folder, keys), (tokens, plain) in zip(cases, found, strict=True):
+        engine = InProcessEngine(Path(folder))
+        for i, prompt in enumerate(PROMPTS, 1):
+            engine.add(i, prompt, NUM_NEW, ignore_eos=True)
+        engine.run()
+        assert tokens == [engine.tokens[i] for i in (1, 2, 3)], folder
+        # The first chunks alone and beside others; not the later ones, nor what a window cuts.
+        assert bool(plain) == (keys == "plain")
+        assert all(length <= 11 for lengths in plain for length in lengths)
