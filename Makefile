@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# See tests/conftest.py; `ARGS="-n 0"` runs one test after the other, in one process.
+WORKERS := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: install install-dev serve chat test check format bench docs clean
 
@@ -31,7 +33,7 @@ chat: install  ## talk to the server that make serve started
 	$(BIN)/headrace chat $(ARGS)
 
 test: install-dev  ## all tests; make test ARGS="-k radix"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 check: install-dev  ## what CI checks besides the tests
 	$(BIN)/ruff check .

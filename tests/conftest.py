@@ -1,0 +1,86 @@
+"""How tests share the machine when `make test` runs several at a time.
+
+The tests of a file go to one worker, one after the other, so that what they share is made once. A
+test marked `alone` measures time or memory: while it runs, no other does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Before torch is imported here: its idle threads sleep instead of holding a core.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+HERE = Path(__file__).parent
+# The long ones first, so that none of them is what everybody waits for in the end.
+ORDER = ("faults", "e2e", "kernels", "numerics", "conformance", "unit", "structure", "gpu")
+# Long tests that share nothing with the others of their file: any worker takes the next one.
+SPREAD = {
+    "tests/e2e/test_engine_life.py",
+    "tests/e2e/test_launch.py",
+    "tests/faults/test_kill.py",
+    "tests/faults/test_kill_rank.py",
+    "tests/faults/test_kill_replica.py",
+    "tests/kernels/test_build.py",
+    "tests/kernels/test_triton_interpreted.py",
+    "tests/numerics/test_triton_backend.py",
+}
+# A GPU is for one process at a time.
+ON_GPU = os.environ.get("HEADRACE_TEST_DEVICE", "cpu") != "cpu" or (
+    "HEADRACE_TEST_DEVICE" not in os.environ and Path("/dev/nvidiactl").exists()
+)
+# Both are locked by the workers of one test run; a lock ends with the process that holds it.
+_DOOR, _ROOM = os.open(HERE, os.O_RDONLY), os.open(__file__, os.O_RDONLY)
+
+
+def _work_unit(nodeid: str) -> str:
+    """Which tests go to a worker together: those with the same name of their unit."""
+    path = nodeid.split("::", 1)[0]
+    if ON_GPU and not path.startswith(("tests/unit/", "tests/structure/")):
+        return "gpu"
+    return nodeid if path in SPREAD else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadFileScheduling
+
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = _work_unit
+    return scheduler
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _is_worker(config):
+        items.sort(key=lambda item: ORDER.index(item.path.relative_to(HERE).parts[0]))
+
+
+@contextmanager
+def _turn(*, alone: bool) -> Iterator[None]:
+    # Who waits to be alone stands in the door, so that nobody enters before.
+    fcntl.flock(_DOOR, fcntl.LOCK_EX)
+    fcntl.flock(_ROOM, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    fcntl.flock(_DOOR, fcntl.LOCK_UN)
+    try:
+        yield
+    finally:
+        fcntl.flock(_ROOM, fcntl.LOCK_UN)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if not _is_worker(item.config):
+        return (yield)
+    with _turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
