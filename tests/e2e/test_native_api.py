@@ -112,6 +112,7 @@ def test_health_generate_makes_a_token(server):
     assert time.monotonic() - started_at < 5
 
 
+@pytest.mark.alone
 def test_health_is_quick_while_prompts_are_long(server):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         params = {"max_new_tokens": 100, "ignore_eos": True}

@@ -206,6 +206,7 @@ def test_huge_texts(backends, kind, text):
     assert len(ids) <= 4 * len(text) + 2
 
 
+@pytest.mark.alone
 async def test_a_long_text_does_not_hold_up_the_loop(backends):
     tokenizer = Tokenizer(backends["llama3"], {})
     longest, last = 0.0, time.perf_counter()

@@ -150,10 +150,10 @@ def test_strings_and_patterns_together():
     ],
 )
 def test_what_cannot_be_searched_for_is_refused_at_once(pattern):
-    started_at = time.perf_counter()
+    started_at = time.process_time()
     with pytest.raises(InvalidPattern):
         compile_patterns((pattern,))
-    assert time.perf_counter() - started_at < 1
+    assert time.process_time() - started_at < 1
 
 
 def test_all_patterns_together_are_bounded():
