@@ -32,6 +32,16 @@ SPREAD = {
     "tests/kernels/test_triton_interpreted.py",
     "tests/numerics/test_triton_backend.py",
 }
+# They share servers.
+TOGETHER = dict.fromkeys(
+    (
+        "tests/e2e/test_pause_and_memory.py",
+        "tests/e2e/test_rl_example.py",
+        "tests/e2e/test_weights_from_disk.py",
+        "tests/e2e/test_weights_from_trainer.py",
+    ),
+    "weights",
+)
 # A GPU is for one process at a time.
 ON_GPU = os.environ.get("HEADRACE_TEST_DEVICE", "cpu") != "cpu" or (
     "HEADRACE_TEST_DEVICE" not in os.environ and Path("/dev/nvidiactl").exists()
@@ -45,7 +55,7 @@ def _work_unit(nodeid: str) -> str:
     path = nodeid.split("::", 1)[0]
     if ON_GPU and not path.startswith(("tests/unit/", "tests/structure/")):
         return "gpu"
-    return nodeid if path in SPREAD else path
+    return nodeid if path in SPREAD else TOGETHER.get(path, path)
 
 
 @pytest.hookimpl(optionalhook=True)

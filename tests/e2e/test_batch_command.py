@@ -17,6 +17,7 @@ from headrace.demo import MODEL_PATH
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
 OPTIONS = ["--model-path", str(MODEL_PATH), "--max-running-requests", "2"]
+OPTIONS += ["--grammar-backend", "none"]
 
 
 def write(path: Path, *requests: object) -> Path:

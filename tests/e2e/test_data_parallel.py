@@ -127,9 +127,8 @@ def test_replicas_of_several_ranks_answer() -> None:
 
 
 def test_the_offline_engine_has_replicas_too() -> None:
-    with sgl.Engine(
-        model_path=str(tiny_model(MODEL)), dp_size=2, num_threads=1, random_seed=3
-    ) as engine:
+    options = {"num_threads": 1, "random_seed": 3, "grammar_backend": "none"}
+    with sgl.Engine(model_path=str(tiny_model(MODEL)), dp_size=2, **options) as engine:
         answers = engine.generate(PROMPTS, GREEDY)
         assert ids(answers) == ids(ask_all(running_server(MODEL, *OPTIONS)))
         assert {answer["meta_info"]["dp_rank"] for answer in answers} == {0, 1}

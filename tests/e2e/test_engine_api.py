@@ -12,7 +12,17 @@ import pytest
 
 import headrace as sgl
 from headrace.utils import async_stream_and_merge, stream_and_merge
-from tests.support.offline import FRANCE, JAPAN, LONG, MODEL, SHORT, is_idle, run_script, until
+from tests.support.offline import (
+    FRANCE,
+    JAPAN,
+    LONG,
+    MODEL,
+    PLAIN,
+    SHORT,
+    is_idle,
+    run_script,
+    until,
+)
 from tests.support.server import ServerProcess
 
 
@@ -26,7 +36,7 @@ def engine() -> Iterator[sgl.Engine]:
 def cumulative() -> Iterator[sgl.Engine]:
     # Beside the other engine, in the same process.
     with sgl.Engine(
-        model_path=MODEL,
+        **PLAIN,
         incremental_streaming_output=False,
         max_running_requests=2,
         max_queued_requests=3,
@@ -145,9 +155,10 @@ def test_with_nest_asyncio_applied_before_and_after():
 
         async def kernel():
             # A cell runs inside a loop: made before, applied, made after.
-            before = sgl.Engine(model_path=os.environ["MODEL"])
+            options = {"model_path": os.environ["MODEL"], "grammar_backend": "none"}
+            before = sgl.Engine(**options)
             nest_asyncio.apply()
-            after = sgl.Engine(model_path=os.environ["MODEL"])
+            after = sgl.Engine(**options)
             for engine in (before, after):
                 async def main():
                     return await engine.async_generate("The capital of France is", params)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import headrace as sgl
-from tests.support.offline import FRANCE, JAPAN, LONG, MODEL, SHORT, is_idle, until
+from tests.support.offline import FRANCE, JAPAN, LONG, PLAIN, SHORT, is_idle, until
 
 QUERY = "The capital of France is"
 ITEMS = [" Paris. It is", " Lyon. It is", " a"]
@@ -18,7 +18,7 @@ ITEMS = [" Paris. It is", " Lyon. It is", " a"]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[sgl.Engine]:
-    with sgl.Engine(model_path=MODEL) as engine:
+    with sgl.Engine(**PLAIN) as engine:
         yield engine
 
 

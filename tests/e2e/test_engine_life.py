@@ -16,14 +16,14 @@ from starlette.testclient import TestClient
 
 import headrace as sgl
 from runtime.process import Child
-from tests.support.offline import FRANCE, LONG, MODEL, ROOT, SHORT, is_idle, until
+from tests.support.offline import FRANCE, LONG, MODEL, PLAIN, ROOT, SHORT, is_idle, until
 
 EXAMPLES = ROOT / "examples" / "engine"
 
 
 def test_death_is_told_and_hurts_nobody_else():
     mine = subprocess.Popen(["sleep", "60"])
-    other = sgl.Engine(model_path=MODEL)
+    other = sgl.Engine(**PLAIN)
     try:
         with sgl.Engine(model_path=MODEL) as doomed:
             pids = doomed._core.host.pids()
@@ -79,7 +79,7 @@ def test_the_traceback_of_the_worker_comes_along(tmp_path, monkeypatch):
         )
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with sgl.Engine(model_path=MODEL) as engine:
+    with sgl.Engine(**PLAIN) as engine:
         assert engine.generate(FRANCE, SHORT)["text"].startswith(" Paris")
         with ThreadPoolExecutor(1) as pool:
             pending = pool.submit(engine.generate, FRANCE, LONG)
@@ -94,7 +94,7 @@ def test_the_traceback_of_the_worker_comes_along(tmp_path, monkeypatch):
 
 
 def test_a_worker_that_hangs_is_ended_and_told():
-    with sgl.Engine(model_path=MODEL, watchdog_timeout=1.0) as engine:
+    with sgl.Engine(**PLAIN, watchdog_timeout=1.0) as engine:
         os.kill(engine._core.host.pids()["scheduler"], signal.SIGSTOP)
         with pytest.raises(sgl.EngineDeadError, match="no turn of its loop"):
             engine.generate(FRANCE, SHORT)
@@ -110,20 +110,20 @@ def test_last_words_of_a_child_are_kept(capfd):
 
 
 def test_pending_calls_end_with_the_engine():
-    engine = sgl.Engine(model_path=MODEL)
+    engine = sgl.Engine(**PLAIN)
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(engine.generate, FRANCE, LONG)
         until(lambda: not is_idle(engine))
         engine.shutdown()
         with pytest.raises(sgl.EngineDeadError):
             pending.result(10)
-    again = sgl.Engine(model_path=MODEL)
+    again = sgl.Engine(**PLAIN)
     assert again.generate(FRANCE, SHORT)["text"].startswith(" Paris")
     again.shutdown()
 
 
 def test_a_fork_is_told_and_ends_nothing():
-    with sgl.Engine(model_path=MODEL) as engine:
+    with sgl.Engine(**PLAIN) as engine:
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:

@@ -21,12 +21,13 @@ from tests.support.tiny_models import other_weights, tiny_model
 PROMPT = "The miller opens the gate, the wheel turns, and the stones grind wheat."
 SHORT = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 LONG = {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}
+OPTIONS = {"num_threads": 1, "random_seed": 1, "grammar_backend": "none"}
 NAME = "model.layers.0.mlp.down_proj.weight"
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[sgl.Engine]:
-    with sgl.Engine(model_path=str(tiny_model("qwen3")), num_threads=1, random_seed=1) as engine:
+    with sgl.Engine(model_path=str(tiny_model("qwen3")), **OPTIONS) as engine:
         yield engine
 
 
@@ -75,7 +76,7 @@ def test_a_folder_that_is_not_there(engine: sgl.Engine) -> None:
 
 def test_other_weights_answer_as_a_fresh_engine(fresh: sgl.Engine, tmp_path: Path) -> None:
     folder = other_weights("qwen3", tmp_path / "other")
-    with sgl.Engine(model_path=str(folder), num_threads=1, random_seed=1) as another:
+    with sgl.Engine(model_path=str(folder), **OPTIONS) as another:
         expected = another.generate(PROMPT, SHORT)
     before = ids(fresh)
     assert expected["output_ids"] != before

@@ -30,6 +30,7 @@ def server() -> ServerProcess:
 def engine() -> Iterator[sgl.Engine]:
     made = sgl.Engine(
         model_path=str(tiny_model("qwen3")),
+        grammar_backend="none",
         disable_radix_cache=True,
         enable_return_hidden_states=True,
     )

@@ -18,7 +18,7 @@ from tests.support.grammar_backends import BACKENDS
 from tests.support.server import ServerProcess, free_port
 from tests.support.tiny_models import tiny_model
 
-ROUNDS = int(os.environ.get("HEADRACE_FAULT_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("HEADRACE_FAULT_ROUNDS", "2"))
 LONG = {
     "text": "The mill",
     "stream": True,

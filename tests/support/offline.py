@@ -15,6 +15,8 @@ from headrace.demo import MODEL_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(MODEL_PATH)
+# Nothing about grammars: their library is a third of the work of a start.
+PLAIN = {"model_path": MODEL, "grammar_backend": "none"}
 FRANCE = "The capital of France is"
 JAPAN = "The capital of Japan is"
 SHORT = {"temperature": 0, "max_new_tokens": 8}
