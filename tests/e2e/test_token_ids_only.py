@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import httpx
 import pytest
 
 import headrace as sgl
@@ -44,7 +43,7 @@ def server(folder):
 
 
 def ask(server, path="/generate", **body):
-    return httpx.post(server.url + path, json=body, timeout=60)
+    return server.client.post(path, json=body, timeout=60)
 
 
 def test_ids_go_in_and_come_out(server, ids, expected):
@@ -57,7 +56,7 @@ def test_ids_go_in_and_come_out(server, ids, expected):
 
 def test_streams_have_no_text_either(server, ids, expected):
     body = {"input_ids": ids, "sampling_params": GREEDY, "stream": True}
-    events = httpx.post(server.url + "/generate", json=body, timeout=60).text.split("\n\n")
+    events = server.client.post("/generate", json=body, timeout=60).text.split("\n\n")
     chunks = [json.loads(each.removeprefix("data: ")) for each in events if "{" in each]
     assert chunks[-1]["output_ids"] == expected
     assert not any("text" in each for each in chunks)
@@ -97,7 +96,7 @@ def test_what_needs_text_is_refused(server, path, body):
     answer = ask(server, path, **body)
     assert answer.status_code == 400, answer.text
     assert "tokenizer" in answer.text or "structured output is off" in answer.text
-    assert httpx.get(server.url + "/health_generate", timeout=60).status_code == 200
+    assert server.client.get("/health_generate", timeout=60).status_code == 200
 
 
 def test_an_engine(folder, ids, expected):
