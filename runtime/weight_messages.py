@@ -11,6 +11,8 @@ import msgspec
 
 MemoryTag = Literal["kv_cache", "weights", "cuda_graph"]
 MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "weights", "cuda_graph")
+# A broadcast that has not come by then never will; a group can be told to wait for less.
+BROADCAST_TIMEOUT_S = 300.0
 CheckAction = Literal["snapshot", "reset_tensors", "compare", "checksum"]
 
 
@@ -119,15 +121,30 @@ class LeaveGroup(_Message, frozen=True):
 
 
 class ReceiveTensors(_Message, frozen=True):
-    """Replace some weights: each is broadcast by rank 0 of the group, in order.
+    """Begin to take tensors that rank 0 of a group broadcasts, in order; `ReceiveStatus` says when
+    all have come, `LoadReceived` makes them the weights.
 
     Attributes:
         flattened: all of them come as one tensor of bytes instead.
-    """
+        timeout_s: for each broadcast.
+    """  # noqa: D205  # one sentence
 
     group_name: str
     tensors: list[TensorSpec]
     flattened: bool = False
+    timeout_s: float = BROADCAST_TIMEOUT_S
+
+
+class ReceiveStatus(_Message, frozen=True):
+    """Ask whether a group's tensors have come; not yet while the answer's message is empty."""
+
+    group_name: str
+
+
+class LoadReceived(_Message, frozen=True):
+    """Replace some weights by what has come from a group."""
+
+    group_name: str
 
 
 class KeepUpdate(_Message, frozen=True):
@@ -170,17 +187,11 @@ class RestoreGraphs(_Message, frozen=True):
     """
 
 
-WeightUpdate = LoadFolder | LoadDummy | LoadTensors | LoadSharedMemory | LoadCuda | ReceiveTensors
+WeightUpdate = LoadFolder | LoadDummy | LoadTensors | LoadSharedMemory | LoadCuda | LoadReceived
+GroupOp = JoinGroup | LeaveGroup | GroupStatus | ReceiveTensors | ReceiveStatus
 WeightOp = (
-    LoadFolder
-    | LoadDummy
-    | LoadTensors
-    | LoadSharedMemory
-    | LoadCuda
-    | ReceiveTensors
-    | JoinGroup
-    | GroupStatus
-    | LeaveGroup
+    WeightUpdate
+    | GroupOp
     | KeepUpdate
     | UndoUpdate
     | ReadWeight

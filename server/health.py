@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from runtime.client.gate import PAUSE, SESSION
+from runtime.client.gate import PAUSE, SESSION, UPDATE
 from runtime.client.status import ReplicaStatus
 from server.context import ServerContext
 
@@ -55,6 +55,9 @@ def why_waiting(context: ServerContext) -> str | None:
         return "Generation is paused."
     if SESSION in client.gate.reasons:
         return "A weight update has begun and not ended."
+    waited_s = client.gate.closed_for_s(UPDATE)
+    if waited_s > READY_HEARTBEAT_AGE_S:
+        return f"Requests have waited for new weights for {waited_s:.0f} s."
     return client.loaded.why_refused
 
 

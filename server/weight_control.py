@@ -29,10 +29,14 @@ from runtime.weight_messages import (
     GroupStatus,
     InvalidateCache,
     JoinGroup,
+    LeaveGroup,
     LoadDummy,
     LoadFolder,
+    LoadReceived,
     MemoryTag,
     PauseGeneration,
+    ReceiveStatus,
+    ReceiveTensors,
     ReleaseMemory,
     ResumeMemory,
     WeightCall,
@@ -49,6 +53,8 @@ _ROLLED_BACK = "\nRolled back: the original weights keep serving."
 _UNTOUCHED = "\nNothing was loaded: the original weights keep serving."
 _POLL_S = 0.01
 _JOIN_POLL_S = 0.05
+# The first look for a broadcast; each is twice as long after the one before, up to `_JOIN_POLL_S`.
+_RECEIVE_POLL_S = 0.001
 # What two configurations may differ in and still give the same tensors the same meaning.
 _IRRELEVANT = frozenset(
     {"raw", "dtype", "generation_defaults", "eos_token_ids", "bos_token_id", "context_len"}
@@ -77,6 +83,10 @@ class WeightControl:
         self._host = host
         self._client = context.client
         self._turn = asyncio.Lock()
+        # Taken before `_turn`: a group's broadcasts come one after the other.
+        self._receiving = asyncio.Lock()
+        # Groups whose tensors arrive on the host, so that they disturb no step.
+        self._host_groups: set[str] = set()
         self._pause: PauseMode | None = None
         self._has_session = False
         self._must_flush = False
@@ -154,6 +164,54 @@ class WeightControl:
         if not outcome.success:
             return outcome
         return dataclasses.replace(outcome, message=success + outcome.message)
+
+    async def update_from_group(
+        self,
+        op: ReceiveTensors,
+        *,
+        weight_version: str | None = None,
+        flush_cache: bool = True,
+        abort_all_requests: bool = False,
+    ) -> Outcome:
+        """Replace some weights by what a trainer broadcasts.
+
+        Requests are served until everything has come, if it comes to the host. What NCCL brings is
+        awaited while nothing computes: its kernel waits on the GPU, where it might keep a kernel of
+        the ranks' own group from running. The workers' loops go on in both cases.
+        """
+        self._refuse_replicas()
+        load = LoadReceived(op.group_name)
+        success = "Succeeded to update parameter online."
+        async with self._receiving:
+            comes_to_host = op.group_name in self._host_groups
+            failed = await self._receive(op) if comes_to_host else ""
+            if not failed:
+                async with self._exclusive(abort=abort_all_requests) as num_paused:
+                    failed = "" if comes_to_host else await self._receive(op)
+                    if not failed:
+                        outcome = await self._load(load, flush_cache, weight_version, num_paused)
+        if failed:
+            return Outcome(False, f"Failed to update weights: {failed.rstrip('.')}.{_UNTOUCHED}")
+        if not outcome.success:
+            return outcome
+        return dataclasses.replace(outcome, message=success + outcome.message)
+
+    async def _receive(self, op: ReceiveTensors) -> str:
+        """Wait until every rank has the tensors; why one of them has not."""
+        reply = await self.ask(op)
+        if not reply.success:
+            return reply.message
+        delay_s = _RECEIVE_POLL_S
+        while True:
+            reply = await self.ask(ReceiveStatus(op.group_name))
+            if not reply.success:
+                # The other ranks' part of the group is of no use, and they may wait for minutes.
+                await self.ask(LeaveGroup(op.group_name))
+                return reply.message
+            if reply.message:
+                return ""
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _JOIN_POLL_S)
 
     def _refuse_replicas(self) -> None:
         # One that is started again would lack what the others were given.
@@ -256,6 +314,9 @@ class WeightControl:
             await asyncio.sleep(_JOIN_POLL_S)
         if not reply.success:
             return Outcome(False, f"Failed to initialize the weight update group: {reply.message}")
+        self._host_groups.discard(op.group_name)
+        if op.backend == "gloo":
+            self._host_groups.add(op.group_name)
         return Outcome(True, "Succeeded to initialize the weight update group.")
 
     async def _ask(self, make: Callable[[int], SchedulerInbound]) -> ControlReply:

@@ -137,7 +137,11 @@ class WeightMethods:
         load_format: str | None = None,
         **options: Any,
     ) -> tuple[bool, str]:
-        """Replace some weights by what rank 0 of a group broadcasts, in this order."""
+        """Replace some weights by what rank 0 of a group broadcasts, in this order.
+
+        `options` are `weight_version`, `abort_all_requests` and `timeout`, in seconds, for each
+        broadcast.
+        """
         update = self._from_distributed(
             names, dtypes, shapes, group_name, flush_cache, load_format, options
         )
@@ -175,13 +179,10 @@ class WeightMethods:
             shapes=[list(shape) for shape in shapes],
             group_name=group_name,
             load_format=load_format,
+            timeout=options.pop("timeout", None),
         )
-        success = "Succeeded to update parameter online."
-        return await self._weights.update(
-            to_receive(body, self._context.model),
-            flush_cache=flush_cache,
-            success=success,
-            **options,
+        return await self._weights.update_from_group(
+            to_receive(body, self._context.model), flush_cache=flush_cache, **options
         )
 
     def init_weights_update_group(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 # Why requests may be held back.
@@ -16,13 +17,19 @@ class RequestGate:
 
     def __init__(self) -> None:
         """Open."""
-        self._reasons: set[str] = set()
+        # With when each of them came.
+        self._reasons: dict[str, float] = {}
         self._held: dict[int, Callable[[], None]] = {}
 
     @property
     def reasons(self) -> frozenset[str]:
         """Why it is closed; empty when it is open."""
         return frozenset(self._reasons)
+
+    def closed_for_s(self, reason: str) -> float:
+        """Seconds since somebody has had this reason; 0 when nobody has."""
+        since = self._reasons.get(reason)
+        return 0.0 if since is None else time.monotonic() - since
 
     @property
     def is_closed(self) -> bool:
@@ -51,11 +58,11 @@ class RequestGate:
 
     def close(self, reason: str) -> None:
         """Hold newcomers back."""
-        self._reasons.add(reason)
+        self._reasons.setdefault(reason, time.monotonic())
 
     def open(self, reason: str) -> None:
         """Take a reason back; when it was the last, everything held is sent."""
-        self._reasons.discard(reason)
+        self._reasons.pop(reason, None)
         while self._held and not self._reasons:
             request_id = next(iter(self._held))
             self._held.pop(request_id)()

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -25,12 +25,17 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from runtime.errors import InvalidRequest
-from runtime.weight_messages import JoinGroup, ReceiveTensors, TensorSpec
+from runtime.weight_messages import (
+    BROADCAST_TIMEOUT_S,
+    JoinGroup,
+    ReceiveTensors,
+    TensorSpec,
+)
 
 logger = logging.getLogger(__name__)
 
-# For everybody to arrive, and for each broadcast to end.
-TIMEOUT_S = 300.0
+# For everybody to arrive.
+TIMEOUT_S = BROADCAST_TIMEOUT_S
 _POLL_S = 0.002
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -96,6 +101,15 @@ def _default_group_unbound() -> Iterator[None]:
 
 
 @dataclass
+class _Reception:
+    """Tensors on their way: `received` or `error` is set by the time that `is_done` is."""
+
+    received: list[tuple[str, Tensor]] | None = None
+    error: str = ""
+    is_done: bool = False
+
+
+@dataclass
 class _Member:
     """One group and how far we are in joining it; `group` is set once everybody came."""
 
@@ -106,22 +120,21 @@ class _Member:
     is_broken: bool = False
     group: Any = None
     error: str = ""
+    reception: _Reception | None = None
 
 
 class UpdateGroups:
-    """The groups that this rank is in."""
+    """The groups that this rank is in. Nothing in here waits: threads meet, receive and leave."""
 
-    def __init__(self, tp_rank: int, device: torch.device, beat: Callable[[], None]) -> None:
+    def __init__(self, tp_rank: int, device: torch.device) -> None:
         """Be in none.
 
         Args:
             tp_rank: added to a group's `rank_offset`.
             device: where tensors are received with NCCL.
-            beat: called often while tensors are awaited, as proof of life.
         """
         self._tp_rank = tp_rank
         self._device = device
-        self._beat = beat
         self._members: dict[str, _Member] = {}
         # Threads that end groups, by name.
         self._leaving: dict[str, threading.Thread] = {}
@@ -200,6 +213,8 @@ class UpdateGroups:
     def _forget(self, name: str) -> None:
         member = self._members.pop(name)
         member.is_left = True
+        if member.reception is not None and not member.reception.is_done:
+            member.is_broken = True
         if member.group is not None:
             # NCCL may wait for the trainer to leave, too; nobody else shall.
             thread = threading.Thread(
@@ -222,53 +237,112 @@ class UpdateGroups:
         except Exception as error:
             logger.warning("The group %r did not end in order: %s", member.name, first_line(error))
 
-    def receive(self, request: ReceiveTensors) -> list[tuple[str, Tensor]]:
-        """Take the tensors that the group's rank 0 broadcasts.
+    def receive(self, request: ReceiveTensors) -> None:
+        """Begin to take the tensors that the group's rank 0 broadcasts; returns at once.
 
         Raises:
-            InvalidRequest: there is no such group, or a broadcast failed; then the group is
-                forgotten, since nobody knows what the others have received.
+            InvalidRequest: there is no such group, it is not complete, or it is receiving already.
         """
-        if not self.is_joined(request.group_name):
-            raise InvalidRequest(f"The group {request.group_name!r} is not complete yet.")
-        member = self._members[request.group_name]
-        device = self._device if member.backend == "nccl" else torch.device("cpu")
-        try:
-            if request.flattened:
-                return list(self._receive_flat(member.group, request.tensors, device))
-            received = []
-            for spec in request.tensors:
-                tensor = torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device)
-                self._broadcast(tensor, member.group)
-                received.append((spec.name, tensor))
-            return received
-        except (RuntimeError, TimeoutError) as error:
-            member.is_broken = True
-            self._forget(request.group_name)
+        name = request.group_name
+        if not self.is_joined(name):
+            raise InvalidRequest(f"The group {name!r} is not complete yet.")
+        member = self._members[name]
+        if member.reception is not None and not member.reception.is_done:
+            raise InvalidRequest(f"The group {name!r} still waits for another broadcast.")
+        # Whatever was received before and never asked for is forgotten.
+        member.reception = _Reception()
+        threading.Thread(
+            target=self._receive,
+            args=(member, member.reception, request),
+            name="update-group-receive",
+            daemon=True,
+        ).start()
+
+    def is_received(self, name: str) -> bool:
+        """Whether all tensors have come.
+
+        Raises:
+            InvalidRequest: nothing is awaited; or a broadcast failed, and the group is forgotten,
+                since nobody knows what the others have received.
+        """
+        reception = self._reception(name)
+        if not reception.is_done:
+            return False
+        if reception.received is None:
+            self._members[name].is_broken = True
+            self._forget(name)
             raise InvalidRequest(
-                f"A broadcast of the group {request.group_name!r} failed, and the group with it: "
-                f"{first_line(error)}"
-            ) from error
+                f"A broadcast of the group {name!r} failed, and the group with it: "
+                f"{reception.error}"
+            )
+        return True
+
+    def take(self, name: str) -> list[tuple[str, Tensor]]:
+        """The tensors that have come, by name; they are given once.
+
+        Raises:
+            InvalidRequest: not all of them have, or nothing is awaited.
+        """
+        received = self._reception(name).received
+        if received is None:
+            raise InvalidRequest(f"Not everything has come from the group {name!r}.")
+        self._members[name].reception = None
+        return received
+
+    def _reception(self, name: str) -> _Reception:
+        reception = self._member(name).reception
+        if reception is None:
+            raise InvalidRequest(f"The group {name!r} awaits no broadcast.")
+        return reception
+
+    def _receive(self, member: _Member, reception: _Reception, request: ReceiveTensors) -> None:
+        try:
+            self._set_device()
+            reception.received = self._receive_all(member, request)
+            if self._device.type == "cuda":
+                # Complete for whoever uses them on another thread's stream.
+                torch.cuda.current_stream().synchronize()
+        # Whatever the library throws is the caller's to know, and no reason to end.
+        except Exception as error:
+            reception.received, reception.error = None, first_line(error)
+        finally:
+            reception.is_done = True
+
+    def _receive_all(self, member: _Member, request: ReceiveTensors) -> list[tuple[str, Tensor]]:
+        device = self._device if member.backend == "nccl" else torch.device("cpu")
+        if request.flattened:
+            return list(self._receive_flat(member, request, device))
+        received = []
+        for spec in request.tensors:
+            tensor = torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device)
+            self._broadcast(tensor, member, request.timeout_s)
+            received.append((spec.name, tensor))
+        return received
 
     def _receive_flat(
-        self, group: Any, specs: list[TensorSpec], device: torch.device
+        self, member: _Member, request: ReceiveTensors, device: torch.device
     ) -> Iterator[tuple[str, Tensor]]:
-        sizes = [size_bytes(spec) for spec in specs]
+        sizes = [size_bytes(spec) for spec in request.tensors]
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-        self._broadcast(flat, group)
+        self._broadcast(flat, member, request.timeout_s)
         start = 0
-        for spec, size in zip(specs, sizes, strict=True):
+        for spec, size in zip(request.tensors, sizes, strict=True):
             yield spec.name, tensor_at(flat, start, spec)
             start += size
 
-    def _broadcast(self, tensor: Tensor, group: Any) -> None:
-        work = dist.broadcast(tensor, group_src=0, group=group, async_op=True)
-        assert work is not None
-        deadline = time.monotonic() + TIMEOUT_S
+    @staticmethod
+    def _broadcast(tensor: Tensor, member: _Member, timeout_s: float) -> None:
+        options = dist.BroadcastOptions()
+        # A broadcast that is given up must not keep its group from ending. NCCL's own limit comes
+        # later than ours: its watchdog ends the process.
+        options.timeout = timedelta(seconds=timeout_s * (2 if member.backend == "nccl" else 1))
+        work = member.group.broadcast([tensor], options)
+        deadline = time.monotonic() + timeout_s
         while not work.is_completed():
+            if member.is_left:
+                raise RuntimeError("the group was destroyed")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nothing came for {TIMEOUT_S:.0f} s")
-            self._beat()
+                raise TimeoutError(f"nothing came for {timeout_s:g} s")
             time.sleep(_POLL_S)
         work.wait()
 

@@ -23,6 +23,7 @@ from runtime.loader.live import LiveWeights
 from runtime.weight_messages import (
     MEMORY_TAGS,
     CheckWeights,
+    GroupOp,
     GroupStatus,
     JoinGroup,
     KeepUpdate,
@@ -30,11 +31,13 @@ from runtime.weight_messages import (
     LoadCuda,
     LoadDummy,
     LoadFolder,
+    LoadReceived,
     LoadSharedMemory,
     LoadTensors,
     MemoryTag,
     RankReply,
     ReadWeight,
+    ReceiveStatus,
     ReceiveTensors,
     ReleaseMemory,
     RestoreGraphs,
@@ -47,7 +50,7 @@ from runtime.weight_messages import (
 
 logger = logging.getLogger(__name__)
 
-JOINED = "joined"
+JOINED, RECEIVED = "joined", "received"
 
 
 class RankWeights:
@@ -66,7 +69,7 @@ class RankWeights:
         self._device = device
         self._weights = weights
         self._memory = memory
-        self._groups = UpdateGroups(rank, device, beat)
+        self._groups = UpdateGroups(rank, device)
         self._beat = beat
 
     @property
@@ -98,12 +101,8 @@ class RankWeights:
                 return "", self._read(op)
             case CheckWeights():
                 return self._check(op), b""
-            case JoinGroup():
-                self._groups.join(op)
-            case GroupStatus():
-                return JOINED if self._groups.is_joined(op.group_name) else "", b""
-            case LeaveGroup():
-                self._groups.leave(op.group_name)
+            case JoinGroup() | LeaveGroup() | GroupStatus() | ReceiveTensors() | ReceiveStatus():
+                return self._in_group(op), b""
             case ReleaseMemory():
                 self._release(op.tags)
             case ResumeMemory():
@@ -113,6 +112,23 @@ class RankWeights:
             case _:
                 self._update(op)
         return "", b""
+
+    def _in_group(self, op: GroupOp) -> str:
+        match op:
+            case JoinGroup():
+                self._groups.join(op)
+            case LeaveGroup():
+                self._groups.leave(op.group_name)
+            case GroupStatus():
+                return JOINED if self._groups.is_joined(op.group_name) else ""
+            case ReceiveTensors():
+                self._weights.check({spec.name: spec.shape for spec in op.tensors})
+                self._groups.receive(op)
+            case ReceiveStatus():
+                return RECEIVED if self._groups.is_received(op.group_name) else ""
+            case _:
+                assert_never(op)
+        return ""
 
     def _update(self, op: WeightUpdate) -> None:
         match op:
@@ -128,11 +144,9 @@ class RankWeights:
             case LoadCuda():
                 handles = op.handles[self._rank if len(op.handles) > 1 else 0]
                 self._load(from_cuda(handles, self._device))
-            case ReceiveTensors():
-                shapes = {spec.name: spec.shape for spec in op.tensors}
-                self._weights.check(shapes)
-                # Everything is received before anything changes: a broadcast may fail half-way.
-                received = self._groups.receive(op)
+            case LoadReceived():
+                received = self._groups.take(op.group_name)
+                shapes = {name: list(tensor.shape) for name, tensor in received}
                 self._load(Incoming(shapes, iter(received)))
             case _:
                 assert_never(op)

@@ -38,8 +38,10 @@ from runtime.scheduler.waiting import WaitingQueue
 from runtime.step import StepPlan, StepResult, TokenMasks
 from runtime.weight_messages import (
     ContinueGeneration,
+    GroupStatus,
     InvalidateCache,
     PauseGeneration,
+    ReceiveStatus,
     ReleaseMemory,
     WeightCall,
 )
@@ -308,7 +310,8 @@ class Scheduler:
     # ---- weights and pauses ----
 
     def _change_weights(self, call: WeightCall) -> ControlReply:
-        self._drain()
+        if not isinstance(call.op, GroupStatus | ReceiveStatus):
+            self._drain()
         if isinstance(call.op, ReleaseMemory):
             running, waiting = self._table.num_running, len(self._waiting)
             if running or (waiting and not self._is_paused):

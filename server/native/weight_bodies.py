@@ -11,6 +11,7 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.weights import decoder_weights
 from runtime.errors import InvalidRequest
 from runtime.weight_messages import (
+    BROADCAST_TIMEOUT_S,
     CheckAction,
     CudaHandle,
     JoinGroup,
@@ -121,6 +122,7 @@ class DistributedBody(msgspec.Struct, kw_only=True):
     load_format: str | None = None
     selector: str | None = None
     torch_empty_cache: bool | None = None
+    timeout: float | None = None
 
 
 class InitGroupBody(msgspec.Struct, kw_only=True):
@@ -247,7 +249,14 @@ def to_receive(body: DistributedBody, model: ModelConfig) -> ReceiveTensors:
         TensorSpec(name, dtype, shape)
         for name, dtype, shape in zip(body.names, dtypes, body.shapes, strict=True)
     ]
-    return ReceiveTensors(body.group_name, tensors, body.load_format == "flattened_bucket")
+    timeout_s = BROADCAST_TIMEOUT_S if body.timeout is None else body.timeout
+    if not 0 < timeout_s <= BROADCAST_TIMEOUT_S:
+        raise InvalidRequest(
+            f"timeout must be in (0, {BROADCAST_TIMEOUT_S:.0f}] seconds, got {body.timeout}.",
+            param="timeout",
+        )
+    is_flat = body.load_format == "flattened_bucket"
+    return ReceiveTensors(body.group_name, tensors, is_flat, timeout_s)
 
 
 def to_join(body: InitGroupBody, tp_size: int) -> JoinGroup:

@@ -119,12 +119,11 @@ def _add_updates(router: APIRouter, context: ServerContext) -> None:
         """Replace some weights: each is broadcast by rank 0 of a group that was joined before."""
 
         async def update() -> Outcome:
-            return await context.weights.update(
+            return await context.weights.update_from_group(
                 to_receive(body, context.model),
                 weight_version=body.weight_version,
                 flush_cache=body.flush_cache is not False,
                 abort_all_requests=bool(body.abort_all_requests),
-                success="Succeeded to update parameter online.",
             )
 
         return await _tell(update())

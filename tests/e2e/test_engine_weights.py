@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from safetensors.torch import load_file
 
 import headrace as sgl
 from headrace.trainer import broadcast_weights, describe_tensors, init_update_group
-from tests.support.offline import until
+from tests.support.offline import ROOT, until
 from tests.support.server import free_port
 from tests.support.tiny_models import other_weights, tiny_model
 
@@ -124,6 +127,50 @@ def test_broadcast(fresh: sgl.Engine, other: tuple[dict[str, torch.Tensor], list
     thread.join(60)
     assert [success for success, _ in answers] == [True, True, True], answers
     assert ids(fresh) == expected
+
+
+SILENT_TRAINER = """
+import sys
+from runtime.distributed.update_group import create_group
+
+group = create_group("127.0.0.1", int(sys.argv[1]), 0, 2, "silent", "gloo")
+sys.stdin.read()
+"""
+
+
+def test_while_a_broadcast_is_awaited_requests_can_be_ended(fresh: sgl.Engine) -> None:
+    before = ids(fresh)
+    port = free_port()
+    arguments = [sys.executable, "-c", SILENT_TRAINER, str(port)]
+    trainer = subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE)
+    with trainer, ThreadPoolExecutor(2) as pool:
+        assert fresh.init_weights_update_group("127.0.0.1", port, 1, 2, "silent", "gloo")[0]
+        # As with NCCL: nothing computes until everything has come.
+        fresh.context.weights._host_groups.clear()
+        frozen = fresh.generate(PROMPT, LONG, rid="frozen", stream=True)
+        next(frozen)
+        fresh.pause_generation("in_place")
+        body = {"names": [NAME], "dtypes": ["float32"], "shapes": [[64, 96]]}
+        update = pool.submit(
+            fresh.update_weights_from_distributed, **body, group_name="silent", timeout=60.0
+        )
+        until(lambda: "update" in fresh.context.client.gate.reasons)
+        # One that waits at the gate, and one that the worker has.
+        held = pool.submit(fresh.generate, PROMPT, SHORT, rid="held")
+        until(lambda: fresh.context.client.is_running("held"))
+        for rid in ("held", "frozen"):
+            fresh.abort(rid)
+        assert held.result(10)["meta_info"]["finish_reason"]["type"] == "abort"
+        assert list(frozen)[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+        assert not update.done()
+        # The wait itself can be ended, too.
+        assert fresh.destroy_weights_update_group("silent")[0]
+        success, message = update.result(10)
+        assert not success
+        assert "There is no group 'silent'" in message
+        trainer.communicate()
+    fresh.continue_generation()
+    assert ids(fresh) == before
 
 
 async def test_awaited_while_a_request_is_frozen(fresh: sgl.Engine) -> None:

@@ -6,7 +6,9 @@ import base64
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,61 @@ def test_broadcasts_of_another_process(
     after = generate(server)
     assert after["output_ids"] == expected
     assert after["meta_info"]["weight_version"] == "broadcast-1"
+
+
+SILENT_TRAINER = """
+import sys
+from runtime.distributed.update_group import create_group
+
+port, world_size = map(int, sys.argv[1:])
+group = create_group("127.0.0.1", port, 0, world_size, "weight_update_group", "gloo")
+sys.stdin.read()
+"""
+
+
+def test_a_broadcast_that_never_comes_stops_nobody(
+    served: tuple[str, int, ServerProcess],
+) -> None:
+    _, tp_size, server = served
+    before = generate(server)["output_ids"]
+    world, port = 1 + tp_size, free_port()
+    body: dict[str, Any] = {"names": [K_PROJ], "dtypes": ["float32"]}
+    body["shapes"] = [list(weights_of(tiny_model(served[0]))[K_PROJ].shape)]
+    for timeout in (0, 301):
+        answer = post(server, "/update_weights_from_distributed", **body, timeout=timeout)
+        assert answer.status_code == 400
+        assert "timeout must be in" in answer.json()["message"]
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", SILENT_TRAINER, str(port), str(world)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+    )
+    with trainer, ThreadPoolExecutor(1) as pool:
+        group = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1}
+        joined = post(
+            server, "/init_weights_update_group", **group, world_size=world, backend="gloo"
+        )
+        assert joined.json()["success"], joined.text
+        waiting = pool.submit(post, server, "/update_weights_from_distributed", **body, timeout=6.0)
+        began = time.monotonic()
+        while not waiting.done() and time.monotonic() - began < 3:
+            for path in ("/health", "/ready"):
+                asked = time.monotonic()
+                assert httpx.get(server.url + path).status_code == 200
+                assert time.monotonic() - asked < 2
+            assert generate(server)["output_ids"] == before
+        assert not waiting.done()
+        answer = waiting.result(30)
+        trainer.communicate()
+    assert answer.status_code == 400
+    assert answer.json()["message"] == (
+        "Failed to update weights: A broadcast of the group 'weight_update_group' failed, and the "
+        "group with it: nothing came for 6 s.\nNothing was loaded: the original weights keep "
+        "serving."
+    )
+    assert generate(server)["output_ids"] == before
+    gone = post(server, "/update_weights_from_distributed", **body)
+    assert "There is no group" in gone.json()["message"]
 
 
 @pytest.mark.parametrize("name", [K_PROJ, O_PROJ, "model.norm.weight", "lm_head.weight"])

@@ -26,7 +26,7 @@ TENSOR = TensorSpec("a", "float32", [4])
 
 @pytest.fixture
 def groups() -> Iterator[UpdateGroups]:
-    groups = UpdateGroups(0, torch.device("cpu"), lambda: None)
+    groups = UpdateGroups(0, torch.device("cpu"))
     yield groups
     for name in list(groups._members):
         groups.leave(name)
@@ -39,6 +39,16 @@ def until_joined(groups: UpdateGroups) -> None:
     while not groups.is_joined(NAME):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def received(groups: UpdateGroups, timeout_s: float = 60.0) -> list[tuple[str, torch.Tensor]]:
+    """What comes, awaited."""
+    groups.receive(ReceiveTensors(NAME, [TENSOR], timeout_s=timeout_s))
+    until = time.monotonic() + 60
+    while not groups.is_received(NAME):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return groups.take(NAME)
 
 
 def alone() -> JoinGroup:
@@ -120,13 +130,62 @@ def test_after_a_trainer_that_left_another_is_met_by_the_same_name(groups: Updat
         groups.join(JoinGroup("127.0.0.1", ports[0], 1, 2, NAME, "gloo"))
         until_joined(groups)
         with pytest.raises(InvalidRequest, match="failed, and the group with it"):
-            groups.receive(ReceiveTensors(NAME, [TENSOR]))
+            received(groups)
         groups.join(JoinGroup("127.0.0.1", ports[1], 1, 2, NAME, "gloo"))
         until_joined(groups)
-        ((name, tensor),) = groups.receive(ReceiveTensors(NAME, [TENSOR]))
+        ((name, tensor),) = received(groups)
         assert name == "a"
         assert tensor.tolist() == [0, 1, 2, 3]
         trainer.communicate(timeout=60)
+    assert trainer.returncode == 0
+
+
+SILENT_TRAINER = """
+import sys
+import torch.distributed as dist
+from runtime.distributed.update_group import create_group
+
+for port in sys.argv[1:]:
+    group = create_group("127.0.0.1", int(port), 0, 2, "update", "gloo")
+    sys.stdin.readline()
+    dist.destroy_process_group(group)
+"""
+
+
+def test_a_broadcast_that_never_comes(groups: UpdateGroups) -> None:
+    ports = [free_port() for _ in range(3)]
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", SILENT_TRAINER, *map(str, ports)], cwd=ROOT, stdin=subprocess.PIPE
+    )
+    with trainer:
+        groups.join(JoinGroup("127.0.0.1", ports[0], 1, 2, NAME, "gloo"))
+        until_joined(groups)
+        for ask in (groups.is_received, groups.take):
+            with pytest.raises(InvalidRequest, match="awaits no broadcast"):
+                ask(NAME)
+        began = time.monotonic()
+        with pytest.raises(InvalidRequest, match="group with it: nothing came for 1 s"):
+            received(groups, timeout_s=1.0)
+        assert time.monotonic() - began < 10
+        with pytest.raises(InvalidRequest, match="There is no group"):
+            groups.is_received(NAME)
+        # The name is free again soon, and a group that waits can be destroyed.
+        assert trainer.stdin is not None
+        for port in ports[1:]:
+            trainer.stdin.write(b"on\n")
+            trainer.stdin.flush()
+            began = time.monotonic()
+            groups.join(JoinGroup("127.0.0.1", port, 1, 2, NAME, "gloo"))
+            until_joined(groups)
+            assert time.monotonic() - began < 20
+            groups.receive(ReceiveTensors(NAME, [TENSOR], timeout_s=5.0))
+            with pytest.raises(InvalidRequest, match="still waits for another"):
+                groups.receive(ReceiveTensors(NAME, [TENSOR]))
+            assert not groups.is_received(NAME)
+            with pytest.raises(InvalidRequest, match="Not everything"):
+                groups.take(NAME)
+            groups.leave(NAME)
+        trainer.communicate(b"on\n", timeout=60)
     assert trainer.returncode == 0
 
 

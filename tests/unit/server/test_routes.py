@@ -9,7 +9,7 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.client.gate import PAUSE
+from runtime.client.gate import PAUSE, UPDATE
 from runtime.config import LoggingArgs, SchedulingArgs
 from runtime.messages import ControlReply, FinishReason
 from tests.support.fake_server import FakeServer
@@ -284,6 +284,20 @@ async def test_requests_held_back_show_in_loads_and_metrics(tmp_path):
     gate.open(PAUSE)
     assert len((await held).json()) == 2
     assert await paused() == (0, 0)
+
+
+async def test_a_long_wait_for_weights_is_no_illness_but_no_welcome(tmp_path):
+    server = FakeServer(tmp_path)
+    gate = server.context.client.gate
+    gate.close(UPDATE)
+    assert (await server.client.get("/readyz")).status_code == 200
+    gate._reasons[UPDATE] -= 42
+    assert (await server.client.get("/health")).status_code == 200
+    ready = await server.client.get("/readyz")
+    assert ready.status_code == 503
+    assert "waited for new weights for 42 s" in ready.json()["reason"]
+    gate.open(UPDATE)
+    assert (await server.client.get("/readyz")).status_code == 200
 
 
 async def test_health_follows_the_state(tmp_path):
