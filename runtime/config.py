@@ -158,7 +158,10 @@ class KernelArgs:
     """Which implementations compute."""
 
     attention_backend: str = option(
-        "auto", "Attention implementation.", choices=("auto", "cpu", "torch", "triton")
+        "auto",
+        "Attention implementation. flashinfer takes FlashInfer's kernels for prompts, which are "
+        "compiled at first use; auto never does.",
+        choices=("auto", "cpu", "torch", "triton", "flashinfer"),
     )
     grammar_backend: str = option(
         "auto",

@@ -132,7 +132,7 @@ REFERENCE_FLAGS: dict[str, ReferenceFlag] = {
 # Values of our own flags that name a kernel we do not have: the automatic choice takes its place.
 REFERENCE_VALUES: dict[str, tuple[str, ...]] = {
     "--attention-backend": (
-        *("triton", "torch_native", "flashinfer", "fa3", "fa4", "flex_attention", "flashmla"),
+        *("torch_native", "fa3", "fa4", "flex_attention", "flashmla"),
         *("cutlass_mla", "trtllm_mla", "trtllm_mha", "dual_chunk_flash_attn", "aiter", "wave"),
         *("intel_amx", "ascend"),
     ),

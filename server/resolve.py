@@ -115,6 +115,7 @@ def resolve(
         max_running = choices.pick("max_running_requests", size, f"default for {device}")
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     policy = _schedule_policy(scheduling)
+    attention = _attention_backend(config, device, choices)
     _check_fit(config, device, page_size)
     _check_deterministic(config, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
@@ -161,7 +162,10 @@ def resolve(
         ),
         parallel=dataclasses.replace(config.parallel, load_balance_method=balance),
         kernels=dataclasses.replace(
-            config.kernels, num_threads=threads, grammar_backend=grammar_backend
+            config.kernels,
+            num_threads=threads,
+            attention_backend=attention,
+            grammar_backend=grammar_backend,
         ),
     )
     worker = WorkerConfig(
@@ -184,7 +188,7 @@ def resolve(
         page_size=page_size,
         disable_radix_cache=scheduling.disable_radix_cache,
         overlap=overlap,
-        attention_backend=config.kernels.attention_backend,
+        attention_backend=attention,
         disable_cuda_graph=config.kernels.disable_cuda_graph,
         deterministic=deterministic,
         num_threads=threads,
@@ -226,6 +230,21 @@ def resolve(
 def _schedule_policy(scheduling: SchedulingArgs) -> str:
     # Two ways to say one thing; those of equal priority are served first come, first served.
     return "priority" if scheduling.enable_priority_scheduling else scheduling.schedule_policy
+
+
+def _attention_backend(config: ServerConfig, device: str, choices: _Choices) -> str:
+    asked = config.kernels.attention_backend
+    if asked != "flashinfer":
+        return asked
+    if device != "cuda":
+        # Launch lines written for a GPU name it: they work on a CPU as well.
+        return str(choices.pick("attention_backend", "auto", "flashinfer needs an NVIDIA device"))
+    if find_spec("flashinfer") is None:
+        raise StartupError(
+            "--attention-backend flashinfer: it is not installed; pip install 'headrace[cuda]', "
+            "or leave the option away."
+        )
+    return asked
 
 
 def _grammar_backend(config: ServerConfig, choices: _Choices) -> str:

@@ -1,5 +1,6 @@
 """Every line of every registry loads: a table of strings must not rot."""
 
+import dataclasses
 import importlib
 import pkgutil
 from importlib.util import find_spec
@@ -10,6 +11,8 @@ import pytest
 import openai_api
 import runtime
 import runtime.process
+from runtime.attention.backend import ATTENTION_BACKENDS, INVARIANT_ATTENTION
+from runtime.config import KernelArgs
 from runtime.registry import Registry
 
 # Imported as children only: their start-up belongs to a process of its own.
@@ -50,3 +53,12 @@ def test_every_entry_loads(where: str) -> None:
     for name, path in registry.entries.items():
         if path.partition(":")[0] not in SKIPPED:
             assert registry.load(name) is not None
+
+
+def test_every_attention_backend_can_be_asked_for() -> None:
+    (field,) = (f for f in dataclasses.fields(KernelArgs) if f.name == "attention_backend")
+    # Those that are taken in place of another are no choices of their own.
+    by_themselves = set(ATTENTION_BACKENDS) - (
+        set(INVARIANT_ATTENTION.values()) - set(INVARIANT_ATTENTION)
+    )
+    assert set(field.metadata["choices"]) == {"auto", *by_themselves}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import server.resolve
 from runtime.config import (
     HttpArgs,
     KernelArgs,
@@ -69,6 +70,21 @@ def test_cpu_and_gpu_differ_where_they_should():
 
 def test_a_cpu_build_of_torch_does_not_choose_the_gpu():
     assert choose(dataclasses.replace(GPU, torch_has_cuda=False)).worker.device == "cpu"
+
+
+def test_flashinfer_is_taken_when_asked_for_and_there(monkeypatch):
+    asked = KernelArgs(attention_backend="flashinfer")
+    monkeypatch.setattr(server.resolve, "find_spec", lambda name: object())
+    assert choose(GPU, kernels=asked).worker.attention_backend == "flashinfer"
+    on_cpu = choose(CPU, kernels=asked)
+    assert on_cpu.worker.attention_backend == on_cpu.config.kernels.attention_backend == "auto"
+    assert "attention_backend: auto (flashinfer needs an NVIDIA device)" in on_cpu.choices
+    both = dataclasses.replace(asked, enable_deterministic_inference=True)
+    with pytest.raises(StartupError, match="flashinfer is not batch-invariant"):
+        choose(GPU, kernels=both)
+    monkeypatch.setattr(server.resolve, "find_spec", lambda name: None)
+    with pytest.raises(StartupError, match=r"flashinfer: it is not installed; pip install"):
+        choose(GPU, kernels=asked)
 
 
 def test_whole_prefill_is_a_budget_of_one_context():
