@@ -47,8 +47,23 @@ def available_memory_bytes() -> int:
     return available if limit == "max" else min(available, int(limit) - int(used))
 
 
-def cpu_budget(fraction: float | None, weight_bytes: int, num_ranks: int = 1) -> tuple[int, int]:
-    """Bytes the pool may take on the CPU, and bytes that are free.
+@dataclass(frozen=True)
+class Budget:
+    """Memory for the KV pool.
+
+    Attributes:
+        size_bytes: what the pool may take; below 0 when others need more than there is.
+        available_bytes: what is free on the device.
+        arithmetic: how the one comes from the other, in GiB, for the log.
+    """
+
+    size_bytes: int
+    available_bytes: int
+    arithmetic: str
+
+
+def cpu_budget(fraction: float | None, weight_bytes: int, num_ranks: int = 1) -> Budget:
+    """What the pool may take on the CPU.
 
     Args:
         fraction: share of memory for weights and pool together, or `None`.
@@ -56,21 +71,35 @@ def cpu_budget(fraction: float | None, weight_bytes: int, num_ranks: int = 1) ->
         num_ranks: processes that share the memory evenly.
     """
     available = available_memory_bytes() // num_ranks
+    free = f"{available / GIB:.2f} free"
+    if num_ranks > 1:
+        free += f", 1/{num_ranks} of the machine's"
     if fraction is None:
-        return int(available * CPU_SHARE_FOR_KV), available
-    return int((available + weight_bytes) * fraction) - weight_bytes, available
+        size = int(available * CPU_SHARE_FOR_KV)
+        return Budget(size, available, f"({free}) x {CPU_SHARE_FOR_KV} = {size / GIB:.2f}")
+    size = int((available + weight_bytes) * fraction) - weight_bytes
+    weights = f"{weight_bytes / GIB:.2f} of weights"
+    arithmetic = f"({free} + {weights}) x {fraction:g} - {weights} = {size / GIB:.2f}"
+    return Budget(size, available, arithmetic)
 
 
-def cuda_budget(fraction: float | None, activation_bytes: int) -> tuple[int, int]:
-    """Bytes the pool may take on the current GPU, and bytes that are free.
+def cuda_budget(fraction: float | None, weight_bytes: int, activation_bytes: int) -> Budget:
+    """What the pool may take on the current GPU.
 
     Args:
         fraction: share of the GPU's memory for weights, pool and activations together.
+        weight_bytes: memory the weights take already; said in the log only.
         activation_bytes: what the largest step needs besides weights and pool, measured.
     """
     free, total = torch.cuda.mem_get_info()
-    kept = int(total * (1.0 - (CUDA_FRACTION if fraction is None else fraction)))
-    return free - kept - activation_bytes, free
+    share = CUDA_FRACTION if fraction is None else fraction
+    size = free - int(total * (1.0 - share)) - activation_bytes
+    arithmetic = (
+        f"{total / GIB:.1f} of the GPU x {share:g} - {(total - free) / GIB:.1f} in use "
+        f"({weight_bytes / GIB:.1f} of weights) - {activation_bytes / GIB:.1f} for the largest "
+        f"step = {size / GIB:.1f}"
+    )
+    return Budget(size, free, arithmetic)
 
 
 def size_pool(
@@ -80,8 +109,7 @@ def size_pool(
     max_total_tokens: int | None,
     max_running_requests: int,
     context_len: int,
-    budget: int,
-    available: int,
+    budget: Budget,
 ) -> PoolSize:
     """Choose the number of pages and log why.
 
@@ -91,13 +119,13 @@ def size_pool(
         max_total_tokens: the user's wish, or `None` for as much as is useful and fits.
         max_running_requests: more than all of them at full length is never needed.
         context_len: longest request, tokens.
-        budget: bytes the pool may take.
-        available: bytes that are free on the device.
+        budget: what the pool may take.
 
     Raises:
         StartupError: not even one page fits, or less than the user asked for.
     """
-    fits = budget // per_token
+    available = budget.available_bytes
+    fits = budget.size_bytes // per_token
     useful = max_running_requests * context_len
     if max_total_tokens is not None:
         if max_total_tokens > max(fits, int(available * 0.9) // per_token):
@@ -118,10 +146,12 @@ def size_pool(
         )
     if num_pages < 1:
         raise StartupError(
-            f"No memory is left for the KV pool ({max(budget, 0) / GIB:.2f} GiB for "
-            f"{per_token} bytes a token); raise --mem-fraction-static, or free memory."
+            f"No memory is left for the KV pool, of {per_token} bytes a token (GiB: "
+            f"{budget.arithmetic}); raise --mem-fraction-static, lower --chunked-prefill-size and "
+            "--max-running-requests, share the model with --tp-size, or free memory."
         )
     size = PoolSize(num_pages, page_size, num_pages * page_size * per_token)
+    logger.info("Memory for the KV pool, GiB: %s", budget.arithmetic)
     logger.info(
         "KV pool: %d tokens = %d pages of %d; %d bytes a token, %.2f GiB of %.2f GiB free (%s)",
         size.num_tokens,

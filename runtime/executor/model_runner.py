@@ -19,6 +19,8 @@ from runtime.executor.cuda_graphs import DecodeGraphs
 from runtime.executor.extend_graphs import ExtendGraphs, GraphResult
 from runtime.executor.graph_capture import GraphPool
 from runtime.executor.hidden_states import StepHidden, of_prompts, of_samples
+from runtime.executor.memory import GIB
+from runtime.executor.out_of_memory import step_failure
 from runtime.forward_batch import KVCache
 from runtime.sampling.logprobs import StepLogprobs, gather_prompt
 from runtime.sampling.sampler import Sampled, Sampler
@@ -188,6 +190,7 @@ class ModelRunner:
             self._graph_pool = GraphPool()
         else:
             self._graph_pool.renew()
+        free_before = self._free_bytes()
         try:
             if self._extend_graphs is not None:
                 self._extend_graphs.capture(self._graph_pool, progress)
@@ -196,6 +199,17 @@ class ModelRunner:
             # Steps look for a graph of their size where there are any.
             self.drop_graphs()
             raise
+        free = self._free_bytes()
+        if free_before is not None and free is not None:
+            logger.info(
+                "CUDA graphs take %.2f GiB of what the KV pool left; %.2f GiB stay free",
+                (free_before - free) / GIB,
+                free / GIB,
+            )
+
+    def _free_bytes(self) -> int | None:
+        device = self._rows.device
+        return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
     @property
     def has_graphs(self) -> bool:
@@ -234,7 +248,7 @@ class ModelRunner:
                 self._rows.apply([join], [])
             except Exception as error:
                 logger.exception("A request could not take its row; it ends")
-                failed[join.row] = f"Internal error: {type(error).__name__}"
+                failed[join.row] = step_failure(error)
         self._rows.apply([], plan.page_updates)
         return failed
 
@@ -327,7 +341,7 @@ class ModelRunner:
                 result = self._compute(plan.only(index))
             except Exception as error:
                 logger.exception("One sequence failed; its request ends")
-                failed[int(plan.rows[index])] = f"Internal error: {type(error).__name__}"
+                failed[int(plan.rows[index])] = step_failure(error)
                 continue
             if result.token_ids is not None:
                 token_ids[sampled[index]] = result.token_ids[0].cpu()

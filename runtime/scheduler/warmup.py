@@ -6,6 +6,7 @@ import numpy as np
 
 from runtime.errors import StartupError
 from runtime.executor.model_runner import ModelRunner
+from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
 from runtime.sampling_params import SamplingParams
 from runtime.step import PageUpdate, RowJoin, StepPlan
 
@@ -24,6 +25,7 @@ def compute_prompt(runner: ModelRunner, length: int, vocab_size: int, num_pages:
 
     Raises:
         StartupError: the model cannot compute.
+        MemoryError: there is too little memory for it.
     """
     join = RowJoin(
         row=0,
@@ -53,6 +55,7 @@ def warm_up(runner: ModelRunner, vocab_size: int, page_size: int, context_len: i
 
     Raises:
         StartupError: the model cannot compute.
+        MemoryError: there is too little memory for it.
     """
     length = min(8, page_size - 1, context_len - 1) or 1
     compute_prompt(runner, length, vocab_size)
@@ -71,5 +74,8 @@ def warm_up(runner: ModelRunner, vocab_size: int, page_size: int, context_len: i
 
 def _launch(runner: ModelRunner, plan: StepPlan) -> None:
     result = runner.launch(plan).wait()
-    if result.failed:
-        raise StartupError(f"The model cannot compute a step: {result.failed[0]}")
+    if not result.failed:
+        return
+    if result.failed[0] == STEP_OUT_OF_MEMORY:
+        raise MemoryError("a step at start-up")
+    raise StartupError(f"The model cannot compute a step: {result.failed[0]}")

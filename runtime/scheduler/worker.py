@@ -27,6 +27,7 @@ from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.extend_graphs import graph_token_sizes
 from runtime.executor.memory import PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import GraphLimits, ModelRunner
+from runtime.executor.out_of_memory import memory_for
 from runtime.executor.profiler import Profiler
 from runtime.forward_batch import KVCache
 from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend
@@ -60,6 +61,17 @@ from runtime.scheduler.weight_updates import WeightUpdates
 from runtime.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
+
+# What to do where memory does not suffice at start.
+_TOO_LARGE = (
+    "the model is too large for it; share it with --tp-size, store it in 16 bits (--dtype "
+    "bfloat16), or free memory"
+)
+_OF_STEPS = "--chunked-prefill-size or --max-running-requests"
+_OF_POOL = "--mem-fraction-static or --max-total-tokens"
+_OF_GRAPHS = (
+    "--mem-fraction-static or --max-running-requests, or leave them out with --disable-cuda-graph"
+)
 
 
 class Report(Protocol):
@@ -194,14 +206,15 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
             all_reduce=group.sum_in_order if config.deterministic else group.all_reduce,
             gather_columns=group.gather_columns,
         )
-    model = load_model(
-        Path(config.weights_folder or folder),
-        model_config,
-        context,
-        lambda fraction: report("loading_weights", fraction),
-        load_format=config.load_format,
-        seed=config.random_seed,
-    )
+    with memory_for("the weights", _TOO_LARGE, device):
+        model = load_model(
+            Path(config.weights_folder or folder),
+            model_config,
+            context,
+            lambda fraction: report("loading_weights", fraction),
+            load_format=config.load_format,
+            seed=config.random_seed,
+        )
     if linear is not None:
         require_invariance(model, linear, backend)
     report("allocating_cache")
@@ -211,17 +224,16 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
         # Ranks differ by a bias; what is decided by it must not.
         (weight_bytes,) = group.minimum(weight_bytes)
     parts = _Parts(config, model, attention, group, weight_bytes)
-    size = _size_pool(parts)
-    kv = _allocate(parts, size)
-    runner = _build_runner(parts, kv)
-    report("warming_up")
-    warm_up(runner, model_config.vocab_size, config.page_size, config.context_len)
-    if device.type == "cuda":
-        # Chunks of every kind of length: kernels are compiled for a few block sizes each.
-        for length in (2, 5, 12, 24, 48, 96, 200):
-            most = min(config.context_len - 1, _step_limits(config).max_tokens)
-            compute_prompt(runner, min(length, most), model_config.vocab_size)
-    runner.capture_graphs(lambda fraction: report("warming_up", fraction, "CUDA graphs"))
+    with memory_for("the largest step", f"lower {_OF_STEPS}", device):
+        size = _size_pool(parts)
+    with memory_for("the KV pool", f"lower {_OF_POOL}", device):
+        kv = _allocate(parts, size)
+    with memory_for("rows and steps", f"lower {_OF_STEPS}, or {_OF_POOL}", device):
+        runner = _build_runner(parts, kv)
+        report("warming_up")
+        _warm_up(runner, config, model_config.vocab_size)
+    with memory_for("CUDA graphs", f"lower {_OF_GRAPHS}", device):
+        runner.capture_graphs(lambda fraction: report("warming_up", fraction, "CUDA graphs"))
     if group is not None:
         group.minimum(0)
     return Executor(
@@ -232,6 +244,16 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
         attention_backend=backend,
         weight_bytes=weight_bytes,
     )
+
+
+def _warm_up(runner: ModelRunner, config: WorkerConfig, vocab_size: int) -> None:
+    warm_up(runner, vocab_size, config.page_size, config.context_len)
+    if config.device != "cuda":
+        return
+    # Chunks of every kind of length: kernels are compiled for a few block sizes each.
+    for length in (2, 5, 12, 24, 48, 96, 200):
+        most = min(config.context_len - 1, _step_limits(config).max_tokens)
+        compute_prompt(runner, min(length, most), vocab_size)
 
 
 def build_rank_weights(
@@ -335,13 +357,16 @@ def _chunk_tokens(config: WorkerConfig) -> int | None:
 def _size_pool(parts: _Parts) -> PoolSize:
     config, model, group = parts.config, parts.model, parts.group
     if model.context.device.type == "cpu":
-        budget, available = cpu_budget(
+        budget = cpu_budget(
             config.mem_fraction_static, parts.weight_bytes, config.tp_size * config.dp_size
         )
     else:
-        budget, available = cuda_budget(config.mem_fraction_static, _activation_bytes(parts))
+        budget = cuda_budget(
+            config.mem_fraction_static, parts.weight_bytes, _activation_bytes(parts)
+        )
     if group is not None:
-        budget, available = group.minimum(budget, available)
+        size, available = group.minimum(budget.size_bytes, budget.available_bytes)
+        budget = replace(budget, size_bytes=size, available_bytes=available)
     shape = model.config
     numbers = 2 * shape.num_layers * _num_kv_heads(model) * shape.head_dim
     return size_pool(
@@ -351,7 +376,6 @@ def _size_pool(parts: _Parts) -> PoolSize:
         max_running_requests=config.max_running_requests,
         context_len=config.context_len,
         budget=budget,
-        available=available,
     )
 
 

@@ -1,0 +1,61 @@
+"""Memory that runs out while the engine starts: one line that says for what, and what to lower."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from runtime.errors import StartupError
+from runtime.executor.memory import GIB, available_memory_bytes
+
+# What `StepResult.failed` says of a sequence.
+STEP_OUT_OF_MEMORY = f"Internal error: {torch.OutOfMemoryError.__name__}"
+
+
+@contextmanager
+def memory_for(what: str, advice: str, device: torch.device) -> Iterator[None]:
+    """Do one part of the start; when its memory is not there, say so in one line.
+
+    Args:
+        what: the part, as "the weights".
+        advice: what to do about it, options by their names.
+        device: where the memory was wanted.
+
+    Raises:
+        StartupError: there was too little.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise StartupError(f"Out of memory for {what}{_left(device)}: {advice}.") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was asked for and not there."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # For the CPU's memory torch has no type of its own.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def step_failure(error: BaseException) -> str:
+    """What is told of an error while a step was computed; its own words may hold anything."""
+    return (
+        STEP_OUT_OF_MEMORY if is_out_of_memory(error) else f"Internal error: {type(error).__name__}"
+    )
+
+
+def _left(device: torch.device) -> str:
+    if device.type != "cuda":
+        return f" ({available_memory_bytes() / GIB:.2f} GiB free)"
+    free, total = torch.cuda.mem_get_info(device)
+    ours = torch.cuda.memory_reserved(device)
+    others = total - free - ours
+    return (
+        f" ({device} has {total / GIB:.1f} GiB: {ours / GIB:.1f} are this process's tensors, "
+        f"{others / GIB:.1f} other processes' and libraries', {free / GIB:.1f} free)"
+    )

@@ -1,0 +1,133 @@
+"""How large the KV pool gets, what is said of it, and of memory that does not suffice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.errors import StartupError
+from runtime.executor import memory
+from runtime.executor.memory import GIB, Budget, PoolSize, cpu_budget, cuda_budget, size_pool
+from runtime.executor.model_runner import ModelRunner
+from runtime.models.llama import LlamaForCausalLM
+from runtime.scheduler import worker
+from tests.support.engine import InProcessEngine
+from tests.support.tiny_models import tiny_model
+
+
+def pool(budget: Budget, **options: Any) -> PoolSize:
+    given = {
+        "page_size": 16,
+        "max_total_tokens": None,
+        "max_running_requests": 256,
+        "context_len": 8192,
+        **options,
+    }
+    return size_pool(131072, budget=budget, **given)
+
+
+def test_a_gpus_pool_is_what_the_log_says(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (124 * GIB, 140 * GIB))
+    budget = cuda_budget(None, 15 * GIB, 2 * GIB)
+    with caplog.at_level(logging.INFO):
+        size = pool(budget)
+    # 140 x 0.9 - 16 - 2
+    assert budget.size_bytes == pytest.approx(108 * GIB, abs=2)
+    assert size.num_tokens == budget.size_bytes // 131072 // 16 * 16
+    assert [record.message for record in caplog.records] == [
+        "Memory for the KV pool, GiB: 140.0 of the GPU x 0.9 - 16.0 in use (15.0 of weights) "
+        "- 2.0 for the largest step = 108.0",
+        f"KV pool: {size.num_tokens} tokens = {size.num_pages} pages of 16; 131072 bytes a token, "
+        "108.00 GiB of 124.00 GiB free (limited by memory)",
+    ]
+    half = cuda_budget(0.5, 15 * GIB, 2 * GIB)
+    assert half.size_bytes == pytest.approx(52 * GIB, abs=2)
+    assert "140.0 of the GPU x 0.5" in half.arithmetic
+
+
+def test_a_cpus_pool_is_what_the_log_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 20 * GIB)
+    alone, asked, shared = cpu_budget(None, GIB), cpu_budget(0.5, GIB), cpu_budget(None, GIB, 4)
+    assert (alone.size_bytes, alone.arithmetic) == (8 * GIB, "(20.00 free) x 0.4 = 8.00")
+    assert asked.size_bytes == 9.5 * GIB
+    assert asked.arithmetic == "(20.00 free + 1.00 of weights) x 0.5 - 1.00 of weights = 9.50"
+    assert shared.size_bytes == 2 * GIB
+    assert shared.arithmetic == "(5.00 free, 1/4 of the machine's) x 0.4 = 2.00"
+
+
+def test_pools_are_no_larger_than_useful_and_than_asked_for() -> None:
+    budget = Budget(100 * GIB, 120 * GIB, "")
+    assert pool(budget, max_running_requests=2, context_len=1000).num_tokens == 2000
+    assert pool(budget, max_total_tokens=1000).num_tokens == 992
+    # The user may take of what is kept for others.
+    assert pool(budget, max_total_tokens=850_000).size_bytes > budget.size_bytes
+    with pytest.raises(StartupError, match=r"needs 122.1 GiB but only 120.0 GiB are free; lower"):
+        pool(budget, max_total_tokens=1_000_000)
+    with pytest.raises(StartupError, match="less than one page of 16"):
+        pool(budget, max_total_tokens=15)
+
+
+def test_no_room_for_a_page_shows_the_arithmetic() -> None:
+    with pytest.raises(StartupError) as caught:
+        pool(Budget(-5 * GIB, GIB, "80.0 of the GPU x 0.5 - 45.0 in use = -5.0"))
+    message = caught.value.message
+    for part in ("80.0 of the GPU x 0.5 - 45.0 in use", "raise --mem-fraction-static", "--tp-size"):
+        assert part in message
+
+
+def no_memory(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 224.00 MiB.")
+
+
+def no_memory_of_the_system(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes.")
+
+
+PLACES = [
+    (worker, "load_model", "the weights", "--tp-size"),
+    (worker, "cpu_budget", "the largest step", "--chunked-prefill-size or --max-running-requests"),
+    (worker, "allocate_kv", "the KV pool", "--mem-fraction-static or --max-total-tokens"),
+    (worker, "BatchRows", "rows and steps", "--max-running-requests"),
+    # Caught where every failing step is, and said by the step's result.
+    (LlamaForCausalLM, "forward", "rows and steps", "--chunked-prefill-size"),
+    (ModelRunner, "capture_graphs", "CUDA graphs", "--disable-cuda-graph"),
+]
+
+
+@pytest.mark.parametrize("fail", [no_memory, no_memory_of_the_system])
+@pytest.mark.parametrize(("owner", "name", "what", "advice"), PLACES, ids=lambda each: str(each))
+def test_memory_that_is_not_there_at_start(
+    owner: Any,
+    name: str,
+    what: str,
+    advice: str,
+    fail: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    folder: Path = tiny_model("llama")
+    monkeypatch.setattr(owner, name, fail)
+    with pytest.raises(StartupError) as caught:
+        InProcessEngine(folder)
+    message = caught.value.message
+    assert message.startswith(f"Out of memory for {what} (")
+    assert "GiB free" in message
+    assert advice in message
+    assert "\n" not in message
+
+
+def test_other_errors_at_start_keep_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("cuBLAS is not what it was")
+
+    monkeypatch.setattr(worker, "load_model", fail)
+    with pytest.raises(RuntimeError, match="cuBLAS is not what it was"):
+        InProcessEngine(tiny_model("llama"))
