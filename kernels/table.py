@@ -12,6 +12,10 @@ from typing import Generic, TypeVar, cast
 
 KernelsT = TypeVar("KernelsT")
 
+# Where the orders of `Table.preferred` were measured, by `benchmarks.h200.kernels` and
+# `benchmarks.cpu_kernels`; the figures are in `benchmarks/results`.
+MEASURED_ON = {"cpu": "an x86 CPU", "cuda": "an H200"}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -58,8 +62,8 @@ class Table(Generic[KernelsT]):
         Args:
             op: name for messages.
             entries: implementation name to where it lives.
-            preferred: device type (`cpu`, `cuda`) to implementation names, best first. Device
-                types that are not listed use `reference`.
+            preferred: device type (of `MEASURED_ON`) to implementation names, the fastest there
+                first. Device types that are not listed use `reference`.
         """
         self.op = op
         self.entries = dict(entries)
@@ -113,11 +117,17 @@ class Table(Generic[KernelsT]):
         for name in names:
             why_not = self.unavailable(name)
             if why_not is None:
-                reason = "; ".join(passed_over) or f"first choice on {device_type}"
+                reason = "; ".join(passed_over) or self._why_first(device_type, name, invariant)
                 return Choice(self.op, name, reason, self.load(name))
             passed_over.append(f"{name}: {why_not}")
         kind = "nothing batch-invariant" if invariant else "nothing"
         raise RuntimeError(f"{self.op}: {kind} runs on {device_type}: {'; '.join(passed_over)}")
+
+    def _why_first(self, device_type: str, name: str, invariant: bool) -> str:
+        if name not in self.preferred.get(device_type, ()):
+            return f"nothing else for {device_type}"
+        kind = "batch-invariant ones" if invariant else "those"
+        return f"fastest of {kind} measured on {MEASURED_ON[device_type]}"
 
     def _entry(self, name: str) -> Entry:
         if name not in self.entries:

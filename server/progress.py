@@ -23,13 +23,18 @@ _WITH_BAR = frozenset({"loading_weights", "warming_up"})
 
 
 class ProgressLog:
-    """Turns the engine's phases into log lines, one per phase, and into bars on a terminal."""
+    """Turns the engine's phases into log lines, one per phase, and into bars on a terminal.
+
+    Once the engine is ready a last line has the seconds that each phase took.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         """Draw bars on `stream` (standard error) if that is a terminal."""
         self._stream = sys.stderr if stream is None else stream
         self._has_terminal = self._stream.isatty()
         self._phase = ""
+        self._began = time.monotonic()
+        self._seconds: dict[str, float] = {}
         self._said_at = 0.0
         self._bar: Any = None
 
@@ -37,9 +42,9 @@ class ProgressLog:
         """Called on every change of the status."""
         text = _PHASES.get(status.phase)
         is_new = status.phase != self._phase
-        self._phase = status.phase
         if is_new:
             self._close_bar()
+            self._enter(status.phase)
         if text is None:
             return
         if is_new:
@@ -48,6 +53,16 @@ class ProgressLog:
             self._draw(text, status.fraction)
         elif time.monotonic() - self._said_at > _EVERY_S:
             self._say(text, status)
+
+    def _enter(self, phase: str) -> None:
+        now = time.monotonic()
+        if self._phase in _PHASES:
+            self._seconds[self._phase] = now - self._began
+        self._phase, self._began = phase, now
+        if phase == "ready" and self._seconds:
+            parts = (f"{_PHASES[name].lower()} {took:.1f}" for name, took in self._seconds.items())
+            logger.info("Seconds of the start: %s", ", ".join(parts).replace("kv", "KV"))
+            self._seconds.clear()
 
     def _say(self, text: str, status: EngineStatus) -> None:
         self._said_at = time.monotonic()

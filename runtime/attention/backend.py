@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from kernels.table import Choice
 from runtime.registry import Registry
 
 if TYPE_CHECKING:
@@ -54,10 +55,16 @@ class AttentionBackend(Protocol):
         is_graph_safe: whether `plan` and `run` may be captured in a CUDA graph: the host learns
             nothing from the device.
         reads_host: whether `ForwardBatch.host` is wanted, outside graphs.
+        choices: the kernels it is made of and why those, for the log.
     """
 
     is_graph_safe: ClassVar[bool]
     reads_host: ClassVar[bool]
+
+    @property
+    def choices(self) -> tuple[Choice[Any], ...]:
+        """See above."""
+        ...
 
     def __init__(self, device_type: str, limits: StepLimits) -> None:
         """Get ready for `device_type`, a `torch.device.type`, and steps within `limits`."""
@@ -94,6 +101,12 @@ ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
 
 # What `auto` means on each device.
 DEFAULT_ATTENTION = {"cpu": "cpu", "cuda": "triton"}
+
+# Why, for the log.
+DEFAULT_REASONS = {
+    "cpu": "the device's kernels over pages",
+    "cuda": "planned on the device, within graphs; others plan on the host or compile for minutes",
+}
 
 # The form of a back end whose results do not depend on the batch.
 INVARIANT_ATTENTION = {"cpu": "cpu", "triton": "triton_invariant"}

@@ -7,6 +7,7 @@ tensors, where that is faster.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from kernels.paged_attention.triton import (
 )
 from kernels.prompt_attention import PROMPT_ATTENTION
 from kernels.rope import ROPE
+from kernels.table import Choice
 from runtime.attention.backend import AttentionLayer, StepLimits
 from runtime.attention.rotation import rotate_and_write
 from runtime.forward_batch import ForwardBatch
@@ -36,7 +38,7 @@ class TritonAttention:
         """Choose kernels for `device_type`; work space is sized by `limits` when first needed."""
         rope = ROPE.choose(device_type)
         prompt = PROMPT_ATTENTION.choose(device_type)
-        self.choices = (rope, prompt)
+        self.choices: tuple[Choice[Any], ...] = (rope, prompt)
         self._rope = rope.kernels
         # The plain-torch one is there to test against.
         self._prompt = None if prompt.name == "reference" else prompt.kernels

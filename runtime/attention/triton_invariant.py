@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from kernels.paged_attention.triton_invariant import (
     run_attention,
 )
 from kernels.rope import ROPE
+from kernels.table import Choice
 from runtime.attention.backend import AttentionLayer, StepLimits
 from runtime.attention.rotation import rotate_and_write
 from runtime.forward_batch import ForwardBatch
@@ -30,7 +33,7 @@ class InvariantTritonAttention:
     def __init__(self, device_type: str, limits: StepLimits) -> None:
         """Choose kernels for `device_type`; work space is sized by `limits` when first needed."""
         rope = ROPE.choose(device_type, invariant=True)
-        self.choices = (rope,)
+        self.choices: tuple[Choice[Any], ...] = (rope,)
         self._rope = rope.kernels
         self._limits = limits
         self._workspaces: dict[int, InvariantWorkspace] = {}

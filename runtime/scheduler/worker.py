@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,8 @@ from runtime.distributed.group import TensorGroup
 from runtime.errors import StartupError
 from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.extend_graphs import graph_token_sizes
-from runtime.executor.memory import PoolSize, cpu_budget, cuda_budget, size_pool
+from runtime.executor.kernel_choices import log_kernels
+from runtime.executor.memory import GIB, PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import GraphLimits, ModelRunner
 from runtime.executor.out_of_memory import memory_for
 from runtime.executor.profiler import Profiler
@@ -206,6 +208,7 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
             all_reduce=group.sum_in_order if config.deterministic else group.all_reduce,
             gather_columns=group.gather_columns,
         )
+    started = time.perf_counter()
     with memory_for("the weights", _TOO_LARGE, device):
         model = load_model(
             Path(config.weights_folder or folder),
@@ -217,8 +220,15 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
         )
     if linear is not None:
         require_invariance(model, linear, backend)
+    logger.info(
+        "Weights: %.2f GiB on %s in %.2f s",
+        parameter_bytes(model) / GIB,
+        device,
+        time.perf_counter() - started,
+    )
     report("allocating_cache")
     attention = ATTENTION_BACKENDS.load(backend)(device.type, _step_limits(config))
+    log_kernels(device.type, attention, backend, config)
     weight_bytes = parameter_bytes(model)
     if group is not None:
         # Ranks differ by a bias; what is decided by it must not.

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import time
 from pathlib import Path
 
@@ -32,6 +33,10 @@ def load(log: ProgressLog, folder: Path) -> None:
         time.sleep(0.1)
     slow.phase, slow.fraction = "allocating_cache", 0.0
     log(status)
+    time.sleep(0.2)
+    fast.phase = slow.phase = "ready"
+    log(status)
+    log(status)
     shared.close()
 
 
@@ -40,7 +45,18 @@ def test_a_terminal_gets_a_bar(caplog: pytest.LogCaptureFixture, tmp_path: Path)
     with caplog.at_level(logging.INFO, logger="server.progress"):
         load(ProgressLog(stream), tmp_path)
     assert "Loading weights:  80%|" in stream.getvalue()
-    assert caplog.messages == ["Starting the worker", "Loading weights", "Allocating the KV pool"]
+    *phases, seconds = caplog.messages
+    assert phases == ["Starting the worker", "Loading weights", "Allocating the KV pool"]
+    found = re.fullmatch(
+        r"Seconds of the start: starting the worker (\S+), loading weights (\S+), "
+        r"allocating the KV pool (\S+)",
+        seconds,
+    )
+    assert found
+    imports, weights, pool = map(float, found.groups())
+    assert imports < 0.3
+    assert weights >= 0.6
+    assert pool >= 0.2
 
 
 def test_a_file_gets_lines_only(

@@ -1,0 +1,49 @@
+"""Which implementation computes each op here, and why: one line of the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from kernels.activation import ACTIVATION
+from kernels.embedding import EMBEDDING
+from kernels.greedy import GREEDY
+from kernels.linear import LINEAR
+from kernels.norm import NORM
+from kernels.sampling import SAMPLING
+from kernels.table import Choice, Table
+from runtime.attention.backend import DEFAULT_REASONS, AttentionBackend
+from runtime.config import WorkerConfig
+
+logger = logging.getLogger(__name__)
+
+# Chosen by device alone; what attention is made of, the back end chooses.
+_TABLES: tuple[Table[Any], ...] = (NORM, ACTIVATION, EMBEDDING, SAMPLING, GREEDY)
+
+
+def log_kernels(
+    device_type: str, attention: AttentionBackend, backend: str, config: WorkerConfig
+) -> None:
+    """Say what computes on a device, and why.
+
+    Args:
+        device_type: `torch.device.type`.
+        attention: the back end in use.
+        backend: its name.
+        config: what the user asked for.
+    """
+    why = DEFAULT_REASONS[device_type] if config.attention_backend == "auto" else "asked for"
+    if config.deterministic:
+        why = "batch-invariant"
+    choices = [*attention.choices, LINEAR.choose(device_type, invariant=config.deterministic)]
+    choices += [table.choose(device_type) for table in _TABLES]
+    logger.info("Kernels: attention by %s (%s); %s", backend, why, "; ".join(_grouped(choices)))
+
+
+def _grouped(choices: Iterable[Choice[Any]]) -> list[str]:
+    """`op, op by name (reason)`, once for each name and reason."""
+    ops: dict[tuple[str, str], list[str]] = {}
+    for choice in choices:
+        ops.setdefault((choice.name, choice.reason), []).append(choice.op)
+    return [f"{', '.join(names)} by {name} ({why})" for (name, why), names in ops.items()]
