@@ -47,7 +47,7 @@ def main(input_path: str, output_path: str, engine_arguments: Sequence[str], out
     if not source.is_file():
         out.write(f"headrace: {source} is no file.\n")
         return 1
-    parsed = parse_args(["--log-level", "error", *engine_arguments])
+    parsed = parse_args(["--log-level", "error", *engine_arguments], prog="headrace batch")
     for notice in parsed.notices:
         out.write(f"{notice}\n")
     output: BatchOutput | None = None

@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Imported late: a chat needs nothing of the server.
         from server.launch import main as launch
 
-        launch(arguments[1:])
+        launch(arguments[1:], prog="headrace serve")
         return
     if arguments[:1] == ["batch"]:
         # The files come first; what follows them is the server's to read.

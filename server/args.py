@@ -58,13 +58,16 @@ def parse_int(text: str) -> int:
     return int(value) if match[2] or "." in match[1] else int(match[1])
 
 
+PROG = "python -m server.launch"
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         # One line is enough to act on; the usage text of sixty options hides it.
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
 
-def build_parser(prog: str = "python -m server.launch") -> argparse.ArgumentParser:
+def build_parser(prog: str = PROG) -> argparse.ArgumentParser:
     """The parser, with one group per section of the configuration."""
     parser = _Parser(
         prog=prog,
@@ -87,13 +90,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             _add_option(group, field, hints[field.name])
 
 
-def parse_args(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> ParsedArgs:
+def parse_args(
+    argv: Sequence[str], environment: Mapping[str, str] | None = None, prog: str = PROG
+) -> ParsedArgs:
     """Read the command line and the environment.
 
-    Exits with status 2 and one line when the command line is wrong.
+    Exits with status 2 and one line, which begins with `prog`, when the command line is wrong.
     """
     environment = os.environ if environment is None else environment
-    parser = build_parser()
+    parser = build_parser(prog)
     arguments, notices = _strip_reference_flags(parser, list(argv))
     arguments = _strip_reference_values(parser, arguments, notices)
     namespace, unknown = parser.parse_known_args(arguments)

@@ -12,21 +12,26 @@ import uvloop
 from runtime.config import ServerConfig
 from runtime.errors import StartupError
 from runtime.logging import configure_logging
-from server.args import parse_args
+from server.args import PROG, parse_args
 from server.prepare import prepare
 from server.serving import serve
 
 logger = logging.getLogger(__name__)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the server until it is told to stop; exits with the process's status."""
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> None:
+    """Run the server until it is told to stop; exits with the process's status.
+
+    Args:
+        argv: the options; those of this process when absent.
+        prog: what was called, for messages about them.
+    """
+    sys.exit(run(sys.argv[1:] if argv is None else argv, prog))
 
 
-def run(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str], prog: str = PROG) -> int:
     """Like `main`, returning the status: 0 stopped in order, 1 cannot start or broke."""
-    parsed = parse_args(argv)
+    parsed = parse_args(argv, prog=prog)
     config = parsed.config
     configure_logging(config.logging.log_level, "front")
     _quiet_libraries(config)

@@ -185,6 +185,8 @@ def make_requests(options: argparse.Namespace, source: TokenSource) -> list[Benc
         raise StartupError("--num-prompts must be at least 1.")
     if min(options.random_input_len, options.random_output_len) < 1:
         raise StartupError("--random-input-len and --random-output-len must be at least 1.")
+    if options.prefix_len < 1:
+        raise StartupError("--prefix-len must be at least 1.")
     if not 0 <= options.random_range_ratio <= 1:
         raise StartupError("--random-range-ratio must be between 0 and 1.")
     input_len, output_len = options.random_input_len, options.random_output_len

@@ -44,7 +44,7 @@ def engine_config(shape: str | None, server_options: Sequence[str]) -> Iterator[
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-shape-"))
             path = write_shape(shape, Path(folder) / shape)
             options = ["--model-path", str(path), "--load-format", "dummy", *options]
-        config = parse_args(options).config
+        config = parse_args(options, prog="headrace bench").config
         configure_logging(config.logging.log_level, "bench")
         yield config
 

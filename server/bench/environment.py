@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from runtime.errors import StartupError
 from server.assemble import server_version
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +58,23 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content`, readable, making the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_rounded(content), indent=1) + "\n", encoding="utf-8")
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Refuse a file that could not be written after a long run; its folder is made.
+
+    Raises:
+        StartupError: why not.
+    """
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"{option} {path}: {error.strerror}.") from None
+    target = path if path.exists() else path.parent
+    if path.is_dir() or not os.access(target, os.W_OK):
+        raise StartupError(f"{option} {path}: it cannot be written.")
 
 
 def result_file(

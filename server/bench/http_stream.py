@@ -128,20 +128,25 @@ class HttpClient:
         """Connect to nothing yet.
 
         Args:
-            url: scheme, host, port and perhaps a path that comes before every path.
+            url: scheme, host, port and perhaps a path that comes before every path; a `/v1` at its
+                end, as OpenAI's clients want it, is a part of our paths and left away.
             headers: sent with every request.
             timeout_s: longest a request may take, its whole stream included.
 
         Raises:
             StartupError: no such URL.
         """
-        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            port = parts.port
+        except ValueError as error:
+            raise StartupError(f"{url} is no URL: {error}.") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise StartupError(f"{url} is no http or https URL.")
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname
-        self._port = parts.port or (443 if self._ssl else 80)
-        self._base = parts.path.rstrip("/")
+        self._port = port or (443 if self._ssl else 80)
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
         fields = {"Host": parts.netloc.rpartition("@")[2], "Connection": "keep-alive", **headers}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         if any(c in value for value in fields.values() for c in "\r\n"):
@@ -149,6 +154,16 @@ class HttpClient:
         self._headers = lines.encode()
         self._timeout_s = timeout_s
         self._idle: list[_Connection] = []
+
+    async def connect(self) -> None:
+        """Open a connection for the first request.
+
+        Raises:
+            OSError: nobody answers.
+            TimeoutError: likewise.
+        """
+        async with asyncio.timeout(self._timeout_s):
+            self._idle.append(await self._connect())
 
     async def stream(self, path: str, body: bytes, on_event: OnEvent) -> None:
         """POST `body`; `on_event(when, data)` is called for each server-sent event.

@@ -16,6 +16,7 @@ from server.bench.datasets import TokenSource, random_requests
 from server.bench.engine import EngineTarget, engine_config, running_engine
 from server.bench.engine_options import engine_parser
 from server.bench.environment import (
+    check_writable,
     describe_environment,
     environment_line,
     fail,
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 when it could not."""
     options, server_options = build_parser().parse_known_args(argv)
     try:
+        check_writable("--output-file", options.output_file)
         for name in ("batch_size", "input_len", "output_len", "num_iters"):
             if getattr(options, name) < 1:
                 raise StartupError(f"--{name.replace('_', '-')} must be at least 1.")

@@ -17,6 +17,7 @@ from server.bench.datasets import TokenSource, add_dataset_options, make_request
 from server.bench.engine import EngineTarget, engine_config, running_engine
 from server.bench.engine_options import engine_parser
 from server.bench.environment import (
+    check_writable,
     describe_environment,
     environment_line,
     fail,
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 when it could not or when a request failed."""
     options, server_options = build_parser().parse_known_args(argv)
     try:
+        check_writable("--output-file", options.output_file)
         with engine_config(options.shape, server_options) as config:
 
             async def run() -> tuple[EngineTarget, list[RequestRecord]]:

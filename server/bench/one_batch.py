@@ -25,6 +25,7 @@ from runtime.one_batch_job import BatchJob, BatchResult
 from server.bench.engine import engine_config
 from server.bench.engine_options import engine_parser
 from server.bench.environment import (
+    check_writable,
     describe_environment,
     environment_line,
     fail,
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, server_options = build_parser().parse_known_args(argv)
     results = []
     try:
+        check_writable("--output-file", options.output_file)
         for name in ("input_len", "output_len", "num_iters"):
             if getattr(options, name) < 1:
                 raise StartupError(f"--{name.replace('_', '-')} must be at least 1.")

@@ -31,6 +31,7 @@ from server.bench.datasets import (
     random_requests,
 )
 from server.bench.environment import (
+    check_writable,
     describe_environment,
     environment_line,
     fail,
@@ -136,15 +137,27 @@ def check(options: argparse.Namespace) -> None:
     """
     if not options.request_rate > 0:
         raise StartupError("--request-rate must be above 0.")
-    for name in ("max_concurrency", "num_client_processes"):
+    if not options.timeout > 0:
+        raise StartupError("--timeout must be above 0.")
+    for name, least in (
+        ("max_concurrency", 1),
+        ("num_client_processes", 1),
+        ("warmup_requests", 0),
+        # Id 0 is not drawn.
+        ("vocab_size", 2),
+    ):
         value = getattr(options, name)
-        if value is not None and value < 1:
-            raise StartupError(f"--{name.replace('_', '-')} must be at least 1.")
+        if value is not None and value < least:
+            raise StartupError(f"--{name.replace('_', '-')} must be at least {least}.")
     limit = options.max_concurrency
     if limit is not None and limit < options.num_client_processes:
         raise StartupError("--max-concurrency must be at least --num-client-processes.")
     objectives(options.goodput)
     extra_body(options.extra_body)
+    if options.output_details and options.output_file is None:
+        raise StartupError("--output-details needs --output-file.")
+    check_writable("--output-file", options.output_file)
+    check_writable("--plot", options.plot)
     if options.plot is not None:
         check_plot_path(options.plot)
 
@@ -231,6 +244,13 @@ def warm_up_requests(
     return random_requests(source, count, options.random_input_len, options.random_output_len)
 
 
+def _hint(options: argparse.Namespace) -> str:
+    made_up = options.dataset_name != "jsonl" and not options.tokenizer and not options.vocab_size
+    if not made_up:
+        return ""
+    return f" (Token ids below {DEFAULT_VOCAB_SIZE} were sent; --vocab-size takes another limit.)"
+
+
 async def measure(
     options: argparse.Namespace,
     requests: Sequence[BenchRequest],
@@ -245,13 +265,18 @@ async def measure(
     """
     job = make_job(options, options.model or "")
     target = make_target(job)
+    for request in requests:
+        # What this API cannot take is said now, and not by one request in the middle.
+        target.backend.body(request, target.wire)
+    await target.client.connect()
     if options.backend.startswith("openai") and not options.model:
         job = make_job(options, await first_model(target.client))
+        target.client.close()
         target = make_target(job)
     numbered = [(index, 0.0, request) for index, request in enumerate(warm_up)]
     failed = [record for record in await drive(numbered, target) if record.error]
     if failed:
-        raise HeadraceError(f"The first request failed: {failed[0].error}")
+        raise HeadraceError(f"The first request failed: {failed[0].error}{_hint(options)}")
     if options.flush_cache:
         await target.flush_cache()
     target.client.close()

@@ -29,7 +29,7 @@ def result(path: Path) -> dict:
 
 @pytest.mark.parametrize(
     ("backend", "processes"),
-    [("headrace", 1), ("headrace", 2), ("openai-completions", 1), ("openai-chat", 1)],
+    [("headrace", 1), ("sglang", 2), ("openai-completions", 1), ("openai-chat", 1)],
 )
 def test_serving(
     server: ServerProcess, tmp_path: Path, backend: str, processes: int, capsys
@@ -70,10 +70,24 @@ def test_serving_of_a_file_at_a_rate_with_a_flush(
     assert "goodput" in capsys.readouterr().out
 
 
+def test_serving_refuses_a_file_that_the_api_cannot_take(
+    server: ServerProcess, tmp_path: Path, capsys
+) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "hi"}]}\n')
+    arguments = ["--url", server.url, "--dataset-name", "jsonl", "--dataset-path", str(path)]
+    assert serving.main(arguments) == 1
+    captured = capsys.readouterr()
+    assert "use --backend openai-chat" in captured.err
+    assert captured.out == ""
+
+
 def test_serving_says_what_the_server_refuses(server: ServerProcess, capsys) -> None:
     arguments = ["--url", server.url, "--num-prompts", "1", "--random-input-len", "100000"]
     assert serving.main(arguments) == 1
-    assert "HTTP 400" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "HTTP 400" in error
+    assert "--vocab-size" in error
 
 
 def test_offline_with_a_shared_prefix(tmp_path: Path) -> None:

@@ -130,7 +130,18 @@ async def test_a_server_that_never_answers_is_not_waited_for() -> None:
             await client.call("GET", "/a")
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://"])
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
+async def test_a_url_may_end_as_openais_clients_want_it(path: str) -> None:
+    async with serving(RawServer(lambda *_: plain(b"ok"))) as server:
+        client = HttpClient(server.url + path, {}, 5.0)
+        await client.connect()
+        await client.call("GET", "/v1/models")
+        client.close()
+        assert [head.split(" ")[1] for head in server.heads] == ["/v1/models"]
+        assert server.num_connections == 1
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://h:99999", "http://h:port"])
 def test_no_url(url: str) -> None:
     with pytest.raises(StartupError):
         HttpClient(url, {}, 1.0)

@@ -1,5 +1,6 @@
 """Plot, JSON and options of the serving benchmark."""
 
+import importlib
 import io
 import json
 import math
@@ -9,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from headrace.cli import BENCHMARKS
 from runtime.errors import StartupError
 from server.bench import serving
 from server.bench.environment import describe_environment, options_of, write_json
@@ -88,6 +90,16 @@ def test_the_environment_names_machine_and_versions() -> None:
         ["--random-text"],
         ["--backend", "openai-chat"],
         ["--url", "http://127.0.0.1:9"],
+        ["--url", "http://127.0.0.1:99999"],
+        ["--url", "http://127.0.0.1:port"],
+        ["--timeout", "0"],
+        ["--warmup-requests", "-1"],
+        ["--vocab-size", "1"],
+        ["--dataset-name", "shared-prefix", "--prefix-len", "-4"],
+        ["--output-details"],
+        ["--output-file", f"{__file__}/out.json"],
+        ["--output-file", "/"],
+        ["--plot", f"{__file__}/out.svg"],
     ],
 )
 def test_a_wrong_option_is_one_line(arguments: list[str], capsys) -> None:
@@ -96,6 +108,29 @@ def test_a_wrong_option_is_one_line(arguments: list[str], capsys) -> None:
     assert captured.err.startswith("headrace bench: ")
     assert len(captured.err.splitlines()) == 1
     assert captured.out == ""
+
+
+def test_a_server_that_is_not_there_is_named(capsys) -> None:
+    assert serving.main(["--url", "http://127.0.0.1:9", "--num-prompts", "1"]) == 1
+    assert "headrace bench: http://127.0.0.1:9 cannot be reached: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["offline", "latency", "one-batch"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(name: str, capsys) -> None:
+    main = importlib.import_module(BENCHMARKS[name]).main
+    # There is no such model either, which would be said first if anything had begun.
+    assert main(["--model-path", "/none", "--output-file", f"{__file__}/out.json"]) == 1
+    assert "--output-file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["offline", "latency", "one-batch"])
+def test_an_unknown_option_is_told_by_the_benchmark(name: str, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(BENCHMARKS[name]).main(["--tp-sise", "2"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "headrace bench: error: unknown option --tp-sise; did you mean --tp-size? (see --help)\n"
+    )
 
 
 def test_objectives() -> None:
