@@ -14,7 +14,7 @@ from torch import Tensor
 from runtime.messages import LogprobSpec
 from runtime.sampling_params import SamplingParams
 from runtime.staging import to_device
-from runtime.step import Int64Array, PageUpdate, RowJoin
+from runtime.step import Int64Array, PageUpdate, RowJoin, StepPlan
 
 _NUM_PARAMS = 6
 
@@ -128,6 +128,20 @@ class BatchRows:
         self.logprobs[row] = join.logprobs
         self.wants_hidden[row] = join.wants_hidden
         self.page_table_host[row] = 0
+
+    @torch.inference_mode()
+    def grow(self, plan: StepPlan, page_size: int, *, on_device: bool) -> None:
+        """Write the pages that the plan's decoding rows begin; here only, unless `on_device`."""
+        if plan.new_pages is None:
+            return
+        grown = np.flatnonzero(plan.new_pages)
+        rows, pages = plan.rows[grown], plan.new_pages[grown]
+        places = plan.start_lens[grown] // page_size
+        self.page_table_host[rows, places] = pages
+        if on_device and not self._shares_memory:
+            flat = rows * self.page_table_host.shape[1] + places
+            index, values = to_device(self.device, flat, pages)
+            self.page_table.view(-1).index_copy_(0, index, values)
 
     def _update_pages(self, updates: list[PageUpdate]) -> None:
         width = self.page_table_host.shape[1]

@@ -121,6 +121,8 @@ class StepPlan:
         chunk_tokens: int32, the prompt chunks' tokens, concatenated.
         samples: `[num_seqs]` bool, sequences that get a token sampled.
         joins, page_updates: changes of rows, applied before the step.
+        new_pages: `[num_decodes]` int32, the page that a decoding sequence's token begins, 0 for
+            none; `None` when there is no such page in the step.
         input_spans: prompt positions that need log-probabilities, at most one span a sequence.
         masks: for outputs that follow a grammar; `take_masks` gives them.
         make_masks: makes `masks`; set instead of them, so that this can be done while the device
@@ -137,6 +139,7 @@ class StepPlan:
     samples: BoolArray
     joins: list[RowJoin] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
+    new_pages: Int32Array | None = None
     input_spans: list[InputSpan] = field(default_factory=list)
     masks: TokenMasks | None = None
     make_masks: Callable[[], TokenMasks | None] | None = None
@@ -153,6 +156,8 @@ class StepPlan:
     @property
     def sample_rows(self) -> Int64Array:
         """Rows that get a token, in order."""
+        if self.num_decodes == len(self.rows):
+            return self.rows
         return self.rows[self.samples]
 
     def only(self, index: int) -> StepPlan:
@@ -172,6 +177,11 @@ class StepPlan:
             query_lens=self.query_lens[one],
             chunk_tokens=self.chunk_tokens[first:last],
             samples=self.samples[one],
+            new_pages=(
+                self.new_pages[one]
+                if self.new_pages is not None and index < self.num_decodes
+                else None
+            ),
             input_spans=[
                 replace(span, index=0) for span in self.input_spans if span.index == index
             ],

@@ -16,7 +16,7 @@ NAN_TOKEN = -1
 class GreedyKernels(Protocol):
     """What an implementation of this op offers."""
 
-    def greedy_tokens(self, logits: Tensor, wide: Tensor) -> Tensor:
+    def greedy_tokens(self, logits: Tensor, wide: Tensor, wanted: Tensor | None = None) -> Tensor:
         """See `kernels.greedy.greedy_tokens`."""
 
 
@@ -39,14 +39,15 @@ def _kernels(device_type: str) -> GreedyKernels:
     return GREEDY.choose(device_type).kernels
 
 
-def greedy_tokens(logits: Tensor, wide: Tensor) -> Tensor:
+def greedy_tokens(logits: Tensor, wide: Tensor, wanted: Tensor | None = None) -> Tensor:
     """Copy logits to float32 and return the largest one's token, of equal ones the first.
 
     Args:
         logits: `[num_rows, vocab_size]`, float16, bfloat16 or float32, contiguous.
         wide: `[num_rows, vocab_size]` float32, contiguous; overwritten. May be `logits` itself.
+        wanted: `[1]` int64; where it holds 0, `wide` need not be written and means nothing.
 
     Returns:
         `[num_rows]` int64; `NAN_TOKEN` where a row has a NaN.
     """
-    return _kernels(logits.device.type).greedy_tokens(logits, wide)
+    return _kernels(logits.device.type).greedy_tokens(logits, wide, wanted)

@@ -6,7 +6,7 @@ from torch import Tensor
 from kernels.greedy import NAN_TOKEN
 
 
-def greedy_tokens(logits: Tensor, wide: Tensor) -> Tensor:
+def greedy_tokens(logits: Tensor, wide: Tensor, wanted: Tensor | None = None) -> Tensor:  # noqa: ARG001
     """Copy and choose; see `kernels.greedy.greedy_tokens`."""
     wide.copy_(logits)
     best = wide.amax(dim=-1)

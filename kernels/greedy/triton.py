@@ -25,6 +25,7 @@ _MAX_ROWS = 16384
 def _greedy_kernel(
     logits_ptr,
     wide_ptr,
+    wanted_ptr,
     values_ptr,
     places_ptr,
     arrived_ptr,
@@ -32,6 +33,7 @@ def _greedy_kernel(
     vocab_size,
     num_parts,
     NAN: tl.constexpr,
+    HAS_WANTED: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     PDL: tl.constexpr,
@@ -43,7 +45,11 @@ def _greedy_kernel(
     inside = place < vocab_size
     at = row.to(tl.int64) * vocab_size + place
     value = tl.load(logits_ptr + at, mask=inside, other=float("-inf")).to(tl.float32)
-    tl.store(wide_ptr + at, value, mask=inside)
+    if HAS_WANTED:
+        if tl.load(wanted_ptr) != 0:
+            tl.store(wide_ptr + at, value, mask=inside)
+    else:
+        tl.store(wide_ptr + at, value, mask=inside)
     is_nan = value != value
     # A row with a NaN has no token; its place says so, whatever the rest.
     best = tl.max(tl.where(is_nan, float("-inf"), value), axis=0)
@@ -85,7 +91,7 @@ def _arrived(device: torch.device) -> Tensor:
     return torch.zeros(_MAX_ROWS, dtype=torch.int32, device=device)
 
 
-def greedy_tokens(logits: Tensor, wide: Tensor) -> Tensor:
+def greedy_tokens(logits: Tensor, wide: Tensor, wanted: Tensor | None = None) -> Tensor:
     """Copy and choose; see `kernels.greedy.greedy_tokens`."""
     assert logits.is_contiguous()
     assert wide.is_contiguous()
@@ -101,6 +107,7 @@ def greedy_tokens(logits: Tensor, wide: Tensor) -> Tensor:
     _greedy_kernel[(num_rows, num_parts)](
         logits,
         wide,
+        logits if wanted is None else wanted,
         values,
         places,
         _arrived(logits.device),
@@ -108,6 +115,7 @@ def greedy_tokens(logits: Tensor, wide: Tensor) -> Tensor:
         vocab_size,
         num_parts,
         NAN=NAN_TOKEN,
+        HAS_WANTED=wanted is not None,
         BLOCK=_BLOCK,
         PARTS=triton.next_power_of_2(num_parts),
         num_warps=4,

@@ -38,14 +38,24 @@ class PageHold:
         return self.pages[: self.num_pages]
 
     def append(self, pages: Pages) -> None:
-        """Add pages at the end, growing the array by doubling."""
+        """Add pages at the end."""
         needed = self.num_pages + len(pages)
+        self._make_room(needed)
+        self.pages[self.num_pages : needed] = pages
+        self.num_pages = needed
+
+    def append_one(self, page: int) -> None:
+        """Add a page at the end."""
+        self._make_room(self.num_pages + 1)
+        self.pages[self.num_pages] = page
+        self.num_pages += 1
+
+    def _make_room(self, needed: int) -> None:
+        """Grow the array by doubling."""
         if needed > len(self.pages):
             grown = np.zeros(max(needed, 2 * len(self.pages), 8), dtype=np.int32)
             grown[: self.num_pages] = self.held()
             self.pages = grown
-        self.pages[self.num_pages : needed] = pages
-        self.num_pages = needed
 
 
 class CacheManager:
@@ -104,15 +114,34 @@ class CacheManager:
         missing = self.pages_for(num_tokens) - hold.num_pages
         if missing <= 0:
             return True
-        if missing > self.num_available_pages:
+        if not self._make_free(missing):
             return False
-        shortage = missing - self.pool.num_free
+        hold.append(self.pool.take(missing))
+        return True
+
+    def extend_each(self, holds: list[PageHold]) -> Pages | None:
+        """Give each of `holds` one more page; none, with nothing changed, when there are too few.
+
+        Returns:
+            `[num_holds]`, the new pages.
+        """
+        if not self._make_free(len(holds)):
+            return None
+        pages = self.pool.take(len(holds))
+        for hold, page in zip(holds, pages.tolist(), strict=True):
+            hold.append_one(page)
+        return pages
+
+    def _make_free(self, count: int) -> bool:
+        """Evict until `count` pages are free; false, with nothing changed, when it cannot."""
+        if count > self.num_available_pages:
+            return False
+        shortage = count - self.pool.num_free
         if shortage > 0:
             # A little more than needed, since finding the oldest leaves walks the whole tree.
             evicted = self.tree.evict(shortage + self.pool.num_pages // 128)
             self.num_evicted_tokens += len(evicted) * self.page_size
             self.pool.give_back(evicted)
-        hold.append(self.pool.take(missing))
         return True
 
     def share(self, hold: PageHold, tokens: Tokens, namespace: str) -> None:

@@ -76,6 +76,7 @@ class PlanMessage(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=Fal
     input_spans: list[SpanMessage]
     hidden_spans: list[HiddenMessage] = []
     embed_spans: list[EmbedMessage] = []
+    new_pages: bytes = b""
 
 
 def to_message(plan: StepPlan) -> PlanMessage:
@@ -116,6 +117,7 @@ def to_message(plan: StepPlan) -> PlanMessage:
             EmbedMessage(int(span.first), len(span.values), span.values.tobytes())
             for span in plan.embed_spans
         ],
+        new_pages=b"" if plan.new_pages is None else plan.new_pages.tobytes(),
     )
 
 
@@ -161,4 +163,5 @@ def from_message(message: PlanMessage) -> StepPlan:
             EmbedSpan(span.first, _array(span.values, np.float32).reshape(span.num_rows, -1))
             for span in message.embed_spans
         ],
+        new_pages=_array(message.new_pages, np.int32) if message.new_pages else None,
     )

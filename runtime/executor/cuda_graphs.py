@@ -1,7 +1,8 @@
 """Decode steps as CUDA graphs, one per padded batch size.
 
-A graph reads which rows decode and how long they are from one static buffer; everything else (input
-tokens, page table, KV pages) is read from device memory at addresses that never change.
+A graph reads which rows decode, how long they are and their new pages from one static buffer;
+everything else (input tokens, page table, KV pages) is read from device memory at addresses that
+never change. Its tokens go straight to the host's memory, to another line each time.
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.decode_inputs import decode_inputs
+from kernels.decode_step import decode_inputs, decode_outputs
 from kernels.greedy import greedy_tokens
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
 from runtime.executor.causal_model import CausalModel
-from runtime.executor.graph_capture import GraphPool, HostBuffers, capture_graph
+from runtime.executor.graph_capture import (
+    NUM_HOST_BUFFERS,
+    GraphPool,
+    HostBuffers,
+    capture_graph,
+    host_numbers,
+)
 from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.step import Int64Array
+from runtime.step import Int32Array, Int64Array
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +40,26 @@ def graph_sizes(max_batch: int) -> list[int]:
     return sorted({size for size in sizes if size <= max_batch} | {max_batch})
 
 
+class _Layout:
+    """Where each input lies in the buffer of int64 numbers."""
+
+    def __init__(self, max_batch: int) -> None:
+        self.first_len, self.first_page = max_batch, 2 * max_batch
+        self.rows = slice(0, max_batch)
+        self.seq_lens = slice(max_batch, 2 * max_batch)
+        self.new_pages = slice(2 * max_batch, 3 * max_batch)
+        self.turn = slice(3 * max_batch, 3 * max_batch + 1)
+        self.wants_logits = slice(3 * max_batch + 1, 3 * max_batch + 2)
+        self.size = 3 * max_batch + 2
+
+
 class DecodeGraphs:
     """Runs decode steps of up to `max_batch` rows.
 
     Attributes:
-        logits: `[max_batch, vocab_size]` float32, what the latest step computed.
+        logits: `[max_batch, vocab_size]` float32, what the latest step computed that was asked for
+            them.
         hidden: `[max_batch, hidden_size]`, what the logits were made of; `None` unless kept.
-        token_ids: `[max_batch]` int64, the largest logit's token of each row, `NAN_TOKEN` for NaN.
     """
 
     def __init__(
@@ -67,19 +87,23 @@ class DecodeGraphs:
         self._sizes = graph_sizes(max_batch)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         device = rows.device
-        self._inputs = torch.empty(2 * max_batch, dtype=torch.int64, device=device)
-        self._host = HostBuffers(2 * max_batch)
+        self._layout = _Layout(max_batch)
+        self._inputs = torch.zeros(self._layout.size, dtype=torch.int64, device=device)
+        self._host = HostBuffers(self._layout.size, device)
+        self._kept = host_numbers(device, NUM_HOST_BUFFERS, max_batch)
+        self._kept_lines = list(self._kept.numpy())
         # A token a sequence: the bounds are the same in every step.
         self._qo_indptr = torch.arange(max_batch + 1, dtype=torch.int32, device=device)
         self.logits = torch.zeros(max_batch, rows.vocab_size, dtype=torch.float32, device=device)
-        self.token_ids = torch.zeros(max_batch, dtype=torch.int64, device=device)
 
     def capture(self, pool: GraphPool, progress: Callable[[float], None]) -> None:
         """Capture every graph, largest first so that the smaller ones fit into its memory."""
         started = time.perf_counter()
         # Steps that ran before have left rows here that belong to somebody.
-        self._inputs[: self.max_batch] = self._rows.padding_row
-        self._inputs[self.max_batch :] = 1
+        layout = self._layout
+        self._inputs.zero_()
+        self._inputs[layout.rows] = self._rows.padding_row
+        self._inputs[layout.seq_lens] = 1
         for done, size in enumerate(reversed(self._sizes)):
             progress(done / len(self._sizes))
             self._graphs[size] = capture_graph(lambda s=size: self._decode(s), pool)  # type: ignore[misc]
@@ -103,32 +127,57 @@ class DecodeGraphs:
         """Whether a decode batch of this size has a graph."""
         return bool(self._graphs) and batch <= self.max_batch
 
-    def run(self, rows: Int64Array, seq_lens: Int64Array) -> None:
-        """Decode one token of each row into `logits` and `token_ids`.
+    def run(
+        self,
+        rows: Int64Array,
+        seq_lens: Int64Array,
+        new_pages: Int32Array | None = None,
+        *,
+        wants_logits: bool = True,
+    ) -> Int64Array:
+        """Decode one token of each row.
 
         Args:
             rows: `[batch]`, at most `max_batch`.
             seq_lens: `[batch]`, keys of each row once this step's are written.
+            new_pages: `[batch]`, the page that a row's new token begins, 0 for none; none at all
+                when absent.
+            wants_logits: whether `logits` is read afterwards.
+
+        Returns:
+            `[batch]`, the largest logit's token of each row, `NAN_TOKEN` for NaN: once the device
+            has done all this, and until the fourth run from now.
         """
         batch = len(rows)
         size = self._padded(batch)
         host = self._host.next()
-        view = host.numpy()
-        view[:size], view[self.max_batch : self.max_batch + size] = self._rows.padding_row, 1
+        turn, layout, view = self._host.turn, self._layout, host.numpy()
+        view[:size], view[layout.first_len : layout.first_len + size] = self._rows.padding_row, 1
         view[:batch] = rows
-        view[self.max_batch : self.max_batch + batch] = seq_lens
+        view[layout.first_len : layout.first_len + batch] = seq_lens
+        view[layout.new_pages] = 0
+        if new_pages is not None:
+            view[layout.first_page : layout.first_page + batch] = new_pages
+        view[layout.turn], view[layout.wants_logits] = turn, wants_logits
         self._inputs.copy_(host, non_blocking=True)
         self._graphs[size].replay()
+        return self._kept_lines[turn][:batch]
 
     def _padded(self, batch: int) -> int:
         return self._sizes[bisect.bisect_left(self._sizes, batch)]
 
     @torch.inference_mode()
     def _decode(self, size: int) -> None:
-        rows = self._inputs[:size]
-        seq_lens = self._inputs[self.max_batch : self.max_batch + size]
-        state = self._rows
-        read = decode_inputs(rows, seq_lens, state.last_token, state.page_table, self._page_size)
+        inputs, layout, state = self._inputs, self._layout, self._rows
+        rows = inputs[layout.rows][:size]
+        read = decode_inputs(
+            rows,
+            inputs[layout.seq_lens][:size],
+            inputs[layout.new_pages][:size],
+            state.last_token,
+            state.page_table,
+            self._page_size,
+        )
         batch = ForwardBatch(
             input_ids=read.input_ids,
             positions=read.positions,
@@ -150,8 +199,9 @@ class DecodeGraphs:
                 # Made by the largest batch's run before its capture: one place for all graphs.
                 self.hidden = hidden.new_zeros(self.max_batch, hidden.shape[1])
             self.hidden[:size].copy_(hidden)
-        token_ids = greedy_tokens(self._model.score(hidden), self.logits[:size])
+        token_ids = greedy_tokens(
+            self._model.score(hidden), self.logits[:size], inputs[layout.wants_logits]
+        )
         if self._share is not None:
             token_ids = self._share(token_ids)
-        self.token_ids[:size].copy_(token_ids)
-        state.last_token.index_copy_(0, rows, token_ids.clamp(min=0))
+        decode_outputs(token_ids, rows, inputs[layout.turn], state.last_token, self._kept)

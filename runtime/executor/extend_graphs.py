@@ -78,7 +78,7 @@ class _Captured:
         self.num_tokens = num_tokens
         self.num_seqs = num_seqs
         self.layout = _Layout(num_tokens, num_seqs)
-        self.host = HostBuffers(self.layout.size)
+        self.host = HostBuffers(self.layout.size, rows.device)
         self.inputs = torch.zeros(self.layout.size, dtype=torch.int64, device=rows.device)
         self.logits: Tensor | None = None
         self.hidden: Tensor | None = None

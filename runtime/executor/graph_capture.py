@@ -47,16 +47,23 @@ def capture_graph(work: Callable[[], None], pool: GraphPool) -> torch.cuda.CUDAG
 
 
 class HostBuffers:
-    """Pinned int64 buffers used in turn as the source of a graph's input copy."""
+    """Pinned int64 buffers used in turn as the source of a graph's input copy.
 
-    def __init__(self, size: int) -> None:
-        """Make the buffers, each of `size` numbers."""
-        self._buffers = [
-            torch.empty(size, dtype=torch.int64, pin_memory=True) for _ in range(NUM_HOST_BUFFERS)
-        ]
-        self._turn = 0
+    Attributes:
+        turn: which one `next` gave last.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Make the buffers, each of `size` numbers, for copies to `device`."""
+        self._buffers = host_numbers(device, NUM_HOST_BUFFERS, size)
+        self.turn = 0
 
     def next(self) -> torch.Tensor:
         """The buffer whose last copy is the longest ago."""
-        self._turn = (self._turn + 1) % NUM_HOST_BUFFERS
-        return self._buffers[self._turn]
+        self.turn = (self.turn + 1) % NUM_HOST_BUFFERS
+        return self._buffers[self.turn]
+
+
+def host_numbers(device: torch.device, *shape: int) -> torch.Tensor:
+    """Return int64 zeros on the host, pinned where `device` is a GPU, which then reaches them."""
+    return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")

@@ -39,12 +39,14 @@ class Computed:
 
     Attributes:
         token_ids: `[num_samples]` int64; `None` when nobody gets a token.
+        host_tokens: `[num_samples]`, in their place: on the host once the device has done the step.
         output_logprobs: of the new tokens, for rows that want them.
         input_logprobs: one entry for each span of a prompt.
         output_hidden, input_hidden: hidden states of both, for rows that want them.
     """
 
     token_ids: Tensor | None = None
+    host_tokens: Int64Array | None = None
     output_logprobs: list[StepLogprobs] = field(default_factory=list)
     input_logprobs: list[StepLogprobs] = field(default_factory=list)
     output_hidden: list[StepHidden] = field(default_factory=list)
@@ -54,7 +56,7 @@ class Computed:
     def of(cls, sampled: Sampled, hidden: list[StepHidden]) -> Computed:
         """A step's new tokens."""
         logprobs = [] if sampled.logprobs is None else [sampled.logprobs]
-        return cls(sampled.token_ids, logprobs, output_hidden=hidden)
+        return cls(sampled.token_ids, output_logprobs=logprobs, output_hidden=hidden)
 
 
 class PendingStep:
@@ -65,8 +67,11 @@ class PendingStep:
         self._rows = plan.sample_rows
         self._failed = failed
         self._event: torch.cuda.Event | None = None
-        tokens = computed.token_ids
-        self._tokens = None if tokens is None else self._copy(tokens)
+        self._tokens = computed.host_tokens
+        if computed.token_ids is not None:
+            self._tokens = self._copy(computed.token_ids).numpy()
+        elif self._tokens is not None and torch.cuda.is_initialized():
+            self._event = torch.cuda.Event()
         self._outputs = [each.to_host(self._copy) for each in computed.output_logprobs]
         self._inputs = [each.to_host(self._copy) for each in computed.input_logprobs]
         self._hidden_outputs = [each.to_host(self._copy) for each in computed.output_hidden]
@@ -100,7 +105,8 @@ class PendingStep:
     def _tokens_of_rows(self) -> StepResult:
         if self._tokens is None:
             return StepResult(_NO_TOKENS, self._failed)
-        token_ids = self._tokens.numpy().astype(np.int32)
+        # A copy: later steps write to the same place.
+        token_ids = self._tokens.astype(np.int32)
         bad = token_ids == NAN_TOKEN
         if bad.any():
             for row in self._rows[bad].tolist():
@@ -253,20 +259,22 @@ class ModelRunner:
         return failed
 
     @torch.inference_mode()
-    def _compute(self, plan: StepPlan) -> Computed:
+    def _compute(self, plan: StepPlan, *, with_graphs: bool = True) -> Computed:
         num_seqs = len(plan.rows)
-        graphs = self._graphs
+        graphs = self._graphs if with_graphs else None
         if graphs is not None and num_seqs == plan.num_decodes and graphs.takes(num_seqs):
             seq_lens = plan.start_lens + 1
-            graphs.run(plan.rows, seq_lens)
+            self._rows.grow(plan, self._page_size, on_device=False)
+            is_plain = self._sampler.is_plain(plan.rows)
+            tokens = graphs.run(plan.rows, seq_lens, plan.new_pages, wants_logits=not is_plain)
             picked = self._hidden_of(plan.rows, graphs.hidden)
-            if self._sampler.is_plain(plan.rows):
-                # A copy: the next replay overwrites the graph's own.
-                return Computed(graphs.token_ids[:num_seqs].clone(), output_hidden=picked)
+            if is_plain:
+                return Computed(host_tokens=tokens, output_hidden=picked)
             logits = graphs.logits[:num_seqs]
             sampled = self._sampler.sample(logits, plan.rows, seq_lens, plan.take_masks())
             return Computed.of(sampled, picked)
-        extend = self._extend_graphs
+        self._rows.grow(plan, self._page_size, on_device=True)
+        extend = self._extend_graphs if with_graphs else None
         # A graph gives each sequence's last token only, and looks every token's embedding up.
         unusable = plan.input_spans or plan.hidden_spans or plan.embed_spans
         if extend is not None and not unusable and (captured := extend.find(plan)) is not None:
@@ -338,7 +346,9 @@ class ModelRunner:
             if int(plan.rows[index]) in failed:
                 continue
             try:
-                result = self._compute(plan.only(index))
+                # Without graphs: so many runs would write over the tokens of the step before, which
+                # may not have been read.
+                result = self._compute(plan.only(index), with_graphs=False)
             except Exception as error:
                 logger.exception("One sequence failed; its request ends")
                 failed[int(plan.rows[index])] = step_failure(error)

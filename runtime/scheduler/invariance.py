@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from kernels.activation import ACTIVATION
-from kernels.decode_inputs import DECODE_INPUTS
+from kernels.decode_step import DECODE_STEP
 from kernels.embedding import EMBEDDING
 from kernels.greedy import GREEDY
 from kernels.linear import LINEAR, PackedLinear
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 OPTION = "--enable-deterministic-inference"
 # Chosen by device; the first choice has to be one that serves.
-_FIXED_OPS = (NORM, ROPE, ACTIVATION, EMBEDDING, SAMPLING, DECODE_INPUTS, GREEDY)
+_FIXED_OPS = (NORM, ROPE, ACTIVATION, EMBEDDING, SAMPLING, DECODE_STEP, GREEDY)
 
 
 def invariant_linear(device_type: str) -> str:

@@ -14,6 +14,7 @@ from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 from runtime.step import (
+    BoolArray,
     EmbedSpan,
     HiddenSpan,
     InputSpan,
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 # A prompt that shares this much with one being computed waits a step for it instead.
 SHARED_PREFIX_TOKENS = 64
+_NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 
 @dataclass
@@ -84,40 +86,51 @@ class Planner:
         self._unshared: dict[int, Request] = {}
         # Running requests whose prompt is not computed yet, in order of admission.
         self._computing: list[Request] = []
+        # What a step that only decodes says of each of its sequences.
+        self._ones: Int64Array = np.ones(table.max_rows, dtype=np.int64)
+        self._all: BoolArray = np.ones(table.max_rows, dtype=bool)
         self.num_retractions = 0
         self.num_cached_tokens = 0
 
     def plan(self) -> PlannedStep | None:
         """The next step, or `None` when there is nothing to compute."""
         retracted_before = self.num_retractions
-        decode_rows = self._plan_decodes()
+        decode_rows, new_pages = self._plan_decodes()
         # After a retraction pages are scarce, and a token of the retracted request may still be in
         # flight: admitting it again must wait until that token is known.
         may_admit = self.num_retractions == retracted_before
         chunks = self._plan_chunks(len(decode_rows), may_admit=may_admit)
         if not len(decode_rows) and not chunks:
             return None
-        table = self._table
-        chunk_rows = np.array([chunk.request.row for chunk in chunks], dtype=np.int64)
-        rows = np.concatenate([decode_rows, chunk_rows])
-        query_lens = np.ones(len(rows), dtype=np.int64)
-        query_lens[len(decode_rows) :] = [chunk.length for chunk in chunks]
-        samples = np.ones(len(rows), dtype=bool)
-        samples[len(decode_rows) :] = [chunk.samples for chunk in chunks]
+        table, num_decodes = self._table, len(decode_rows)
+        if chunks:
+            chunk_rows = np.array([chunk.request.row for chunk in chunks], dtype=np.int64)
+            rows = np.concatenate([decode_rows, chunk_rows])
+            query_lens, samples = np.ones(len(rows), dtype=np.int64), np.ones(len(rows), dtype=bool)
+            query_lens[num_decodes:] = [chunk.length for chunk in chunks]
+            samples[num_decodes:] = [chunk.samples for chunk in chunks]
+        else:
+            rows, query_lens, samples = (
+                decode_rows,
+                self._ones[:num_decodes],
+                self._all[:num_decodes],
+            )
         plan = StepPlan(
             rows=rows,
-            num_decodes=len(decode_rows),
+            num_decodes=num_decodes,
             start_lens=table.num_computed[rows],
             query_lens=query_lens,
             chunk_tokens=self._chunk_tokens(chunks),
             samples=samples,
             joins=self._joins,
             page_updates=self._page_updates,
+            new_pages=new_pages,
         )
         self._joins, self._page_updates = [], []
         input_owners, hidden_owners = self._add_spans(plan, chunks)
-        table.num_computed[rows] += query_lens
-        table.sampled_len[rows[samples]] += 1
+        table.num_computed[rows] = plan.start_lens + query_lens
+        sampled = plan.sample_rows
+        table.sampled_len[sampled] += 1
         done: list[Request] = []
         for chunk in chunks:
             if chunk.is_last:
@@ -126,9 +139,7 @@ class Planner:
                 # Not those that only catch up with a jump.
                 if chunk.request.request_id in self._unshared:
                     done.append(chunk.request)
-        return PlannedStep(
-            plan, table.request_ids[rows[samples]], done, input_owners, hidden_owners
-        )
+        return PlannedStep(plan, table.request_ids[sampled], done, input_owners, hidden_owners)
 
     def _add_spans(
         self, plan: StepPlan, chunks: list[_Chunk]
@@ -155,15 +166,25 @@ class Planner:
 
     # ---- decode ----
 
-    def _plan_decodes(self) -> Int64Array:
+    def _plan_decodes(self) -> tuple[Int64Array, Int32Array | None]:
+        """Rows that decode, and `StepPlan.new_pages`."""
         table = self._table
-        rows = np.flatnonzero(table.is_decoding & (table.sampled_len < table.end_len))
-        full = rows[table.num_computed[rows] >= table.capacity[rows]]
+        (rows,) = (table.is_decoding & (table.sampled_len < table.end_len)).nonzero()
+        is_full = table.num_computed[rows] >= table.capacity[rows]
+        full = rows[is_full]
+        if not len(full):
+            return rows, None
+        pages = self._cache.extend_each([table.request(row).hold for row in full.tolist()])
+        if pages is not None:
+            table.capacity[full] += self._cache.page_size
+            new_pages: Int32Array = np.zeros(len(rows), dtype=np.int32)
+            new_pages[is_full] = pages
+            return rows, new_pages
         for row in full.tolist():
             # An earlier turn of this loop may have retracted the row.
             if table.is_decoding[row]:
                 self._grow_or_retract(row)
-        return rows[table.is_decoding[rows]]
+        return rows[table.is_decoding[rows]], None
 
     def _grow_or_retract(self, row: int) -> None:
         table = self._table
@@ -255,7 +276,7 @@ class Planner:
     def _chunk_tokens(self, chunks: list[_Chunk]) -> Int32Array:
         table = self._table
         parts = [table.tokens[c.request.row, c.start : c.start + c.length] for c in chunks]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+        return np.concatenate(parts) if parts else _NO_TOKENS
 
     def _admit(self, request: Request) -> bool:
         """Give a waiting request a row and pages for its whole prompt; false when they lack."""

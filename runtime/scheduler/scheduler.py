@@ -49,6 +49,8 @@ from runtime.weight_messages import (
 logger = logging.getLogger(__name__)
 
 GRAMMAR_WAIT_S = 0.001
+# While steps follow each other the gauges are renewed this often.
+PUBLISH_INTERVAL_S = 0.005
 
 
 _ERROR_TYPES = {
@@ -177,6 +179,7 @@ class Scheduler:
         )
         self._in_flight: tuple[PlannedStep, Pending] | None = None
         self._was_idle = True
+        self._published_at = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -373,7 +376,7 @@ class Scheduler:
         except Exception:
             logger.exception("A scheduler step failed; every running request ends")
             self._fail_running()
-        self._report()
+        self._report(is_stepping=True)
 
     def _step(self) -> None:
         if self._grammars.num_waiting:
@@ -443,7 +446,7 @@ class Scheduler:
         """Nothing to compute: report what messages alone have ended."""
         self._report()
 
-    def _report(self) -> None:
+    def _report(self, *, is_stepping: bool = False) -> None:
         message = self._buffer.take()
         if message is not None:
             self._send_tokens(message)
@@ -451,8 +454,12 @@ class Scheduler:
         if idle and not self._was_idle:
             self._check_invariants()
         self._was_idle = idle
+        now = time.monotonic()
+        if is_stepping and not idle and now - self._published_at < PUBLISH_INTERVAL_S:
+            return
+        self._published_at = now
         self._stats.publish(
-            now=time.monotonic(),
+            now=now,
             has_work=not idle,
             table=self._table,
             cache=self._cache,

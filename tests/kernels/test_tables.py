@@ -3,7 +3,7 @@
 import pytest
 
 from kernels.activation import ACTIVATION
-from kernels.decode_inputs import DECODE_INPUTS
+from kernels.decode_step import DECODE_STEP
 from kernels.embedding import EMBEDDING
 from kernels.greedy import GREEDY
 from kernels.linear import LINEAR
@@ -11,7 +11,7 @@ from kernels.norm import NORM
 from kernels.rope import ROPE
 from kernels.sampling import SAMPLING
 
-TABLES = [LINEAR, NORM, ROPE, ACTIVATION, EMBEDDING, SAMPLING, DECODE_INPUTS, GREEDY]
+TABLES = [LINEAR, NORM, ROPE, ACTIVATION, EMBEDDING, SAMPLING, DECODE_STEP, GREEDY]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.op)

@@ -11,7 +11,7 @@ import torch
 from runtime.executor import cuda_graphs, extend_graphs
 from runtime.messages import HiddenMode, LogprobSpec
 from tests.support.engine import InProcessEngine
-from tests.support.graphs import EagerGraph, PlainBuffers
+from tests.support.graphs import EagerGraph
 from tests.support.tiny_models import tiny_model
 
 TOLERANCE = 1e-3
@@ -123,7 +123,6 @@ def test_nothing_to_generate_still_shows_the_whole_prompt(folder: Path) -> None:
 def test_from_the_buffers_of_graphs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (cuda_graphs, extend_graphs):
         monkeypatch.setattr(module, "capture_graph", EagerGraph)
-        monkeypatch.setattr(module, "HostBuffers", PlainBuffers)
     engine = InProcessEngine(folder, overlap=True, enable_return_hidden_states=True)
     runner = engine.runner
     runner._graphs = cuda_graphs.DecodeGraphs(

@@ -13,7 +13,7 @@ from runtime.client.logprobs import PositionLogprobs
 from runtime.executor import cuda_graphs
 from runtime.messages import LogprobSpec
 from tests.support.engine import InProcessEngine
-from tests.support.graphs import EagerGraph, PlainBuffers
+from tests.support.graphs import EagerGraph
 from tests.support.tiny_models import tiny_model
 
 TOLERANCE = 1e-3
@@ -245,7 +245,6 @@ def test_a_failing_neighbour_loses_nothing(folder: Path, monkeypatch: pytest.Mon
 
 def test_from_the_buffers_of_graphs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "capture_graph", EagerGraph)
-    monkeypatch.setattr(cuda_graphs, "HostBuffers", PlainBuffers)
     engine = InProcessEngine(folder, overlap=True)
     runner = engine.runner
     graphs = cuda_graphs.DecodeGraphs(

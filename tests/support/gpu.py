@@ -73,9 +73,9 @@ def count_graphs(engine: InProcessEngine, patch: pytest.MonkeyPatch) -> Counter[
     counts: Counter[str] = Counter()
 
     def counted(name: str, run: Any) -> Any:
-        def run_and_count(*args: Any) -> Any:
+        def run_and_count(*args: Any, **options: Any) -> Any:
             counts[name] += 1
-            return run(*args)
+            return run(*args, **options)
 
         return run_and_count
 

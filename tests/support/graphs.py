@@ -34,16 +34,6 @@ class EagerGraph:
         self.replay = work
 
 
-class PlainBuffers:
-    """In the place of `HostBuffers`, without pinned memory."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def next(self) -> torch.Tensor:
-        return torch.empty(self._size, dtype=torch.int64)
-
-
 class PlainPool:
     """In the place of `GraphPool`."""
 
@@ -175,7 +165,6 @@ def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(worker.DEFAULT_ATTENTION, "cpu", "recorded")
     for captured in (cuda_graphs, extend_graphs):
         patch.setattr(captured, "capture_graph", RecordedGraph)
-        patch.setattr(captured, "HostBuffers", PlainBuffers)
     patch.setattr(model_runner, "GraphPool", PlainPool)
 
     def limits(parts: Any) -> GraphLimits | None:

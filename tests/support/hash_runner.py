@@ -44,6 +44,10 @@ class HashRunner:
             self.page_table[update.row, update.start : update.start + len(update.pages)] = (
                 update.pages
             )
+        if plan.new_pages is not None:
+            for row, length, page in zip(plan.rows, plan.start_lens, plan.new_pages, strict=False):
+                if page:
+                    self.page_table[row, length // self.page_size] = page
         tokens: list[int] = []
         failed: dict[int, str] = {}
         offset = 0

@@ -1,0 +1,107 @@
+"""What stands around the layers of a decode step: inputs gathered from rows, tokens put back."""
+
+from functools import cache
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from kernels.table import Entry, Table
+
+__all__ = ["DECODE_STEP", "DecodeInputs", "DecodeStepKernels", "decode_inputs", "decode_outputs"]
+
+
+class DecodeInputs(NamedTuple):
+    """Inputs of one decode step, a token a sequence.
+
+    Attributes:
+        input_ids: `[num_seqs]` int64.
+        positions: `[num_seqs]` int64, each token's place in its sequence.
+        slots: `[num_seqs]` int64, `page * page_size + offset` of that place.
+        seq_lens: `[num_seqs]` int32, keys once this token's is written.
+        page_table: `[num_seqs, max_pages]` int32.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    seq_lens: Tensor
+    page_table: Tensor
+
+
+class DecodeStepKernels(Protocol):
+    """What an implementation of these ops offers."""
+
+    def decode_inputs(
+        self,
+        rows: Tensor,
+        seq_lens: Tensor,
+        new_pages: Tensor,
+        last_token: Tensor,
+        page_table: Tensor,
+        page_size: int,
+    ) -> DecodeInputs:
+        """See `kernels.decode_step.decode_inputs`."""
+
+    def decode_outputs(
+        self, token_ids: Tensor, rows: Tensor, turn: Tensor, last_token: Tensor, kept: Tensor
+    ) -> None:
+        """See `kernels.decode_step.decode_outputs`."""
+
+
+DECODE_STEP: Table[DecodeStepKernels] = Table(
+    "decode_step",
+    {
+        "reference": Entry("kernels.decode_step.reference", invariant=True),
+        "triton": Entry(
+            "kernels.decode_step.triton",
+            probe="kernels.triton_support.device:unavailable",
+            invariant=True,
+        ),
+    },
+    {"cuda": ("triton",)},
+)
+
+
+@cache
+def _kernels(device_type: str) -> DecodeStepKernels:
+    return DECODE_STEP.choose(device_type).kernels
+
+
+def decode_inputs(
+    rows: Tensor,
+    seq_lens: Tensor,
+    new_pages: Tensor,
+    last_token: Tensor,
+    page_table: Tensor,
+    page_size: int,
+) -> DecodeInputs:
+    """Gather the inputs of a decode step; waits for nothing, may be captured in a graph.
+
+    Args:
+        rows: `[num_seqs]` int64, which rows decode.
+        seq_lens: `[num_seqs]` int64, keys of each once this step's is written, at least 1.
+        new_pages: `[num_seqs]` int64, the page that a row's new token begins, 0 where it has its
+            page already; `page_table` learns of it.
+        last_token: `[num_rows]` int64, each row's next input.
+        page_table: `[num_rows, max_pages]` int32, contiguous.
+        page_size: tokens of a page.
+    """
+    return _kernels(rows.device.type).decode_inputs(
+        rows, seq_lens, new_pages, last_token, page_table, page_size
+    )
+
+
+def decode_outputs(
+    token_ids: Tensor, rows: Tensor, turn: Tensor, last_token: Tensor, kept: Tensor
+) -> None:
+    """Make new tokens their rows' next inputs, and write them where the host reads them.
+
+    Args:
+        token_ids: `[num_seqs]` int64; a negative one stands for none, the next input is then 0.
+        rows: `[num_seqs]` int64, whose they are.
+        turn: `[1]` int64, the line of `kept` to write.
+        last_token: `[num_rows]` int64, changed.
+        kept: `[num_turns, max_seqs]` int64, changed; may be pinned memory of the host, which has
+            the tokens as soon as an event behind this launch has happened.
+    """
+    _kernels(token_ids.device.type).decode_outputs(token_ids, rows, turn, last_token, kept)

@@ -1,0 +1,38 @@
+"""Inputs and outputs of a decode step in plain torch."""
+
+import torch
+from torch import Tensor
+
+from kernels.decode_step import DecodeInputs
+
+
+def decode_inputs(
+    rows: Tensor,
+    seq_lens: Tensor,
+    new_pages: Tensor,
+    last_token: Tensor,
+    page_table: Tensor,
+    page_size: int,
+) -> DecodeInputs:
+    """Gather the inputs; see `kernels.decode_step.decode_inputs`."""
+    positions = seq_lens - 1
+    places = rows * page_table.shape[1] + positions // page_size
+    known = page_table.view(-1).index_select(0, places)
+    pages = torch.where(new_pages > 0, new_pages.to(torch.int32), known)
+    page_table.view(-1).index_copy_(0, places, pages)
+    return DecodeInputs(
+        input_ids=last_token.index_select(0, rows),
+        positions=positions,
+        slots=pages.to(torch.int64) * page_size + positions % page_size,
+        seq_lens=seq_lens.to(torch.int32),
+        page_table=page_table.index_select(0, rows),
+    )
+
+
+def decode_outputs(
+    token_ids: Tensor, rows: Tensor, turn: Tensor, last_token: Tensor, kept: Tensor
+) -> None:
+    """Keep the tokens; see `kernels.decode_step.decode_outputs`."""
+    last_token.index_copy_(0, rows, token_ids.clamp(min=0))
+    places = turn * kept.shape[1] + torch.arange(len(token_ids), device=token_ids.device)
+    kept.view(-1).index_copy_(0, places.to(kept.device), token_ids.to(kept.device))
