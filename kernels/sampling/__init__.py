@@ -40,6 +40,7 @@ class SamplingKernels(Protocol):
         frequency: Tensor,
         presence: Tensor,
         repetition: Tensor,
+        row_index: Tensor | None = None,
     ) -> None:
         """See `kernels.sampling.apply_penalties`."""
 
@@ -126,6 +127,7 @@ def apply_penalties(
     frequency: Tensor,
     presence: Tensor,
     repetition: Tensor,
+    row_index: Tensor | None = None,
 ) -> None:
     """Lower, in place, the logits of the tokens a row has generated so far.
 
@@ -135,15 +137,17 @@ def apply_penalties(
 
     Args:
         logits: `[batch, vocab_size]` float32, changed in place.
-        output_ids: `[batch, max_output_len]` int64, generated ids; what stands beyond a row's
+        output_ids: `[num_rows, max_output_len]` int64, generated ids; what stands beyond a row's
             length is ignored.
-        output_lens: `[batch]` int64.
-        frequency: `[batch]` float32, 0 is neutral.
-        presence: `[batch]` float32, 0 is neutral.
-        repetition: `[batch]` float32, 1 is neutral.
+        output_lens: `[num_rows]` int64.
+        frequency: `[num_rows]` float32, 0 is neutral.
+        presence: `[num_rows]` float32, 0 is neutral.
+        repetition: `[num_rows]` float32, 1 is neutral.
+        row_index: `[num_rows]` int64, the row of `logits` that each is for, no row twice; `None`
+            when there is one for each row, in order.
     """
     _kernels(logits.device.type).apply_penalties(
-        logits, output_ids, output_lens, frequency, presence, repetition
+        logits, output_ids, output_lens, frequency, presence, repetition, row_index
     )
 
 

@@ -11,8 +11,14 @@ def apply_penalties(
     frequency: Tensor,
     presence: Tensor,
     repetition: Tensor,
+    row_index: Tensor | None = None,
 ) -> None:
     """Lower the logits of generated tokens; see `kernels.sampling.apply_penalties`."""
+    if row_index is not None:
+        part = logits.index_select(0, row_index)
+        apply_penalties(part, output_ids, output_lens, frequency, presence, repetition)
+        logits.index_copy_(0, row_index, part)
+        return
     vocab_size = logits.shape[1]
     max_len = output_ids.shape[1]
     if max_len == 0 or logits.shape[0] == 0:

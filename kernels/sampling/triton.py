@@ -6,8 +6,8 @@ token whose rank mass equals `top_p` to seven digits, may go the other way. With
 implementation a row's result never depends on its batch. A token with less than 2**-38 of the
 mass is never drawn.
 
-The kernels are in `triton_rows` (statistics, rank cut) and `triton_draw` (draw, ranking);
-penalties are the reference's torch operations, which do not synchronise.
+The kernels are in `triton_rows` (statistics, rank cut), `triton_draw` (draw, ranking) and
+`triton_edit` (penalties, biases, masks).
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from kernels.greedy.triton import greedy_tokens
 from kernels.sampling.candidates import top_candidates
-from kernels.sampling.penalties import apply_penalties
 from kernels.sampling.reference import nan_rows
 from kernels.sampling.rows import SamplingRows
 from kernels.sampling.triton_draw import (
@@ -29,7 +28,12 @@ from kernels.sampling.triton_draw import (
     place_kernel,
     rank_kernel,
 )
-from kernels.sampling.triton_edit import apply_logit_bias, apply_token_bitmask, mask_tokens
+from kernels.sampling.triton_edit import (
+    apply_logit_bias,
+    apply_penalties,
+    apply_token_bitmask,
+    mask_tokens,
+)
 from kernels.sampling.triton_rows import (
     BLOCK,
     CANDIDATES,

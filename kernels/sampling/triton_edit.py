@@ -1,12 +1,16 @@
-"""What changes single logits in place, in Triton; one launch each, nothing waits."""
+"""What changes single logits in place, in Triton; a launch or two each, nothing waits."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: PLR0913 a kernel takes what it touches
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1024
+# Counts of generated tokens, a row of the vocabulary each, for so many rows at once.
+_COUNT_BYTES = 64 * 2**20
 
 
 @triton.jit
@@ -43,6 +47,91 @@ def _bitmask_kernel(
     word = tl.load(bitmask_ptr + row * mask_stride + at // 32, mask=inside, other=-1)
     forbidden = ((word >> (at % 32)) & 1) == 0
     tl.store(logits_ptr + line * stride + at, float("-inf"), mask=inside & forbidden)
+
+
+# Outputs grow with every step: their stride is no reason to compile again.
+@triton.jit(do_not_specialize=["ids_stride"])
+def _count_kernel(ids_ptr, lens_ptr, counts_ptr, ids_stride, vocab_size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < tl.load(lens_ptr + row)
+    token = tl.load(ids_ptr + row * ids_stride + at, mask=inside, other=0)
+    tl.atomic_add(counts_ptr + row * vocab_size + token, 1, mask=inside, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["ids_stride"])
+def _penalty_kernel(
+    logits_ptr,
+    index_ptr,
+    ids_ptr,
+    lens_ptr,
+    counts_ptr,
+    frequency_ptr,
+    presence_ptr,
+    repetition_ptr,
+    stride,
+    ids_stride,
+    vocab_size,
+    INDEXED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    line = tl.load(index_ptr + row) if INDEXED else row
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < tl.load(lens_ptr + row)
+    token = tl.load(ids_ptr + row * ids_stride + at, mask=inside, other=0)
+    # Of a token's places one alone gets its count, and it changes the logit. What it leaves is the
+    # zero that the next rows begin with.
+    count = tl.atomic_xchg(
+        counts_ptr + row * vocab_size + token, tl.zeros_like(at), mask=inside, sem="relaxed"
+    )
+    mine = inside & (count > 0)
+    place = logits_ptr + line * stride + token
+    old = tl.load(place, mask=mine, other=0.0)
+    factor = tl.load(repetition_ptr + row) + tl.zeros_like(old)
+    repeated = tl.where(old >= 0, tl.div_rn(old, factor), old * factor)
+    frequent = tl.load(frequency_ptr + row) * count.to(tl.float32)
+    tl.store(place, repeated - frequent - tl.load(presence_ptr + row), mask=mine)
+
+
+def apply_penalties(
+    logits: Tensor,
+    output_ids: Tensor,
+    output_lens: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+    repetition: Tensor,
+    row_index: Tensor | None = None,
+) -> None:
+    """Lower the logits of generated tokens; see `kernels.sampling.apply_penalties`."""
+    assert logits.stride(1) == 1
+    num_rows, max_len = output_ids.shape
+    vocab_size = logits.shape[1]
+    if num_rows == 0 or max_len == 0:
+        return
+    assert output_ids.stride(1) == 1
+    at_once = min(num_rows, max(1, _COUNT_BYTES // (4 * vocab_size)))
+    counts = torch.zeros(at_once, vocab_size, dtype=torch.int32, device=logits.device)
+    for start in range(0, num_rows, at_once):
+        part = slice(start, start + at_once)
+        ids, lens = output_ids[part], output_lens[part]
+        grid = (len(ids), triton.cdiv(max_len, _BLOCK))
+        _count_kernel[grid](ids, lens, counts, ids.stride(0), vocab_size, BLOCK=_BLOCK)
+        _penalty_kernel[grid](
+            logits[part] if row_index is None else logits,
+            lens if row_index is None else row_index[part],
+            ids,
+            lens,
+            counts,
+            frequency[part],
+            presence[part],
+            repetition[part],
+            logits.stride(0),
+            ids.stride(0),
+            vocab_size,
+            INDEXED=row_index is not None,
+            BLOCK=_BLOCK,
+        )
 
 
 def apply_logit_bias(logits: Tensor, row_index: Tensor, token_ids: Tensor, values: Tensor) -> None:

@@ -192,16 +192,15 @@ class Sampler:
         lines, lengths = to_device(state.device, penalised, num_outputs[penalised])
         rows = index.index_select(0, lines)
         params = state.params.index_select(0, rows)
-        part = logits.index_select(0, lines)
         apply_penalties(
-            part,
+            logits,
             state.history()[:, :most].index_select(0, rows),
             lengths,
             params[:, state.FREQUENCY].contiguous(),
             params[:, state.PRESENCE].contiguous(),
             params[:, state.REPETITION].contiguous(),
+            lines,
         )
-        logits.index_copy_(0, lines, part)
 
     def _remember(
         self, token_ids: Tensor, rows: Int64Array, index: Tensor, positions: Int64Array

@@ -39,6 +39,15 @@ def test_penalties_match_a_loop():
             value = value / factor if value >= 0 else value * factor
             value -= frequency[row].item() * generated.count(token) + presence[row].item()
             want[row, token] = value
+    # Rows by their index, in any order; what is left out stays.
+    lines = torch.tensor([3, 0, 2])
+    some = logits.clone()
+    apply_penalties(
+        *(some, ids[lines], lens[lines], frequency[lines], presence[lines], repetition[lines]),
+        lines,
+    )
+    assert torch.allclose(some[lines], want[lines], atol=1e-6)
+    assert torch.equal(some[[1, 4]], logits[[1, 4]])
     apply_penalties(logits, ids, lens, frequency, presence, repetition)
     assert torch.allclose(logits, want, atol=1e-6)
     assert torch.equal(logits[0], want[0])

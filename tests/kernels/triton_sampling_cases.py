@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kernels.sampling import SamplingRows, reference, triton
+from kernels.sampling import SamplingRows, reference, triton, triton_edit
 
 SETTINGS = [  # temperature, top_k, top_p, min_p
     (0.0, -1, 1.0, 0.0),
@@ -112,3 +112,34 @@ def test_edits(impl, vocab):
         getattr(triton, name)(got, *arguments)
         getattr(reference, name)(want, *arguments)
         assert torch.allclose(got, want, atol=1e-4), name
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_penalties(impl, at_once, indexed, monkeypatch):
+    vocab, length = 70, 2100
+    monkeypatch.setattr(triton_edit, "_COUNT_BYTES", 4 * vocab * at_once)
+    logits = torch.randn(7, vocab)
+    logits[2, ::3] = -math.inf
+    lines = torch.tensor([4, 0, 6, 2, 3]) if indexed else None
+    num_rows = 5 if indexed else 7
+    ids = torch.randint(0, vocab, (num_rows, length + 50))[:, :length]
+    lens = torch.tensor([0, 1, 2100, 1024, 1500, 3, 40])[:num_rows]
+    for row, count in zip(ids, lens.tolist(), strict=True):
+        row[count:] = 10**9
+    arguments = (ids, lens, *(torch.randn(num_rows) for _ in "fp"), torch.rand(num_rows) + 0.5)
+    got, want = logits.clone(), logits.clone()
+    triton.apply_penalties(got, *arguments, lines)
+    reference.apply_penalties(want, *arguments, lines)
+    assert torch.allclose(got, want, atol=1e-5)
+    left_alone = [1, 5] if indexed else [0]
+    assert torch.equal(got[left_alone], logits[left_alone])
+    # A row's result does not depend on the others.
+    if not indexed:
+        alone = logits[3:4].clone()
+        triton.apply_penalties(alone, *(each[3:4] for each in arguments))
+        assert torch.equal(alone[0], got[3])
+    triton.apply_penalties(got, ids[:, :0], lens * 0, *arguments[2:], lines)
+    triton.apply_penalties(got[:0], *(each[:0] for each in arguments))
+    assert torch.allclose(got, want, atol=1e-5)
