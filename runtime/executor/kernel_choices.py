@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kernels.activation import ACTIVATION
+from kernels.decode_step import DECODE_STEP
 from kernels.embedding import EMBEDDING
 from kernels.greedy import GREEDY
 from kernels.linear import LINEAR
@@ -19,7 +20,7 @@ from runtime.config import WorkerConfig
 logger = logging.getLogger(__name__)
 
 # Chosen by device alone; what attention is made of, the back end chooses.
-_TABLES: tuple[Table[Any], ...] = (NORM, ACTIVATION, EMBEDDING, SAMPLING, GREEDY)
+_TABLES: tuple[Table[Any], ...] = (NORM, ACTIVATION, EMBEDDING, SAMPLING, GREEDY, DECODE_STEP)
 
 
 def log_kernels(

@@ -52,6 +52,17 @@ def test_two_replicas_give_the_tokens_of_one() -> None:
     assert all(each["max_total_num_tokens"] > 0 for each in loads)
 
 
+def test_replicas_of_two_ranks_give_the_tokens_of_one_process() -> None:
+    options = ("--dp-size", "2", "--tp-size", "2", "--grammar-backend", "none", *OPTIONS)
+    with ServerProcess("--model-path", str(tiny_model(MODEL)), *options) as server:
+        server.wait_ready()
+        answers = ask_all(server)
+        info = server.client.get("/server_info").json()
+    assert ids(answers) == ids(ask_all(running_server(MODEL, *OPTIONS)))
+    assert {answer["meta_info"]["dp_rank"] for answer in answers} == {0, 1}
+    assert (info["dp_size"], info["tp_size"]) == (2, 2)
+
+
 def test_a_prefix_is_found_again_and_a_flush_reaches_every_replica() -> None:
     server = replicas()
     server.client.post("/flush_cache").raise_for_status()

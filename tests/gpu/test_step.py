@@ -13,10 +13,12 @@ import torch
 
 from runtime.executor import model_runner
 from runtime.messages import LogprobSpec
+from runtime.sampling_params import GrammarSpec
 from server.bench.shapes import write_shape
 from tests.support.engine import InProcessEngine
 from tests.support.fake_checkpoint import write_config
 from tests.support.gpu import DEVICE
+from tests.support.grammar_backends import BACKENDS
 
 # A prompt of so many tokens.
 LONG = 16_000 if DEVICE == "cuda" else 1000
@@ -38,6 +40,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "penalties": {"frequency_penalty": 0.5, "presence_penalty": 0.2, "repetition_penalty": 1.1},
     "bias": {"logit_bias": {7: 2.0}, "min_new_tokens": 20},
 }
+if BACKENDS:
+    # Masks come from the host in every step.
+    digits = GrammarSpec("regex", "[0-9]{400}")
+    KINDS["grammar"] = {"grammar": digits}
+    KINDS["grammar, drawn"] = {"grammar": digits, "temperature": 1.0, "seed": 6, "top_p": 0.9}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +64,10 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 def test_a_step_waits_for_nothing(folder: Path, graphs: bool, errors_on_sync: None) -> None:
-    engine = InProcessEngine(folder, **CUDA, disable_cuda_graph=not graphs)
+    grammars = BACKENDS[0] if BACKENDS else "none"
+    engine = InProcessEngine(
+        folder, **CUDA, disable_cuda_graph=not graphs, grammar_backend=grammars
+    )
     for round_number in range(2):
         for i, options in enumerate(KINDS.values()):
             logprobs = LogprobSpec(0, 5, [9]) if i % 2 else None

@@ -26,7 +26,7 @@ def test_what_computes_is_said_with_its_reason(caplog: pytest.LogCaptureFixture)
     for op in ("rope", "paged_attention", "linear", "norm", "activation", "sampling", "greedy"):
         assert op in automatic
     assert f"by {linear.name} ({linear.reason})" in automatic
-    assert "embedding, greedy by reference (nothing else for cpu)" in automatic
+    assert "embedding, greedy, decode_step by reference (nothing else for cpu)" in automatic
 
 
 def test_what_was_asked_for_is_said_so(caplog: pytest.LogCaptureFixture) -> None:
