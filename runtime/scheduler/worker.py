@@ -46,6 +46,7 @@ from runtime.messages import (
     WorkerReady,
 )
 from runtime.models.causal_lm import CausalLM
+from runtime.sampling.warmup import warm_up_sampling
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.commands import CommandedRunner
 from runtime.scheduler.grammars import Grammars
@@ -241,7 +242,7 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
     with memory_for("rows and steps", f"lower {_OF_STEPS}, or {_OF_POOL}", device):
         runner = _build_runner(parts, kv)
         report("warming_up")
-        _warm_up(runner, config, model_config.vocab_size)
+        _warm_up(runner, config, model_config.vocab_size, device)
     with memory_for("CUDA graphs", f"lower {_OF_GRAPHS}", device):
         runner.capture_graphs(lambda fraction: report("warming_up", fraction, "CUDA graphs"))
     if group is not None:
@@ -256,14 +257,17 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
     )
 
 
-def _warm_up(runner: ModelRunner, config: WorkerConfig, vocab_size: int) -> None:
+def _warm_up(
+    runner: ModelRunner, config: WorkerConfig, vocab_size: int, device: torch.device
+) -> None:
     warm_up(runner, vocab_size, config.page_size, config.context_len)
-    if config.device != "cuda":
+    if device.type != "cuda":
         return
     # Chunks of every kind of length: kernels are compiled for a few block sizes each.
     for length in (2, 5, 12, 24, 48, 96, 200):
         most = min(config.context_len - 1, _step_limits(config).max_tokens)
         compute_prompt(runner, min(length, most), vocab_size)
+    warm_up_sampling(vocab_size, device)
 
 
 def build_rank_weights(

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from kernels.sampling import SamplingRows, reference, triton, triton_edit
+import kernels.sampling
+from kernels.sampling import SamplingRows, reference, triton, triton_edit, triton_rows
+from runtime.sampling.warmup import warm_up_sampling
 
 SETTINGS = [  # temperature, top_k, top_p, min_p
     (0.0, -1, 1.0, 0.0),
@@ -143,3 +145,28 @@ def test_penalties(impl, at_once, indexed, monkeypatch):
     triton.apply_penalties(got, ids[:, :0], lens * 0, *arguments[2:], lines)
     triton.apply_penalties(got[:0], *(each[:0] for each in arguments))
     assert torch.allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+def test_nothing_compiles_after_the_warm_up(impl, monkeypatch):
+    """Every kernel of the modules has run."""
+    launched = set()
+
+    class Noted:
+        def __init__(self, name, kernel):
+            self.name, self.kernel = name, kernel
+
+        def __getitem__(self, grid):
+            launched.add(self.name)
+            return self.kernel[grid]
+
+    named = set()
+    for module in (triton, triton_edit):
+        for name, value in list(vars(module).items()):
+            if name.endswith("_kernel"):
+                named.add(name)
+                monkeypatch.setattr(module, name, Noted(name, value))
+    monkeypatch.setattr(kernels.sampling, "_kernels", lambda device_type: triton)
+    warm_up_sampling(3 * triton_rows.BLOCK + 5, torch.device("cpu"))
+    assert len(named) >= 12
+    assert launched == named

@@ -1,0 +1,75 @@
+"""Sampling once in every way, so that no running stream waits for kernels that compile."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.sampling import (
+    SamplingRows,
+    apply_logit_bias,
+    apply_penalties,
+    apply_token_bitmask,
+    best_tokens,
+    gather_logprobs,
+    mask_tokens,
+    nan_rows,
+    sample,
+)
+from runtime.batch_rows import BatchRows
+
+# Kernels differ with the number of log-probabilities: one, a few, as many as OpenAI's API gives.
+_TOP_LOGPROBS = (0, 1, 5, 20)
+
+
+@torch.inference_mode()
+def warm_up_sampling(vocab_size: int, device: torch.device) -> None:
+    """Run each sampling kernel on logits of zeros: plain, ranked, edited, with log-probabilities.
+
+    Args:
+        vocab_size: of the model; kernels are compiled for it.
+        device: where the model samples.
+    """
+    # One row's parameters lie side by side, as the sampler takes them, and more rows' do not:
+    # kernels are compiled for addresses that are aligned and for others.
+    for num_rows in (1, 2):
+        _sample_all_ways(num_rows, vocab_size, device)
+
+
+def _sample_all_ways(num_rows: int, vocab_size: int, device: torch.device) -> None:
+    logits = torch.zeros(num_rows, vocab_size, device=device)
+    params = BatchRows(num_rows, 1, 1, vocab_size, device).params[:num_rows]
+    params[:, [BatchRows.TEMPERATURE, BatchRows.TOP_P, BatchRows.REPETITION]] = 1.0
+
+    def column(which: int) -> Tensor:
+        return params[:, which].contiguous()
+
+    index = torch.arange(num_rows, device=device)
+    for is_ranked in (False, True):
+        rows = SamplingRows(
+            temperature=column(BatchRows.TEMPERATURE),
+            top_k=torch.ones(num_rows, dtype=torch.int32, device=device),
+            top_p=column(BatchRows.TOP_P),
+            min_p=column(BatchRows.MIN_P),
+            seed=index,
+            position=index,
+            all_greedy=False,
+            any_top_k=is_ranked,
+            any_top_p=is_ranked,
+            any_min_p=is_ranked,
+            max_top_k=1,
+        )
+        sample(logits, rows)
+    nan_rows(logits)
+    ids = index.unsqueeze(1)
+    for top_k in _TOP_LOGPROBS:
+        gather_logprobs(logits, ids, top_k)
+    mask = torch.full((num_rows, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
+    for lines in (None, index):
+        apply_token_bitmask(logits, mask, lines)
+        best_tokens(logits, mask, lines)
+    frequency, presence = column(BatchRows.FREQUENCY), column(BatchRows.PRESENCE)
+    repetition = column(BatchRows.REPETITION)
+    apply_penalties(logits, ids, index, frequency, presence, repetition, index)
+    apply_logit_bias(logits, index, index, frequency)
+    mask_tokens(logits, index, index)
