@@ -83,7 +83,7 @@ class EngineHost:
             self._replicas.append(
                 Replica(
                     status,
-                    _of_replica(worker, link.rank, folder),
+                    config_of_replica(worker, link.rank, folder),
                     dataclasses.replace(detokenizer, run_folder=str(folder)),
                     client,
                     self._context,
@@ -212,7 +212,8 @@ class EngineHost:
             self._first_ready.set_exception(StartupError(why))
 
 
-def _of_replica(worker: WorkerConfig, rank: int, folder: Path) -> WorkerConfig:
+def config_of_replica(worker: WorkerConfig, rank: int, folder: Path) -> WorkerConfig:
+    """The worker's configuration for one replica: its folder, and the GPUs of its ranks alone."""
     first = rank * worker.tp_size
     gpu_ids = worker.gpu_ids[first : first + worker.tp_size]
     return dataclasses.replace(worker, run_folder=str(folder), dp_rank=rank, gpu_ids=gpu_ids)

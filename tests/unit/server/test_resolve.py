@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import server.resolve
+from runtime.client.host import config_of_replica
 from runtime.config import (
     HttpArgs,
     KernelArgs,
@@ -236,6 +237,14 @@ def test_replicas_share_out_the_gpus_that_are_visible():
     assert choose(gpus, parallel=ParallelArgs(dp_size=3)).worker.gpu_ids == ["4", "GPU-a", "7"]
     # One replica sees what its parent sees.
     assert choose(gpus).worker.gpu_ids == []
+    four = dataclasses.replace(GPU, num_gpus=4, gpu_ids=("4", "GPU-a", "7", "0"))
+    worker = choose(four, parallel=ParallelArgs(dp_size=2, tp_size=2)).worker
+    each = [config_of_replica(worker, rank, Path(f"/run/{rank}")) for rank in range(2)]
+    assert [config.gpu_ids for config in each] == [["4", "GPU-a"], ["7", "0"]]
+    assert [(config.dp_rank, config.run_folder) for config in each] == [
+        (0, "/run/0"),
+        (1, "/run/1"),
+    ]
 
 
 @pytest.mark.parametrize(
