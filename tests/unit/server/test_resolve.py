@@ -238,7 +238,8 @@ def test_replicas_share_out_the_gpus_that_are_visible():
     # One replica sees what its parent sees.
     assert choose(gpus).worker.gpu_ids == []
     four = dataclasses.replace(GPU, num_gpus=4, gpu_ids=("4", "GPU-a", "7", "0"))
-    worker = choose(four, parallel=ParallelArgs(dp_size=2, tp_size=2)).worker
+    model = fake_model_config(num_heads=4, num_kv_heads=2, intermediate_size=64)
+    worker = choose(four, model, parallel=ParallelArgs(dp_size=2, tp_size=2)).worker
     each = [config_of_replica(worker, rank, Path(f"/run/{rank}")) for rank in range(2)]
     assert [config.gpu_ids for config in each] == [["4", "GPU-a"], ["7", "0"]]
     assert [(config.dp_rank, config.run_folder) for config in each] == [
