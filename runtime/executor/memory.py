@@ -33,12 +33,13 @@ class PoolSize:
         return self.num_pages * self.page_size
 
 
-def available_memory_bytes() -> int:
+def available_memory_bytes(*, with_swap: bool = False) -> int:
     """Memory this process may still take: the machine's, or its control group's if that is less."""
     available = 0
+    counted = ("MemAvailable:", "SwapFree:") if with_swap else ("MemAvailable:",)
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
+        if line.startswith(counted):
+            available += int(line.split()[1]) * 1024
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
         used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()

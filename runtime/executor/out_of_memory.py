@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.weights import decoder_weights
 from runtime.errors import StartupError
 from runtime.executor.memory import GIB, available_memory_bytes
+from runtime.layers.context import BuildContext
 
 # What `StepResult.failed` says of a sequence.
 STEP_OUT_OF_MEMORY = f"Internal error: {torch.OutOfMemoryError.__name__}"
+
+
+# What to do about weights that do not fit.
+TOO_LARGE = (
+    "the model is too large for it; share it with --tp-size, store it in 16 bits (--dtype "
+    "bfloat16), or free memory"
+)
+
+
+def require_room(config: ModelConfig, context: BuildContext) -> None:
+    """Refuse weights that cannot fit, before they are read.
+
+    Raises:
+        StartupError: this rank's part is larger than what is free on its device.
+    """
+    numbers = sum(math.prod(spec.shape) for spec in decoder_weights(config))
+    # At least: embeddings are whole on each rank.
+    needed = numbers * context.dtype.itemsize // context.tp_size
+    device = context.device
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = available_memory_bytes(with_swap=True)
+    if needed > free:
+        dtype = str(context.dtype).removeprefix("torch.")
+        raise StartupError(
+            f"The weights take {needed / GIB:.1f} GiB in {dtype} and {device} has "
+            f"{free / GIB:.1f} GiB free: {TOO_LARGE}."
+        )
 
 
 @contextmanager

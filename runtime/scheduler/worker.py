@@ -29,7 +29,7 @@ from runtime.executor.extend_graphs import graph_token_sizes
 from runtime.executor.kernel_choices import log_kernels
 from runtime.executor.memory import GIB, PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import GraphLimits, ModelRunner
-from runtime.executor.out_of_memory import memory_for
+from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
 from runtime.executor.profiler import Profiler
 from runtime.forward_batch import KVCache
 from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend
@@ -66,10 +66,6 @@ from runtime.shared_state import SharedState
 logger = logging.getLogger(__name__)
 
 # What to do where memory does not suffice at start.
-_TOO_LARGE = (
-    "the model is too large for it; share it with --tp-size, store it in 16 bits (--dtype "
-    "bfloat16), or free memory"
-)
 _OF_STEPS = "--chunked-prefill-size or --max-running-requests"
 _OF_POOL = "--mem-fraction-static or --max-total-tokens"
 _OF_GRAPHS = (
@@ -210,7 +206,8 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
             gather_columns=group.gather_columns,
         )
     started = time.perf_counter()
-    with memory_for("the weights", _TOO_LARGE, device):
+    with memory_for("the weights", TOO_LARGE, device):
+        require_room(model_config, context)
         model = load_model(
             Path(config.weights_folder or folder),
             model_config,

@@ -10,13 +10,25 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.checkpoint.weights import decoder_weights
 from runtime.errors import StartupError
-from runtime.executor import memory
-from runtime.executor.memory import GIB, Budget, PoolSize, cpu_budget, cuda_budget, size_pool
+from runtime.executor import memory, out_of_memory
+from runtime.executor.memory import (
+    GIB,
+    Budget,
+    PoolSize,
+    available_memory_bytes,
+    cpu_budget,
+    cuda_budget,
+    size_pool,
+)
 from runtime.executor.model_runner import ModelRunner
+from runtime.executor.out_of_memory import require_room
+from runtime.layers.context import BuildContext
 from runtime.models.llama import LlamaForCausalLM
 from runtime.scheduler import worker
 from tests.support.engine import InProcessEngine
+from tests.support.fake_engine import fake_model_config
 from tests.support.tiny_models import tiny_model
 
 
@@ -131,3 +143,41 @@ def test_other_errors_at_start_keep_their_words(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(worker, "load_model", fail)
     with pytest.raises(RuntimeError, match="cuBLAS is not what it was"):
         InProcessEngine(tiny_model("llama"))
+
+
+def test_weights_that_cannot_fit_are_refused_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "load_model", pytest.fail)
+    monkeypatch.setattr(out_of_memory, "available_memory_bytes", lambda **_: 1000)
+    with pytest.raises(StartupError) as caught:
+        InProcessEngine(tiny_model("llama"), device="cpu")
+    message = caught.value.message
+    assert message.startswith("The weights take 0.0 GiB in float32 and cpu has 0.0 GiB free: ")
+    assert "--tp-size" in message
+
+
+def test_swap_counts_where_it_may() -> None:
+    assert available_memory_bytes(with_swap=True) >= available_memory_bytes() * 0.9 > 0
+
+
+@pytest.mark.parametrize(("tp_size", "fits"), [(1, False), (2, True)])
+def test_ranks_need_their_part_only(
+    tp_size: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = fake_model_config(num_heads=8, num_kv_heads=2, intermediate_size=64)
+    numbers = sum(torch.Size(spec.shape).numel() for spec in decoder_weights(config))
+    context = BuildContext(dtype=torch.bfloat16, device=torch.device("cuda", 1), tp_size=tp_size)
+    seen = []
+
+    def info(device: torch.device) -> tuple[int, int]:
+        seen.append(device.index)
+        return numbers, 10**12
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", info)
+    if fits:
+        require_room(config, context)
+    else:
+        with pytest.raises(StartupError, match="in bfloat16 and cuda:1 has"):
+            require_room(config, context)
+    assert seen == [1]
