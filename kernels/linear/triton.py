@@ -49,6 +49,8 @@ class Tile:
         num_warps: of a program.
         num_stages: blocks in flight.
         split_k: programs that share the columns of a block of rows.
+        block_m: tokens of a block; 0 for all of the product's in one, so that its weight is read
+            once. Small weights stay in the second-level cache, and more programs load sooner.
     """
 
     block_n: int
@@ -56,6 +58,7 @@ class Tile:
     num_warps: int
     num_stages: int
     split_k: int = 1
+    block_m: int = 0
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -81,7 +84,7 @@ def _linear_kernel(
     block = tl.program_id(0)
     part = tl.program_id(1)
     feature = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    token = tl.arange(0, BLOCK_M)
+    token = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     share = tl.cdiv(tl.cdiv(in_features, BLOCK_K), SPLIT_K) * BLOCK_K
     begin = part * share
     end = tl.minimum(begin + share, in_features)
@@ -103,15 +106,16 @@ def _linear_kernel(
         x = tl.load(x_row + k[None, :], mask=x_mask, other=0.0)
         acc = tl.dot(weight, tl.trans(x), acc=acc)
     if SPLIT_K > 1:
-        inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + token[None, :]
-        first_ptr = partial_ptr + block * (SPLIT_K * BLOCK_N * BLOCK_M)
+        inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+        place = tl.program_id(2) * tl.num_programs(0) + block
+        first_ptr = partial_ptr + place * (SPLIT_K * BLOCK_N * BLOCK_M)
         tl.store(first_ptr + part * (BLOCK_N * BLOCK_M) + inner, acc)
         # All threads' parts are written before the count says so.
         tl.debug_barrier()
-        before = tl.atomic_add(arrived_ptr + block, 1, sem="acq_rel", scope="gpu")
+        before = tl.atomic_add(arrived_ptr + place, 1, sem="acq_rel", scope="gpu")
         if before != SPLIT_K - 1:
             return
-        tl.store(arrived_ptr + block, 0)
+        tl.store(arrived_ptr + place, 0)
         acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for other in tl.static_range(SPLIT_K):
             # Past the first-level cache: other multiprocessors wrote these.
@@ -149,14 +153,14 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
     assert weight.is_contiguous()
     assert x.dtype == weight.dtype
     out = x.new_empty(num_tokens, out_features)
-    block_m = token_block(num_tokens)
-    blocks = triton.cdiv(out_features, tile.block_n)
+    block_m = tile.block_m or token_block(num_tokens)
+    blocks, token_blocks = triton.cdiv(out_features, tile.block_n), triton.cdiv(num_tokens, block_m)
     partials, arrived = out, out
     if tile.split_k > 1:
         partials, arrived = _shared_space(x.device)
-        assert blocks * tile.block_n * block_m * tile.split_k <= _MAX_PARTIALS
-        assert blocks <= _MAX_BLOCKS
-    _linear_kernel[(blocks, tile.split_k)](
+        assert blocks * tile.block_n * token_blocks * block_m * tile.split_k <= _MAX_PARTIALS
+        assert blocks * token_blocks <= _MAX_BLOCKS
+    _linear_kernel[(blocks, tile.split_k, token_blocks)](
         x,
         weight,
         weight if bias is None else bias,
@@ -184,8 +188,8 @@ def token_block(num_tokens: int) -> int:
     return next(block for block in TOKEN_BLOCKS if num_tokens <= block)
 
 
-def tile_of(out_features: int, in_features: int, block_m: int) -> Tile | None:
-    """Return how a weight is cut for blocks of tokens, None where cuBLAS is faster."""
+def tile_of(out_features: int, in_features: int, block_m: int) -> Tile:
+    """Return how a weight is cut for up to `block_m` tokens."""
     if block_m > 16:
         return _tile_of_many(out_features, in_features, block_m)
     if out_features >= 8192:
@@ -198,16 +202,19 @@ def tile_of(out_features: int, in_features: int, block_m: int) -> Tile | None:
     return Tile(16, 256, 2, 4)
 
 
-def _tile_of_many(out_features: int, in_features: int, block_m: int) -> Tile | None:
+def _tile_of_many(out_features: int, in_features: int, block_m: int) -> Tile:
     if out_features >= 65536:
         return Tile(128, 64, 4, 4)
     # Large blocks read the tokens less often, if there are enough of them or each is short.
-    if out_features >= (16896 if in_features > 1024 else 8192):
+    if in_features <= 1024 and out_features >= 8192:
+        return Tile(128, 64, 4, 6)
+    if out_features >= 16896:
         return Tile(128, 128, 8, 4)
     if out_features < 2048:
-        if in_features <= 2048:
-            return Tile(16, 128, 4, 4)
-        return Tile(64, 128, 4, 3, 8) if block_m == 32 else None
+        # So few rows fill the device only when their tokens and columns are shared out.
+        if in_features > 2048:
+            return Tile(64, 256, 4, 4, 4, block_m // 2)
+        return Tile(16, 128, 4, 4) if block_m == 32 else Tile(64, 128, 4, 4, 1, 16)
     split_k = 1 if out_features >= 6144 else 2 if out_features >= 3072 else 4
     return Tile(64, 128, 4, 4, split_k)
 
@@ -222,19 +229,17 @@ class TritonLinear(TorchLinear):
         rows, columns = weight.shape
         halves = weight.dtype is not torch.float32
         self._streams = halves and columns <= MAX_IN_FEATURES
-        self._tiles = {m: tile_of(rows, columns, m) if halves else None for m in TOKEN_BLOCKS}
+        self._tiles = {m: tile_of(rows, columns, m) for m in TOKEN_BLOCKS} if halves else {}
         # Not while a graph is captured, whose own memory it would be.
-        if any(tile is not None and tile.split_k > 1 for tile in self._tiles.values()):
+        if any(tile.split_k > 1 for tile in self._tiles.values()):
             _shared_space(weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         num_tokens = x.shape[0]
         if num_tokens == 1 and self._streams:
             return gemv(x, self.weight, self.bias)
-        if 0 < num_tokens <= MAX_TOKENS:
-            tile = self._tiles[token_block(num_tokens)]
-            if tile is not None:
-                return run(x, self.weight, self.bias, tile)
+        if 0 < num_tokens <= MAX_TOKENS and self._tiles:
+            return run(x, self.weight, self.bias, self._tiles[token_block(num_tokens)])
         return functional.linear(x, self.weight, self.bias)
 
 

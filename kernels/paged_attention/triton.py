@@ -46,11 +46,11 @@ class Tile:
     num_stages: int
 
 
-def decode_tile(dtype: torch.dtype, block_dim: int) -> Tile:
+def decode_tile(dtype: torch.dtype, block_dim: int, *, long_blocks: bool) -> Tile:
     """Return how decode is cut: the best or near it at all measured shapes on an H200."""
     if dtype is torch.float32 or block_dim > 128:
         return Tile(32, 4, 2)
-    return Tile(64, 2, 3)
+    return Tile(128, 4, 2) if long_blocks else Tile(64, 2, 3)
 
 
 def extend_tile(dtype: torch.dtype, block_dim: int, block_rows: int) -> Tile:
@@ -105,7 +105,7 @@ def run_attention(
     scale_log2 = scale * math.log2(math.e)
     precision = "ieee" if q.dtype is torch.float32 else "tf32"
     if plan.max_decode_items:
-        tile = tiles[0] or decode_tile(q.dtype, block_dim)
+        tile = tiles[0] or decode_tile(q.dtype, block_dim, long_blocks=plan.long_blocks)
         decode_kernel[(num_kv_heads, plan.max_decode_items)](
             q,
             k_cache,

@@ -28,6 +28,12 @@ ITEM_FIELDS = 8
 CHUNK_GRAIN = 64
 # How many decode programs should be in flight on each multiprocessor.
 _DECODE_PROGRAMS = 2
+# With so many sequences times key heads a multiprocessor, half as many programs with blocks of 128
+# keys are faster: cutting sequences up costs more than it brings. Measured on an H200, bfloat16,
+# microseconds as usual and so: 14/2 heads of 64, 64 x 300 tokens 10.6 and 8.6, 96 x 300 12.6 and
+# 9.9, 192 x 640 24.6 and 22.0; 32/8 heads of 128, 16 x 300 14.6 and 11.5, 32 x 640 31.4 and 27.7.
+# Below it is slower (48 x 300 10.4 and 12.3, 8 x 640 14.8 and 15.9), above it makes no difference.
+_FEW_PROGRAMS = (0.75, 3)
 # Chunks of one sequence, unless they would be longer than _LONG_CHUNK: adding them up costs too.
 _MAX_PARTS = 32
 _LONG_CHUNK = 512
@@ -114,7 +120,8 @@ class AttentionWorkspace:
     until the next one with the same workspace.
 
     Attributes:
-        wanted_items: how many chunks a step's keys are cut into, roughly.
+        multiprocessors: of the device.
+        wanted_items: how many chunks a step's keys are cut into at most, roughly.
         max_parts: how many chunks a sequence of ordinary length is cut into at most.
         decode_items: int32 work list of decode chunks, see `_plan_kernel`.
         extend_items: int32 work list of query blocks.
@@ -139,7 +146,8 @@ class AttentionWorkspace:
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
-        self.wanted_items = max(1, multiprocessors(device) * _DECODE_PROGRAMS // num_kv_heads)
+        self.multiprocessors = multiprocessors(device)
+        self.wanted_items = max(1, self.multiprocessors * _DECODE_PROGRAMS // num_kv_heads)
         decode_items = max_seqs + self.wanted_items
         extend_items = max_tokens * (num_heads // num_kv_heads) // MIN_BLOCK_ROWS + max_seqs
         self.max_parts = _MAX_PARTS
@@ -166,6 +174,7 @@ class AttentionPlan:
         max_decode_items: programs a decode launch needs at most, 0 for no launch.
         max_extend_items: likewise for extend.
         block_rows: query rows (tokens times heads of a group) of an extend item.
+        long_blocks: whether decode programs take their keys in long blocks.
     """
 
     workspace: AttentionWorkspace
@@ -173,6 +182,7 @@ class AttentionPlan:
     max_decode_items: int
     max_extend_items: int
     block_rows: int
+    long_blocks: bool = False
 
 
 MIN_BLOCK_ROWS = 16
@@ -215,12 +225,17 @@ def plan_attention(
     block_rows = 128
     while block_rows > MIN_BLOCK_ROWS and 2 * extend_rows <= block_rows * extend_seqs:
         block_rows //= 2
+    least, most = _FEW_PROGRAMS
+    load = may_decode * workspace.num_kv_heads / workspace.multiprocessors
+    long_blocks = least <= load < most
+    wanted_items = max(1, workspace.wanted_items // (2 if long_blocks else 1))
     plan = AttentionPlan(
         workspace=workspace,
         window_left=window_left,
-        max_decode_items=may_decode + workspace.wanted_items if may_decode else 0,
+        max_decode_items=may_decode + wanted_items if may_decode else 0,
         max_extend_items=extend_rows // block_rows + extend_seqs if extend_rows else 0,
         block_rows=block_rows,
+        long_blocks=long_blocks,
     )
     if num_seqs:
         _plan_kernel[(num_seqs,)](
@@ -232,7 +247,7 @@ def plan_attention(
             num_seqs,
             -1 if num_decodes is None else num_decodes,
             window_left,
-            workspace.wanted_items,
+            wanted_items,
             workspace.max_parts,
             GROUP=group,
             BLOCK_ROWS=block_rows,

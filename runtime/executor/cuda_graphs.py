@@ -33,6 +33,10 @@ from runtime.step import Int32Array, Int64Array
 logger = logging.getLogger(__name__)
 
 
+# Larger batches are rarer than they are allowed: their graphs are captured when they come.
+FIRST_BATCHES = 256
+
+
 def graph_sizes(max_batch: int) -> list[int]:
     """Batch sizes that get a graph: each a quarter to a half more than the one before."""
     sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256]
@@ -86,6 +90,9 @@ class DecodeGraphs:
         self._page_size = page_size
         self._sizes = graph_sizes(max_batch)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pool: GraphPool | None = None
+        # Sizes that there was no memory for.
+        self._refused: set[int] = set()
         device = rows.device
         self._layout = _Layout(max_batch)
         self._inputs = torch.zeros(self._layout.size, dtype=torch.int64, device=device)
@@ -97,22 +104,45 @@ class DecodeGraphs:
         self.logits = torch.zeros(max_batch, rows.vocab_size, dtype=torch.float32, device=device)
 
     def capture(self, pool: GraphPool, progress: Callable[[float], None]) -> None:
-        """Capture every graph, largest first so that the smaller ones fit into its memory."""
+        """Capture the graphs of up to `FIRST_BATCHES` rows; larger ones follow when needed.
+
+        Ranks that share each layer capture all of them now: later there is no moment at which a
+        rank could say that it has no memory for one.
+        """
         started = time.perf_counter()
+        self._pool, self._refused = pool, set()
+        first = [size for size in self._sizes if size <= FIRST_BATCHES or self._share is not None]
+        # Largest first, so that the smaller ones fit into its memory.
+        for done, size in enumerate(reversed(first)):
+            progress(done / len(first))
+            self._capture(size, pool)
+        logger.info(
+            "Captured %d decode graphs up to batch %d in %.2f s",
+            len(first),
+            first[-1],
+            time.perf_counter() - started,
+        )
+
+    def _capture(self, size: int, pool: GraphPool) -> None:
         # Steps that ran before have left rows here that belong to somebody.
         layout = self._layout
         self._inputs.zero_()
         self._inputs[layout.rows] = self._rows.padding_row
         self._inputs[layout.seq_lens] = 1
-        for done, size in enumerate(reversed(self._sizes)):
-            progress(done / len(self._sizes))
-            self._graphs[size] = capture_graph(lambda s=size: self._decode(s), pool)  # type: ignore[misc]
-        logger.info(
-            "Captured %d decode graphs up to batch %d in %.2f s",
-            len(self._sizes),
-            self.max_batch,
-            time.perf_counter() - started,
-        )
+        # Tokens of the latest steps may not have been read yet.
+        self._inputs[layout.turn] = self._host.following
+        self._graphs[size] = capture_graph(lambda: self._decode(size), pool)
+
+    def _capture_later(self, size: int, pool: GraphPool) -> None:
+        started = time.perf_counter()
+        try:
+            self._capture(size, pool)
+        except torch.OutOfMemoryError:
+            self._refused.add(size)
+            logger.warning("No memory for the CUDA graph of batch %d: it runs without", size)
+            return
+        seconds = time.perf_counter() - started
+        logger.info("Captured the decode graph of batch %d in %.2f s", size, seconds)
 
     @property
     def are_captured(self) -> bool:
@@ -124,8 +154,13 @@ class DecodeGraphs:
         self._graphs.clear()
 
     def takes(self, batch: int) -> bool:
-        """Whether a decode batch of this size has a graph."""
-        return bool(self._graphs) and batch <= self.max_batch
+        """Whether a decode batch of this size has a graph; captures it when it is the first one."""
+        if not self._graphs or batch > self.max_batch:
+            return False
+        size = self._padded(batch)
+        if size not in self._graphs and size not in self._refused and self._pool is not None:
+            self._capture_later(size, self._pool)
+        return size in self._graphs
 
     def run(
         self,

@@ -26,13 +26,15 @@ from runtime.step import StepPlan
 
 logger = logging.getLogger(__name__)
 
-TOKEN_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+TOKEN_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 # A prompt or a few alone, and newcomers beside a decoding batch.
 SEQ_SIZES = (4, 96)
 # Launching a step's kernels from Python takes 14 to 25 milliseconds for 32 layers, by the host; a
 # step that computes for longer hides it, and padding would only add work.
 _LAUNCH_BOUND_S = 15e-3
 _MATRIX_FLOPS = 600e12
+# In long prompts attention counts, and outside a graph it has a faster kernel for whole ones.
+_MANY_TOKENS, _LONG_PROMPT = 2048, 1024
 
 
 def graph_token_sizes(num_parameters: int, max_tokens: int) -> list[int]:
@@ -139,6 +141,8 @@ class ExtendGraphs:
     def find(self, plan: StepPlan) -> _Captured | None:
         """The smallest graph that holds the step, if there is one."""
         num_tokens, num_seqs = int(plan.query_lens.sum()), len(plan.rows)
+        if num_tokens > _MANY_TOKENS and int(plan.query_lens.max()) > _LONG_PROMPT:
+            return None
         for seqs in self._seq_sizes:
             # The small graphs know prompts only; decoding rows need the other kernel.
             if num_seqs <= seqs and (seqs != SEQ_SIZES[0] or not plan.num_decodes):

@@ -60,8 +60,13 @@ class HostBuffers:
 
     def next(self) -> torch.Tensor:
         """The buffer whose last copy is the longest ago."""
-        self.turn = (self.turn + 1) % NUM_HOST_BUFFERS
+        self.turn = self.following
         return self._buffers[self.turn]
+
+    @property
+    def following(self) -> int:
+        """Which one `next` gives."""
+        return (self.turn + 1) % NUM_HOST_BUFFERS
 
 
 def host_numbers(device: torch.device, *shape: int) -> torch.Tensor:

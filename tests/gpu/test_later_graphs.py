@@ -1,0 +1,48 @@
+"""Graphs that are captured in a running engine, when a batch of their size comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.executor import cuda_graphs
+from tests.support.gpu import count_graphs, prompt, small_engine
+from tests.support.tiny_models import tiny_model
+
+
+@pytest.mark.also_cpu
+def test_large_batches_get_their_graph_when_they_come(
+    graphs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "FIRST_BATCHES", 4)
+    engine = small_engine(tiny_model("llama"), max_running_requests=16)
+    decode = engine.runner._graphs
+    assert decode is not None
+    assert sorted(decode._graphs) == [1, 2, 4]
+    alone = [engine.generate(prompt(9, i), 12, ignore_eos=True) for i in range(15)]
+
+    def together(first: int, count: int) -> list[list[int]]:
+        for i in range(count):
+            engine.add(first + i, prompt(9, i), 12, ignore_eos=True)
+        engine.run()
+        return [engine.tokens[first + i] for i in range(count)]
+
+    counts = count_graphs(engine, monkeypatch)
+    assert together(100, 7) == alone[:7]
+    assert sorted(decode._graphs) == [1, 2, 4, 8]
+    assert counts["decode"] >= 10
+    capture, sizes = cuda_graphs.capture_graph, []
+
+    def fail(work: Any, pool: Any) -> Any:
+        sizes.append(work)
+        raise torch.OutOfMemoryError("planted")
+
+    with monkeypatch.context() as until_then:
+        until_then.setattr(cuda_graphs, "capture_graph", fail)
+        assert together(200, 11) == alone[:11]
+        assert len(sizes) == 1, "tried again at each step"
+    assert cuda_graphs.capture_graph is capture
+    assert together(300, 15) == alone
+    assert sorted(decode._graphs) == [1, 2, 4, 8, 16]
