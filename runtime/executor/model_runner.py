@@ -60,18 +60,22 @@ class Computed:
 
 
 class PendingStep:
-    """A launched step whose tokens may still be on their way to the host."""
+    """A launched step whose tokens may still be on their way to the host.
 
-    def __init__(self, plan: StepPlan, computed: Computed, failed: dict[int, str]) -> None:
-        """Start the copy of what was computed to the host."""
+    On a GPU one that gives nobody a token is waited for too: graphs take their inputs from a few
+    buffers of the host in turn, so no more steps than these may be on their way.
+    """
+
+    def __init__(
+        self, plan: StepPlan, computed: Computed, failed: dict[int, str], device: torch.device
+    ) -> None:
+        """Start the copy of what `device` computes to the host."""
         self._rows = plan.sample_rows
         self._failed = failed
-        self._event: torch.cuda.Event | None = None
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
         self._tokens = computed.host_tokens
         if computed.token_ids is not None:
             self._tokens = self._copy(computed.token_ids).numpy()
-        elif self._tokens is not None and torch.cuda.is_initialized():
-            self._event = torch.cuda.Event()
         self._outputs = [each.to_host(self._copy) for each in computed.output_logprobs]
         self._inputs = [each.to_host(self._copy) for each in computed.input_logprobs]
         self._hidden_outputs = [each.to_host(self._copy) for each in computed.output_hidden]
@@ -82,13 +86,11 @@ class PendingStep:
     def _copy(self, source: Tensor) -> Tensor:
         if not source.is_cuda:
             return source
-        if self._event is None:
-            self._event = torch.cuda.Event()
         pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
         return pinned.copy_(source, non_blocking=True)
 
     def wait(self) -> StepResult:
-        """Block until the tokens are on the host."""
+        """Block until the step is done, and its tokens on the host."""
         if self._event is not None:
             self._event.synchronize()
         result = self._tokens_of_rows()
@@ -236,7 +238,7 @@ class ModelRunner:
         """
         try:
             self._rows.apply(plan.joins, plan.page_updates)
-            return PendingStep(plan, self._compute(plan), {})
+            return PendingStep(plan, self._compute(plan), {}, self._rows.device)
         except Exception:
             if not self._is_alone or (torch.cuda.is_initialized() and not _device_works()):
                 # A broken CUDA context computes nothing right any more: the process must end.
@@ -359,7 +361,7 @@ class ModelRunner:
             everything.input_logprobs += result.input_logprobs
             everything.output_hidden += result.output_hidden
             everything.input_hidden += result.input_hidden
-        return PendingStep(plan, everything, failed)
+        return PendingStep(plan, everything, failed, self._rows.device)
 
 
 def _device_works() -> bool:
