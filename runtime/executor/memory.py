@@ -18,6 +18,8 @@ CPU_SHARE_FOR_KV = 0.4
 CUDA_FRACTION = 0.9
 GIB = 1 << 30
 
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+
 
 @dataclass(frozen=True)
 class PoolSize:
@@ -41,11 +43,26 @@ def available_memory_bytes(*, with_swap: bool = False) -> int:
         if line.startswith(counted):
             available += int(line.split()[1]) * 1024
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()
+        limit = (_CONTROL_GROUP / "memory.max").read_text(encoding="ascii").strip()
+        used = (_CONTROL_GROUP / "memory.current").read_text(encoding="ascii").strip()
     except OSError:
         return available
-    return available if limit == "max" else min(available, int(limit) - int(used))
+    if limit == "max":
+        return available
+    return min(available, int(limit) - max(0, int(used) - _reclaimable_bytes()))
+
+
+def _reclaimable_bytes() -> int:
+    """Pages of files that the control group is charged for, as of a checkpoint just downloaded.
+
+    The kernel drops them when memory is asked for, and counts them in `MemAvailable` too.
+    """
+    try:
+        lines = (_CONTROL_GROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split() for line in lines)
+    return sum(int(counts.get(name, 0)) for name in ("inactive_file", "active_file"))
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,19 @@ class Budget:
     size_bytes: int
     available_bytes: int
     arithmetic: str
+
+    def limited(self, size_bytes: int, available_bytes: int) -> Budget:
+        """The same where no rank may take more than the one with the least, and the log says so.
+
+        Args:
+            size_bytes: the least that any rank may take, this one included.
+            available_bytes: the least that is free on any rank's device.
+        """
+        arithmetic = self.arithmetic
+        # Less does not show in the log's figures.
+        if self.size_bytes - size_bytes >= GIB // 100:
+            arithmetic += f" on this rank; {size_bytes / GIB:.2f} on the rank with the least"
+        return Budget(size_bytes, available_bytes, arithmetic)
 
 
 def cpu_budget(fraction: float | None, weight_bytes: int, num_ranks: int = 1) -> Budget:

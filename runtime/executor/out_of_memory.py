@@ -18,6 +18,17 @@ from runtime.layers.context import BuildContext
 STEP_OUT_OF_MEMORY = f"Internal error: {torch.OutOfMemoryError.__name__}"
 
 
+# What errors say that have no type of their own: the CPU's allocator; CUDA, where a graph is
+# instantiated, and its driver, also where Triton loads a kernel; libraries' workspaces.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
 # What to do about weights that do not fit.
 TOO_LARGE = (
     "the model is too large for it; share it with --tp-size, store it in 16 bits (--dtype "
@@ -71,8 +82,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory was asked for and not there."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # For the CPU's memory torch has no type of its own.
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
 
 
 def step_failure(error: BaseException) -> str:
@@ -85,8 +95,12 @@ def step_failure(error: BaseException) -> str:
 def _left(device: torch.device) -> str:
     if device.type != "cuda":
         return f" ({available_memory_bytes() / GIB:.2f} GiB free)"
-    free, total = torch.cuda.mem_get_info(device)
-    ours = torch.cuda.memory_reserved(device)
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+        ours = torch.cuda.memory_reserved(device)
+    except RuntimeError:
+        # A context that failed answers no more, and why it failed is what has to be said.
+        return ""
     others = total - free - ours
     return (
         f" ({device} has {total / GIB:.1f} GiB: {ours / GIB:.1f} are this process's tensors, "

@@ -236,7 +236,7 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
         size = _size_pool(parts)
     with memory_for("the KV pool", f"lower {_OF_POOL}", device):
         kv = _allocate(parts, size)
-    with memory_for("rows and steps", f"lower {_OF_STEPS}, or {_OF_POOL}", device):
+    with memory_for("request state and warm-up steps", f"lower {_OF_STEPS}, or {_OF_POOL}", device):
         runner = _build_runner(parts, kv)
         report("warming_up")
         _warm_up(runner, config, model_config.vocab_size, device)
@@ -376,8 +376,7 @@ def _size_pool(parts: _Parts) -> PoolSize:
             config.mem_fraction_static, parts.weight_bytes, _activation_bytes(parts)
         )
     if group is not None:
-        size, available = group.minimum(budget.size_bytes, budget.available_bytes)
-        budget = replace(budget, size_bytes=size, available_bytes=available)
+        budget = budget.limited(*group.minimum(budget.size_bytes, budget.available_bytes))
     shape = model.config
     numbers = 2 * shape.num_layers * _num_kv_heads(model) * shape.head_dim
     return size_pool(

@@ -23,7 +23,7 @@ from runtime.executor.memory import (
     size_pool,
 )
 from runtime.executor.model_runner import ModelRunner
-from runtime.executor.out_of_memory import require_room
+from runtime.executor.out_of_memory import is_out_of_memory, memory_for, require_room, step_failure
 from runtime.layers.context import BuildContext
 from runtime.models.llama import LlamaForCausalLM
 from runtime.scheduler import worker
@@ -106,9 +106,9 @@ PLACES = [
     (worker, "load_model", "the weights", "--tp-size"),
     (worker, "cpu_budget", "the largest step", "--chunked-prefill-size or --max-running-requests"),
     (worker, "allocate_kv", "the KV pool", "--mem-fraction-static or --max-total-tokens"),
-    (worker, "BatchRows", "rows and steps", "--max-running-requests"),
+    (worker, "BatchRows", "request state and warm-up steps", "--max-running-requests"),
     # Caught where every failing step is, and said by the step's result.
-    (LlamaForCausalLM, "forward", "rows and steps", "--chunked-prefill-size"),
+    (LlamaForCausalLM, "forward", "request state and warm-up steps", "--chunked-prefill-size"),
     (ModelRunner, "capture_graphs", "CUDA graphs", "--disable-cuda-graph"),
 ]
 
@@ -155,6 +155,98 @@ def test_weights_that_cannot_fit_are_refused_before_they_are_read(
     message = caught.value.message
     assert message.startswith("The weights take 0.0 GiB in float32 and cpu has 0.0 GiB free: ")
     assert "--tp-size" in message
+
+
+WORDS = [
+    "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in the documentation",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes.",
+]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=lambda words: words.splitlines()[0])
+@pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
+def test_every_form_of_too_little_memory_gets_its_line(kind: type[Exception], words: str) -> None:
+    error = kind(words)
+    assert is_out_of_memory(error)
+    assert step_failure(error) == "Internal error: OutOfMemoryError"
+    with (
+        pytest.raises(
+            StartupError, match=r"^Out of memory for the graphs \(.*\): lower it\.$"
+        ) as caught,
+        memory_for("the graphs", "lower it", torch.device("cpu")),
+    ):
+        raise error
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("Triton Error [CUDA]: invalid argument"),
+        RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"),
+        ValueError("CUDA error: out of memory"),
+    ],
+    ids=str,
+)
+def test_other_errors_are_not_taken_for_it(error: Exception) -> None:
+    assert not is_out_of_memory(error)
+
+
+def test_a_device_that_answers_no_more_does_not_hide_the_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: torch.device) -> Any:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
+    with (
+        pytest.raises(StartupError, match=r"^Out of memory for the KV pool: lower it\.$"),
+        memory_for("the KV pool", "lower it", torch.device("cuda")),
+    ):
+        no_memory()
+
+
+@pytest.fixture
+def control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A container that may take 1000 bytes, less than any machine has, and has taken 900."""
+    monkeypatch.setattr(memory, "_CONTROL_GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    return tmp_path
+
+
+def test_files_in_memory_do_not_count_as_taken(control_group: Path) -> None:
+    stat = control_group / "memory.stat"
+    assert available_memory_bytes() == 100
+    stat.write_text("anon 300\nfile 600\nshmem 50\ninactive_file 400\nactive_file 150\n")
+    assert available_memory_bytes() == 650
+    stat.write_text("anon 300\n")
+    assert available_memory_bytes() == 100
+    # The counts are not of one moment.
+    stat.write_text("inactive_file 800\nactive_file 200\n")
+    assert available_memory_bytes() == 1000
+
+
+def test_a_control_group_without_a_limit_has_the_machines_memory(control_group: Path) -> None:
+    (control_group / "memory.max").write_text("max\n")
+    assert available_memory_bytes() > 1000
+
+
+def test_the_log_says_when_another_rank_had_less() -> None:
+    budget = Budget(8 * GIB, 20 * GIB, "(20.00 free) x 0.4 = 8.00")
+    assert budget.limited(8 * GIB - 100, 19 * GIB) == Budget(
+        8 * GIB - 100, 19 * GIB, budget.arithmetic
+    )
+    assert budget.limited(7 * GIB, 18 * GIB) == Budget(
+        7 * GIB,
+        18 * GIB,
+        "(20.00 free) x 0.4 = 8.00 on this rank; 7.00 on the rank with the least",
+    )
 
 
 def test_swap_counts_where_it_may() -> None:
