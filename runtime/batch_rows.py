@@ -26,6 +26,9 @@ class BatchRows:
         padding_row: the last row; its pages are page 0.
         page_table: `[max_rows + 1, max_pages]` int32 on the device.
         last_token: `[max_rows + 1]` int64 on the device: each row's next input when it decodes.
+        latest_input: `[max_rows + 1]` int64 on the device: the latest step's inputs of rows that
+            decoded in it, which it has overwritten in `last_token` if it came so far.
+        has_inputs: whether the step that is being launched has read its inputs.
         params: `[max_rows + 1, 6]` float32 on the device: temperature, top_p, min_p, frequency,
             presence, repetition.
         seeds: `[max_rows + 1]` int64 on the device.
@@ -61,6 +64,8 @@ class BatchRows:
         if not self._shares_memory:
             self.page_table = self.page_table.to(self.device)
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.latest_input = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.has_inputs = False
         self.params = torch.zeros(rows, _NUM_PARAMS, dtype=torch.float32, device=self.device)
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.top_k = torch.full((rows,), vocab_size, dtype=torch.int32, device=self.device)
@@ -78,6 +83,23 @@ class BatchRows:
         self.has_grammar = np.zeros(rows, dtype=bool)
         self.has_token_rules = np.zeros(rows, dtype=bool)
         self._history: Tensor | None = None
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """Return the next inputs of rows that decode, `[num_decodes]` int64.
+
+        Args:
+            index: `[num_decodes]` int64 on the device.
+        """
+        tokens = self.last_token.index_select(0, index)
+        self.latest_input.index_copy_(0, index, tokens)
+        return tokens
+
+    @torch.inference_mode()
+    def take_back(self, rows: Int64Array) -> None:
+        """Give rows the inputs again that the failed step had read, if it had."""
+        if self.has_inputs and len(rows):
+            (index,) = to_device(self.device, rows)
+            self.last_token.index_copy_(0, index, self.latest_input.index_select(0, index))
 
     # The history is made while sampling, in inference mode, and may be written in that mode only.
     @torch.inference_mode()

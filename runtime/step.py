@@ -149,8 +149,9 @@ class StepPlan:
     def take_masks(self) -> TokenMasks | None:
         """The masks, made now unless they are there."""
         if self.make_masks is not None:
-            make, self.make_masks = self.make_masks, None
-            self.masks = make()
+            self.masks = self.make_masks()
+            # Not before: a step that fails in there is tried again, and must not go without masks.
+            self.make_masks = None
         return self.masks
 
     @property

@@ -37,6 +37,7 @@ class DecodeStepKernels(Protocol):
         seq_lens: Tensor,
         new_pages: Tensor,
         last_token: Tensor,
+        latest_input: Tensor,
         page_table: Tensor,
         page_size: int,
     ) -> DecodeInputs:
@@ -72,6 +73,7 @@ def decode_inputs(
     seq_lens: Tensor,
     new_pages: Tensor,
     last_token: Tensor,
+    latest_input: Tensor,
     page_table: Tensor,
     page_size: int,
 ) -> DecodeInputs:
@@ -83,11 +85,12 @@ def decode_inputs(
         new_pages: `[num_seqs]` int64, the page that a row's new token begins, 0 where it has its
             page already; `page_table` learns of it.
         last_token: `[num_rows]` int64, each row's next input.
+        latest_input: `[num_rows]` int64, gets the inputs too, for a step that must be repeated.
         page_table: `[num_rows, max_pages]` int32, contiguous.
         page_size: tokens of a page.
     """
     return _kernels(rows.device.type).decode_inputs(
-        rows, seq_lens, new_pages, last_token, page_table, page_size
+        rows, seq_lens, new_pages, last_token, latest_input, page_table, page_size
     )
 
 

@@ -11,6 +11,7 @@ def decode_inputs(
     seq_lens: Tensor,
     new_pages: Tensor,
     last_token: Tensor,
+    latest_input: Tensor,
     page_table: Tensor,
     page_size: int,
 ) -> DecodeInputs:
@@ -20,8 +21,10 @@ def decode_inputs(
     known = page_table.view(-1).index_select(0, places)
     pages = torch.where(new_pages > 0, new_pages.to(torch.int32), known)
     page_table.view(-1).index_copy_(0, places, pages)
+    input_ids = last_token.index_select(0, rows)
+    latest_input.index_copy_(0, rows, input_ids)
     return DecodeInputs(
-        input_ids=last_token.index_select(0, rows),
+        input_ids=input_ids,
         positions=positions,
         slots=pages.to(torch.int64) * page_size + positions % page_size,
         seq_lens=seq_lens.to(torch.int32),

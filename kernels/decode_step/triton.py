@@ -25,6 +25,7 @@ def _decode_inputs_kernel(
     seq_lens_ptr,
     new_pages_ptr,
     last_token_ptr,
+    latest_input_ptr,
     page_table_ptr,
     input_ids_ptr,
     positions_ptr,
@@ -52,7 +53,9 @@ def _decode_inputs_kernel(
         # Where there is a new page its entry is being written, perhaps by another program.
         page = tl.load(pages_ptr + place)
         page = tl.where(new_page > 0, new_page, page).to(tl.int64)
-        tl.store(input_ids_ptr + seq, tl.load(last_token_ptr + row))
+        token = tl.load(last_token_ptr + row)
+        tl.store(input_ids_ptr + seq, token)
+        tl.store(latest_input_ptr + row, token)
         tl.store(positions_ptr + seq, position)
         tl.store(slots_ptr + seq, page * page_size + position % page_size)
         tl.store(lens_ptr + seq, (position + 1).to(tl.int32))
@@ -63,6 +66,7 @@ def decode_inputs(
     seq_lens: Tensor,
     new_pages: Tensor,
     last_token: Tensor,
+    latest_input: Tensor,
     page_table: Tensor,
     page_size: int,
 ) -> DecodeInputs:
@@ -82,6 +86,7 @@ def decode_inputs(
             seq_lens,
             new_pages,
             last_token,
+            latest_input,
             page_table,
             *gathered,
             max_pages,

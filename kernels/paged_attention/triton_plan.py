@@ -227,7 +227,7 @@ def plan_attention(
         block_rows //= 2
     least, most = _FEW_PROGRAMS
     load = may_decode * workspace.num_kv_heads / workspace.multiprocessors
-    long_blocks = least <= load < most
+    long_blocks = least <= load < most and workspace.head_dim <= 128
     wanted_items = max(1, workspace.wanted_items // (2 if long_blocks else 1))
     plan = AttentionPlan(
         workspace=workspace,

@@ -48,7 +48,8 @@ def build_batch(
         # On a GPU rows of one length keep kernels from being compiled again for another stride.
         page_table = page_table[:, : -(-int(seq_lens.max()) // page_size)]
     embed_places, embeds = _given_embeds(plan, rows.device)
-    decoding = rows.last_token.index_select(0, row_index[:num_decodes])
+    decoding = rows.inputs(row_index[:num_decodes])
+    rows.has_inputs = True
     return ForwardBatch(
         input_ids=decoding if is_decode else torch.cat([decoding, chunk]),
         positions=positions_t,

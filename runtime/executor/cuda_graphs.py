@@ -137,9 +137,11 @@ class DecodeGraphs:
         started = time.perf_counter()
         try:
             self._capture(size, pool)
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            # Out of memory has many names in what a capture calls; whatever it is, trying it again
+            # at every step would be worse than doing without.
             self._refused.add(size)
-            logger.warning("No memory for the CUDA graph of batch %d: it runs without", size)
+            logger.warning("No CUDA graph for batch %d: it runs without (%s)", size, error)
             return
         seconds = time.perf_counter() - started
         logger.info("Captured the decode graph of batch %d in %.2f s", size, seconds)
@@ -196,6 +198,7 @@ class DecodeGraphs:
         view[layout.turn], view[layout.wants_logits] = turn, wants_logits
         self._inputs.copy_(host, non_blocking=True)
         self._graphs[size].replay()
+        self._rows.has_inputs = True
         return self._kept_lines[turn][:batch]
 
     def _padded(self, batch: int) -> int:
@@ -210,6 +213,7 @@ class DecodeGraphs:
             inputs[layout.seq_lens][:size],
             inputs[layout.new_pages][:size],
             state.last_token,
+            state.latest_input,
             state.page_table,
             self._page_size,
         )
@@ -231,7 +235,7 @@ class DecodeGraphs:
         hidden = self._model.forward(batch)
         if self._keep_hidden:
             if self.hidden is None:
-                # Made by the largest batch's run before its capture: one place for all graphs.
+                # Made by the first run before a capture, for every size: one place for all graphs.
                 self.hidden = hidden.new_zeros(self.max_batch, hidden.shape[1])
             self.hidden[:size].copy_(hidden)
         token_ids = greedy_tokens(

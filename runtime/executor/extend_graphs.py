@@ -82,7 +82,6 @@ class _Captured:
         self.layout = _Layout(num_tokens, num_seqs)
         self.host = HostBuffers(self.layout.size, rows.device)
         self.inputs = torch.zeros(self.layout.size, dtype=torch.int64, device=rows.device)
-        self.logits: Tensor | None = None
         self.hidden: Tensor | None = None
         self.token_ids: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -114,6 +113,8 @@ class ExtendGraphs:
         self._token_sizes = token_sizes
         self._seq_sizes = [size for size in SEQ_SIZES if size <= rows.padding_row]
         self._graphs: dict[tuple[int, int], _Captured] = {}
+        # One for all graphs: of a large vocabulary it takes more memory than a graph itself.
+        self._logits: Tensor | None = None
 
     def capture(self, pool: GraphPool, progress: Callable[[float], None]) -> None:
         """Capture every graph, largest first."""
@@ -124,6 +125,13 @@ class ExtendGraphs:
             for seqs in reversed(self._seq_sizes)
             if seqs <= tokens
         ]
+        rows = self._rows
+        self._logits = torch.zeros(
+            max(self._seq_sizes, default=0),
+            rows.vocab_size,
+            dtype=torch.float32,
+            device=rows.device,
+        )
         for done, (tokens, seqs) in enumerate(pairs):
             progress(done / len(pairs))
             captured = _Captured(tokens, seqs, self._rows)
@@ -137,6 +145,7 @@ class ExtendGraphs:
     def drop(self) -> None:
         """Forget every graph; `capture` makes them again."""
         self._graphs.clear()
+        self._logits = None
 
     def find(self, plan: StepPlan) -> _Captured | None:
         """The smallest graph that holds the step, if there is one."""
@@ -188,11 +197,12 @@ class ExtendGraphs:
         view[layout.indptr][: num_seqs + 1] = indptr
         captured.inputs.copy_(host, non_blocking=True)
         assert captured.graph is not None
-        assert captured.logits is not None
         assert captured.token_ids is not None
+        assert self._logits is not None
         captured.graph.replay()
+        rows.has_inputs = True
         hidden = None if captured.hidden is None else captured.hidden[:num_seqs]
-        return GraphResult(captured.logits[:num_seqs], captured.token_ids[:num_seqs], hidden)
+        return GraphResult(self._logits[:num_seqs], captured.token_ids[:num_seqs], hidden)
 
     def _fill_padding(self, captured: _Captured) -> None:
         layout, padding = captured.layout, self._rows.padding_row
@@ -204,7 +214,7 @@ class ExtendGraphs:
     def _extend(self, captured: _Captured) -> None:
         state, layout, inputs = self._rows, captured.layout, captured.inputs
         given, rows = inputs[layout.ids], inputs[layout.rows]
-        last = state.last_token.index_select(0, inputs[layout.rows_of_tokens])
+        last = state.inputs(inputs[layout.rows_of_tokens])
         only_prompts = captured.num_seqs == SEQ_SIZES[0]
         batch = ForwardBatch(
             input_ids=torch.where(given < 0, last, given),
@@ -222,8 +232,7 @@ class ExtendGraphs:
         hidden = self._model.forward(batch).index_select(0, batch.logits_indices)
         # Kept only where somebody may ask: a tensor that lives on is memory no other graph uses.
         captured.hidden = hidden if self._keep_hidden else None
-        scores = self._model.score(hidden)
-        captured.logits = torch.empty_like(scores, dtype=torch.float32)
-        token_ids = greedy_tokens(scores, captured.logits)
+        assert self._logits is not None
+        token_ids = greedy_tokens(self._model.score(hidden), self._logits[: captured.num_seqs])
         captured.token_ids = token_ids if self._share is None else self._share(token_ids)
         state.last_token.index_copy_(0, rows, captured.token_ids.clamp(min=0))

@@ -32,17 +32,25 @@ class GraphPool:
 
 def capture_graph(work: Callable[[], None], pool: GraphPool) -> torch.cuda.CUDAGraph:
     """Run `work` once, so that kernels compile and libraries set themselves up, then capture it."""
-    pool.stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(pool.stream):
-        work()
-    torch.cuda.current_stream().wait_stream(pool.stream)
+    current = torch.cuda.current_stream()
+    pool.stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(pool.stream):
+            work()
+    finally:
+        # What was launched of a run that failed still uses the kernels' shared memory.
+        current.wait_stream(pool.stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # NCCL's watchdog asks for events of the warm-up on a thread of its own meanwhile.
-    with torch.cuda.graph(
-        graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"
-    ):
-        work()
+    try:
+        # NCCL's watchdog asks for events of the warm-up on a thread of its own meanwhile.
+        with torch.cuda.graph(
+            graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"
+        ):
+            work()
+    finally:
+        # torch does not put it back where a capture cannot even end.
+        torch.cuda.set_stream(current)
     return graph
 
 

@@ -236,6 +236,7 @@ class ModelRunner:
         A failure is traced to the sequences that cause it by computing each alone: writing keys
         and values twice is harmless, so the others lose nothing.
         """
+        self._rows.has_inputs = False
         try:
             self._rows.apply(plan.joins, plan.page_updates)
             return PendingStep(plan, self._compute(plan), {}, self._rows.device)
@@ -246,6 +247,7 @@ class ModelRunner:
             logger.exception("A step of %d sequences failed; trying each alone", len(plan.rows))
         # Not in the handler: its traceback would keep the failed step's tensors in memory, which
         # those that are tried alone may need.
+        self._rows.take_back(plan.rows[: plan.num_decodes])
         return self._compute_each(plan, self._join_each(plan))
 
     def _join_each(self, plan: StepPlan) -> dict[int, str]:

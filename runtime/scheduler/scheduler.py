@@ -451,11 +451,16 @@ class Scheduler:
         if message is not None:
             self._send_tokens(message)
         idle = not self.has_work
-        if idle and not self._was_idle:
+        was_idle, self._was_idle = self._was_idle, idle
+        if idle and not was_idle:
             self._check_invariants()
-        self._was_idle = idle
         now = time.monotonic()
-        if is_stepping and not idle and now - self._published_at < PUBLISH_INTERVAL_S:
+        if (
+            is_stepping
+            and not idle
+            and not was_idle
+            and now - self._published_at < PUBLISH_INTERVAL_S
+        ):
             return
         self._published_at = now
         self._stats.publish(

@@ -25,7 +25,10 @@ def test_inputs_are_those_of_the_rows(name, max_pages):
     lens = torch.tensor([1, 16, 17, max_pages * page_size])
     none = torch.zeros(4, dtype=torch.int64)
     before = table.clone()
-    got = DECODE_STEP.load(name).decode_inputs(rows, lens, none, last, table, page_size)
+    latest = torch.full((num_rows,), -7)
+    got = DECODE_STEP.load(name).decode_inputs(rows, lens, none, last, latest, table, page_size)
+    assert torch.equal(latest[rows], last[rows])
+    assert latest.tolist().count(-7) == num_rows - 3
     assert torch.equal(table, before)
     assert got.input_ids.tolist() == [int(last[row]) for row in rows]
     assert got.positions.tolist() == [length - 1 for length in lens.tolist()]
@@ -49,13 +52,14 @@ def test_a_new_page_is_used_and_noted(name, max_pages):
     pages = torch.tensor([7001, 7002, 7003, 0, 0])
     expected = table.clone()
     expected[4, 0], expected[0, 2], expected[1, max_pages - 1] = 7001, 7002, 7003
+    last = torch.zeros(6, dtype=torch.int64)
     got = DECODE_STEP.load(name).decode_inputs(
-        rows, lens, pages, torch.zeros(6, dtype=torch.int64), table, page_size
+        rows, lens, pages, last, last.clone(), table, page_size
     )
     assert torch.equal(table, expected)
     assert torch.equal(got.page_table, expected[rows])
-    last = int(expected[5, 0])
-    assert got.slots.tolist() == [page * page_size for page in (7001, 7002, 7003, last, last)]
+    old = int(expected[5, 0])
+    assert got.slots.tolist() == [page * page_size for page in (7001, 7002, 7003, old, old)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,7 +119,7 @@ def test_no_rows(name):
     none = torch.empty(0, dtype=torch.int64)
     table = torch.zeros(2, 4, dtype=torch.int32)
     last = torch.zeros(2).long()
-    got = DECODE_STEP.load(name).decode_inputs(none, none, none, last, table, 16)
+    got = DECODE_STEP.load(name).decode_inputs(none, none, none, last, last, table, 16)
     assert got.page_table.shape == (0, 4)
     kept = torch.zeros(4, 2, dtype=torch.int64)
     DECODE_STEP.load(name).decode_outputs(none, none, torch.tensor([0]), last, kept)
