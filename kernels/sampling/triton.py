@@ -60,6 +60,8 @@ __all__ = [
 
 # More are sorted by torch: a sort in registers would not fit.
 _MOST_LOGPROBS = 4096
+# Up to so many, more than OpenAI's API gives, are ranked by one kernel.
+_FEW_LOGPROBS = 32
 
 
 @dataclass(frozen=True)
@@ -371,6 +373,6 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tens
         values,
         ids,
         top_k,
-        WIDTH=triton.next_power_of_2(top_k),
+        WIDTH=max(_FEW_LOGPROBS, triton.next_power_of_2(top_k)),
     )
     return chosen, values, ids

@@ -168,7 +168,8 @@ def count_kernel(
     tl.store(ties_ptr + place, ties)
 
 
-@triton.jit
+# How many are asked for changes with the batch, and is no reason to compile again.
+@triton.jit(do_not_specialize=["top_k"])
 def place_kernel(
     logits_ptr,
     cut_key_ptr,
@@ -207,7 +208,7 @@ def place_kernel(
         tl.store(ranked_ptr + row.to(tl.int64) * top_k + slot, entry, mask=stays & (slot < top_k))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["top_k"])
 def rank_kernel(
     ranked_ptr,
     row_max_ptr,
@@ -231,7 +232,10 @@ def rank_kernel(
     tl.store(ids_ptr + row * top_k + slot, token, mask=slot < top_k)
 
 
-@triton.jit
+# Neither how many there are, nor where a part of a prompt's begins, is a reason to compile again.
+@triton.jit(
+    do_not_specialize=["count", "num_ids"], do_not_specialize_on_alignment=["token_ids_ptr"]
+)
 def gather_kernel(
     logits_ptr, token_ids_ptr, row_max_ptr, normaliser_ptr, out_ptr, count, num_ids, stride,
     BLOCK: tl.constexpr,

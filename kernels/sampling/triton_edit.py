@@ -11,9 +11,13 @@ from torch import Tensor
 _BLOCK = 1024
 # Counts of generated tokens, a row of the vocabulary each, for so many rows at once.
 _COUNT_BYTES = 64 * 2**20
+# Parts of so many rows begin at addresses aligned to 16 bytes, as whole tensors do: float32 takes 4
+# each. For others Triton would compile again.
+_ALIGNED_ROWS = 4
 
 
-@triton.jit
+# One bias, or sixteen, is no reason to compile again.
+@triton.jit(do_not_specialize=["count"])
 def _bias_kernel(
     logits_ptr, rows_ptr, tokens_ptr, values_ptr, count, stride, FORBID: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -110,8 +114,11 @@ def apply_penalties(
     if num_rows == 0 or max_len == 0:
         return
     assert output_ids.stride(1) == 1
-    at_once = min(num_rows, max(1, _COUNT_BYTES // (4 * vocab_size)))
-    counts = torch.zeros(at_once, vocab_size, dtype=torch.int32, device=logits.device)
+    fit = _COUNT_BYTES // (4 * vocab_size)
+    at_once = max(_ALIGNED_ROWS, fit - fit % _ALIGNED_ROWS)
+    counts = torch.zeros(
+        min(num_rows, at_once), vocab_size, dtype=torch.int32, device=logits.device
+    )
     for start in range(0, num_rows, at_once):
         part = slice(start, start + at_once)
         ids, lens = output_ids[part], output_lens[part]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +18,10 @@ from kernels.sampling import (
     sample,
 )
 from runtime.batch_rows import BatchRows
+from runtime.staging import to_device
 
-# Kernels differ with the number of log-probabilities: one, a few, as many as OpenAI's API gives.
-_TOP_LOGPROBS = (0, 1, 5, 20)
+# Kernels differ with whether there are any; as many as OpenAI's API gives stand for all it gives.
+_TOP_LOGPROBS = (0, 20)
 
 
 @torch.inference_mode()
@@ -71,5 +73,7 @@ def _sample_all_ways(num_rows: int, vocab_size: int, device: torch.device) -> No
     frequency, presence = column(BatchRows.FREQUENCY), column(BatchRows.PRESENCE)
     repetition = column(BatchRows.REPETITION)
     apply_penalties(logits, ids, index, frequency, presence, repetition, index)
-    apply_logit_bias(logits, index, index, frequency)
+    # Its values come with the step, and always aligned.
+    (values,) = to_device(device, np.zeros(num_rows, dtype=np.float32))
+    apply_logit_bias(logits, index, index, values)
     mask_tokens(logits, index, index)
