@@ -448,24 +448,24 @@ class Scheduler:
 
     def _report(self, *, is_stepping: bool = False) -> None:
         message = self._buffer.take()
-        if message is not None:
-            self._send_tokens(message)
         idle = not self.has_work
         was_idle, self._was_idle = self._was_idle, idle
+        may_wait = is_stepping and not idle and not was_idle
+        # Before the message: who has an answer finds gauges that know of it.
+        self._publish(may_wait=may_wait and not (message is not None and message.ends))
+        if message is not None:
+            self._send_tokens(message)
         if idle and not was_idle:
             self._check_invariants()
+
+    def _publish(self, *, may_wait: bool) -> None:
         now = time.monotonic()
-        if (
-            is_stepping
-            and not idle
-            and not was_idle
-            and now - self._published_at < PUBLISH_INTERVAL_S
-        ):
+        if may_wait and now - self._published_at < PUBLISH_INTERVAL_S:
             return
         self._published_at = now
         self._stats.publish(
             now=now,
-            has_work=not idle,
+            has_work=self.has_work,
             table=self._table,
             cache=self._cache,
             num_waiting=len(self._waiting) + self._grammars.num_waiting,

@@ -163,11 +163,13 @@ async def test_the_tokenizer_manager_pauses(engine):
             while not engine.context.status.total("num_running_reqs"):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await manager.pause_generation(pause)
-        late = asyncio.create_task(engine.async_generate(JAPAN, SHORT))
-        await asyncio.sleep(0.5)
-        assert not late.done()
-        assert task.done() == (ends_as == "abort")
-        await manager.continue_generation(SimpleNamespace(torch_empty_cache=True))
+        try:
+            late = asyncio.create_task(engine.async_generate(JAPAN, SHORT))
+            await asyncio.sleep(0.5)
+            assert not late.done()
+            assert task.done() == (ends_as == "abort")
+        finally:
+            await manager.continue_generation(SimpleNamespace(torch_empty_cache=True))
         assert (await task)["meta_info"]["finish_reason"]["type"] == ends_as
         assert (await late)["text"].startswith(" Tokyo")
     with pytest.raises(ValueError, match="in_place"):

@@ -46,7 +46,10 @@ def test_bad_heads_leave_no_noise_in_the_log(server):
     before = len(server.lines)
     talk(server, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
     assert server.client.get("/model_info").status_code == 200
-    assert all("GET /model_info" in line for line in server.lines[before:])
+    # Lines of requests before may come late.
+    requests = [line for line in server.lines[before:] if "POST /" in line or "GET /" in line]
+    assert server.lines[before:] == requests
+    assert not any("PRI" in line for line in requests)
 
 
 def test_the_path_cannot_forge_a_log_line(server):
