@@ -219,17 +219,22 @@ class Scheduler:
                 for request_id in message.request_ids:
                     self._remove(request_id)
             case FlushCache():
-                self._send_front(self._flush(message.call_id))
+                self._answer(self._flush(message.call_id))
             case SetOptions():
                 self._set_options(message.values)
-                self._send_front(ControlReply(message.call_id, True))
+                self._answer(ControlReply(message.call_id, True))
             case WeightCall():
-                self._send_front(self._change_weights(message))
+                self._answer(self._change_weights(message))
             case Ping() | PauseGeneration() | ContinueGeneration() | InvalidateCache():
                 self._control(message)
-                self._send_front(ControlReply(message.call_id, True))
+                self._answer(ControlReply(message.call_id, True))
             case _:
-                self._send_front(self._obey(message))
+                self._answer(self._obey(message))
+
+    def _answer(self, reply: ControlReply) -> None:
+        # Gauges first: who has an answer finds them as it left them.
+        self._publish(may_wait=False)
+        self._send_front(reply)
 
     def _add(self, message: GenerateRequest) -> None:
         request = Request(message)
@@ -451,7 +456,7 @@ class Scheduler:
         idle = not self.has_work
         was_idle, self._was_idle = self._was_idle, idle
         may_wait = is_stepping and not idle and not was_idle
-        # Before the message: who has an answer finds gauges that know of it.
+        # Before the message, as before any answer.
         self._publish(may_wait=may_wait and not (message is not None and message.ends))
         if message is not None:
             self._send_tokens(message)
