@@ -338,13 +338,20 @@ class UpdateGroups:
         options.timeout = timedelta(seconds=timeout_s * (2 if member.backend == "nccl" else 1))
         work = member.group.broadcast([tensor], options)
         deadline = time.monotonic() + timeout_s
+        too_late = TimeoutError(f"nothing came for {timeout_s:g} s")
         while not work.is_completed():
             if member.is_left:
                 raise RuntimeError("the group was destroyed")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nothing came for {timeout_s:g} s")
+                raise too_late
             time.sleep(_POLL_S)
-        work.wait()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            # Gloo's clock may be the first to notice, by a moment.
+            if "Timed out" in str(error):
+                raise too_late from error
+            raise
 
     def _member(self, name: str) -> _Member:
         member = self._members.get(name)

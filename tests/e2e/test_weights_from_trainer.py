@@ -180,14 +180,11 @@ def test_a_broadcast_that_never_comes_stops_nobody(
         answer = waiting.result(30)
         trainer.communicate()
     assert answer.status_code == 400
-    message = answer.json()["message"]
-    assert message.startswith(
+    assert answer.json()["message"] == (
         "Failed to update weights: A broadcast of the group 'weight_update_group' failed, and the "
-        "group with it: "
+        "group with it: nothing came for 6 s.\nNothing was loaded: the original weights keep "
+        "serving."
     )
-    # The library's own clock may be the first to say so.
-    assert "nothing came for 6 s" in message or "Timed out waiting 6000ms" in message
-    assert message.endswith("Nothing was loaded: the original weights keep serving.")
     assert generate(server)["output_ids"] == before
     gone = post(server, "/update_weights_from_distributed", **body)
     assert "There is no group" in gone.json()["message"]
