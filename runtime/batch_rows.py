@@ -28,6 +28,7 @@ class BatchRows:
         last_token: `[max_rows + 1]` int64 on the device: each row's next input when it decodes.
         latest_input: `[max_rows + 1]` int64 on the device: the latest step's inputs of rows that
             decoded in it, which it has overwritten in `last_token` if it came so far.
+        num_changes: how often rows joined, or got pages otherwise than by decoding on.
         has_inputs: whether the step that is being launched has read its inputs.
         params: `[max_rows + 1, 6]` float32 on the device: temperature, top_p, min_p, frequency,
             presence, repetition.
@@ -66,6 +67,7 @@ class BatchRows:
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.latest_input = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.has_inputs = False
+        self.num_changes = 0
         self.params = torch.zeros(rows, _NUM_PARAMS, dtype=torch.float32, device=self.device)
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.top_k = torch.full((rows,), vocab_size, dtype=torch.int32, device=self.device)
@@ -105,6 +107,7 @@ class BatchRows:
     @torch.inference_mode()
     def apply(self, joins: list[RowJoin], updates: list[PageUpdate]) -> None:
         """Reset the rows of new requests, then write page numbers."""
+        self.num_changes += bool(joins or updates)
         if joins:
             self._join(joins)
         if updates:

@@ -57,6 +57,8 @@ class ForwardBatch:
         max_seq_len, max_query_len: bounds known to the host, so that nobody asks the device.
         whole_prompts: new tokens of each of the last sequences that have no other tokens, in order:
             their keys and values lie beside their queries, too.
+        shares_prefixes: sequences may share their first keys, in the groups that the back end was
+            told of; only where each has one new token.
         host: for a back end with `reads_host`; `None` inside graphs.
     """
 
@@ -73,6 +75,7 @@ class ForwardBatch:
     max_seq_len: int = 0
     max_query_len: int = 0
     whole_prompts: Sequence[int] = ()
+    shares_prefixes: bool = False
     host: HostLengths | None = None
     embed_places: Tensor | None = None
     embeds: Tensor | None = None

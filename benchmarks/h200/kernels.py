@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import triton
 
-SECTIONS = ("attention", "prompt_attention", "layer_ops", "sampling", "linear")
+SECTIONS = ("attention", "prompt_attention", "shared_prefix", "layer_ops", "sampling", "linear")
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.paged_attention.shared_prefix import KEY_GRAIN
 from kernels.paged_attention.triton_decode import decode_kernel
 from kernels.paged_attention.triton_extend import extend_kernel
 from kernels.paged_attention.triton_plan import (
@@ -26,6 +27,7 @@ from kernels.paged_attention.triton_plan import (
     AttentionWorkspace,
     plan_attention,
 )
+from kernels.paged_attention.triton_prefix import prefix_kernel
 from kernels.triton_support.launch import launch_options, lets_next_in
 
 __all__ = [
@@ -60,6 +62,13 @@ def extend_tile(dtype: torch.dtype, block_dim: int, block_rows: int) -> Tile:
     if block_rows > 64 and block_dim <= 64:
         return Tile(64, 8, 2)
     return Tile(64, 4, 3)
+
+
+def prefix_tile(dtype: torch.dtype, block_dim: int) -> Tile:
+    """Return how attention to shared prefixes is cut; blocks of keys divide `KEY_GRAIN`."""
+    if dtype is torch.float32 or block_dim > 128:
+        return Tile(KEY_GRAIN // 2, 4, 2)
+    return Tile(KEY_GRAIN, 4, 3)
 
 
 def run_attention(
@@ -104,6 +113,37 @@ def run_attention(
     group_rows = triton.next_power_of_2(group)
     scale_log2 = scale * math.log2(math.e)
     precision = "ieee" if q.dtype is torch.float32 else "tf32"
+    prefixes = plan.prefixes
+    partials = workspace if prefixes is None else prefixes
+    if prefixes is not None:
+        tile = prefix_tile(q.dtype, block_dim)
+        prefix_kernel[(num_kv_heads, prefixes.items_for(len(q)))](
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            prefixes.items,
+            prefixes.num_items,
+            prefixes.members,
+            prefixes.first_slots,
+            prefixes.partials,
+            prefixes.partial_lse,
+            q.stride(0),
+            page_table.stride(0),
+            scale_log2,
+            NUM_KV_HEADS=num_kv_heads,
+            GROUP=group,
+            GROUP_ROWS=group_rows,
+            HEAD_DIM=head_dim,
+            PAGE_SIZE=page_size,
+            PRECISION=precision,
+            BLOCK_M=prefixes.block_rows,
+            BLOCK_N=tile.block_n,
+            BLOCK_D=block_dim,
+            STAGES=tile.num_stages,
+            num_warps=tile.num_warps,
+            **launch_options(q.device),
+        )
     if plan.max_decode_items:
         tile = tiles[0] or decode_tile(q.dtype, block_dim, long_blocks=plan.long_blocks)
         decode_kernel[(num_kv_heads, plan.max_decode_items)](
@@ -114,8 +154,8 @@ def run_attention(
             out,
             workspace.decode_items,
             workspace.totals,
-            workspace.partials,
-            workspace.partial_lse,
+            partials.partials,
+            partials.partial_lse,
             workspace.arrived,
             q.stride(0),
             page_table.stride(0),
@@ -131,6 +171,7 @@ def run_attention(
             GROUP_ROWS=group_rows,
             PARTS=max(2, 4096 // (group_rows * block_dim)),
             STAGES=tile.num_stages,
+            SHARED=prefixes is not None,
             EARLY=lets_next_in(q.shape[0]),
             num_warps=tile.num_warps,
             **launch_options(q.device),

@@ -97,10 +97,14 @@ def decode_kernel(
     GROUP_ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
+    SHARED: tl.constexpr,
     EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Attend from one sequence's query, for one key head, to one chunk of keys."""
+    """Attend from one sequence's query, for one key head, to one chunk of keys.
+
+    With `SHARED` the results of chunks that a group shares are there already.
+    """
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     wait_for_inputs(PDL)
@@ -113,6 +117,10 @@ def decode_kernel(
     key_end = tl.load(item_ptr + 2)
     num_parts = tl.load(item_ptr + 4)
     q_row = tl.load(item_ptr + 5).to(tl.int64)
+    slot, own_parts = item, num_parts
+    if SHARED:
+        slot = tl.load(item_ptr + 6)
+        own_parts = tl.load(item_ptr + 7)
 
     head = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
@@ -154,7 +162,7 @@ def decode_kernel(
             mask=held,
         )
     else:
-        row = (item * NUM_KV_HEADS + kv_head) * GROUP + head
+        row = (slot * NUM_KV_HEADS + kv_head) * GROUP + head
         tl.store(lse_ptr + row, best + tl.log2(total), mask=head < GROUP)
         tl.store(
             partial_ptr + row[:, None] * BLOCK_D + column[None, :],
@@ -165,7 +173,7 @@ def decode_kernel(
         tl.debug_barrier()
         counter_ptr = arrived_ptr + seq * NUM_KV_HEADS + kv_head
         before = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
-        if before == num_parts - 1:
+        if before == own_parts - 1:
             tl.store(counter_ptr, 0)
             _add_parts(
                 partial_ptr,

@@ -16,7 +16,7 @@ from kernels.triton_support.launch import wait_for_inputs
 
 
 @triton.jit
-def _attend(
+def attend_block(
     q,
     acc,
     best,
@@ -146,14 +146,14 @@ def extend_kernel(
     pages_ptr = page_table_ptr + seq.to(tl.int64) * max_pages
     if not WINDOWED:
         for start in tl.range(0, masked_from, BLOCK_N, num_stages=STAGES):
-            acc, best, total = _attend(
+            acc, best, total = attend_block(
                 q, acc, best, total, start, query_at, kv_len, window_left,
                 k_ptr, v_ptr, pages_ptr, kv_head, scale_log2,
                 NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PRECISION, BLOCK_N, BLOCK_D,
                 False, False, first_key,
             )  # fmt: skip
     for start in tl.range(masked_from, key_end, BLOCK_N, num_stages=STAGES):
-        acc, best, total = _attend(
+        acc, best, total = attend_block(
             q, acc, best, total, start, query_at, kv_len, window_left,
             k_ptr, v_ptr, pages_ptr, kv_head, scale_log2,
             NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PRECISION, BLOCK_N, BLOCK_D,

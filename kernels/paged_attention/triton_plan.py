@@ -20,10 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.paged_attention.shared_prefix import ITEM_FIELDS, SharedPrefixes
 from kernels.triton_support.device import multiprocessors
 
-# int32 fields of an item, padded so that one item is one 32-byte sector.
-ITEM_FIELDS = 8
 # Chunks of keys are multiples of this, and so of the decode kernel's block.
 CHUNK_GRAIN = 64
 # How many decode programs should be in flight on each multiprocessor.
@@ -46,6 +45,9 @@ def _plan_kernel(
     decode_items_ptr,
     extend_items_ptr,
     totals_ptr,
+    shared_lens_ptr,
+    shared_parts_ptr,
+    first_slots_ptr,
     num_seqs,
     num_decodes,
     window_left,
@@ -55,6 +57,7 @@ def _plan_kernel(
     BLOCK_ROWS: tl.constexpr,
     GRAIN: tl.constexpr,
     LONG_CHUNK: tl.constexpr,
+    SHARED: tl.constexpr,
     BLOCK_SEQS: tl.constexpr,
     BLOCK_ITEMS: tl.constexpr,
 ):
@@ -69,6 +72,11 @@ def _plan_kernel(
     decodes = (seq < num_decodes) | ((num_decodes < 0) & (num_queries == 1))
     keys = tl.where(window_left < 0, kv_len, tl.minimum(kv_len, window_left + 1))
     keys = tl.where(decodes, keys, 0)
+    shared_parts = seq * 0
+    if SHARED:
+        # Others' programs take these; the newest key is never among them.
+        keys = tl.maximum(keys - tl.load(shared_lens_ptr + seq, mask=valid, other=0), 0)
+        shared_parts = tl.load(shared_parts_ptr + seq, mask=valid, other=0)
     chunk = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(keys), wanted_items), 1), GRAIN) * GRAIN
     # A sequence without keys gets an item too: its output must be written.
     parts = tl.minimum(tl.cdiv(keys, chunk), tl.maximum(max_parts, keys // LONG_CHUNK))
@@ -88,6 +96,10 @@ def _plan_kernel(
     begin = tl.sum(tl.where(seq < mine, decode_count, 0))
     # Even shares: a sequence a little longer than a chunk is not cut into a long and a short one.
     share = tl.cdiv(tl.cdiv(my_keys, tl.maximum(count, 1)), GRAIN) * GRAIN
+    my_shared = tl.sum(tl.where(is_mine, shared_parts, 0))
+    slot = begin + tl.sum(tl.where(seq < mine, shared_parts, 0))
+    if SHARED:
+        tl.store(first_slots_ptr + mine, slot)
     for first in range(0, count, BLOCK_ITEMS):
         k = first + tl.arange(0, BLOCK_ITEMS)
         item_ptr = decode_items_ptr + (begin + k) * 8
@@ -95,9 +107,12 @@ def _plan_kernel(
         tl.store(item_ptr, mine + k * 0, mask=k < count)
         tl.store(item_ptr + 1, key, mask=k < count)
         tl.store(item_ptr + 2, tl.minimum(key + share, my_kv_len), mask=k < count)
-        tl.store(item_ptr + 3, begin + k * 0, mask=k < count)
-        tl.store(item_ptr + 4, count + k * 0, mask=k < count)
+        tl.store(item_ptr + 3, slot + k * 0, mask=k < count)
+        tl.store(item_ptr + 4, my_shared + count + k * 0, mask=k < count)
         tl.store(item_ptr + 5, my_q_start + k * 0, mask=k < count)
+        if SHARED:
+            tl.store(item_ptr + 6, slot + my_shared + k, mask=k < count)
+            tl.store(item_ptr + 7, count + k * 0, mask=k < count)
 
     count = tl.sum(tl.where(is_mine, extend_count, 0))
     begin = tl.sum(tl.where(seq < mine, extend_count, 0))
@@ -175,6 +190,7 @@ class AttentionPlan:
         max_extend_items: likewise for extend.
         block_rows: query rows (tokens times heads of a group) of an extend item.
         long_blocks: whether decode programs take their keys in long blocks.
+        prefixes: the step's groups of sequences that share their first keys, if any may.
     """
 
     workspace: AttentionWorkspace
@@ -183,6 +199,7 @@ class AttentionPlan:
     max_extend_items: int
     block_rows: int
     long_blocks: bool = False
+    prefixes: SharedPrefixes | None = None
 
 
 MIN_BLOCK_ROWS = 16
@@ -195,6 +212,7 @@ def plan_attention(
     num_tokens: int,
     num_decodes: int | None = None,
     window_left: int = -1,
+    prefixes: SharedPrefixes | None = None,
 ) -> AttentionPlan:
     """Write a step's work lists; one small launch, no synchronisation.
 
@@ -210,6 +228,8 @@ def plan_attention(
         num_decodes: how many sequences, the first ones, have exactly one query; None when the
             host does not know, which costs a launch a layer.
         window_left: -1, or how many keys before its own position a query sees.
+        prefixes: which sequences share their first keys; for steps that only decode, without a
+            window.
     """
     num_seqs = seq_lens.shape[0]
     assert num_seqs <= workspace.max_seqs
@@ -227,7 +247,8 @@ def plan_attention(
         block_rows //= 2
     least, most = _FEW_PROGRAMS
     load = may_decode * workspace.num_kv_heads / workspace.multiprocessors
-    long_blocks = least <= load < most and workspace.head_dim <= 128
+    # What is left of sequences with a shared prefix is short.
+    long_blocks = least <= load < most and workspace.head_dim <= 128 and prefixes is None
     wanted_items = max(1, workspace.wanted_items // (2 if long_blocks else 1))
     plan = AttentionPlan(
         workspace=workspace,
@@ -236,7 +257,13 @@ def plan_attention(
         max_extend_items=extend_rows // block_rows + extend_seqs if extend_rows else 0,
         block_rows=block_rows,
         long_blocks=long_blocks,
+        prefixes=prefixes,
     )
+    shared = (workspace.totals,) * 3
+    if prefixes is not None:
+        assert window_left < 0
+        assert num_decodes == num_seqs == num_tokens <= prefixes.max_seqs
+        shared = prefixes.lens, prefixes.parts, prefixes.first_slots
     if num_seqs:
         _plan_kernel[(num_seqs,)](
             seq_lens,
@@ -244,6 +271,7 @@ def plan_attention(
             workspace.decode_items,
             workspace.extend_items,
             workspace.totals,
+            *shared,
             num_seqs,
             -1 if num_decodes is None else num_decodes,
             window_left,
@@ -253,6 +281,7 @@ def plan_attention(
             BLOCK_ROWS=block_rows,
             GRAIN=CHUNK_GRAIN,
             LONG_CHUNK=_LONG_CHUNK,
+            SHARED=prefixes is not None,
             # Of the workspace, not of the step: one compilation serves every batch size.
             BLOCK_SEQS=max(16, triton.next_power_of_2(workspace.max_seqs)),
             BLOCK_ITEMS=128,

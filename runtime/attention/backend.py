@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from kernels.table import Choice
 from runtime.registry import Registry
 
 if TYPE_CHECKING:
+    from kernels.paged_attention.prefix_group import PrefixGroup
     from runtime.forward_batch import ForwardBatch
 
 
@@ -84,6 +86,21 @@ class AttentionBackend(Protocol):
 
         Returns:
             `[num_tokens, num_heads * head_dim]`.
+        """
+        ...
+
+
+@runtime_checkable
+class SharesPrefixes(Protocol):
+    """A back end that knows `ForwardBatch.shares_prefixes`."""
+
+    def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
+        """Send the groups of the batches with `shares_prefixes` from now on.
+
+        Waits for nothing; they are read when a batch's work runs on the device.
+
+        Args:
+            groups: at most `MAX_GROUPS`, no sequence in two of them.
         """
         ...
 

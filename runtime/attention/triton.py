@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from kernels.paged_attention.prefix_group import PrefixGroup
+from kernels.paged_attention.shared_prefix import SharedPrefixes
 from kernels.paged_attention.triton import (
     AttentionPlan,
     AttentionWorkspace,
@@ -45,11 +47,17 @@ class TritonAttention:
         self._limits = limits
         self._workspaces: dict[int, AttentionWorkspace] = {}
         self._plans: dict[tuple[int, int], AttentionPlan] = {}
+        self._prefixes: SharedPrefixes | None = None
 
     def plan(self, batch: ForwardBatch) -> None:
         """Forget the last step's work lists."""
         del batch
         self._plans.clear()
+
+    def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
+        """See `SharesPrefixes.put_prefixes`; there is nothing to tell before a batch may share."""
+        if self._prefixes is not None:
+            self._prefixes.put(groups)
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         """Attend one layer; see `AttentionBackend.run`."""
@@ -114,6 +122,8 @@ class TritonAttention:
                 batch.seq_lens.device,
             )
             self._workspaces[window] = workspace
+        if batch.shares_prefixes and self._prefixes is None:
+            self._prefixes = SharedPrefixes(workspace)
         plan = plan_attention(
             workspace,
             batch.seq_lens[:num_seqs],
@@ -121,6 +131,8 @@ class TritonAttention:
             num_tokens,
             batch.num_decodes,
             window,
+            # A window begins at another key for each sequence.
+            self._prefixes if batch.shares_prefixes and window < 0 else None,
         )
         self._plans[key] = plan
         return plan

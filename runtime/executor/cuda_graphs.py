@@ -2,7 +2,8 @@
 
 A graph reads which rows decode, how long they are and their new pages from one static buffer;
 everything else (input tokens, page table, KV pages) is read from device memory at addresses that
-never change. Its tokens go straight to the host's memory, to another line each time.
+never change. Steps whose sequences begin with the same pages have graphs of their own, which read
+such keys once for all. Its tokens go straight to the host's memory, to another line each time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from kernels.decode_step import decode_inputs, decode_outputs
 from kernels.greedy import greedy_tokens
-from runtime.attention.backend import AttentionBackend
+from runtime.attention.backend import AttentionBackend, SharesPrefixes
 from runtime.batch_rows import BatchRows
 from runtime.executor.causal_model import CausalModel
 from runtime.executor.graph_capture import (
@@ -27,6 +28,7 @@ from runtime.executor.graph_capture import (
     capture_graph,
     host_numbers,
 )
+from runtime.executor.prefix_groups import MIN_BATCH, PrefixGroups
 from runtime.forward_batch import ForwardBatch, KVCache
 from runtime.step import Int32Array, Int64Array
 
@@ -90,9 +92,14 @@ class DecodeGraphs:
         self._page_size = page_size
         self._sizes = graph_sizes(max_batch)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        # Those of steps whose sequences share prefixes.
+        self._sharing: dict[int, torch.cuda.CUDAGraph] = {}
+        self._prefixes: PrefixGroups | None = None
+        if isinstance(attention, SharesPrefixes):
+            self._prefixes = PrefixGroups(rows, page_size, attention)
         self._pool: GraphPool | None = None
-        # Sizes that there was no memory for.
-        self._refused: set[int] = set()
+        # Sizes that there was no memory for, and whether for sharing.
+        self._refused: set[tuple[int, bool]] = set()
         device = rows.device
         self._layout = _Layout(max_batch)
         self._inputs = torch.zeros(self._layout.size, dtype=torch.int64, device=device)
@@ -116,6 +123,10 @@ class DecodeGraphs:
         for done, size in enumerate(reversed(first)):
             progress(done / len(first))
             self._capture(size, pool)
+        sharing = [size for size in first if size >= MIN_BATCH and self._prefixes is not None]
+        # One of them, so that the kernels compile now.
+        for size in sharing[-1:] if self._share is None else sharing:
+            self._capture(size, pool, shares=True)
         logger.info(
             "Captured %d decode graphs up to batch %d in %.2f s",
             len(first),
@@ -123,7 +134,7 @@ class DecodeGraphs:
             time.perf_counter() - started,
         )
 
-    def _capture(self, size: int, pool: GraphPool) -> None:
+    def _capture(self, size: int, pool: GraphPool, *, shares: bool = False) -> None:
         # Steps that ran before have left rows here that belong to somebody.
         layout = self._layout
         self._inputs.zero_()
@@ -131,20 +142,25 @@ class DecodeGraphs:
         self._inputs[layout.seq_lens] = 1
         # Tokens of the latest steps may not have been read yet.
         self._inputs[layout.turn] = self._host.following
-        self._graphs[size] = capture_graph(lambda: self._decode(size), pool)
+        graphs = self._graphs
+        if shares and self._prefixes is not None:
+            graphs = self._sharing
+            self._prefixes.clear()
+        graphs[size] = capture_graph(lambda: self._decode(size, shares=shares), pool)
 
-    def _capture_later(self, size: int, pool: GraphPool) -> None:
+    def _capture_later(self, size: int, pool: GraphPool, *, shares: bool) -> None:
         started = time.perf_counter()
         try:
-            self._capture(size, pool)
+            self._capture(size, pool, shares=shares)
         except Exception as error:
             # Out of memory has many names in what a capture calls; whatever it is, trying it again
             # at every step would be worse than doing without.
-            self._refused.add(size)
+            self._refused.add((size, shares))
             logger.warning("No CUDA graph for batch %d: it runs without (%s)", size, error)
             return
         seconds = time.perf_counter() - started
-        logger.info("Captured the decode graph of batch %d in %.2f s", size, seconds)
+        prefixes = ", for shared prefixes" if shares else ""
+        logger.info("Captured the decode graph of batch %d%s in %.2f s", size, prefixes, seconds)
 
     @property
     def are_captured(self) -> bool:
@@ -154,15 +170,20 @@ class DecodeGraphs:
     def drop(self) -> None:
         """Forget every graph; `capture` makes them again."""
         self._graphs.clear()
+        self._sharing.clear()
 
     def takes(self, batch: int) -> bool:
         """Whether a decode batch of this size has a graph; captures it when it is the first one."""
         if not self._graphs or batch > self.max_batch:
             return False
-        size = self._padded(batch)
-        if size not in self._graphs and size not in self._refused and self._pool is not None:
-            self._capture_later(size, self._pool)
-        return size in self._graphs
+        return self._has(self._padded(batch))
+
+    def _has(self, size: int, *, shares: bool = False) -> bool:
+        graphs = self._sharing if shares else self._graphs
+        refused = (size, shares) in self._refused
+        if size not in graphs and not refused and self._pool is not None:
+            self._capture_later(size, self._pool, shares=shares)
+        return size in graphs
 
     def run(
         self,
@@ -187,6 +208,11 @@ class DecodeGraphs:
         """
         batch = len(rows)
         size = self._padded(batch)
+        graph = self._graphs[size]
+        prefixes = self._prefixes
+        if prefixes is not None and prefixes.find(rows, seq_lens) and self._has(size, shares=True):
+            prefixes.send()
+            graph = self._sharing[size]
         host = self._host.next()
         turn, layout, view = self._host.turn, self._layout, host.numpy()
         view[:size], view[layout.first_len : layout.first_len + size] = self._rows.padding_row, 1
@@ -197,7 +223,7 @@ class DecodeGraphs:
             view[layout.first_page : layout.first_page + batch] = new_pages
         view[layout.turn], view[layout.wants_logits] = turn, wants_logits
         self._inputs.copy_(host, non_blocking=True)
-        self._graphs[size].replay()
+        graph.replay()
         self._rows.has_inputs = True
         return self._kept_lines[turn][:batch]
 
@@ -205,7 +231,7 @@ class DecodeGraphs:
         return self._sizes[bisect.bisect_left(self._sizes, batch)]
 
     @torch.inference_mode()
-    def _decode(self, size: int) -> None:
+    def _decode(self, size: int, *, shares: bool) -> None:
         inputs, layout, state = self._inputs, self._layout, self._rows
         rows = inputs[layout.rows][:size]
         read = decode_inputs(
@@ -230,6 +256,7 @@ class DecodeGraphs:
             attention=self._attention,
             max_seq_len=read.page_table.shape[1] * self._page_size,
             max_query_len=1,
+            shares_prefixes=shares,
         )
         self._attention.plan(batch)
         hidden = self._model.forward(batch)

@@ -2,10 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from kernels.paged_attention import reference
+from kernels.paged_attention import reference, shared_prefix
+from kernels.paged_attention.prefix_group import MAX_GROUPS, PrefixGroup
+from kernels.paged_attention.shared_prefix import ITEM_FIELDS, KEY_GRAIN, SharedPrefixes
 from kernels.paged_attention.triton import AttentionWorkspace, plan_attention, run_attention
 
 HEADS, KV_HEADS, DIM, PAGE = 6, 2, 32, 16
@@ -104,3 +107,75 @@ def test_work_lists_stay_within_their_bounds(impl):
             assert begin == covered[seq]
             covered[seq] = end
         assert torch.equal(covered[:decodes], lens[:decodes].long())
+
+
+def share(table, members, num_pages):
+    """Let `members` begin with the first one's pages; what they had there is never read."""
+    for seq in members[1:]:
+        table[seq, :num_pages] = table[members[0], :num_pages]
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "groups",
+    [[], [([0, 2, 3], 20)], [([4, 1], 37), ([5, 0, 3], 12)], [(list(range(6)), 41)]],
+    ids=["none", "some", "two groups", "all"],
+)
+def test_prefixes_that_sequences_share(impl, groups, dtype, monkeypatch):
+    """Groups of `PAGE`s; one block of queries holds three members here."""
+    monkeypatch.setattr(shared_prefix, "BLOCK_ROWS", 16)
+    lengths = [700, 660, 657, 800, 1000, 658]
+    q, k, v, table, lens, indptr = make_step([(length, 1) for length in lengths], dtype=dtype)
+    for members, num_pages in groups:
+        share(table, members, num_pages)
+    scale = DIM**-0.5
+    want = reference.paged_attention(
+        *(x.float() for x in (q, k, v)), table, lens, indptr, scale, -1, None
+    )
+    workspace = AttentionWorkspace(8, 8, HEADS, KV_HEADS, DIM, q.device)
+    prefixes = SharedPrefixes(workspace)
+    prefixes.put([PrefixGroup(np.array(members), num * PAGE) for members, num in groups])
+    plan = plan_attention(workspace, lens, indptr, 6, 6, prefixes=prefixes)
+    for _ in range(2):
+        out = torch.full((6, HEADS * DIM), math.nan, dtype=dtype)
+        run_attention(plan, q, k, v, table, scale, out)
+        close(out, want, dtype)
+    assert not workspace.arrived.any()
+    # The same keys, no more and no less: each member's own begin where the shared ones end.
+    shared = {
+        seq: num * PAGE // KEY_GRAIN * KEY_GRAIN for members, num in groups for seq in members
+    }
+    begins = {}
+    for seq, begin, *_ in workspace.decode_items[: int(workspace.totals[0])].tolist():
+        begins[seq] = min(begin, begins.get(seq, begin))
+    assert begins == {seq: shared.get(seq, 0) for seq in range(6)}
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+def test_lists_of_shared_prefixes_stay_within_their_bounds(impl):
+    generator = np.random.default_rng(3)
+    for _ in range(60):
+        count = int(generator.integers(2, 200))
+        heads = ((14, 2), (32, 8), (6, 6))[count % 3]
+        prefixes = SharedPrefixes(AttentionWorkspace(count, count, *heads, 64, torch.device("cpu")))
+        order = generator.permutation(count)
+        cuts = np.sort(generator.integers(0, count, int(generator.integers(1, MAX_GROUPS))))
+        groups = [
+            PrefixGroup(members, int(generator.integers(64, 20000)))
+            for members in np.split(order, cuts)[1:]
+            if len(members)
+        ]
+        prefixes.put(groups)
+        num_items = int(prefixes.num_items[0])
+        assert num_items <= prefixes.items_for(count) <= prefixes.max_items
+        covered = np.zeros(count, dtype=np.int64)
+        items = prefixes.items.view(-1, ITEM_FIELDS)[:num_items].tolist()
+        for leader, begin, end, first, size, part, *_ in items:
+            assert 0 <= begin < end
+            assert begin % KEY_GRAIN == end % KEY_GRAIN == 0
+            assert part < prefixes.parts[leader]
+            covered[prefixes.members[first : first + size].numpy()] += end - begin
+        assert np.array_equal(covered, prefixes.lens.numpy())
+        for members, length in groups:
+            assert (covered[members] == length // KEY_GRAIN * KEY_GRAIN).all()

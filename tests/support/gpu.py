@@ -91,4 +91,5 @@ def graphs_of(engine: InProcessEngine) -> list[object]:
     decode, extend = engine.runner._graphs, engine.runner._extend_graphs
     assert decode is not None
     assert extend is not None
-    return [*decode._graphs.values(), *(each.graph for each in extend._graphs.values())]
+    captured = [*decode._graphs.values(), *decode._sharing.values()]
+    return [*captured, *(each.graph for each in extend._graphs.values())]

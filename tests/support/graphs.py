@@ -7,7 +7,7 @@ computed on the host, and tensors that have been replaced since, stay as they we
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels import activation, linear, norm, rope, sampling
+from kernels.paged_attention.prefix_group import PrefixGroup
 from kernels.rope.reference import rope_kv_write
 from kernels.table import Table
 from runtime.attention.backend import ATTENTION_BACKENDS, AttentionLayer, StepLimits
@@ -106,7 +107,20 @@ class TensorAttention:
     def __init__(self, device_type: str, limits: StepLimits) -> None:
         self.choices = ()
 
+        # As far as a group shares, its first member's pages stand for each member's.
+        self._leaders = torch.arange(limits.max_seqs)
+        self._shared = torch.zeros(limits.max_seqs, dtype=torch.int64)
+        self.num_shared = 0
+
     def plan(self, batch: ForwardBatch) -> None: ...
+
+    def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
+        self._leaders.copy_(torch.arange(len(self._leaders)))
+        self._shared.zero_()
+        for group in groups:
+            self._leaders[torch.from_numpy(group.members)] = int(group.members[0])
+            self._shared[torch.from_numpy(group.members)] = group.length
+            self.num_shared += 1
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         kv = batch.kv[layer.layer_idx]
@@ -124,6 +138,11 @@ class TensorAttention:
             batch.qo_indptr[1:], torch.arange(num_tokens, dtype=torch.int32), right=True
         ).clamp(max=len(batch.seq_lens) - 1)
         pages = batch.page_table.index_select(0, sequence).long()
+        if batch.shares_prefixes:
+            begin = torch.arange(pages.shape[1]) * kv.k.shape[2]
+            shared = begin < self._shared.index_select(0, sequence).unsqueeze(1)
+            leaders = self._leaders.index_select(0, sequence)
+            pages = torch.where(shared, batch.page_table.index_select(0, leaders).long(), pages)
         # [num_tokens, pages, kv_heads, page_size, dim] to [num_tokens, kv_heads, keys, dim].
         key, value = (
             each[pages].transpose(1, 2).reshape(num_tokens, kv_heads, -1, dim)

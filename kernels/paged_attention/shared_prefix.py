@@ -1,0 +1,123 @@
+"""Which rows of a decode step begin with the same keys, laid out for the kernel that shares them.
+
+The groups change when a request comes or goes, so the host finds them and sends them then; graphs
+read them from memory whose address never changes.
+
+Source: attention over a shared prefix as matrix products of many queries, merged by log-sum-exp
+with what is each query's own: Hydragen (Juravsky et al., 2024), FlashInfer's cascade (Ye et al.,
+2024).
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+
+from kernels.paged_attention.prefix_group import MAX_GROUPS, PrefixGroup
+
+if TYPE_CHECKING:
+    from kernels.paged_attention.triton_plan import AttentionWorkspace
+
+# int32 fields of an item, padded so that one item is one 32-byte sector.
+ITEM_FIELDS = 8
+# Rows of a block of queries: heads that share a key head, of several members of a group.
+BLOCK_ROWS = 64
+# Keys of a block; shared lengths and the chunks they are cut into are multiples of it.
+KEY_GRAIN = 64
+PROGRAMS = 2
+# Chunks of a prefix: their results are added up for each member, which costs too.
+_MAX_PARTS = 32
+_MIN_CHUNK = 256
+
+
+class SharedPrefixes:
+    """Device memory of a decode step's groups, and of the results of chunks of keys.
+
+    Attributes:
+        max_seqs: of a step.
+        block_rows: rows of a block of queries.
+        members_a_block: sequences of a block, at most.
+        max_items: programs a launch for a step of `max_seqs` needs at most, see `items_for`.
+        lens: `[max_seqs]` int32, keys of each sequence that its group's programs take.
+        parts: `[max_seqs]` int32, into how many chunks they are cut.
+        members: `[max_seqs]` int32, the groups' members, one group behind the other.
+        items: `[max_items, 8]` int32: a member, first key, end of keys, first entry of `members`
+            and how many, the chunk's number.
+        num_items: `[8]` int32, the first is how many items there are.
+        first_slots: `[max_seqs]` int32, where each sequence's results of chunks begin, shared ones
+            first.
+        partials: `[slots, num_heads, head_dim rounded up]` float32, outputs of single chunks.
+        partial_lse: `[slots, num_heads]` float32, their base-2 log-sum-exp.
+    """
+
+    def __init__(self, workspace: "AttentionWorkspace") -> None:
+        """Allocate for the steps and layers that `workspace` is for, without any group."""
+        self.max_seqs = workspace.max_seqs
+        device, num_heads = workspace.totals.device, workspace.num_heads
+        group_rows = triton.next_power_of_2(num_heads // workspace.num_kv_heads)
+        self.block_rows = max(BLOCK_ROWS, group_rows)
+        self.members_a_block = self.block_rows // group_rows
+        programs = workspace.multiprocessors * PROGRAMS
+        self._wanted_items = max(1, programs // workspace.num_kv_heads)
+        self.max_items = self.items_for(self.max_seqs)
+        # Numbers of the host, in one buffer so that one copy sends them all.
+        padded = -(-self.max_seqs // ITEM_FIELDS) * ITEM_FIELDS
+        ends = np.cumsum([ITEM_FIELDS, *[padded] * 3, self.max_items * ITEM_FIELDS]).tolist()
+        self._bounds = list(zip([0, *ends], ends, strict=False))
+        self._numbers = torch.zeros(ends[-1], dtype=torch.int32, device=device)
+        self.num_items, self.lens, self.parts, self.members, self.items = (
+            self._numbers[start:end] for start, end in self._bounds
+        )
+        self.first_slots = torch.empty(self.max_seqs, dtype=torch.int32, device=device)
+        own_slots, *sizes = workspace.partials.shape
+        slots = own_slots + self.max_items * self.members_a_block
+        self.partials = workspace.partials.new_empty(slots, *sizes)
+        self.partial_lse = workspace.partial_lse.new_empty(slots, num_heads)
+
+    def items_for(self, num_seqs: int) -> int:
+        """Return the most items that a step of `num_seqs` sequences can have."""
+        return self._wanted_items + -(-num_seqs // self.members_a_block) + MAX_GROUPS
+
+    def put(self, groups: Sequence[PrefixGroup]) -> None:
+        """Send the groups of the steps from now on; in stream order, waits for nothing.
+
+        Args:
+            groups: at most `MAX_GROUPS`, no sequence in two of them; lengths are rounded down to
+                `KEY_GRAIN`.
+        """
+        assert len(groups) <= MAX_GROUPS
+        pinned = torch.zeros(
+            len(self._numbers), dtype=torch.int32, pin_memory=self._numbers.is_cuda
+        )
+        self._fill(pinned.numpy(), [(each.members, each.length // KEY_GRAIN) for each in groups])
+        # The caching host allocator keeps the buffer until the copy is done.
+        self._numbers.copy_(pinned, non_blocking=True)
+
+    def _fill(
+        self, numbers: NDArray[np.int32], groups: list[tuple[NDArray[np.int64], int]]
+    ) -> None:
+        """Write the lists; lengths count blocks of keys here."""
+        count, lens, parts, order, flat = (numbers[start:end] for start, end in self._bounds)
+        items = flat.reshape(-1, ITEM_FIELDS)
+        blocks = [-(-len(members) // self.members_a_block) for members, _ in groups]
+        work = sum(b * length for b, (_, length) in zip(blocks, groups, strict=True))
+        chunk = max(_MIN_CHUNK // KEY_GRAIN, -(-work // self._wanted_items))
+        first = written = 0
+        for members, length in groups:
+            cut = -(-length // max(chunk, -(-length // _MAX_PARTS)))
+            share = -(-length // max(cut, 1))
+            cut = -(-length // max(share, 1))
+            end = first + len(members)
+            lens[members], parts[members] = length * KEY_GRAIN, cut
+            order[first:end] = members
+            for part in range(cut):
+                keys = part * share * KEY_GRAIN, min((part + 1) * share, length) * KEY_GRAIN
+                for start in range(first, end, self.members_a_block):
+                    size = min(self.members_a_block, end - start)
+                    items[written, :6] = members[0], *keys, start, size, part
+                    written += 1
+            first = end
+        count[0] = written

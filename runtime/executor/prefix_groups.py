@@ -1,0 +1,121 @@
+"""Which rows of a decode batch begin with the same pages of the KV cache.
+
+The radix cache gives requests with a common beginning, such as a system prompt, the same pages.
+Attention reads such keys once for all of them where that is worth a launch more a layer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.paged_attention.prefix_group import MAX_GROUPS, PrefixGroup
+from runtime.attention.backend import SharesPrefixes
+from runtime.batch_rows import BatchRows
+from runtime.step import Int64Array
+
+# Smaller batches never share: their attention is a small part of a step.
+MIN_BATCH = 8
+_MIN_MEMBERS = 4
+_MIN_TOKENS = 256
+# Tokens that must not be read, all groups together, for each key head. On an H200 ...
+_MIN_SAVED = 16_384
+
+
+class PrefixGroups:
+    """The groups of a batch that are worth sharing, found anew only when its rows have changed."""
+
+    def __init__(self, rows: BatchRows, page_size: int, attention: SharesPrefixes) -> None:
+        """Look at the pages in `rows`, each of `page_size` tokens, and tell `attention`."""
+        self._rows = rows
+        self._page_size = page_size
+        self._attention = attention
+        self._groups: list[PrefixGroup] = []
+        self._sent: list[PrefixGroup] | None = None
+        self._batch: tuple[int, bytes] | None = None
+
+    def find(self, batch: Int64Array, seq_lens: Int64Array) -> bool:
+        """Look at a batch; whether there is something worth sharing.
+
+        Args:
+            batch: `[num_seqs]`, rows.
+            seq_lens: `[num_seqs]`, keys of each row, the newest included. They only grow while the
+                batch stays the same, so groups that were found before stay right.
+        """
+        if len(batch) < MIN_BATCH:
+            return False
+        now = self._rows.num_changes, batch.tobytes()
+        if now != self._batch:
+            table = self._rows.page_table_host
+            groups = find_groups(table, batch, seq_lens, self._page_size)
+            saved = sum((len(each.members) - 1) * each.length for each in groups)
+            self._batch, self._groups = now, groups if saved >= _MIN_SAVED else []
+        return bool(self._groups)
+
+    def send(self) -> None:
+        """Let attention know the groups of the batch that was looked at last."""
+        if self._sent is not self._groups:
+            self._attention.put_prefixes(self._groups)
+            self._sent = self._groups
+
+    def clear(self) -> None:
+        """Let attention know of none, until groups are sent again."""
+        self._attention.put_prefixes([])
+        self._sent = None
+
+
+def find_groups(
+    page_table: NDArray[np.int32], batch: Int64Array, seq_lens: Int64Array, page_size: int
+) -> list[PrefixGroup]:
+    """Return groups of at least 4 sequences whose first 256 tokens or more lie in the same pages.
+
+    Pages of the radix cache are shared from the first on, so rows whose tables name the same page
+    at the same place begin with the same tokens up to there. Sequences are put together by the
+    deepest page, of each doubling of the least length, that enough of them share.
+
+    Args:
+        page_table: `[num_rows, max_pages]`.
+        batch: `[num_seqs]`, rows of `page_table`.
+        seq_lens: `[num_seqs]`, keys of each, the newest included.
+        page_size: tokens of a page.
+
+    Returns:
+        At most `MAX_GROUPS`, those that save most; every member has a token behind its prefix.
+    """
+    full = (seq_lens - 1) // page_size
+    depth = max(1, _MIN_TOKENS // page_size)
+    level = np.zeros(len(batch), dtype=np.int64)
+    label = np.zeros(len(batch), dtype=np.int64)
+    while True:
+        deep = np.flatnonzero(full >= depth)
+        if len(deep) < _MIN_MEMBERS:
+            break
+        _, same, counts = np.unique(
+            page_table[batch[deep], depth - 1], return_inverse=True, return_counts=True
+        )
+        shared = counts[same] >= _MIN_MEMBERS
+        if not shared.any():
+            break
+        level[deep[shared]], label[deep[shared]] = depth, same[shared]
+        depth *= 2
+    groups = []
+    for depth, number in sorted(set(zip(level.tolist(), label.tolist(), strict=True))):
+        members = np.flatnonzero((level == depth) & (label == number))
+        if depth and len(members) >= _MIN_MEMBERS:
+            most = min(int(full[members].min()), 2 * depth - 1)
+            pages = _common_pages(page_table, batch[members], depth, most)
+            groups.append(PrefixGroup(members, pages * page_size))
+    groups.sort(key=lambda each: -(len(each.members) - 1) * each.length)
+    return groups[:MAX_GROUPS]
+
+
+def _common_pages(page_table: NDArray[np.int32], rows: Int64Array, least: int, most: int) -> int:
+    """Return the pages that all `rows` begin with, known to be `least` and at most `most`."""
+    while least < most:
+        middle = (least + most + 1) // 2
+        column = page_table[rows, middle - 1]
+        if (column == column[0]).all():
+            least = middle
+        else:
+            most = middle - 1
+    return least
