@@ -96,7 +96,8 @@ class DecodeGraphs:
         self._sharing: dict[int, torch.cuda.CUDAGraph] = {}
         self._prefixes: PrefixGroups | None = None
         if isinstance(attention, SharesPrefixes):
-            self._prefixes = PrefixGroups(rows, page_size, attention)
+            num_kv_heads = kv[0].k.shape[1]
+            self._prefixes = PrefixGroups(rows, page_size, num_kv_heads, attention)
         self._pool: GraphPool | None = None
         # Sizes that there was no memory for, and whether for sharing.
         self._refused: set[tuple[int, bool]] = set()

@@ -102,7 +102,7 @@ def test_a_batch_is_looked_at_when_its_rows_change() -> None:
     rows = BatchRows(20, 200, 4000, 100)
     rows.page_table_host[:] = table_of([(list(range(12)), 150)], 21)
     attention = Noted()
-    prefixes = PrefixGroups(rows, PAGE, attention)
+    prefixes = PrefixGroups(rows, PAGE, 8, attention)
     batch, lens = np.arange(12), np.full(12, 160 * PAGE)
 
     def look(batch: np.ndarray) -> bool:
