@@ -8,9 +8,15 @@ from typing import Protocol
 
 from torch import Tensor
 
+from kernels.activation import silu_and_mul
 from kernels.table import Choice, Entry, Table
 
-__all__ = ["LINEAR", "LinearKernels", "PackedLinear", "pack"]
+__all__ = ["GATED_TOKENS", "LINEAR", "LinearKernels", "PackedLinear", "pack"]
+
+# From so many tokens on, an implementation may do `PackedLinear.silu_gated` in one kernel. It then
+# needs less memory than a product and an activation, so that fewer tokens may need more. To be
+# settled by `benchmarks.h200.products`.
+GATED_TOKENS = 2048
 
 
 class PackedLinear(ABC):
@@ -45,6 +51,17 @@ class PackedLinear(ABC):
         Returns:
             A new `[num_tokens, out_features]` tensor, the dtype of the weight.
         """
+
+    def silu_gated(self, x: Tensor) -> Tensor:
+        """Return `silu(gate) * up`, gate and up being the halves of the product's columns.
+
+        Args:
+            x: as for a product.
+
+        Returns:
+            A new `[num_tokens, out_features // 2]` tensor, the dtype of the weight.
+        """
+        return silu_and_mul(self(x))
 
     @abstractmethod
     def unpack(self) -> Tensor:

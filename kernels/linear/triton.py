@@ -1,6 +1,7 @@
 """Linear layers for few tokens in Triton, more go to cuBLAS: the plain weight, nothing packed.
 
-One token has a kernel of its own, `kernels.linear.triton_gemv`.
+One token has a kernel of its own, `kernels.linear.triton_gemv`, and so has the gated product of
+many, `kernels.linear.triton_gated`.
 
 A product with up to 64 tokens reads the weight once and is as fast as memory is; what counts is
 that every multiprocessor keeps enough loads in flight, and that the kernel starts while the one
@@ -28,7 +29,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.activation import silu_and_mul
+from kernels.linear import GATED_TOKENS
 from kernels.linear.reference import TorchLinear
+from kernels.linear.triton_gated import gated
+from kernels.linear.triton_gated import supports as supports_gated
 from kernels.linear.triton_gemv import MAX_IN_FEATURES, gemv
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
@@ -230,6 +235,7 @@ class TritonLinear(TorchLinear):
         halves = weight.dtype is not torch.float32
         self._streams = halves and columns <= MAX_IN_FEATURES
         self._tiles = {m: tile_of(rows, columns, m) for m in TOKEN_BLOCKS} if halves else {}
+        self._gates = supports_gated(weight)
         # Not while a graph is captured, whose own memory it would be.
         if any(tile.split_k > 1 for tile in self._tiles.values()):
             _shared_space(weight.device)
@@ -241,6 +247,11 @@ class TritonLinear(TorchLinear):
         if 0 < num_tokens <= MAX_TOKENS and self._tiles:
             return run(x, self.weight, self.bias, self._tiles[token_block(num_tokens)])
         return functional.linear(x, self.weight, self.bias)
+
+    def silu_gated(self, x: Tensor) -> Tensor:
+        if x.shape[0] >= GATED_TOKENS and self._gates:
+            return gated(x, self.weight, self.bias)
+        return silu_and_mul(self(x))
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> TritonLinear:

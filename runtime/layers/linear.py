@@ -64,11 +64,23 @@ class Linear(WeightHolder):
     Attributes:
         apply: call it on `[num_tokens, in_features]`; includes the sum over ranks where the rule
             needs one. Valid after the weights are loaded.
+        silu_gated: likewise, with the gated activation of the product, whose first half is the
+            gate. A row-parallel one has none: ranks hold parts of sums.
     """
 
-    __slots__ = ("adds_bias", "apply", "bias", "implementation", "packed", "reduce", "weight")
+    __slots__ = (
+        "adds_bias",
+        "apply",
+        "bias",
+        "implementation",
+        "packed",
+        "reduce",
+        "silu_gated",
+        "weight",
+    )
 
     apply: Callable[[Tensor], Tensor]
+    silu_gated: Callable[[Tensor], Tensor]
 
     def __init__(
         self,
@@ -168,7 +180,10 @@ class Linear(WeightHolder):
             return
         packed = self.packed = pack(weight, bias, self.implementation)
         reduce = self.reduce
-        self.apply = packed if reduce is None else lambda x: reduce(packed(x))
+        if reduce is None:
+            self.apply, self.silu_gated = packed, packed.silu_gated
+        else:
+            self.apply = lambda x: reduce(packed(x))
 
     def discard(self) -> None:
         self.weight.tensor = None
@@ -183,7 +198,7 @@ class Linear(WeightHolder):
     def release(self) -> None:
         """Drop the packed weight; the bias stays."""
         self.weight.tensor = self.packed = None
-        self.apply = _released
+        self.apply = self.silu_gated = _released
 
     @property
     def size_bytes(self) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from kernels.activation import silu_and_mul
 from runtime.attention.backend import AttentionLayer
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.forward_batch import ForwardBatch
@@ -92,7 +91,7 @@ class LlamaMLP:
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
-        return self.down_proj.apply(silu_and_mul(self.gate_up_proj.apply(hidden)))
+        return self.down_proj.apply(self.gate_up_proj.silu_gated(hidden))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from kernels.linear import GATED_TOKENS
 from runtime.attention.backend import (
     ATTENTION_BACKENDS,
     DEFAULT_ATTENTION,
@@ -400,7 +401,9 @@ def _activation_bytes(parts: _Parts) -> int:
     runner = _build_runner(parts, _allocate(parts, size), graphs=False)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    compute_prompt(runner, length, model.config.vocab_size, num_pages)
+    # One token fewer than takes a kernel that needs less memory may need the most.
+    for num_tokens in sorted({length, min(length, GATED_TOKENS - 1)}):
+        compute_prompt(runner, num_tokens, model.config.vocab_size, num_pages)
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
     del runner

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.activation import silu_and_mul
 from kernels.linear import LINEAR, pack
 
 IMPLEMENTATIONS = [
@@ -36,6 +37,21 @@ def test_products(name, dtype, shape):
             if tokens:
                 error = (got.double() - want).norm() / want.norm()
                 assert error < TOLERANCE[dtype], f"{tokens} tokens: relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_gated_products(name, dtype):
+    weight, bias = weights(2 * 35, 64, dtype)
+    for with_bias in (None, bias):
+        packed = pack(weight, with_bias, name)
+        for tokens in (0, 1, 13):
+            x = torch.randn(tokens, 64).to(dtype)
+            got = packed.silu_gated(x)
+            assert torch.equal(got, silu_and_mul(packed(x)))
+            product = torch.nn.functional.linear(x, weight, with_bias).double()
+            want = torch.nn.functional.silu(product[:, :35]) * product[:, 35:]
+            assert (got.double() - want).norm() <= 2 * TOLERANCE[dtype] * want.norm()
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)

@@ -25,10 +25,10 @@ def _convert_rounded(values, input_dtype, output_dtype, rounding_mode):
 
 
 def _with_boolean_mask(access, mask_at):
-    def masked(self, *args):
+    def masked(self, *args, **named):
         mask = args[mask_at]
         mask.data = mask.data.astype(bool)
-        return access(self, *args)
+        return access(self, *args, **named)
 
     return masked
 

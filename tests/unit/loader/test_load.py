@@ -200,6 +200,25 @@ def test_a_new_bias_is_used(tmp_path):
     assert torch.allclose(model.model.layers[0].self_attn.o_proj.apply(x), expected, atol=1e-5)
 
 
+def test_a_gated_product_follows_its_weights(tmp_path):
+    folder, tensors = random_folder(tmp_path, **CHANGES["llama"])
+    model = load(folder)
+    layer = model.model.layers[0].mlp.gate_up_proj
+    gated = layer.silu_gated
+    name = "model.layers.0.mlp.gate_proj"
+    load_weights(model, [(f"{name}.weight", -tensors[f"{name}.weight"])], partial=True)
+    x = torch.randn(3, 16)
+    gate = -x @ tensors[f"{name}.weight"].T
+    up = x @ tensors["model.layers.0.mlp.up_proj.weight"].T
+    biases = [tensors.get(f"model.layers.0.mlp.{half}_proj.bias", 0) for half in ("gate", "up")]
+    expected = torch.nn.functional.silu(gate + biases[0]) * (up + biases[1])
+    for call in (gated, layer.silu_gated):
+        assert torch.allclose(call(x), expected, atol=1e-5)
+    layer.release()
+    with pytest.raises(RuntimeError, match="released"):
+        layer.silu_gated(x)
+
+
 def test_missing_unexpected_twice_and_wrong_shapes(tmp_path):
     folder, tensors = random_folder(tmp_path)
     config = load_model_config(folder)

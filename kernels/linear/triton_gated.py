@@ -1,0 +1,212 @@
+"""A feed-forward block's gate and up products and the activation, in one kernel for prompts.
+
+Of two steps the first writes `[num_tokens, 2 * width]` numbers that the second reads again, 159 MB
+a layer of the 0.5B shape with 8192 tokens. Here both products of a block stay in registers. One
+program for each multiprocessor takes block after block; operands come by TMA, which pads what lies
+beyond an end with zeros. To it the weight is `[2, width, in_features]`: one load brings as many
+rows of gate as of up, and one matrix instruction multiplies both (on Hopper `wgmma.m64n256k16` for
+128 features), reading the tokens once.
+
+Each product is rounded to the dtype of the weight before the activation, as two steps round it:
+what differs is the order in which the products' terms are added.
+
+Source: Triton's tutorial on persistent matrix products, its host-side descriptors and its order of
+blocks (groups of tokens, so that weights stay in the second-level cache).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: PLR0913 a kernel takes what it touches
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.triton_support.device import interpreted, multiprocessors
+
+# TMA wants rows and beginnings at multiples of 16 bytes.
+_ALIGNED_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a product is cut.
+
+    Attributes:
+        block_m, block_n, block_k: tokens, features and columns of a block; of `block_n` features
+            a program computes both gate and up.
+        num_warps: of a program.
+        num_stages: blocks of columns in flight.
+        group: blocks of tokens that go together through the features.
+        programs: for each multiprocessor.
+        flatten: whether a block's first loads begin before the block ahead is stored.
+        apart: whether gate and up are multiplied by instructions of their own.
+        by_pointer: whether results are stored one by one, not as a block by TMA.
+    """
+
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 64
+    num_warps: int = 8
+    num_stages: int = 3
+    group: int = 8
+    programs: int = 1
+    flatten: bool = False
+    apart: bool = False
+    by_pointer: bool = False
+
+
+CUT = Cut()
+
+
+# The number of tokens is not compiled in: multiples of 16 would be a kernel of their own.
+@triton.jit(do_not_specialize=["num_tokens"])
+def _gated_kernel(
+    x,
+    weight,
+    out,
+    bias_ptr,
+    out_ptr,
+    num_tokens,
+    width,
+    in_features,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    APART: tl.constexpr,
+    BY_POINTER: tl.constexpr,
+):
+    token_blocks = tl.cdiv(num_tokens, BLOCK_M)
+    blocks = token_blocks * tl.cdiv(width, BLOCK_N)
+    blocks_of_group = GROUP * tl.cdiv(width, BLOCK_N)
+    chunks = tl.cdiv(in_features, BLOCK_K)
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), flatten=FLATTEN):
+        group = block // blocks_of_group
+        within = block - group * blocks_of_group
+        height = tl.minimum(token_blocks - group * GROUP, GROUP)
+        m = (group * GROUP + within % height) * BLOCK_M
+        n = (within // height) * BLOCK_N
+        if APART:
+            gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for chunk in tl.range(chunks, num_stages=STAGES):
+                k = chunk * BLOCK_K
+                tokens = x.load([m, k])
+                rows = tl.reshape(weight.load([0, n, k]), (BLOCK_N, BLOCK_K))
+                gate = tl.dot(tokens, tl.trans(rows), acc=gate)
+                rows = tl.reshape(weight.load([1, n, k]), (BLOCK_N, BLOCK_K))
+                up = tl.dot(tokens, tl.trans(rows), acc=up)
+        else:
+            both = tl.zeros([BLOCK_M, 2 * BLOCK_N], tl.float32)
+            for chunk in tl.range(chunks, num_stages=STAGES):
+                k = chunk * BLOCK_K
+                rows = tl.reshape(weight.load([0, n, k]), (2 * BLOCK_N, BLOCK_K))
+                both = tl.dot(x.load([m, k]), tl.trans(rows), acc=both)
+            # Each thread has both numbers of a feature: nothing moves.
+            gate, up = tl.split(tl.permute(tl.reshape(both, (BLOCK_M, 2, BLOCK_N)), (0, 2, 1)))
+        feature = n + tl.arange(0, BLOCK_N)
+        if HAS_BIAS:
+            inside = feature < width
+            bias = tl.load(bias_ptr + feature, mask=inside, other=0.0)
+            gate += bias.to(tl.float32)[None, :]
+            bias = tl.load(bias_ptr + width + feature, mask=inside, other=0.0)
+            up += bias.to(tl.float32)[None, :]
+        gate = gate.to(out.dtype).to(tl.float32)
+        up = up.to(out.dtype).to(tl.float32)
+        # As in `kernels.activation.triton`.
+        result = (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype)
+        if BY_POINTER:
+            token = m + tl.arange(0, BLOCK_M)
+            tl.store(
+                out_ptr + token.to(tl.int64)[:, None] * width + feature[None, :],
+                result,
+                mask=(token < num_tokens)[:, None] & (feature < width)[None, :],
+            )
+        else:
+            out.store([m, n], result)
+
+
+@cache
+def _has_tma(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return interpreted()
+    # Later GPUs have it too; nothing was run there, and some have less shared memory.
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def supports(weight: Tensor) -> bool:
+    """Return whether `gated` can multiply by `weight`, `[2 * width, in_features]`, where it is."""
+    rows, columns = weight.shape
+    halves = weight.dtype in (torch.bfloat16, torch.float16)
+    whole = _ALIGNED_BYTES // 2
+    return (
+        halves
+        and rows > 0
+        and rows % (2 * whole) == 0
+        and columns % whole == 0
+        and weight.is_contiguous()
+        and weight.data_ptr() % _ALIGNED_BYTES == 0
+        and _has_tma(weight.device)
+    )
+
+
+def gated(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut = CUT) -> Tensor:
+    """Return `silu(gate) * up`, gate and up being the halves of `x @ weight.T + bias`.
+
+    Descriptors travel with the launch, so a CUDA graph may hold it. Nothing of it starts before
+    the kernel ahead has ended: beside so much work that costs nothing.
+
+    Args:
+        x: `[num_tokens, in_features]`, contiguous, the dtype of `weight`; it begins at a multiple
+            of 16 bytes.
+        weight: `[2 * width, in_features]`, gate first; one that `supports` accepts.
+        bias: `[2 * width]` or None.
+        cut: for tuning.
+
+    Returns:
+        A new `[num_tokens, width]` tensor, the dtype of `weight`.
+    """
+    num_tokens, in_features = x.shape
+    width = weight.shape[0] // 2
+    assert weight.shape[1] == in_features
+    assert x.is_contiguous()
+    assert x.dtype == weight.dtype
+    out = x.new_empty(num_tokens, width)
+    if num_tokens == 0:
+        return out
+    blocks = triton.cdiv(num_tokens, cut.block_m) * triton.cdiv(width, cut.block_n)
+    _gated_kernel[(min(blocks, multiprocessors(x.device) * cut.programs),)](
+        TensorDescriptor(x, list(x.shape), [in_features, 1], [cut.block_m, cut.block_k]),
+        TensorDescriptor(
+            weight,
+            [2, width, in_features],
+            [width * in_features, in_features, 1],
+            [1 if cut.apart else 2, cut.block_n, cut.block_k],
+        ),
+        TensorDescriptor(out, list(out.shape), [width, 1], [cut.block_m, cut.block_n]),
+        weight if bias is None else bias,
+        out,
+        num_tokens,
+        width,
+        in_features,
+        HAS_BIAS=bias is not None,
+        BLOCK_M=cut.block_m,
+        BLOCK_N=cut.block_n,
+        BLOCK_K=cut.block_k,
+        STAGES=cut.num_stages,
+        GROUP=cut.group,
+        FLATTEN=cut.flatten,
+        APART=cut.apart,
+        BY_POINTER=cut.by_pointer,
+        num_warps=cut.num_warps,
+        num_stages=cut.num_stages,
+    )
+    return out

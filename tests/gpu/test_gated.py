@@ -1,0 +1,95 @@
+"""The gated product of prompts beside its two steps, in the engine's shapes and in a graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.activation import silu_and_mul
+from kernels.linear import GATED_TOKENS, pack
+from tests.support.gpu import on_gpu
+
+# Width and input of 8B, of 0.5B, of 0.5B on two ranks (the last block is half full), and odd ones.
+SHAPES = [(14336, 4096), (4864, 896), (2432, 896), (1000, 1032)]
+
+pytestmark = on_gpu
+
+
+def operands(tokens: int, width: int, columns: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    torch.manual_seed(tokens)
+    x = torch.randn(tokens, columns, device="cuda", dtype=dtype)
+    weight = torch.randn(2 * width, columns, device="cuda", dtype=dtype) / columns**0.5
+    return [x, weight, torch.randn(2 * width, device="cuda", dtype=dtype)]
+
+
+def assert_near(got: torch.Tensor, two: torch.Tensor) -> None:
+    """Products may round to the next number, no more; an activation hardly widens that."""
+    assert got.isfinite().all()
+    step = torch.finfo(got.dtype).eps
+    torch.testing.assert_close(got, two, rtol=4 * step, atol=4 * step)
+    assert (got.float() - two.float()).norm() < step * two.float().norm()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of every call of the one kernel."""
+    from kernels.linear import triton
+
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("not a Hopper GPU")
+    found: list[int] = []
+    gated = triton.gated
+
+    def noted(x: torch.Tensor, *rest: torch.Tensor | None) -> torch.Tensor:
+        found.append(len(x))
+        return gated(x, *rest)
+
+    monkeypatch.setattr(triton, "gated", noted)
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_as_two_steps(shape: tuple[int, int], dtype: torch.dtype, calls: list[int]) -> None:
+    sizes = [GATED_TOKENS - 1, GATED_TOKENS, GATED_TOKENS + 1, 3000, 8192]
+    for tokens in sizes:
+        x, weight, bias = operands(tokens, *shape, dtype)
+        for added in (None, bias):
+            packed = pack(weight, added, "triton")
+            assert_near(packed.silu_gated(x), silu_and_mul(packed(x)))
+    assert calls == [size for size in sizes[1:] for _ in range(2)]
+
+
+def test_in_a_graph_that_sees_new_inputs_and_weights(calls: list[int]) -> None:
+    x, weight, bias = operands(GATED_TOKENS + 7, 4864, 896, torch.bfloat16)
+    packed = pack(weight, bias, "triton")
+    down = pack(weight[:896], None, "triton")
+
+    def work() -> tuple[torch.Tensor, torch.Tensor]:
+        """A kernel of torch ahead, and behind one that may begin before this has ended."""
+        got = packed.silu_gated(x * 2)
+        return got, down(got.flatten()[: 32 * 896].view(32, 896))
+
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got, after = work()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        x.normal_()
+        packed.repack(torch.randn_like(weight) / 30)
+        graph.replay()
+        two = silu_and_mul(packed(x * 2))
+        assert_near(got, two)
+        want = torch.nn.functional.linear(got.flatten()[: 32 * 896].view(32, 896), weight[:896])
+        torch.testing.assert_close(after, want, rtol=2e-2, atol=2e-2)
+    assert len(calls) == 2
+
+
+def test_deterministic_products_keep_two_steps(calls: list[int]) -> None:
+    x, weight, bias = operands(GATED_TOKENS + 100, 4864, 896, torch.bfloat16)
+    packed = pack(weight, bias, "triton_invariant")
+    whole = packed.silu_gated(x)
+    assert torch.equal(packed.silu_gated(x[:100]), whole[:100])
+    assert not calls

@@ -1,0 +1,105 @@
+"""The gated Triton product of prompts; run by `test_triton_interpreted.py`."""
+
+import itertools
+
+import pytest
+import torch
+
+from kernels.activation import silu_and_mul
+from kernels.linear import triton, triton_invariant
+from kernels.linear.triton_gated import Cut, gated, supports
+
+CUTS = [Cut(32, 32, 16), Cut(16, 64, 32, group=2, flatten=True), Cut(64, 16, 64, by_pointer=True)]
+CUTS += [Cut(32, 32, 32, apart=True)]
+# With all of them the last blocks of features and of columns are cut off in one case or another.
+SHAPES = [(40, 72), (8, 128), (64, 40), (72, 64)]
+
+
+def operands(tokens, width, columns, dtype):
+    x = torch.randn(tokens, columns).to(dtype)
+    weight = torch.randn(2 * width, columns) / columns**0.5
+    return x, weight.to(dtype), torch.randn(2 * width).to(dtype)
+
+
+def two_steps(x, weight, bias):
+    """As two kernels round it."""
+    product = torch.nn.functional.linear(
+        x.float(), weight.float(), None if bias is None else bias.float()
+    )
+    gate, up = product.to(x.dtype).float().chunk(2, dim=1)
+    return torch.nn.functional.silu(gate) * up
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_products(impl, dtype, cut):
+    for tokens, (width, columns) in itertools.product((0, 1, 33, 130), SHAPES):
+        x, weight, bias = operands(tokens, width, columns, dtype)
+        assert supports(weight)
+        for added in (None, bias):
+            got = gated(x, weight, added, cut)
+            want = two_steps(x, weight, added)
+            assert got.dtype == dtype
+            assert got.shape == (tokens, width)
+            limit = {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+            assert (got.float() - want).norm() <= limit * want.norm(), (tokens, width, columns)
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+def test_nothing_is_written_beside_the_result(impl):
+    x, weight, _ = operands(33, 40, 64, torch.bfloat16)
+    room = torch.full((4, 33, 40), 7.0, dtype=torch.bfloat16)
+
+    class Placed(torch.Tensor):
+        def new_empty(self, *size, **options):
+            return room[1] if len(size) == 2 else super().new_empty(*size, **options)
+
+    for cut in CUTS:
+        gated(x.as_subclass(Placed), weight, None, cut)
+        assert (room[[0, 2, 3]] == 7).all()
+        assert not (room[1] == 7).any()
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+def test_weights_that_tma_cannot_read_take_two_steps(impl):
+    for rows, columns in ((80, 76), (72, 80), (81, 80)):
+        assert not supports(torch.empty(rows, columns, dtype=torch.bfloat16))
+    assert not supports(torch.empty(80, 80))
+    assert not supports(torch.empty(80, 160, dtype=torch.bfloat16)[:, :80])
+    assert not supports(torch.empty(81 * 80, dtype=torch.bfloat16)[1:6401].view(80, 80))
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_many_tokens_take_one_kernel(impl, with_bias, monkeypatch):
+    calls = []
+
+    def noted(*args):
+        calls.append(len(args[0]))
+        return gated(*args)
+
+    monkeypatch.setattr(triton, "gated", noted)
+    monkeypatch.setattr(triton, "GATED_TOKENS", 100)
+    x, weight, bias = operands(101, 72, 64, torch.bfloat16)
+    packed = triton.pack(weight, bias if with_bias else None)
+    for tokens in (99, 100, 101):
+        two = silu_and_mul(packed(x[:tokens]))
+        torch.testing.assert_close(packed.silu_gated(x[:tokens]), two, rtol=2e-2, atol=2e-3)
+    assert calls == [100, 101]
+    _, other, other_bias = operands(1, 72, 64, torch.bfloat16)
+    packed.repack(other, other_bias)
+    two = silu_and_mul(packed(x))
+    torch.testing.assert_close(packed.silu_gated(x), two, rtol=2e-2, atol=2e-3)
+    calls.clear()
+    wide = triton.pack(weight.float(), None)
+    assert torch.equal(wide.silu_gated(x.float()), silu_and_mul(wide(x.float())))
+    assert not calls
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+def test_batch_invariant_products_keep_two_steps(impl, monkeypatch):
+    monkeypatch.setattr(triton, "GATED_TOKENS", 1)
+    x, weight, bias = operands(40, 72, 64, torch.bfloat16)
+    packed = triton_invariant.pack(weight, bias)
+    assert torch.equal(packed.silu_gated(x), silu_and_mul(packed(x)))
