@@ -84,11 +84,21 @@ def _linear_kernel(
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
+    GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     block = tl.program_id(0)
     part = tl.program_id(1)
-    feature = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    if GATED:
+        # As many rows of gate as of up, below each other: one matrix, so one stream of loads.
+        place = tl.arange(0, BLOCK_N)
+        half: tl.constexpr = BLOCK_N // 2
+        width = out_features // 2
+        within = block * half + place % half
+        # Rows beyond an end are another's, and their products are not stored.
+        feature = place // half * width + within
+    else:
+        feature = block * BLOCK_N + tl.arange(0, BLOCK_N)
     token = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     share = tl.cdiv(tl.cdiv(in_features, BLOCK_K), SPLIT_K) * BLOCK_K
     begin = part * share
@@ -129,6 +139,18 @@ def _linear_kernel(
     if HAS_BIAS:
         bias = tl.load(bias_ptr + feature, mask=feature < out_features, other=0.0)
         acc += bias.to(tl.float32)[:, None]
+    if GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, half, BLOCK_M)), (1, 2, 0)))
+        # Rounded as a product is, then as in `kernels.activation.triton`.
+        gate = gate.to(out_ptr.dtype.element_ty).to(tl.float32)
+        up = up.to(out_ptr.dtype.element_ty).to(tl.float32)
+        column = block * half + tl.arange(0, half)
+        tl.store(
+            out_ptr + token[None, :] * width + column[:, None],
+            (gate / (1.0 + tl.exp(-gate)) * up).to(out_ptr.dtype.element_ty),
+            mask=(column < width)[:, None] & (token < num_tokens)[None, :],
+        )
+        return
     tl.store(
         out_ptr + token[None, :] * out_features + feature[:, None],
         acc.to(out_ptr.dtype.element_ty),
@@ -149,15 +171,21 @@ def _shared_space(device: torch.device) -> tuple[Tensor, Tensor]:
     )
 
 
-def run(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
-    """Return `x @ weight.T + bias` for at most `MAX_TOKENS` rows of float16 or bfloat16."""
+def run(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, *, gated: bool = False
+) -> Tensor:
+    """Return `x @ weight.T + bias` for at most `MAX_TOKENS` rows of float16 or bfloat16.
+
+    With `gated` its halves become `silu(gate) * up`; the tile must not share out columns.
+    """
     num_tokens, in_features = x.shape
     out_features = weight.shape[0]
     assert num_tokens <= MAX_TOKENS
     assert x.is_contiguous()
     assert weight.is_contiguous()
     assert x.dtype == weight.dtype
-    out = x.new_empty(num_tokens, out_features)
+    assert not gated or tile.split_k == 1
+    out = x.new_empty(num_tokens, out_features // 2 if gated else out_features)
     block_m = tile.block_m or token_block(num_tokens)
     blocks, token_blocks = triton.cdiv(out_features, tile.block_n), triton.cdiv(num_tokens, block_m)
     partials, arrived = out, out
@@ -182,6 +210,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
         BLOCK_K=tile.block_k,
         SPLIT_K=tile.split_k,
         STAGES=tile.num_stages,
+        GATED=gated,
         num_warps=tile.num_warps,
         **launch_options(x.device),
     )
@@ -249,7 +278,12 @@ class TritonLinear(TorchLinear):
         return functional.linear(x, self.weight, self.bias)
 
     def silu_gated(self, x: Tensor) -> Tensor:
-        if x.shape[0] >= GATED_TOKENS and self._gates:
+        num_tokens = x.shape[0]
+        if 1 < num_tokens <= MAX_TOKENS and self._tiles:
+            tile = self._tiles[token_block(num_tokens)]
+            if tile.split_k == 1:
+                return run(x, self.weight, self.bias, tile, gated=True)
+        if num_tokens >= GATED_TOKENS and self._gates:
             return gated(x, self.weight, self.bias)
         return silu_and_mul(self(x))
 
