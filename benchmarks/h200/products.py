@@ -35,13 +35,9 @@ ROUNDS = 2
 BEST = 3
 TWO_STEPS, ONE_KERNEL = "cublas + activation", "one kernel"
 
-CUTS = [CUT, Cut(num_stages=4), Cut(flatten=True), Cut(num_stages=4, flatten=True)]
-CUTS += [Cut(num_stages=4, group=16), Cut(num_stages=4, by_pointer=True)]
-CUTS += [Cut(apart=True), Cut(apart=True, num_stages=4)]
+CUTS = [CUT, Cut(num_stages=4), Cut(group=16), Cut(num_stages=4, group=16)]
 CUTS += [Cut(128, 128, 128, 8, 2), Cut(128, 64, 128, 8, 3), Cut(256, 64, 64, 8, 4)]
-# Two programs for each multiprocessor: one stores while the other multiplies.
-CUTS += [Cut(128, 64, 64, 4, 3, programs=2), Cut(128, 64, 64, 4, 3, programs=2, group=16)]
-CUTS += [Cut(64, 128, 64, 4, 2, programs=2), Cut(64, 128, 64, 4, 2, programs=2, flatten=True)]
+CUTS += [Cut(128, 64, 64, 4, 4), Cut(64, 128, 64, 4, 4)]
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -107,9 +103,7 @@ def check(
 def label(cut: Cut) -> str:
     """Return a cut in a few letters."""
     words = [f"{cut.block_m}x{cut.block_n}x{cut.block_k}", f"w{cut.num_warps}"]
-    words += [f"s{cut.num_stages}", f"g{cut.group}", f"p{cut.programs}"]
-    words += [name for name in ("flatten", "apart", "by_pointer") if getattr(cut, name)]
-    return " ".join(words)
+    return " ".join([*words, f"s{cut.num_stages}", f"g{cut.group}"])
 
 
 class Operands:

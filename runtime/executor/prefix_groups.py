@@ -18,11 +18,12 @@ from runtime.step import Int64Array
 MIN_BATCH = 8
 _MIN_MEMBERS = 4
 _MIN_TOKENS = 256
-# Keys that are not read again, times key heads: from here on it pays. Measured on an H200, bfloat16,
-# microseconds a layer without and with: 32/8 heads of 128, 64 sequences of 4096 shared and 80 other
-# tokens 150 and 43, of 1024 and 256 59 and 43, of 256 and 256 33 and 40; 16 of 4096 and 80 80 and
-# 25, of 1024 and 256 31 and 25; 14/2 heads of 64, 64 of 4096 and 80 36 and 18, of 1024 and 256 21
-# and 18; 16 of 4096 and 80 19 and 15, of 1024 and 256 10 and 14.
+# Keys that are not read again, times key heads: from here on it pays. Measured on an H200, bf16,
+# microseconds a layer without and with it, for sequences x (shared + own tokens):
+#   32/8 heads of 128: 64 x (4096 + 80) 150, 43; 64 x (1024 + 256) 59, 43; 64 x (256 + 256) 33, 40;
+#     16 x (4096 + 80) 80, 25; 16 x (1024 + 256) 31, 25
+#   14/2 heads of 64: 64 x (4096 + 80) 36, 18; 64 x (1024 + 256) 21, 18; 16 x (4096 + 80) 19, 15;
+#     16 x (1024 + 256) 10, 14
 _MIN_SAVED = 160_000
 
 

@@ -51,13 +51,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_as_two_steps(shape: tuple[int, int], dtype: torch.dtype, calls: list[int]) -> None:
-    sizes = [GATED_TOKENS - 1, GATED_TOKENS, GATED_TOKENS + 1, 3000, 8192]
-    for tokens in sizes:
+    many = [GATED_TOKENS, GATED_TOKENS + 1, 3000, 8192]
+    for tokens in (1, 2, 16, 17, 33, 64, 65, GATED_TOKENS - 1, *many):
         x, weight, bias = operands(tokens, *shape, dtype)
         for added in (None, bias):
             packed = pack(weight, added, "triton")
             assert_near(packed.silu_gated(x), silu_and_mul(packed(x)))
-    assert calls == [size for size in sizes[1:] for _ in range(2)]
+    assert calls == [size for size in many for _ in range(2)]
 
 
 def test_in_a_graph_that_sees_new_inputs_and_weights(calls: list[int]) -> None:

@@ -67,8 +67,7 @@ print(compiled(attention_kernel, constants, num_warps=tile.num_warps, enable_fp_
 cut = triton_gated.CUT
 constants = dict(
     HAS_BIAS=True, BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k,
-    STAGES=cut.num_stages, GROUP=cut.group, FLATTEN=cut.flatten, APART=cut.apart,
-    BY_POINTER=cut.by_pointer,
+    STAGES=cut.num_stages, GROUP=cut.group,
 )
 blocks = dict(
     x=[cut.block_m, cut.block_k], weight=[2, cut.block_n, cut.block_k],

@@ -1,4 +1,4 @@
-"""The gated Triton product of prompts; run by `test_triton_interpreted.py`."""
+"""The gated Triton products; run by `test_triton_interpreted.py`."""
 
 import itertools
 
@@ -9,8 +9,7 @@ from kernels.activation import silu_and_mul
 from kernels.linear import triton, triton_invariant
 from kernels.linear.triton_gated import Cut, gated, supports
 
-CUTS = [Cut(32, 32, 16), Cut(16, 64, 32, group=2, flatten=True), Cut(64, 16, 64, by_pointer=True)]
-CUTS += [Cut(32, 32, 32, apart=True)]
+CUTS = [Cut(32, 32, 16), Cut(16, 64, 32, group=2), Cut(64, 16, 64)]
 # With all of them the last blocks of features and of columns are cut off in one case or another.
 SHAPES = [(40, 72), (8, 128), (64, 40), (72, 64)]
 
@@ -44,6 +43,45 @@ def test_products(impl, dtype, cut):
             assert got.shape == (tokens, width)
             limit = {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
             assert (got.float() - want).norm() <= limit * want.norm(), (tokens, width, columns)
+
+
+TILES = [triton.Tile(32, 32, 4, 2), triton.Tile(64, 64, 4, 3), triton.Tile(16, 32, 2, 2, 1, 16)]
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_products_with_few_tokens(impl, dtype, tile):
+    # Neither as many features nor as many columns as blocks hold; widths of odd size, too.
+    for tokens, (width, columns) in itertools.product((2, 17, 64), [*SHAPES, (37, 50)]):
+        x, weight, bias = operands(tokens, width, columns, dtype)
+        for added in (None, bias):
+            got = triton.run(x, weight, added, tile, gated=True)
+            want = two_steps(x, weight, added)
+            assert got.shape == (tokens, width)
+            limit = {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+            assert (got.float() - want).norm() <= limit * want.norm(), (tokens, width, columns)
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+def test_few_tokens_take_one_kernel_where_their_columns_are_not_shared_out(impl, monkeypatch):
+    run, gated_runs = triton.run, []
+
+    def noted(*args, **options):
+        gated_runs.append(options.get("gated", False))
+        return run(*args, **options)
+
+    monkeypatch.setattr(triton, "run", noted)
+    for rows, shared_out in ((8192, []), (3072, [20])):
+        x, weight, bias = operands(20, rows // 2, 64, torch.bfloat16)
+        packed = triton.pack(weight, bias)
+        assert (packed._tiles[32].split_k > 1) == (20 in shared_out)
+        for tokens in (1, 2, 20):
+            gated_runs.clear()
+            got = packed.silu_gated(x[:tokens])
+            assert gated_runs == ([] if tokens == 1 else [tokens not in shared_out])
+            two = silu_and_mul(packed(x[:tokens]))
+            torch.testing.assert_close(got, two, rtol=2e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize("impl", ["triton"])
