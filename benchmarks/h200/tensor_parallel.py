@@ -3,8 +3,9 @@
     python -m benchmarks.h200.tensor_parallel [--shape 0.5b 8b] [--tp 1 2] [--json FILE]
 
 Dummy weights, the same numbers on any number of ranks. Tokens are compared in float32, where the
-order of a sum hardly ever decides a token; times are taken in bfloat16. Each case runs in a process
-of its own. `--device cpu --shape tiny` runs it anywhere.
+order of a sum hardly ever decides a token, for prompts that share nothing and many that begin alike;
+times are taken in bfloat16. Each case runs in a process of its own. `--device cpu --shape tiny`
+runs it anywhere.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import numpy as np
 from server.bench.shapes import SHAPES, write_shape
 
 NUM_PROMPTS, NUM_NEW = 8, 48
+# So many that decode steps read the common beginning once, also where a rank has one key head.
+NUM_SHARING, SHARED_LEN = 120, 1500
 BATCHES = (1, 64)
 PROMPT_LEN, STEPS = 256, 100
 
@@ -41,7 +44,7 @@ def case(shape: str, tp_size: int, device: str, dtype: str) -> dict[str, Any]:
             load_format="dummy",
             context_len=2048,
             max_total_tokens=64_000,
-            max_running_requests=64,
+            max_running_requests=128,
             chunked_prefill_size=2048,
             overlap=device == "cuda",
             tp_size=tp_size,
@@ -50,11 +53,16 @@ def case(shape: str, tp_size: int, device: str, dtype: str) -> dict[str, Any]:
         rng = np.random.default_rng(0)
         vocab_size = SHAPES[shape]["vocab_size"]
         if dtype == "float32":
-            for i in range(1, NUM_PROMPTS + 1):
-                prompt = rng.integers(1, vocab_size, 5 + 30 * i).tolist()
+            lengths = [35 + 30 * i for i in range(NUM_PROMPTS)]
+            prompts = [rng.integers(1, vocab_size, length).tolist() for length in lengths]
+            shared = rng.integers(1, vocab_size, SHARED_LEN).tolist()
+            prompts += [
+                shared + rng.integers(1, vocab_size, 5 + i).tolist() for i in range(NUM_SHARING)
+            ]
+            for i, prompt in enumerate(prompts):
                 engine.add(i, prompt, NUM_NEW, ignore_eos=True)
             engine.run()
-            result["tokens"] = [engine.tokens[i] for i in range(1, NUM_PROMPTS + 1)]
+            result["tokens"] = [engine.tokens[i] for i in range(len(prompts))]
             return result
         next_id = 1
         for batch in BATCHES:
