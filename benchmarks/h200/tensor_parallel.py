@@ -3,9 +3,9 @@
     python -m benchmarks.h200.tensor_parallel [--shape 0.5b 8b] [--tp 1 2] [--json FILE]
 
 Dummy weights, the same numbers on any number of ranks. Tokens are compared in float32, where the
-order of a sum hardly ever decides a token, for prompts that share nothing and many that begin alike;
-times are taken in bfloat16. Each case runs in a process of its own. `--device cpu --shape tiny`
-runs it anywhere.
+order of a sum hardly ever decides a token, for prompts that share nothing and many that begin
+alike; times are taken in bfloat16. Each case runs in a process of its own. `--device cpu --shape
+tiny` runs it anywhere.
 """
 
 from __future__ import annotations
