@@ -14,8 +14,8 @@ from kernels.table import Choice, Entry, Table
 __all__ = ["GATED_TOKENS", "LINEAR", "LinearKernels", "PackedLinear", "pack"]
 
 # From so many tokens on, an implementation may do `PackedLinear.silu_gated` in one kernel. It then
-# needs less memory than a product and an activation, so that fewer tokens may need more. To be
-# settled by `benchmarks.h200.products`.
+# needs less memory than a product and an activation, so that fewer tokens may need more. Measured
+# by `benchmarks.h200.products`.
 GATED_TOKENS = 2048
 
 

@@ -81,6 +81,8 @@ class SharedPrefixes:
         """Return the most items that a step of `num_seqs` sequences can have."""
         return self._wanted_items + -(-num_seqs // self.members_a_block) + MAX_GROUPS
 
+    # The buffers may have been made in inference mode, and may then be written in that mode only.
+    @torch.inference_mode()
     def put(self, groups: Sequence[PrefixGroup]) -> None:
         """Send the groups of the steps from now on; in stream order, waits for nothing.
 

@@ -63,6 +63,11 @@ class ModelConfig:
     generation_defaults: dict[str, float | int] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def has_full_attention(self) -> bool:
+        """Whether queries of some layer see all keys."""
+        return any(self.layer_window(layer_idx) is None for layer_idx in range(self.num_layers))
+
     def layer_window(self, layer_idx: int) -> int | None:
         """Return how many keys a query of this layer sees, its own included; `None` for all."""
         if self.windowed_layers is not None and layer_idx not in self.windowed_layers:

@@ -124,11 +124,13 @@ class GraphLimits:
         max_batch: decode batches up to this.
         token_sizes: steps with prompt chunks up to these token counts.
         keep_hidden: rows may want hidden states, so graphs keep them too.
+        shares_prefixes: some layer sees all keys, so that rows may share the first ones.
     """
 
     max_batch: int
     token_sizes: list[int] = field(default_factory=list)
     keep_hidden: bool = False
+    shares_prefixes: bool = True
 
 
 class ModelRunner:
@@ -177,6 +179,7 @@ class ModelRunner:
                 graphs.max_batch,
                 share,
                 keep_hidden=graphs.keep_hidden,
+                shares_prefixes=graphs.shares_prefixes,
             )
         if graphs is not None and graphs.token_sizes:
             self._extend_graphs = ExtendGraphs(

@@ -6,6 +6,8 @@ Attention reads such keys once for all of them where that is worth a launch more
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -78,8 +80,8 @@ def find_groups(
     """Return groups of at least 4 sequences whose first 256 tokens or more lie in the same pages.
 
     Pages of the radix cache are shared from the first on, so rows whose tables name the same page
-    at the same place begin with the same tokens up to there. Sequences are put together by the
-    deepest page, of each doubling of the least length, that enough of them share.
+    at the same place begin with the same tokens up to there. In a tree of prefixes a long one of
+    few and a short one of many exclude each other: what saves most is taken first.
 
     Args:
         page_table: `[num_rows, max_pages]`.
@@ -88,33 +90,48 @@ def find_groups(
         page_size: tokens of a page.
 
     Returns:
-        At most `MAX_GROUPS`, those that save most; every member has a token behind its prefix.
+        At most `MAX_GROUPS`; every member has a token behind its prefix.
     """
+    # Pages that end before the newest key.
     full = (seq_lens - 1) // page_size
-    depth = max(1, _MIN_TOKENS // page_size)
-    level = np.zeros(len(batch), dtype=np.int64)
-    label = np.zeros(len(batch), dtype=np.int64)
+    levels = list(_levels(page_table, batch, full, max(1, _MIN_TOKENS // page_size)))
+    is_free = np.ones(len(batch), dtype=bool)
+    groups: list[PrefixGroup] = []
+    while len(groups) < MAX_GROUPS:
+        best = least = 0
+        members = batch[:0]
+        for depth, labels in levels:
+            counts = np.bincount(labels[is_free], minlength=1)
+            counts[0] = 0
+            most = int(counts.max())
+            if most >= _MIN_MEMBERS and (most - 1) * depth > best:
+                best = (most - 1) * depth
+                members = np.flatnonzero(is_free & (labels == counts.argmax()))
+                least = depth
+        if not best:
+            break
+        is_free[members] = False
+        pages = _common_pages(page_table, batch[members], least, int(full[members].min()))
+        groups.append(PrefixGroup(members, pages * page_size))
+    return groups
+
+
+def _levels(
+    page_table: NDArray[np.int32], batch: Int64Array, full: Int64Array, depth: int
+) -> Iterator[tuple[int, Int64Array]]:
+    """Yield `depth` and its doublings, and who share so many pages: equal numbers, 0 for nobody."""
     while True:
         deep = np.flatnonzero(full >= depth)
         if len(deep) < _MIN_MEMBERS:
-            break
-        _, same, counts = np.unique(
-            page_table[batch[deep], depth - 1], return_inverse=True, return_counts=True
-        )
-        shared = counts[same] >= _MIN_MEMBERS
-        if not shared.any():
-            break
-        level[deep[shared]], label[deep[shared]] = depth, same[shared]
+            return
+        pages = page_table[batch[deep], depth - 1]
+        _, same, counts = np.unique(pages, return_inverse=True, return_counts=True)
+        if counts.max() < _MIN_MEMBERS:
+            return
+        labels = np.zeros(len(batch), dtype=np.int64)
+        labels[deep] = same + 1
+        yield depth, labels
         depth *= 2
-    groups = []
-    for depth, number in sorted(set(zip(level.tolist(), label.tolist(), strict=True))):
-        members = np.flatnonzero((level == depth) & (label == number))
-        if depth and len(members) >= _MIN_MEMBERS:
-            most = min(int(full[members].min()), 2 * depth - 1)
-            pages = _common_pages(page_table, batch[members], depth, most)
-            groups.append(PrefixGroup(members, pages * page_size))
-    groups.sort(key=lambda each: -(len(each.members) - 1) * each.length)
-    return groups[:MAX_GROUPS]
 
 
 def _common_pages(page_table: NDArray[np.int32], rows: Int64Array, least: int, most: int) -> int:

@@ -65,7 +65,7 @@ class Linear(WeightHolder):
         apply: call it on `[num_tokens, in_features]`; includes the sum over ranks where the rule
             needs one. Valid after the weights are loaded.
         silu_gated: likewise, with the gated activation of the product, whose first half is the
-            gate. A row-parallel one has none: ranks hold parts of sums.
+            gate. Not where ranks hold parts of sums.
     """
 
     __slots__ = (

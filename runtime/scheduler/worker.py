@@ -262,7 +262,7 @@ def _warm_up(
     if device.type != "cuda":
         return
     # Chunks of every kind of length: kernels are compiled for a few block sizes each.
-    for length in (2, 5, 12, 24, 48, 96, 200):
+    for length in (2, 5, 12, 24, 48, 96, 200, GATED_TOKENS):
         most = min(config.context_len - 1, _step_limits(config).max_tokens)
         compute_prompt(runner, min(length, most), vocab_size)
     warm_up_sampling(vocab_size, device)
@@ -450,6 +450,7 @@ def _graph_limits(parts: _Parts) -> GraphLimits | None:
         config.max_running_requests,
         graph_token_sizes(num_parameters, _step_limits(config).max_tokens),
         keep_hidden=config.enable_return_hidden_states,
+        shares_prefixes=parts.model.config.has_full_attention,
     )
 
 

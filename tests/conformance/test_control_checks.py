@@ -54,8 +54,8 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def load(server: ServerProcess) -> dict[str, Any]:
-    return server.client.get("/v1/loads").json()["loads"][0]
+def load(server: ServerProcess, key: str = "none") -> dict[str, Any]:
+    return server.client.get("/v1/loads", headers=bearer(key)).json()["loads"][0]
 
 
 def until(condition: Any, what: str, timeout_s: float = 15.0) -> None:
@@ -285,7 +285,10 @@ def test_check_62_a_full_queue(limited):
     limited.client.post("/slow_down", json=slow, headers=bearer("admin")).raise_for_status()
     try:
         with ThreadPoolExecutor(5) as pool:
-            answers = list(pool.map(send, range(5)))
+            first = pool.submit(send, 0)
+            # Until it runs, it is the one that may wait.
+            until(lambda: load(limited, "user")["num_running_reqs"] == 1, "never ran")
+            answers = [*pool.map(send, range(1, 5)), first.result()]
     finally:
         limited.client.post("/slow_down", headers=bearer("admin")).raise_for_status()
     refused = [answer for answer in answers if answer.status_code == 503]

@@ -107,20 +107,21 @@ class TensorAttention:
     def __init__(self, device_type: str, limits: StepLimits) -> None:
         self.choices = ()
 
-        # As far as a group shares, its first member's pages stand for each member's.
-        self._leaders = torch.arange(limits.max_seqs)
-        self._shared = torch.zeros(limits.max_seqs, dtype=torch.int64)
-        self.num_shared = 0
+        self._max_seqs = limits.max_seqs
+        self._leaders: Tensor | None = None
 
     def plan(self, batch: ForwardBatch) -> None: ...
 
+    @torch.inference_mode()
     def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
-        self._leaders.copy_(torch.arange(len(self._leaders)))
+        # As in `TritonAttention` there is nothing to tell before a batch may share.
+        if self._leaders is None:
+            return
+        self._leaders.copy_(torch.arange(self._max_seqs))
         self._shared.zero_()
         for group in groups:
             self._leaders[torch.from_numpy(group.members)] = int(group.members[0])
             self._shared[torch.from_numpy(group.members)] = group.length
-            self.num_shared += 1
 
     def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         kv = batch.kv[layer.layer_idx]
@@ -139,6 +140,10 @@ class TensorAttention:
         ).clamp(max=len(batch.seq_lens) - 1)
         pages = batch.page_table.index_select(0, sequence).long()
         if batch.shares_prefixes:
+            if self._leaders is None:
+                # As far as a group shares, its first member's pages stand for each member's.
+                self._leaders = torch.arange(self._max_seqs)
+                self._shared = torch.zeros(self._max_seqs, dtype=torch.int64)
             begin = torch.arange(pages.shape[1]) * kv.k.shape[2]
             shared = begin < self._shared.index_select(0, sequence).unsqueeze(1)
             leaders = self._leaders.index_select(0, sequence)
@@ -193,6 +198,7 @@ def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
             parts.config.max_running_requests,
             [16, 32, 64, 128],
             keep_hidden=parts.config.enable_return_hidden_states,
+            shares_prefixes=parts.model.config.has_full_attention,
         )
 
     patch.setattr(worker, "_graph_limits", limits)

@@ -25,7 +25,7 @@ def found(groups: list[PrefixGroup]) -> list[tuple[list[int], int]]:
     return [(group.members.tolist(), group.length) for group in groups]
 
 
-def test_rows_are_put_together_by_their_deepest_common_page() -> None:
+def test_rows_are_put_together_so_that_most_is_saved() -> None:
     # Everybody begins alike; of these some go on alike for much longer.
     table = table_of([(list(range(12)), 20), ([2, 3, 5, 7, 11], 150)], 14)
     batch = np.arange(14)
@@ -37,6 +37,18 @@ def test_rows_are_put_together_by_their_deepest_common_page() -> None:
     # Places in the batch are meant, not rows.
     batch = np.array([11, 12, 7, 5, 13, 3])
     assert found(find_groups(table, batch, lens[:6], PAGE)) == [([0, 2, 3, 5], 150 * PAGE)]
+
+
+def test_a_long_prefix_of_all_is_worth_more_than_longer_ones_of_few() -> None:
+    fours = [list(range(first, first + 4)) for first in range(0, 64, 4)]
+    table = table_of([(rows, 130) for rows in fours], 64)
+    table[:, :100] = table[0, :100]
+    groups = find_groups(table, np.arange(64), np.full(64, 190 * PAGE), PAGE)
+    assert found(groups) == [(list(range(64)), 100 * PAGE)]
+    # Without it there are more groups than a step may have.
+    table = table_of([(rows, 130) for rows in fours], 64)
+    groups = find_groups(table, np.arange(64), np.full(64, 190 * PAGE), PAGE)
+    assert found(groups) == [(rows, 130 * PAGE) for rows in fours[:MAX_GROUPS]]
 
 
 @pytest.mark.parametrize(("length", "pages"), [(100 * PAGE + 1, 100), (100 * PAGE, 99)])
