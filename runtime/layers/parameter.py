@@ -34,6 +34,13 @@ class Slot:
         return whole.narrow(self.shard_dim, self.start, self.length)
 
     @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's part."""
+        return tuple(
+            self.length if dim == self.shard_dim else size for dim, size in enumerate(self.shape)
+        )
+
+    @property
     def num_rows(self) -> int:
         """Rows of the parameter that this slot fills."""
         return self.length if self.shard_dim == 0 else self.shape[0]
@@ -74,9 +81,11 @@ class Parameter:
         slot = self.slots[slot_name]
         return self.allocate().narrow(0, slot.offset, slot.num_rows)
 
-    def fill(self, slot_name: str, whole: Tensor) -> None:
-        """Copy this rank's part of a checkpoint tensor into its slot, cast to our dtype."""
-        self.rows(slot_name).copy_(self.slots[slot_name].local_part(whole))
+    def fill(self, slot_name: str, tensor: Tensor) -> None:
+        """Copy a checkpoint tensor, or this rank's part of it, into its slot, cast to our dtype."""
+        slot = self.slots[slot_name]
+        is_part = tuple(tensor.shape) == slot.local_shape
+        self.rows(slot_name).copy_(tensor if is_part else slot.local_part(tensor))
 
 
 class WeightHolder(ABC):

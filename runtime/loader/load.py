@@ -13,7 +13,7 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.weights import decoder_weights
 from runtime.layers.context import BuildContext
 from runtime.loader.read import checkpoint_tensors
-from runtime.loader.update import load_weights
+from runtime.loader.update import load_weights, slots_of
 from runtime.models.causal_lm import CausalLM
 from runtime.models.registry import MODELS
 
@@ -47,12 +47,17 @@ def load_model(
         model = build_model(config, context)
         total = sum(torch.Size(spec.shape).numel() for spec in decoder_weights(config))
         tensors = dummy_tensors(config, seed, context.device)
-        load_weights(model, _counted(tensors, total, Tensor.numel, progress))
+        load_weights(model, _counted(tensors, total, lambda _, tensor: tensor.numel(), progress))
     else:
         summary = check_model_folder(folder, config)
         model = build_model(config, context)
-        tensors = checkpoint_tensors(summary, context.device)
-        load_weights(model, _counted(tensors, summary.total_bytes, _nbytes, progress))
+        infos = summary.tensors
+        tensors = checkpoint_tensors(summary, context.device, slots_of(model))
+        # Of whole tensors, of which a rank may take a part.
+        counted = _counted(
+            tensors, summary.total_bytes, lambda name, _: infos[name].size_bytes, progress
+        )
+        load_weights(model, counted)
     progress(1.0)
     return model
 
@@ -92,16 +97,12 @@ def parameter_bytes(model: CausalLM) -> int:
 def _counted(
     tensors: Iterator[tuple[str, Tensor]],
     total: int,
-    size_of: Callable[[Tensor], int],
+    size_of: Callable[[str, Tensor], int],
     progress: Callable[[float], None],
 ) -> Iterator[tuple[str, Tensor]]:
     """Pass tensors through; report the share that has been taken in."""
     done = 0
     for name, tensor in tensors:
         yield name, tensor
-        done += size_of(tensor)
+        done += size_of(name, tensor)
         progress(done / total)
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.nbytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import groupby
@@ -18,6 +18,7 @@ from torch import Tensor
 from runtime.checkpoint.check import CheckpointSummary
 from runtime.checkpoint.headers import TensorInfo
 from runtime.errors import StartupError
+from runtime.layers.parameter import Slot
 
 # One thread moves 3 to 6 GB/s from the page cache to a GPU, several about three times as much.
 _READERS = 4
@@ -26,12 +27,13 @@ _AHEAD_BYTES = 2 * 2**30
 
 
 def checkpoint_tensors(
-    summary: CheckpointSummary, device: torch.device
+    summary: CheckpointSummary, device: torch.device, slots: Mapping[str, Slot]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a checked folder one by one, in the order of the bytes on disk.
 
     For the CPU they are views of the mapped file: use them before the next one, or copy. For a GPU
-    several threads read and copy ahead, from as many shards as there are.
+    several threads read and copy ahead, from as many shards as there are, and of each tensor only
+    the part in `slots`.
 
     Raises:
         StartupError: a file changed since it was checked.
@@ -39,7 +41,7 @@ def checkpoint_tensors(
     if device.type == "cpu":
         yield from _views(summary.tensors.values())
     else:
-        yield from copies(list(summary.tensors.values()), device)
+        yield from copies(list(summary.tensors.values()), device, slots)
 
 
 def _views(infos: Iterable[TensorInfo]) -> Iterator[tuple[str, Tensor]]:
@@ -52,8 +54,15 @@ def _views(infos: Iterable[TensorInfo]) -> Iterator[tuple[str, Tensor]]:
             raise _unreadable(path, error) from error
 
 
-def copies(infos: list[TensorInfo], device: torch.device) -> Iterator[tuple[str, Tensor]]:
+def copies(
+    infos: list[TensorInfo], device: torch.device, slots: Mapping[str, Slot]
+) -> Iterator[tuple[str, Tensor]]:
     """Yield copies on `device`, in the order of `infos`, made by several threads.
+
+    Args:
+        infos: what to read.
+        device: where to.
+        slots: by name, which part of a tensor is wanted; others are copied whole.
 
     Raises:
         StartupError: a file cannot be read.
@@ -75,6 +84,8 @@ def copies(infos: list[TensorInfo], device: torch.device) -> Iterator[tuple[str,
                     view: Tensor = files[info.file].get_tensor(info.name)
             except (SafetensorError, OSError) as error:
                 raise _unreadable(info.file, error) from error
+            if info.name in slots:
+                view = slots[info.name].local_part(view)
             return view.to(device, copy=True)
 
         pool = stack.enter_context(ThreadPoolExecutor(_READERS, thread_name_prefix="weights"))

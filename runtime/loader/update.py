@@ -9,7 +9,7 @@ from torch import Tensor
 from runtime.checkpoint.check import describe
 from runtime.checkpoint.weights import WeightSpec, decoder_weights, is_ignored
 from runtime.errors import StartupError
-from runtime.layers.parameter import WeightHolder
+from runtime.layers.parameter import Slot, WeightHolder
 from runtime.models.causal_lm import CausalLM
 
 
@@ -27,7 +27,8 @@ def load_weights(
 
     Args:
         model: fresh, or loaded before.
-        tensors: (checkpoint name, whole tensor); shapes as in `decoder_weights`, any device.
+        tensors: (checkpoint name, tensor); shapes as in `decoder_weights`, or those of this rank's
+            parts, as `slots_of` has them; any device.
         partial: accept that tensors are missing and keep what the model has there; only for a
             model that was loaded before.
         before: called with each layer's name before its first tensor is written.
@@ -45,6 +46,16 @@ def load_weights(
         for holder in fill.touched():
             holder.discard()
         raise
+
+
+def slots_of(model: CausalLM) -> dict[str, Slot]:
+    """Return which part of each checkpoint tensor this rank takes, by the tensor's name."""
+    holders = dict(model.holders())
+    found = {}
+    for spec in decoder_weights(model.config):
+        holder_name, _, parameter = spec.target.rpartition(".")
+        found[spec.name] = dict(holders[holder_name].parameters())[parameter].slots[spec.slot]
+    return found
 
 
 class _Fill:
@@ -67,20 +78,21 @@ class _Fill:
             if is_ignored(name, self.config):
                 return
             raise StartupError(f"Unexpected tensor {name!r} for {self.config.architecture}")
-        if tuple(tensor.shape) != spec.shape:
+        holder_name, _, parameter_name = spec.target.rpartition(".")
+        slots = self.open[holder_name]
+        holder = self.holders[holder_name]
+        parameter = dict(holder.parameters())[parameter_name]
+        if tuple(tensor.shape) not in (spec.shape, parameter.slots[spec.slot].local_shape):
             raise StartupError(
                 f"Tensor {name!r} is {list(tensor.shape)}, expected {list(spec.shape)}"
             )
         if not tensor.is_floating_point():
             raise StartupError(f"Tensor {name!r} is {tensor.dtype}, expected a floating type")
-        holder_name, _, parameter_name = spec.target.rpartition(".")
-        slots = self.open[holder_name]
-        holder = self.holders[holder_name]
         if self.before is not None and len(slots) == self.sizes[holder_name]:
             self.before(holder_name, holder)
         if slots.pop((parameter_name, spec.slot), None) is None:
             raise StartupError(f"Tensor {name!r} comes twice")
-        dict(holder.parameters())[parameter_name].fill(spec.slot, tensor)
+        parameter.fill(spec.slot, tensor)
         if not slots:
             holder.finalize([])
 

@@ -139,7 +139,7 @@ def test_a_file_that_changes_after_the_check_is_one_line(tmp_path):
     summary = check_model_folder(folder, load_model_config(folder))
     (folder / "model.safetensors").write_bytes(b"no longer")
     with pytest.raises(StartupError, match="cannot be read"):
-        list(checkpoint_tensors(summary, torch.device("cpu")))
+        list(checkpoint_tensors(summary, torch.device("cpu"), {}))
 
 
 def test_parameter_bytes_counts_shared_matrices_once(tmp_path):

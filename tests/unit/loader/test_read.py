@@ -1,5 +1,6 @@
 """Reading a checkpoint with several threads gives what reading it in order gives."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,10 @@ import torch
 from runtime.checkpoint.check import check_model_folder
 from runtime.checkpoint.config_json import load_model_config
 from runtime.errors import StartupError
+from runtime.layers.context import BuildContext
 from runtime.loader import read
+from runtime.loader.load import build_model, load_model
+from runtime.loader.update import load_weights, slots_of
 from tests.support.tiny_models import copy_of, tiny_model
 
 CPU = torch.device("cpu")
@@ -20,8 +24,8 @@ def test_copies_equal_views(name: str, ahead: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(read, "_AHEAD_BYTES", ahead)
     folder = tiny_model(name)
     summary = check_model_folder(folder, load_model_config(folder))
-    views = [(each, tensor.clone()) for each, tensor in read.checkpoint_tensors(summary, CPU)]
-    copies = list(read.copies(list(summary.tensors.values()), CPU))
+    views = [(each, tensor.clone()) for each, tensor in read.checkpoint_tensors(summary, CPU, {})]
+    copies = list(read.copies(list(summary.tensors.values()), CPU, {}))
     assert [each for each, _ in copies] == [each for each, _ in views]
     for (_, copy), (_, view) in zip(copies, views, strict=True):
         assert torch.equal(copy, view)
@@ -32,4 +36,36 @@ def test_a_file_that_went_away(tmp_path: Path) -> None:
     summary = check_model_folder(folder, load_model_config(folder))
     next(iter(folder.glob("*.safetensors"))).unlink()
     with pytest.raises(StartupError, match="cannot be read"):
-        list(read.copies(list(summary.tensors.values()), CPU))
+        list(read.copies(list(summary.tensors.values()), CPU, {}))
+
+
+@pytest.mark.parametrize("name", ["llama_biased", "llama_sharded", "qwen3"])
+def test_ranks_copy_no_more_than_their_part(name: str) -> None:
+    folder = tiny_model(name)
+    config = load_model_config(folder)
+    summary = check_model_folder(folder, config)
+    copied: Counter[str] = Counter()
+    for rank in range(2):
+        context = BuildContext(
+            dtype=torch.float32,
+            device=CPU,
+            tp_rank=rank,
+            tp_size=2,
+            all_reduce=lambda part: part,
+            gather_columns=lambda part: part,
+        )
+        usual = load_model(folder, config, context, lambda share: None)
+        model = build_model(config, context)
+        parts = list(read.copies(list(summary.tensors.values()), CPU, slots_of(model)))
+        copied.update({each: tensor.nbytes for each, tensor in parts})
+        load_weights(model, parts)
+        for (_, mine), (_, theirs) in zip(model.holders(), usual.holders(), strict=True):
+            for parameter, _ in mine.parameters():
+                assert torch.equal(mine.plain(parameter), theirs.plain(parameter))
+    shared = [
+        info.name for info in summary.tensors.values() if copied[info.name] != info.size_bytes
+    ]
+    # Both ranks take these whole: norms, biases of sums, the embeddings, a key head that is alone.
+    assert not [name for name in shared if "mlp" in name and "bias" not in name]
+    assert not [name for name in shared if "q_proj" in name or "o_proj.weight" in name]
+    assert all(copied[name] == 2 * summary.tensors[name].size_bytes for name in shared)
