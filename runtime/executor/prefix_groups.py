@@ -7,6 +7,7 @@ Attention reads such keys once for all of them where that is worth a launch more
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,42 +96,67 @@ def find_groups(
     # Pages that end before the newest key.
     full = (seq_lens - 1) // page_size
     levels = list(_levels(page_table, batch, full, max(1, _MIN_TOKENS // page_size)))
-    is_free = np.ones(len(batch), dtype=bool)
     groups: list[PrefixGroup] = []
     while len(groups) < MAX_GROUPS:
-        best = least = 0
-        members = batch[:0]
-        for depth, labels in levels:
-            counts = np.bincount(labels[is_free], minlength=1)
-            counts[0] = 0
-            most = int(counts.max())
-            if most >= _MIN_MEMBERS and (most - 1) * depth > best:
-                best = (most - 1) * depth
-                members = np.flatnonzero(is_free & (labels == counts.argmax()))
-                least = depth
-        if not best:
+        best, chosen = 0, None
+        for level in levels:
+            most = int(level.counts.max())
+            if most >= _MIN_MEMBERS and (most - 1) * level.depth > best:
+                best, chosen = (most - 1) * level.depth, level
+        if chosen is None:
             break
-        is_free[members] = False
-        pages = _common_pages(page_table, batch[members], least, int(full[members].min()))
+        members = np.flatnonzero(chosen.labels == chosen.counts.argmax())
+        # Not all of them share the next level's page, or some end before it.
+        most = min(int(full[members].min()), 2 * chosen.depth - 1)
+        pages = _common_pages(page_table, batch[members], chosen.depth, most)
         groups.append(PrefixGroup(members, pages * page_size))
+        for level in levels:
+            level.take(members)
     return groups
+
+
+@dataclass
+class _Level:
+    """Who shares the pages up to one.
+
+    Attributes:
+        depth: that page's number, from 1 on.
+        labels: `[num_seqs]`, the same number for those who share, 0 for nobody.
+        counts: how often each number stands there; 0 for 0.
+    """
+
+    depth: int
+    labels: Int64Array
+    counts: Int64Array
+
+    def take(self, members: Int64Array) -> None:
+        """Leave `members` out from now on."""
+        self.counts -= np.bincount(self.labels[members], minlength=len(self.counts))
+        self.counts[0] = 0
+        self.labels[members] = 0
 
 
 def _levels(
     page_table: NDArray[np.int32], batch: Int64Array, full: Int64Array, depth: int
-) -> Iterator[tuple[int, Int64Array]]:
-    """Yield `depth` and its doublings, and who share so many pages: equal numbers, 0 for nobody."""
+) -> Iterator[_Level]:
+    """Yield who shares `depth` pages, and its doublings, while enough do."""
     while True:
         deep = np.flatnonzero(full >= depth)
         if len(deep) < _MIN_MEMBERS:
             return
         pages = page_table[batch[deep], depth - 1]
-        _, same, counts = np.unique(pages, return_inverse=True, return_counts=True)
+        # As `np.unique` numbers them, in half its time.
+        order = pages.argsort()
+        ordered = pages[order]
+        numbers = np.ones(len(deep), dtype=np.int64)
+        np.cumsum(ordered[1:] != ordered[:-1], out=numbers[1:])
+        numbers[1:] += 1
+        labels = np.zeros(len(batch), dtype=np.int64)
+        labels[deep[order]] = numbers
+        counts = np.bincount(numbers)
         if counts.max() < _MIN_MEMBERS:
             return
-        labels = np.zeros(len(batch), dtype=np.int64)
-        labels[deep] = same + 1
-        yield depth, labels
+        yield _Level(depth, labels, counts)
         depth *= 2
 
 
