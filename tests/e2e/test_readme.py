@@ -44,7 +44,7 @@ SCRIPTS = [text for _, text in blocks("python")]
 ANSWERS = {
     "capital of France?": "The capital of France is Paris.",
     "List 3 countries": "1. ",
-    "What is 2 * 2?": '"content":"4',
+    "What is 2 * 2?": "2 * 2 = 4.",
     "What is 7 + 8?": '"reasoning_content":"',
     "weather in Oslo": '"name":"get_weather"',
     "The capital of France is": "Paris",
@@ -114,6 +114,10 @@ def port() -> Iterator[int]:
 @pytest.mark.parametrize("command", CURLS, ids=range(len(CURLS)))
 def test_a_curl_is_answered(command: str, port: int) -> None:
     output = shell(command, port).stdout
+    if '"stream": true' in command:
+        # However its pieces came: on a busy machine several at once.
+        assert output.count("data: ") > 2
+        output = "".join(re.findall(r'"delta":{[^}]*"content":"([^"]*)"', output))
     wanted = [text for question, text in ANSWERS.items() if question in command]
     assert wanted, "say in ANSWERS what this command must print"
     assert wanted[0] in output
