@@ -27,6 +27,7 @@ ITEM_FIELDS = 8
 BLOCK_ROWS = 64
 # Keys of a block; shared lengths and the chunks they are cut into are multiples of it.
 KEY_GRAIN = 64
+# How many programs should be in flight on each multiprocessor.
 PROGRAMS = 2
 # Chunks of a prefix: their results are added up for each member, which costs too.
 _MAX_PARTS = 32
@@ -115,11 +116,15 @@ class SharedPrefixes:
             end = first + len(members)
             lens[members], parts[members] = length * KEY_GRAIN, cut
             order[first:end] = members
-            for part in range(cut):
-                keys = part * share * KEY_GRAIN, min((part + 1) * share, length) * KEY_GRAIN
-                for start in range(first, end, self.members_a_block):
-                    size = min(self.members_a_block, end - start)
-                    items[written, :6] = members[0], *keys, start, size, part
-                    written += 1
+            begins = np.arange(first, end, self.members_a_block)
+            part = np.arange(cut)[:, None]
+            mine = items[written : written + cut * len(begins)].reshape(cut, len(begins), -1)
+            mine[..., 0] = members[0]
+            mine[..., 1] = part * share * KEY_GRAIN
+            mine[..., 2] = np.minimum((part + 1) * share, length) * KEY_GRAIN
+            mine[..., 3] = begins
+            mine[..., 4] = np.minimum(end - begins, self.members_a_block)
+            mine[..., 5] = part
+            written += cut * len(begins)
             first = end
         count[0] = written
