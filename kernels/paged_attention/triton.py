@@ -112,7 +112,15 @@ def run_attention(
     block_dim = max(16, triton.next_power_of_2(head_dim))
     group_rows = triton.next_power_of_2(group)
     scale_log2 = scale * math.log2(math.e)
-    precision = "ieee" if q.dtype is torch.float32 else "tf32"
+    # What every kernel is compiled for.
+    layout = {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "PAGE_SIZE": page_size,
+        "PRECISION": "ieee" if q.dtype is torch.float32 else "tf32",
+        "BLOCK_D": block_dim,
+    }
     prefixes = plan.prefixes
     partials = workspace if prefixes is None else prefixes
     if prefixes is not None:
@@ -131,15 +139,10 @@ def run_attention(
             q.stride(0),
             page_table.stride(0),
             scale_log2,
-            NUM_KV_HEADS=num_kv_heads,
-            GROUP=group,
+            **layout,
             GROUP_ROWS=group_rows,
-            HEAD_DIM=head_dim,
-            PAGE_SIZE=page_size,
-            PRECISION=precision,
             BLOCK_M=prefixes.block_rows,
             BLOCK_N=tile.block_n,
-            BLOCK_D=block_dim,
             STAGES=tile.num_stages,
             num_warps=tile.num_warps,
             **launch_options(q.device),
@@ -160,14 +163,9 @@ def run_attention(
             q.stride(0),
             page_table.stride(0),
             scale_log2,
-            NUM_KV_HEADS=num_kv_heads,
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            PAGE_SIZE=page_size,
-            PRECISION=precision,
+            **layout,
             BLOCK_M=max(16, group_rows),
             BLOCK_N=tile.block_n,
-            BLOCK_D=block_dim,
             GROUP_ROWS=group_rows,
             PARTS=max(2, 4096 // (group_rows * block_dim)),
             STAGES=tile.num_stages,
@@ -190,15 +188,10 @@ def run_attention(
             page_table.stride(0),
             scale_log2,
             plan.window_left,
-            NUM_KV_HEADS=num_kv_heads,
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            PAGE_SIZE=page_size,
-            PRECISION=precision,
+            **layout,
             WINDOWED=plan.window_left >= 0,
             BLOCK_M=plan.block_rows,
             BLOCK_N=tile.block_n,
-            BLOCK_D=block_dim,
             STAGES=tile.num_stages,
             num_warps=tile.num_warps,
             **launch_options(q.device),
