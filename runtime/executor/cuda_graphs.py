@@ -158,7 +158,8 @@ class DecodeGraphs:
             # Out of memory has many names in what a capture calls; whatever it is, trying it again
             # at every step would be worse than doing without.
             self._refused.add((size, shares))
-            logger.warning("No CUDA graph for batch %d: it runs without (%s)", size, error)
+            instead = "reads shared prefixes row by row" if shares else "runs without"
+            logger.warning("No CUDA graph for batch %d: it %s (%s)", size, instead, error)
             return
         seconds = time.perf_counter() - started
         prefixes = ", for shared prefixes" if shares else ""

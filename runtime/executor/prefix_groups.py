@@ -36,7 +36,14 @@ class PrefixGroups:
     def __init__(
         self, rows: BatchRows, page_size: int, num_kv_heads: int, attention: SharesPrefixes
     ) -> None:
-        """Look at the pages in `rows`, each of `page_size` tokens, and tell `attention`."""
+        """Look at the pages in `rows` and tell `attention`.
+
+        Args:
+            rows: of the running batch.
+            page_size: tokens of a page.
+            num_kv_heads: of a layer.
+            attention: what reads the keys.
+        """
         self._min_saved = _MIN_SAVED / num_kv_heads
         self._rows = rows
         self._page_size = page_size
