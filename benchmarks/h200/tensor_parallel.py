@@ -4,8 +4,9 @@
 
 Dummy weights, the same numbers on any number of ranks. Tokens are compared in float32, where the
 order of a sum hardly ever decides a token, for prompts that share nothing and many that begin
-alike; times are taken in bfloat16. Each case runs in a process of its own. `--device cpu --shape
-tiny` runs it anywhere.
+alike: where two requests part, how far apart the two most probable tokens were tells whether it
+did. Times are taken in bfloat16. What `--json` names is added to: `--tp 4` compares with its
+tokens. Each case runs in a process of its own. `--device cpu --shape tiny` runs it anywhere.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from runtime.client.logprobs import PositionLogprobs
+from runtime.messages import LogprobSpec
 from server.bench.shapes import SHAPES, write_shape
 
 NUM_PROMPTS, NUM_NEW = 8, 48
@@ -60,9 +63,11 @@ def case(shape: str, tp_size: int, device: str, dtype: str) -> dict[str, Any]:
                 shared + rng.integers(1, vocab_size, 5 + i).tolist() for i in range(NUM_SHARING)
             ]
             for i, prompt in enumerate(prompts):
-                engine.add(i, prompt, NUM_NEW, ignore_eos=True)
+                engine.add(i, prompt, NUM_NEW, LogprobSpec(top_num=2), ignore_eos=True)
             engine.run()
-            result["tokens"] = [engine.tokens[i] for i in range(len(prompts))]
+            numbers = range(len(prompts))
+            result["tokens"] = [engine.tokens[i] for i in numbers]
+            result["leads"] = [[lead(each) for each in engine.outputs[i]] for i in numbers]
             return result
         next_id = 1
         for batch in BATCHES:
@@ -83,6 +88,12 @@ def case(shape: str, tp_size: int, device: str, dtype: str) -> dict[str, Any]:
         return result
 
 
+def lead(position: PositionLogprobs) -> float:
+    """Return by how much the most probable token leads, in log-probability."""
+    (first, _), (second, _) = position.top
+    return first - second
+
+
 def start(shape: str, tp_size: int, device: str, dtype: str, gpu: int) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
     if tp_size == 1:
@@ -98,9 +109,13 @@ def finish(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     return json.loads(lines[-1]) if lines and process.returncode == 0 else {"failed": True}
 
 
-def compare(one: list[list[int]], other: list[list[int]]) -> str:
-    same = sum(a == b for a, b in zip(one, other, strict=True))
-    return f"{same} of {len(one)} requests give the same {NUM_NEW} tokens"
+def partings(one: list[list[int]], other: list[list[int]], leads: list[list[float]]) -> list[float]:
+    """Return how far the token of `other` led where a request first has another than in `one`."""
+    return [
+        lead
+        for mine, theirs, each in zip(one, other, leads, strict=True)
+        for lead in [lead for a, b, lead in zip(mine, theirs, each, strict=True) if a != b][:1]
+    ]
 
 
 def main() -> None:
@@ -117,6 +132,8 @@ def main() -> None:
         # The group is left without a farewell: the other ranks end with this process.
         os._exit(0)
     results: dict[str, Any] = {}
+    if options.json and options.json.exists():
+        results = json.loads(options.json.read_text())
     for shape in options.shape:
         for tp_size in options.tp:
             key = f"{shape} tp{tp_size}"
@@ -130,12 +147,17 @@ def main() -> None:
             else:
                 exact = finish(start(shape, tp_size, options.device, "float32", 0))
                 fast = finish(start(shape, tp_size, options.device, "bfloat16", 0))
-            results[key] = fast | {"tokens": exact.get("tokens")}
+            tokens = exact.get("tokens")
+            results[key] = fast | {"tokens": tokens}
             shown = {k: v if isinstance(v, bool) else round(v, 3) for k, v in fast.items()}
-            first = results[f"{shape} tp{options.tp[0]}"]["tokens"]
-            tokens = results[key]["tokens"]
-            text = compare(first, tokens) if first and tokens else "no tokens"
-            print(f"{key}: {json.dumps(shown)}; {text}", flush=True)
+            print(f"{key}: {json.dumps(shown)}", end="; ")
+            first = results.get(f"{shape} tp1", results[key])["tokens"]
+            if first and tokens:
+                parted = results[key]["parted_by"] = partings(first, tokens, exact["leads"])
+                print(f"{len(tokens) - len(parted)} of {len(tokens)} requests give", end=" ")
+                print(f"the same {NUM_NEW} tokens as one GPU, others part by {parted}", flush=True)
+            else:
+                print("no tokens", flush=True)
             if options.json:
                 options.json.write_text(json.dumps(results, indent=1))
 

@@ -96,8 +96,7 @@ class DecodeGraphs:
         # Those of steps whose sequences share prefixes.
         self._sharing: dict[int, torch.cuda.CUDAGraph] = {}
         self._prefixes: PrefixGroups | None = None
-        # Ranks would have to capture all of them at start; that has not been tried on GPUs.
-        if shares_prefixes and share is None and isinstance(attention, SharesPrefixes):
+        if shares_prefixes and isinstance(attention, SharesPrefixes):
             num_kv_heads = kv[0].k.shape[1]
             self._prefixes = PrefixGroups(rows, page_size, num_kv_heads, attention)
         self._pool: GraphPool | None = None
@@ -122,17 +121,21 @@ class DecodeGraphs:
         started = time.perf_counter()
         self._pool, self._refused = pool, set()
         first = [size for size in self._sizes if size <= FIRST_BATCHES or self._share is not None]
+        wanted = [(size, False) for size in first]
+        if self._prefixes is not None and self._share is not None:
+            wanted += [(size, True) for size in first if size >= MIN_BATCH]
         # Largest first, so that the smaller ones fit into its memory.
-        for done, size in enumerate(reversed(first)):
-            progress(done / len(first))
-            self._capture(size, pool)
+        wanted.sort()
+        for done, (size, shares) in enumerate(reversed(wanted)):
+            progress(done / len(wanted))
+            self._capture(size, pool, shares=shares)
         logger.info(
             "Captured %d decode graphs up to batch %d in %.2f s",
-            len(first),
+            len(wanted),
             first[-1],
             time.perf_counter() - started,
         )
-        if self._prefixes is not None and first[-1] >= MIN_BATCH:
+        if self._prefixes is not None and self._share is None and first[-1] >= MIN_BATCH:
             # One of them, so that the kernels compile now; it can be done without.
             self._capture_later(first[-1], pool, shares=True)
 

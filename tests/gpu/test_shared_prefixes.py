@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.executor import prefix_groups
+from runtime.executor import cuda_graphs, prefix_groups
 from tests.support.engine import InProcessEngine
 from tests.support.gpu import prompt, small_engine
 from tests.support.tiny_models import tiny_model
@@ -113,6 +113,30 @@ def test_graphs_can_be_captured_again(graphs: None, eager_to_share: None) -> Non
             engine.add(100 * turn + i, ids, 12, ignore_eos=True)
         engine.run()
         assert [engine.tokens[100 * turn + i] for i in range(len(prompts))] == alone
+
+
+def test_ranks_of_a_layer_capture_all_of_them_at_start(
+    graphs: None, eager_to_share: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "FIRST_BATCHES", 4)
+    engine = small_engine(tiny_model("llama"), max_running_requests=16)
+    decode = engine.runner._graphs
+    assert decode is not None
+    begin = prompt(150, 1)
+    prompts = [begin + prompt(9, 10 + i) for i in range(9)]
+    alone = [engine.generate(ids, 12, ignore_eos=True) for ids in prompts]
+    # What it is told by its group, if it is the only one.
+    decode._share = lambda token_ids: token_ids
+    engine.runner.drop_graphs()
+    engine.runner.capture_graphs(lambda fraction: None)
+    assert sorted(decode._sharing) == [8, 12, 16]
+    seen = seen_groups(engine, monkeypatch)
+    monkeypatch.setattr(cuda_graphs, "capture_graph", None)
+    for i, ids in enumerate(prompts):
+        engine.add(100 + i, ids, 12, ignore_eos=True)
+    engine.run()
+    assert [engine.tokens[100 + i] for i in range(len(prompts))] == alone
+    assert any(seen)
 
 
 def test_models_whose_layers_all_have_a_window_share_nothing(

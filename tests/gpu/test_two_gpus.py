@@ -5,7 +5,10 @@ With one process for each GPU, as many as on the CPU, where the same is shown on
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +23,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 import headrace as sgl
+from benchmarks.h200.tensor_parallel import NUM_PROMPTS, NUM_SHARING
 from headrace.trainer import broadcast_weights, describe_tensors, init_update_group, tensor_body
 from tests.support.engine import InProcessEngine
 from tests.support.gpu import DEVICE, on_gpu, prompt
@@ -265,3 +269,14 @@ def test_a_trainers_way_through_a_step(engine: sgl.Engine, other: Path) -> None:
     engine.release_memory_occupation()
     engine.resume_memory_occupation()
     assert answers(engine) == expected(other)
+
+
+def test_many_who_begin_alike(tmp_path: Path) -> None:
+    """So many that both read their common beginning once."""
+    result = tmp_path / "result.json"
+    command = [sys.executable, "-m", "benchmarks.h200.tensor_parallel", "--shape", "tiny"]
+    options = ["--tp", "1", "2", "--device", DEVICE, "--json", str(result)]
+    subprocess.run([*command, *options], check=True, timeout=240)
+    found = json.loads(result.read_text())
+    assert len(found["tiny tp1"]["tokens"]) == NUM_PROMPTS + NUM_SHARING
+    assert found["tiny tp2"]["tokens"] == found["tiny tp1"]["tokens"]
