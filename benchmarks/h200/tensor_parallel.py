@@ -159,7 +159,7 @@ def main() -> None:
             else:
                 print("no tokens", flush=True)
             if options.json:
-                options.json.write_text(json.dumps(results, indent=1))
+                options.json.write_text(json.dumps(results) + "\n")
 
 
 if __name__ == "__main__":
