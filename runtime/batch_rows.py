@@ -16,8 +16,6 @@ from runtime.sampling_params import SamplingParams
 from runtime.staging import to_device
 from runtime.step import Int64Array, PageUpdate, RowJoin, StepPlan
 
-_NUM_PARAMS = 6
-
 
 class BatchRows:
     """Rows of the running batch.
@@ -30,11 +28,11 @@ class BatchRows:
             decoded in it, which it has overwritten in `last_token` if it came so far.
         num_changes: how often rows joined, or got pages otherwise than by decoding on.
         has_inputs: whether the step that is being launched has read its inputs.
-        params: `[max_rows + 1, 6]` float32 on the device: temperature, top_p, min_p, frequency,
-            presence, repetition.
-        seeds: `[max_rows + 1]` int64 on the device.
-        top_k: `[max_rows + 1]` int32 on the device, the vocabulary's size when off.
-        host_params, host_top_k: the same on the host.
+        params: `[max_rows + 1, 6]` float32 on the host: temperature, top_p, min_p, frequency,
+            presence, repetition. They travel with the step that samples: most rows take their
+            largest logit and never need them.
+        seeds: `[max_rows + 1]` int64 on the host.
+        top_k: `[max_rows + 1]` int32 on the host, the vocabulary's size when off.
         num_prompt: `[max_rows + 1]` int64 on the host.
         is_greedy, edits_logits, has_penalties, has_grammar, has_token_rules: `[max_rows + 1]` bool
             on the host; rows that edit logits do so by penalties or by token rules: biases, or the
@@ -43,7 +41,7 @@ class BatchRows:
         logprobs: what the rows that want log-probabilities ask for.
     """
 
-    TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
+    TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(6)
 
     def __init__(
         self,
@@ -68,11 +66,9 @@ class BatchRows:
         self.latest_input = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.has_inputs = False
         self.num_changes = 0
-        self.params = torch.zeros(rows, _NUM_PARAMS, dtype=torch.float32, device=self.device)
-        self.seeds = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        self.top_k = torch.full((rows,), vocab_size, dtype=torch.int32, device=self.device)
-        self.host_params: NDArray[np.float32] = np.zeros((rows, _NUM_PARAMS), dtype=np.float32)
-        self.host_top_k: NDArray[np.int32] = np.full(rows, vocab_size, dtype=np.int32)
+        self.params: NDArray[np.float32] = np.zeros((rows, 6), dtype=np.float32)
+        self.seeds: Int64Array = np.zeros(rows, dtype=np.int64)
+        self.top_k: NDArray[np.int32] = np.full(rows, vocab_size, dtype=np.int32)
         self.num_prompt: Int64Array = np.zeros(rows, dtype=np.int64)
         self.sampling: list[SamplingParams | None] = [None] * rows
         self.stop_ids: list[list[int]] = [[] for _ in range(rows)]
@@ -108,27 +104,12 @@ class BatchRows:
     def apply(self, joins: list[RowJoin], updates: list[PageUpdate]) -> None:
         """Reset the rows of new requests, then write page numbers."""
         self.num_changes += bool(joins or updates)
-        if joins:
-            self._join(joins)
+        for join in joins:
+            self._join(join)
         if updates:
             self._update_pages(updates)
 
-    def _join(self, joins: list[RowJoin]) -> None:
-        rows = np.array([join.row for join in joins], dtype=np.int64)
-        seeds = np.array([join.sampling.seed or 0 for join in joins], dtype=np.int64)
-        for join in joins:
-            self._join_host(join)
-        params, top_k = self.host_params[rows], self.host_top_k[rows]
-        index, params_t, seeds_t, top_k_t = to_device(self.device, rows, params, seeds, top_k)
-        self.params.index_copy_(0, index, params_t)
-        self.seeds.index_copy_(0, index, seeds_t)
-        self.top_k.index_copy_(0, index, top_k_t)
-        for join in joins:
-            if join.sampling.has_penalties and len(join.output_ids):
-                (output_ids,) = to_device(self.device, join.output_ids.astype(np.int64))
-                self.history()[join.row, : len(join.output_ids)] = output_ids
-
-    def _join_host(self, join: RowJoin) -> None:
+    def _join(self, join: RowJoin) -> None:
         row, sampling = join.row, join.sampling
         greedy = sampling.is_greedy
         self.sampling[row] = sampling
@@ -140,7 +121,7 @@ class BatchRows:
         has_token_rules = bool(sampling.logit_bias) or sampling.min_new_tokens > 0
         self.has_token_rules[row] = has_token_rules
         self.edits_logits[row] = has_token_rules or sampling.has_penalties
-        self.host_params[row] = (
+        self.params[row] = (
             0.0 if greedy else sampling.temperature,
             sampling.top_p,
             sampling.min_p,
@@ -148,11 +129,15 @@ class BatchRows:
             sampling.presence_penalty,
             sampling.repetition_penalty,
         )
-        self.host_top_k[row] = sampling.top_k if sampling.top_k > 0 else self.vocab_size
+        self.seeds[row] = sampling.seed or 0
+        self.top_k[row] = sampling.top_k if sampling.top_k > 0 else self.vocab_size
         self.wants_logprobs[row] = join.logprobs is not None
         self.logprobs[row] = join.logprobs
         self.wants_hidden[row] = join.wants_hidden
         self.page_table_host[row] = 0
+        if sampling.has_penalties and len(join.output_ids):
+            (output_ids,) = to_device(self.device, join.output_ids.astype(np.int64))
+            self.history()[row, : len(join.output_ids)] = output_ids
 
     @torch.inference_mode()
     def grow(self, plan: StepPlan, page_size: int, *, on_device: bool) -> None:

@@ -64,18 +64,22 @@ class Sampler:
             masks: for lines of `logits` that follow a grammar.
         """
         state = self._rows
-        index, places = to_device(state.device, rows, positions)
         is_greedy = state.is_greedy[rows].all()
+        params = None
+        if is_greedy:
+            (index,) = to_device(state.device, rows)
+        else:
+            index, params = self._sampling_rows(rows, positions)
         wants_logprobs = state.wants_logprobs[rows].any()
         edits = state.edits_logits[rows].any()
         if edits or (masks is not None and (wants_logprobs or not is_greedy)):
             self._edit_logits(logits, rows, index, positions, masks)
             masks = None
-        if is_greedy:
+        if params is None:
             token_ids = best_tokens(logits, *self._on_device(logits, masks))
         else:
             bad = nan_rows(logits)
-            token_ids = sample(logits, self._sampling_rows(rows, index, places))
+            token_ids = sample(logits, params)
             token_ids = token_ids.masked_fill(bad, NAN_TOKEN)
         if self._share is not None:
             token_ids = self._share(token_ids)
@@ -95,7 +99,7 @@ class Sampler:
         state = self._rows
         lines = np.flatnonzero(state.wants_logprobs[rows])
         asking = rows[lines]
-        temperature = state.host_params[asking, state.TEMPERATURE]
+        temperature = state.params[asking, state.TEMPERATURE]
         temperature = np.where(state.is_greedy[asking], np.float32(1), temperature)
         line_index, divisor = to_device(state.device, lines, temperature)
         part = logits.index_select(0, line_index)
@@ -105,23 +109,30 @@ class Sampler:
         chosen = token_ids.index_select(0, line_index).clamp_(min=0)
         return gather(part, chosen, asking, specs)
 
-    def _sampling_rows(self, rows: Int64Array, index: Tensor, places: Tensor) -> SamplingRows:
+    def _sampling_rows(
+        self, rows: Int64Array, positions: Int64Array
+    ) -> tuple[Tensor, SamplingRows]:
+        """Send `rows`, and what sampling them takes."""
         state = self._rows
-        params = state.params.index_select(0, index)
-        host = state.host_params[rows]
-        limits = state.host_top_k[rows]
-        limits = limits[limits < state.vocab_size]
-        return SamplingRows(
-            temperature=params[:, state.TEMPERATURE].contiguous(),
-            top_k=state.top_k.index_select(0, index),
-            top_p=params[:, state.TOP_P].contiguous(),
-            min_p=params[:, state.MIN_P].contiguous(),
-            seed=state.seeds.index_select(0, index),
-            position=places,
+        params, top_k = state.params[rows], state.top_k[rows]
+        limits = top_k[top_k < state.vocab_size]
+        columns = [
+            params[:, which].copy() for which in (state.TEMPERATURE, state.TOP_P, state.MIN_P)
+        ]
+        index, position, seed, top_k_sent, temperature, top_p, min_p = to_device(
+            state.device, rows, positions, state.seeds[rows], top_k, *columns
+        )
+        return index, SamplingRows(
+            temperature=temperature,
+            top_k=top_k_sent,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            position=position,
             all_greedy=False,
             any_top_k=len(limits) > 0,
-            any_top_p=bool((host[:, state.TOP_P] < 1).any()),
-            any_min_p=bool((host[:, state.MIN_P] > 0).any()),
+            any_top_p=bool((params[:, state.TOP_P] < 1).any()),
+            any_min_p=bool((params[:, state.MIN_P] > 0).any()),
             max_top_k=int(limits.max()) if len(limits) else 0,
         )
 
@@ -149,7 +160,7 @@ class Sampler:
             values += sampling.logit_bias.values()
         penalised = np.flatnonzero(state.has_penalties[rows])
         if len(penalised):
-            self._penalise(logits, index, num_outputs, penalised)
+            self._penalise(logits, rows, index, num_outputs, penalised)
         if too_early:
             pairs = np.array(too_early, dtype=np.int64)
             lines, ids = to_device(state.device, pairs[:, 0].copy(), pairs[:, 1].copy())
@@ -183,24 +194,27 @@ class Sampler:
         return words, lines
 
     def _penalise(
-        self, logits: Tensor, index: Tensor, num_outputs: Int64Array, penalised: Int64Array
+        self,
+        logits: Tensor,
+        rows: Int64Array,
+        index: Tensor,
+        num_outputs: Int64Array,
+        penalised: Int64Array,
     ) -> None:
         state = self._rows
         most = int(num_outputs[penalised].max())
         if most == 0:
             return
-        lines, lengths = to_device(state.device, penalised, num_outputs[penalised])
-        rows = index.index_select(0, lines)
-        params = state.params.index_select(0, rows)
-        apply_penalties(
-            logits,
-            state.history()[:, :most].index_select(0, rows),
-            lengths,
-            params[:, state.FREQUENCY].contiguous(),
-            params[:, state.PRESENCE].contiguous(),
-            params[:, state.REPETITION].contiguous(),
-            lines,
+        params = state.params[rows[penalised]]
+        columns = (state.FREQUENCY, state.PRESENCE, state.REPETITION)
+        lines, lengths, frequency, presence, repetition = to_device(
+            state.device,
+            penalised,
+            num_outputs[penalised],
+            *(params[:, which].copy() for which in columns),
         )
+        history = state.history()[:, :most].index_select(0, index.index_select(0, lines))
+        apply_penalties(logits, history, lengths, frequency, presence, repetition, lines)
 
     def _remember(
         self, token_ids: Tensor, rows: Int64Array, index: Tensor, positions: Int64Array

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kernels.sampling import (
     SamplingRows,
@@ -17,7 +16,6 @@ from kernels.sampling import (
     nan_rows,
     sample,
 )
-from runtime.batch_rows import BatchRows
 from runtime.staging import to_device
 
 # Kernels differ with whether there are any; as many as OpenAI's API gives stand for all it gives.
@@ -32,27 +30,20 @@ def warm_up_sampling(vocab_size: int, device: torch.device) -> None:
         vocab_size: of the model; kernels are compiled for it.
         device: where the model samples.
     """
-    # One row's parameters lie side by side, as the sampler takes them, and more rows' do not:
-    # kernels are compiled for addresses that are aligned and for others.
-    for num_rows in (1, 2):
-        _sample_all_ways(num_rows, vocab_size, device)
-
-
-def _sample_all_ways(num_rows: int, vocab_size: int, device: torch.device) -> None:
+    num_rows = 2
     logits = torch.zeros(num_rows, vocab_size, device=device)
-    params = BatchRows(num_rows, 1, 1, vocab_size, device).params[:num_rows]
-    params[:, [BatchRows.TEMPERATURE, BatchRows.TOP_P, BatchRows.REPETITION]] = 1.0
-
-    def column(which: int) -> Tensor:
-        return params[:, which].contiguous()
-
+    # Parameters come with the step, and always aligned.
+    ones, zeros = np.ones(num_rows, dtype=np.float32), np.zeros(num_rows, dtype=np.float32)
+    temperature, top_p, min_p, frequency, presence, repetition, values = to_device(
+        device, ones, ones.copy(), *(zeros.copy() for _ in range(3)), ones.copy(), zeros
+    )
     index = torch.arange(num_rows, device=device)
     for is_ranked in (False, True):
         rows = SamplingRows(
-            temperature=column(BatchRows.TEMPERATURE),
+            temperature=temperature,
             top_k=torch.ones(num_rows, dtype=torch.int32, device=device),
-            top_p=column(BatchRows.TOP_P),
-            min_p=column(BatchRows.MIN_P),
+            top_p=top_p,
+            min_p=min_p,
             seed=index,
             position=index,
             all_greedy=False,
@@ -70,10 +61,6 @@ def _sample_all_ways(num_rows: int, vocab_size: int, device: torch.device) -> No
     for lines in (None, index):
         apply_token_bitmask(logits, mask, lines)
         best_tokens(logits, mask, lines)
-    frequency, presence = column(BatchRows.FREQUENCY), column(BatchRows.PRESENCE)
-    repetition = column(BatchRows.REPETITION)
     apply_penalties(logits, ids, index, frequency, presence, repetition, index)
-    # Its values come with the step, and always aligned.
-    (values,) = to_device(device, np.zeros(num_rows, dtype=np.float32))
     apply_logit_bias(logits, index, index, values)
     mask_tokens(logits, index, index)

@@ -45,7 +45,7 @@ def test_every_number_is_refused_or_reaches_the_rows(fields: dict[str, float]) -
     rows = BatchRows(max_rows=1, max_pages=2, max_len=32, vocab_size=VOCAB_SIZE)
     no_output = np.zeros(0, dtype=np.int32)
     rows.apply([RowJoin(0, params, num_prompt=2, stop_ids=[], output_ids=no_output)], [])
-    assert 1 <= rows.host_top_k[0] <= VOCAB_SIZE
+    assert 1 <= rows.top_k[0] <= VOCAB_SIZE
 
 
 @pytest.mark.parametrize("top_k", [VOCAB_SIZE, VOCAB_SIZE + 1, 2**31, 10**11, 2**70])
