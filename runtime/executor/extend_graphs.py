@@ -2,7 +2,8 @@
 
 A model of a few hundred million parameters computes a short prompt faster than Python can launch
 its kernels one by one. A graph is captured for a number of tokens and of sequences; a smaller step
-runs in it with padding, whose keys and values are written nowhere.
+runs in it with padding, whose keys and values are written nowhere. Its tokens go straight to the
+host's memory, to another line each time.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.decode_step import decode_outputs
 from kernels.greedy import greedy_tokens
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
 from runtime.executor.causal_model import CausalModel
-from runtime.executor.graph_capture import GraphPool, HostBuffers, capture_graph
+from runtime.executor.graph_capture import (
+    NUM_HOST_BUFFERS,
+    GraphPool,
+    HostBuffers,
+    capture_graph,
+    host_numbers,
+)
 from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.step import StepPlan
+from runtime.step import Int64Array, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +57,13 @@ class GraphResult(NamedTuple):
 
     Attributes:
         logits: `[num_seqs, vocab_size]` float32.
-        token_ids: `[num_seqs]` int64, the largest logits' tokens.
+        token_ids: `[num_seqs]`, the largest logits' tokens, `NAN_TOKEN` for NaN: on the host once
+            the device has done all this, and until the graph's fourth run from now.
         hidden: `[num_seqs, hidden_size]`, unless none are kept.
     """
 
     logits: Tensor
-    token_ids: Tensor
+    token_ids: Int64Array
     hidden: Tensor | None
 
 
@@ -71,7 +80,8 @@ class _Layout:
         self.seq_lens = slice(start + num_seqs, start + 2 * num_seqs)
         self.samples = slice(start + 2 * num_seqs, start + 3 * num_seqs)
         self.indptr = slice(start + 3 * num_seqs, start + 4 * num_seqs + 1)
-        self.size = start + 4 * num_seqs + 1
+        self.turn = slice(start + 4 * num_seqs + 1, start + 4 * num_seqs + 2)
+        self.size = start + 4 * num_seqs + 2
 
 
 class _Captured:
@@ -83,8 +93,9 @@ class _Captured:
         self.layout = _Layout(num_tokens, num_seqs)
         self.host = HostBuffers(self.layout.size, rows.device)
         self.inputs = torch.zeros(self.layout.size, dtype=torch.int64, device=rows.device)
+        self.kept = host_numbers(rows.device, NUM_HOST_BUFFERS, num_seqs)
+        self.kept_lines: list[Int64Array] = list(self.kept.numpy())
         self.hidden: Tensor | None = None
-        self.token_ids: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
 
 
@@ -196,14 +207,14 @@ class ExtendGraphs:
         view[layout.samples][:num_seqs] = indptr[1:] - 1
         view[layout.indptr] = num_tokens
         view[layout.indptr][: num_seqs + 1] = indptr
+        view[layout.turn] = turn = captured.host.turn
         captured.inputs.copy_(host, non_blocking=True)
         assert captured.graph is not None
-        assert captured.token_ids is not None
         assert self._logits is not None
         captured.graph.replay()
         rows.has_inputs = True
         hidden = None if captured.hidden is None else captured.hidden[:num_seqs]
-        return GraphResult(self._logits[:num_seqs], captured.token_ids[:num_seqs], hidden)
+        return GraphResult(self._logits[:num_seqs], captured.kept_lines[turn][:num_seqs], hidden)
 
     def _fill_padding(self, captured: _Captured) -> None:
         layout, padding = captured.layout, self._rows.padding_row
@@ -235,5 +246,6 @@ class ExtendGraphs:
         captured.hidden = hidden if self._keep_hidden else None
         assert self._logits is not None
         token_ids = greedy_tokens(self._model.score(hidden), self._logits[: captured.num_seqs])
-        captured.token_ids = token_ids if self._share is None else self._share(token_ids)
-        state.last_token.index_copy_(0, rows, captured.token_ids.clamp(min=0))
+        if self._share is not None:
+            token_ids = self._share(token_ids)
+        decode_outputs(token_ids, rows, inputs[layout.turn], state.last_token, captured.kept)

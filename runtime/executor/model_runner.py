@@ -39,7 +39,8 @@ class Computed:
 
     Attributes:
         token_ids: `[num_samples]` int64; `None` when nobody gets a token.
-        host_tokens: `[num_samples]`, in their place: on the host once the device has done the step.
+        host_tokens: in their place: on the host once the device has done the step.
+        host_places: `[num_samples]`, which of `host_tokens` are the step's; all when absent.
         output_logprobs: of the new tokens, for rows that want them.
         input_logprobs: one entry for each span of a prompt.
         output_hidden, input_hidden: hidden states of both, for rows that want them.
@@ -47,6 +48,7 @@ class Computed:
 
     token_ids: Tensor | None = None
     host_tokens: Int64Array | None = None
+    host_places: Int64Array | None = None
     output_logprobs: list[StepLogprobs] = field(default_factory=list)
     input_logprobs: list[StepLogprobs] = field(default_factory=list)
     output_hidden: list[StepHidden] = field(default_factory=list)
@@ -73,7 +75,7 @@ class PendingStep:
         self._rows = plan.sample_rows
         self._failed = failed
         self._event = torch.cuda.Event() if device.type == "cuda" else None
-        self._tokens = computed.host_tokens
+        self._tokens, self._places = computed.host_tokens, computed.host_places
         if computed.token_ids is not None:
             self._tokens = self._copy(computed.token_ids).numpy()
         self._outputs = [each.to_host(self._copy) for each in computed.output_logprobs]
@@ -107,8 +109,9 @@ class PendingStep:
     def _tokens_of_rows(self) -> StepResult:
         if self._tokens is None:
             return StepResult(_NO_TOKENS, self._failed)
+        tokens = self._tokens if self._places is None else self._tokens[self._places]
         # A copy: later steps write to the same place.
-        token_ids = self._tokens.astype(np.int32)
+        token_ids = tokens.astype(np.int32)
         bad = token_ids == NAN_TOKEN
         if bad.any():
             for row in self._rows[bad].tolist():
@@ -331,16 +334,16 @@ class ModelRunner:
         rows = plan.sample_rows
         if not len(rows):
             return Computed()
+        places = np.flatnonzero(plan.samples)
         is_plain = self._sampler.is_plain(rows)
-        if is_plain and len(rows) == len(plan.rows):
-            picked = self._hidden_of(rows, result.hidden)
-            return Computed(result.token_ids.clone(), output_hidden=picked)
-        (wanted,) = to_device(self._rows.device, np.flatnonzero(plan.samples))
+        if is_plain and result.hidden is None:
+            return Computed(host_tokens=result.token_ids, host_places=places)
+        (wanted,) = to_device(self._rows.device, places)
         picked = []
         if result.hidden is not None:
             picked = of_samples(self._rows, rows, result.hidden.index_select(0, wanted))
         if is_plain:
-            return Computed(result.token_ids.index_select(0, wanted), output_hidden=picked)
+            return Computed(host_tokens=result.token_ids, host_places=places, output_hidden=picked)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
         logits = result.logits.index_select(0, wanted)
         return Computed.of(self._sampler.sample(logits, rows, positions, plan.take_masks()), picked)

@@ -169,14 +169,14 @@ def test_penalties_equal_their_definition() -> None:
 def test_a_request_that_cannot_take_its_row_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_model("llama")
     alone = InProcessEngine(folder).generate(PROMPTS[3], 12, ignore_eos=True)
-    join_host = BatchRows._join_host
+    join_row = BatchRows._join
 
     def refuse(self: BatchRows, join: RowJoin) -> None:
         if join.sampling.seed == 666:
             raise OverflowError("planted")
-        join_host(self, join)
+        join_row(self, join)
 
-    monkeypatch.setattr(BatchRows, "_join_host", refuse)
+    monkeypatch.setattr(BatchRows, "_join", refuse)
     engine = InProcessEngine(folder)
     engine.add(1, PROMPTS[3], 12, ignore_eos=True)
     engine.add(2, PROMPTS[5], 12, seed=666)
