@@ -14,7 +14,10 @@ from torch import Tensor
 from runtime.messages import LogprobSpec
 from runtime.sampling_params import SamplingParams
 from runtime.staging import to_device
-from runtime.step import Int64Array, PageUpdate, RowJoin, StepPlan
+from runtime.step import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
+
+_NO_PLACES: Int64Array = np.zeros(0, dtype=np.int64)
+_NO_PAGES: Int32Array = np.zeros(0, dtype=np.int32)
 
 
 class BatchRows:
@@ -81,6 +84,8 @@ class BatchRows:
         self.has_grammar = np.zeros(rows, dtype=bool)
         self.has_token_rules = np.zeros(rows, dtype=bool)
         self._history: Tensor | None = None
+        # Places in the page table, and what the device has not been told of them.
+        self._unsent: list[tuple[Int64Array, Int32Array]] = []
 
     def inputs(self, index: Tensor) -> Tensor:
         """Return the next inputs of rows that decode, `[num_decodes]` int64.
@@ -102,7 +107,7 @@ class BatchRows:
     # The history is made while sampling, in inference mode, and may be written in that mode only.
     @torch.inference_mode()
     def apply(self, joins: list[RowJoin], updates: list[PageUpdate]) -> None:
-        """Reset the rows of new requests, then write page numbers."""
+        """Reset the rows of new requests, then write page numbers: see `unsent_pages`."""
         self.num_changes += bool(joins or updates)
         for join in joins:
             self._join(join)
@@ -139,19 +144,16 @@ class BatchRows:
             (output_ids,) = to_device(self.device, join.output_ids.astype(np.int64))
             self.history()[row, : len(join.output_ids)] = output_ids
 
-    @torch.inference_mode()
-    def grow(self, plan: StepPlan, page_size: int, *, on_device: bool) -> None:
-        """Write the pages that the plan's decoding rows begin; here only, unless `on_device`."""
+    def grow(self, plan: StepPlan, page_size: int, *, is_sent: bool = False) -> None:
+        """Write the pages that the plan's decoding rows begin, which the step may send itself."""
         if plan.new_pages is None:
             return
         grown = np.flatnonzero(plan.new_pages)
         rows, pages = plan.rows[grown], plan.new_pages[grown]
         places = plan.start_lens[grown] // page_size
         self.page_table_host[rows, places] = pages
-        if on_device and not self._shares_memory:
-            flat = rows * self.page_table_host.shape[1] + places
-            index, values = to_device(self.device, flat, pages)
-            self.page_table.view(-1).index_copy_(0, index, values)
+        if not is_sent and not self._shares_memory:
+            self._unsent.append((rows * self.page_table_host.shape[1] + places, pages))
 
     def _update_pages(self, updates: list[PageUpdate]) -> None:
         width = self.page_table_host.shape[1]
@@ -161,8 +163,26 @@ class BatchRows:
         pages = np.concatenate([update.pages for update in updates])
         self.page_table_host.reshape(-1)[places] = pages
         if not self._shares_memory:
-            index, values = to_device(self.device, places, pages)
+            self._unsent.append((places, pages))
+
+    def unsent_pages(self) -> tuple[Int64Array, Int32Array]:
+        """Return which entries of the page table, counted through all rows, the device lacks."""
+        if not self._unsent:
+            return _NO_PLACES, _NO_PAGES
+        places, pages = zip(*self._unsent, strict=True)
+        return np.concatenate(places), np.concatenate(pages)
+
+    def forget_unsent(self) -> None:
+        """Take note that the device has, or gets with the step that is launched, all entries."""
+        self._unsent.clear()
+
+    @torch.inference_mode()
+    def send_pages(self) -> None:
+        """Write what the device lacks of the page table."""
+        if self._unsent:
+            index, values = to_device(self.device, *self.unsent_pages())
             self.page_table.view(-1).index_copy_(0, index, values)
+            self.forget_unsent()
 
     def history(self) -> Tensor:
         """`[max_rows + 1, max_len]` int64 on the device, generated tokens.

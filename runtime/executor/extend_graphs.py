@@ -70,7 +70,7 @@ class GraphResult(NamedTuple):
 class _Layout:
     """Where each input lies in a graph's buffer of int64 numbers."""
 
-    def __init__(self, num_tokens: int, num_seqs: int) -> None:
+    def __init__(self, num_tokens: int, num_seqs: int, page_size: int) -> None:
         self.ids = slice(0, num_tokens)
         self.rows_of_tokens = slice(num_tokens, 2 * num_tokens)
         self.positions = slice(2 * num_tokens, 3 * num_tokens)
@@ -81,16 +81,21 @@ class _Layout:
         self.samples = slice(start + 2 * num_seqs, start + 3 * num_seqs)
         self.indptr = slice(start + 3 * num_seqs, start + 4 * num_seqs + 1)
         self.turn = slice(start + 4 * num_seqs + 1, start + 4 * num_seqs + 2)
-        self.size = start + 4 * num_seqs + 2
+        # Entries of the page table that come with the step: those of its own tokens, at least.
+        start += 4 * num_seqs + 2
+        self.num_places = num_tokens // page_size + 2 * num_seqs
+        self.places = slice(start, start + self.num_places)
+        self.pages = slice(start + self.num_places, start + 2 * self.num_places)
+        self.size = start + 2 * self.num_places
 
 
 class _Captured:
     """One graph with its static input and outputs."""
 
-    def __init__(self, num_tokens: int, num_seqs: int, rows: BatchRows) -> None:
+    def __init__(self, num_tokens: int, num_seqs: int, rows: BatchRows, page_size: int) -> None:
         self.num_tokens = num_tokens
         self.num_seqs = num_seqs
-        self.layout = _Layout(num_tokens, num_seqs)
+        self.layout = _Layout(num_tokens, num_seqs, page_size)
         self.host = HostBuffers(self.layout.size, rows.device)
         self.inputs = torch.zeros(self.layout.size, dtype=torch.int64, device=rows.device)
         self.kept = host_numbers(rows.device, NUM_HOST_BUFFERS, num_seqs)
@@ -123,6 +128,8 @@ class ExtendGraphs:
         self._rows = rows
         self._page_size = page_size
         self._token_sizes = token_sizes
+        # An entry that stays as it is, whoever writes there.
+        self._padding_place = rows.padding_row * rows.page_table.shape[1]
         self._seq_sizes = [size for size in SEQ_SIZES if size <= rows.padding_row]
         self._graphs: dict[tuple[int, int], _Captured] = {}
         # One for all graphs: of a large vocabulary it takes more memory than a graph itself.
@@ -146,7 +153,7 @@ class ExtendGraphs:
         )
         for done, (tokens, seqs) in enumerate(pairs):
             progress(done / len(pairs))
-            captured = _Captured(tokens, seqs, self._rows)
+            captured = _Captured(tokens, seqs, rows, self._page_size)
             self._fill_padding(captured)
             captured.graph = capture_graph(lambda c=captured: self._extend(c), pool)  # type: ignore[misc]
             self._graphs[tokens, seqs] = captured
@@ -188,6 +195,11 @@ class ExtendGraphs:
             plan.start_lens - indptr[:-1], plan.query_lens
         )
         pages = rows.page_table_host[token_rows, positions // self._page_size].astype(np.int64)
+        new_places, new_pages = rows.unsent_pages()
+        if len(new_places) > layout.num_places:
+            # Those of a long cached prefix.
+            rows.send_pages()
+            new_places, new_pages = rows.unsent_pages()
         host = captured.host.next()
         view = host.numpy()
         view[layout.ids] = 0
@@ -208,10 +220,15 @@ class ExtendGraphs:
         view[layout.indptr] = num_tokens
         view[layout.indptr][: num_seqs + 1] = indptr
         view[layout.turn] = turn = captured.host.turn
+        view[layout.places] = self._padding_place
+        view[layout.places][: len(new_places)] = new_places
+        view[layout.pages] = 0
+        view[layout.pages][: len(new_pages)] = new_pages
         captured.inputs.copy_(host, non_blocking=True)
         assert captured.graph is not None
         assert self._logits is not None
         captured.graph.replay()
+        rows.forget_unsent()
         rows.has_inputs = True
         hidden = None if captured.hidden is None else captured.hidden[:num_seqs]
         return GraphResult(self._logits[:num_seqs], captured.kept_lines[turn][:num_seqs], hidden)
@@ -221,11 +238,14 @@ class ExtendGraphs:
         captured.inputs[layout.slots] = -1
         captured.inputs[layout.rows_of_tokens] = padding
         captured.inputs[layout.rows] = padding
+        captured.inputs[layout.places] = self._padding_place
 
     @torch.inference_mode()
     def _extend(self, captured: _Captured) -> None:
         state, layout, inputs = self._rows, captured.layout, captured.inputs
         given, rows = inputs[layout.ids], inputs[layout.rows]
+        new_pages = inputs[layout.pages].to(torch.int32)
+        state.page_table.view(-1).index_copy_(0, inputs[layout.places], new_pages)
         last = state.inputs(inputs[layout.rows_of_tokens])
         only_prompts = captured.num_seqs == SEQ_SIZES[0]
         batch = ForwardBatch(

@@ -274,7 +274,8 @@ class ModelRunner:
         graphs = self._graphs if with_graphs else None
         if graphs is not None and num_seqs == plan.num_decodes and graphs.takes(num_seqs):
             seq_lens = plan.start_lens + 1
-            self._rows.grow(plan, self._page_size, on_device=False)
+            self._rows.grow(plan, self._page_size, is_sent=True)
+            self._rows.send_pages()
             is_plain = self._sampler.is_plain(plan.rows)
             tokens = graphs.run(plan.rows, seq_lens, plan.new_pages, wants_logits=not is_plain)
             picked = self._hidden_of(plan.rows, graphs.hidden)
@@ -283,12 +284,13 @@ class ModelRunner:
             logits = graphs.logits[:num_seqs]
             sampled = self._sampler.sample(logits, plan.rows, seq_lens, plan.take_masks())
             return Computed.of(sampled, picked)
-        self._rows.grow(plan, self._page_size, on_device=True)
+        self._rows.grow(plan, self._page_size)
         extend = self._extend_graphs if with_graphs else None
         # A graph gives each sequence's last token only, and looks every token's embedding up.
         unusable = plan.input_spans or plan.hidden_spans or plan.embed_spans
         if extend is not None and not unusable and (captured := extend.find(plan)) is not None:
             return self._pick(plan, extend.run(captured, plan))
+        self._rows.send_pages()
         batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
         self._attention.plan(batch)
         hidden = self._model.forward(batch)

@@ -21,6 +21,7 @@ from kernels.paged_attention.prefix_group import PrefixGroup
 from kernels.rope.reference import rope_kv_write
 from kernels.table import Table
 from runtime.attention.backend import ATTENTION_BACKENDS, AttentionLayer, StepLimits
+from runtime.batch_rows import BatchRows
 from runtime.executor import cuda_graphs, extend_graphs, model_runner
 from runtime.executor.model_runner import GraphLimits
 from runtime.forward_batch import ForwardBatch
@@ -202,3 +203,11 @@ def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
         )
 
     patch.setattr(worker, "_graph_limits", limits)
+    make_rows = BatchRows.__init__
+
+    def make_apart(self: BatchRows, *args: Any, **options: Any) -> None:
+        """With a page table of its own, as a device has: a page that is not sent is missing."""
+        make_rows(self, *args, **options)
+        self.page_table, self._shares_memory = self.page_table.clone(), False
+
+    patch.setattr(BatchRows, "__init__", make_apart)

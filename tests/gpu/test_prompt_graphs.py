@@ -1,0 +1,60 @@
+"""Prompt chunks in graphs: pages that come with the step's inputs, tokens that go to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from runtime.batch_rows import BatchRows
+from tests.support.gpu import count_graphs, prompt, small_engine
+from tests.support.tiny_models import tiny_model
+
+pytestmark = pytest.mark.also_cpu
+NUM_NEW = 12
+
+
+@pytest.fixture
+def num_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many pages were sent by themselves so far."""
+    sent = []
+    send = BatchRows.send_pages
+
+    def note(rows: BatchRows) -> None:
+        sent.append(len(rows.unsent_pages()[0]))
+        send(rows)
+
+    monkeypatch.setattr(BatchRows, "send_pages", note)
+    return lambda: sum(sent)
+
+
+@pytest.mark.parametrize(("num_cached", "comes_with_the_step"), [(64, True), (208, False)])
+def test_pages_of_a_cached_prefix(
+    num_cached: int,
+    comes_with_the_step: bool,
+    graphs: None,
+    num_sent: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = prompt(num_cached, 1) + prompt(5, 2)
+    plain = small_engine(tiny_model("llama"), disable_cuda_graph=True)
+    expected = plain.generate(ids, NUM_NEW, ignore_eos=True)
+    engine = small_engine(tiny_model("llama"))
+    engine.generate(ids[:num_cached] + prompt(3, 3), 2, ignore_eos=True)
+    counts, before = count_graphs(engine, monkeypatch), num_sent()
+    assert engine.generate(ids, NUM_NEW, ignore_eos=True) == expected
+    assert engine.cached[max(engine.cached)] == num_cached
+    assert counts["prompt"] == 1
+    assert (num_sent() == before) == comes_with_the_step
+
+
+def test_newcomers_beside_others_that_need_a_page(graphs: None) -> None:
+    """Rows that decode on into a new page while a prompt is computed, in one graph."""
+    engine = small_engine(tiny_model("llama"))
+    prompts = [prompt(14 + i % 4, i) for i in range(8)]
+    alone = [engine.generate(ids, 30, ignore_eos=True) for ids in prompts]
+    for i, ids in enumerate(prompts):
+        engine.add(100 + i, ids, 30, ignore_eos=True)
+        engine.scheduler.step()
+    engine.run()
+    assert [engine.tokens[100 + i] for i in range(len(prompts))] == alone
