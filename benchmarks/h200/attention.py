@@ -215,7 +215,8 @@ def torch_attention(shape, seqs) -> dict[str, float]:
 def tune() -> list[dict[str, object]]:
     """Time other ways of cutting the kernels."""
     rows: list[dict[str, object]] = []
-    decode_tiles = [ours.Tile(64, 2, 3), ours.Tile(64, 4, 3), ours.Tile(64, 2, 4)]
+    decode_tiles = [ours.Tile(64, 2, 2), ours.Tile(64, 2, 3), ours.Tile(64, 4, 3)]
+    decode_tiles += [ours.Tile(64, 2, 4), ours.Tile(128, 4, 2)]
     extend_tiles = [ours.Tile(64, 4, 3), ours.Tile(64, 4, 4), ours.Tile(64, 8, 2)]
     extend_tiles += [ours.Tile(128, 8, 2), ours.Tile(32, 4, 4)]
     for name, shape in SHAPES.items():

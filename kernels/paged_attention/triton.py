@@ -52,7 +52,7 @@ def decode_tile(dtype: torch.dtype, block_dim: int, *, long_blocks: bool) -> Til
     """Return how decode is cut: the best or near it at all measured shapes on an H200."""
     if dtype is torch.float32 or block_dim > 128:
         return Tile(32, 4, 2)
-    return Tile(128, 4, 2) if long_blocks else Tile(64, 2, 3)
+    return Tile(128, 4, 2) if long_blocks else Tile(64, 2, 2)
 
 
 def extend_tile(dtype: torch.dtype, block_dim: int, block_rows: int) -> Tile:

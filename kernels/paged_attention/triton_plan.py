@@ -31,8 +31,9 @@ _DECODE_PROGRAMS = 2
 # keys are faster: cutting sequences up costs more than it brings. Measured on an H200, bfloat16,
 # microseconds as usual and so: 14/2 heads of 64, 64 x 300 tokens 10.6 and 8.6, 96 x 300 12.6 and
 # 9.9, 192 x 640 24.6 and 22.0; 32/8 heads of 128, 16 x 300 14.6 and 11.5, 32 x 640 31.4 and 27.7.
-# Below it is slower (48 x 300 10.4 and 12.3, 8 x 640 14.8 and 15.9), above it makes no difference.
-_FEW_PROGRAMS = (0.75, 3)
+# Below it is slower (48 x 300 10.4 and 12.3, 8 x 640 14.8 and 15.9). Above, heads of 64 still gain
+# (256 x 660 29.3 and 29.0, 256 x 750 32.1 and 29.4); heads of 128 lose (64 x 560 38.8 and 47.3).
+_FEW_PROGRAMS, _FEW_OF_SMALL = (0.75, 3), (0.75, 4)
 # Chunks of one sequence, unless they would be longer than _LONG_CHUNK: adding them up costs too.
 _MAX_PARTS = 32
 _LONG_CHUNK = 512
@@ -245,7 +246,7 @@ def plan_attention(
     block_rows = 128
     while block_rows > MIN_BLOCK_ROWS and 2 * extend_rows <= block_rows * extend_seqs:
         block_rows //= 2
-    least, most = _FEW_PROGRAMS
+    least, most = _FEW_OF_SMALL if workspace.head_dim <= 64 else _FEW_PROGRAMS
     load = may_decode * workspace.num_kv_heads / workspace.multiprocessors
     # What is left of sequences with a shared prefix is short.
     long_blocks = least <= load < most and workspace.head_dim <= 128 and prefixes is None
