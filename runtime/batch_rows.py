@@ -1,7 +1,8 @@
-"""Device-resident state of the running batch: one row per request, written when something changes.
+"""State of the running batch, one row per request, written when something changes.
 
-The host keeps what it decides by (who is greedy, which filters are on); the device keeps what the
-step computes with. One row more than requests: padding of a graph's batch goes there.
+The device keeps what a step reads and writes: next inputs, pages, what was generated. The host
+keeps what it decides by (who is greedy, which filters are on) and the sampling parameters. One row
+more than requests: padding of a graph's batch goes there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from runtime.staging import to_device
 from runtime.step import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
 
 _NO_PLACES: Int64Array = np.zeros(0, dtype=np.int64)
-_NO_PAGES: Int32Array = np.zeros(0, dtype=np.int32)
 
 
 class BatchRows:
@@ -84,8 +84,9 @@ class BatchRows:
         self.has_grammar = np.zeros(rows, dtype=bool)
         self.has_token_rules = np.zeros(rows, dtype=bool)
         self._history: Tensor | None = None
-        # Places in the page table, and what the device has not been told of them.
-        self._unsent: list[tuple[Int64Array, Int32Array]] = []
+        # Places in the page table that the device lacks. What stands there the host's table says:
+        # a step that failed may have left some that belong to somebody else by now.
+        self._unsent: list[Int64Array] = []
 
     def inputs(self, index: Tensor) -> Tensor:
         """Return the next inputs of rows that decode, `[num_decodes]` int64.
@@ -153,7 +154,7 @@ class BatchRows:
         places = plan.start_lens[grown] // page_size
         self.page_table_host[rows, places] = pages
         if not is_sent and not self._shares_memory:
-            self._unsent.append((rows * self.page_table_host.shape[1] + places, pages))
+            self._unsent.append(rows * self.page_table_host.shape[1] + places)
 
     def _update_pages(self, updates: list[PageUpdate]) -> None:
         width = self.page_table_host.shape[1]
@@ -163,14 +164,12 @@ class BatchRows:
         pages = np.concatenate([update.pages for update in updates])
         self.page_table_host.reshape(-1)[places] = pages
         if not self._shares_memory:
-            self._unsent.append((places, pages))
+            self._unsent.append(places)
 
     def unsent_pages(self) -> tuple[Int64Array, Int32Array]:
         """Return which entries of the page table, counted through all rows, the device lacks."""
-        if not self._unsent:
-            return _NO_PLACES, _NO_PAGES
-        places, pages = zip(*self._unsent, strict=True)
-        return np.concatenate(places), np.concatenate(pages)
+        places = np.concatenate(self._unsent) if self._unsent else _NO_PLACES
+        return places, self.page_table_host.reshape(-1)[places]
 
     def forget_unsent(self) -> None:
         """Take note that the device has, or gets with the step that is launched, all entries."""

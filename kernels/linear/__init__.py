@@ -53,6 +53,10 @@ class PackedLinear(ABC):
             A new `[num_tokens, out_features]` tensor, the dtype of the weight.
         """
 
+    def write(self, x: Tensor, out: Tensor) -> None:
+        """Write the product into `out`, `[num_tokens, out_features]`, contiguous."""
+        out.copy_(self(x))
+
     def silu_gated(self, x: Tensor) -> Tensor:
         """Return `silu(gate) * up`, gate and up being the halves of the product's columns.
 

@@ -173,11 +173,18 @@ def _shared_space(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def run(
-    x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, *, gated: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tile: Tile,
+    *,
+    gated: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return `x @ weight.T + bias` for at most `MAX_TOKENS` rows of float16 or bfloat16.
 
-    With `gated` its halves become `silu(gate) * up`; the tile must not share out columns.
+    With `gated` its halves become `silu(gate) * up`; the tile must not share out columns. The
+    result is `out`, if given, which is contiguous.
     """
     num_tokens, in_features = x.shape
     out_features = weight.shape[0]
@@ -186,7 +193,8 @@ def run(
     assert weight.is_contiguous()
     assert x.dtype == weight.dtype
     assert not gated or tile.split_k == 1
-    out = x.new_empty(num_tokens, out_features // 2 if gated else out_features)
+    if out is None:
+        out = x.new_empty(num_tokens, out_features // 2 if gated else out_features)
     block_m = tile.block_m or token_block(num_tokens)
     blocks, token_blocks = triton.cdiv(out_features, tile.block_n), triton.cdiv(num_tokens, block_m)
     partials, arrived = out, out
@@ -271,12 +279,26 @@ class TritonLinear(TorchLinear):
             _shared_space(weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
+        product = self._of_few(x)
+        return functional.linear(x, self.weight, self.bias) if product is None else product
+
+    def write(self, x: Tensor, out: Tensor) -> None:
+        if self._of_few(x, out) is not None:
+            return
+        if self.bias is None:
+            torch.mm(x, self.weight.t(), out=out)
+        else:
+            torch.addmm(self.bias, x, self.weight.t(), out=out)
+
+    def _of_few(self, x: Tensor, out: Tensor | None = None) -> Tensor | None:
+        """Return the product, `out` if given, or None where it is not ours to compute."""
         num_tokens = x.shape[0]
         if num_tokens == 1 and self._streams:
-            return gemv(x, self.weight, self.bias)
+            return gemv(x, self.weight, self.bias, out=out)
         if 0 < num_tokens <= MAX_TOKENS and self._tiles:
-            return run(x, self.weight, self.bias, self._tiles[token_block(num_tokens)])
-        return functional.linear(x, self.weight, self.bias)
+            tile = self._tiles[token_block(num_tokens)]
+            return run(x, self.weight, self.bias, tile, out=out)
+        return None
 
     def silu_gated(self, x: Tensor) -> Tensor:
         num_tokens = x.shape[0]

@@ -73,7 +73,13 @@ def _gemv_kernel(
     tl.store(out_ptr + row, result.to(out_ptr.dtype.element_ty), mask=row < out_features)
 
 
-def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut | None = None) -> Tensor:
+def gemv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cut: Cut | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Return `x @ weight.T + bias` for one row.
 
     Args:
@@ -81,6 +87,7 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut | None = None)
         weight: `[out_features, in_features]`, contiguous, the dtype of `x`.
         bias: `[out_features]` or None.
         cut: for tuning; None for the measured choice.
+        out: `[1, out_features]`, contiguous, to be returned; a new one when absent.
     """
     out_features, in_features = weight.shape
     assert x.shape == (1, in_features)
@@ -89,7 +96,8 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut | None = None)
     assert weight.is_contiguous()
     assert x.dtype == weight.dtype
     cut = cut or cut_of(in_features)
-    out = x.new_empty(1, out_features)
+    if out is None:
+        out = x.new_empty(1, out_features)
     _gemv_kernel[(triton.cdiv(out_features, cut.rows),)](
         x,
         weight,

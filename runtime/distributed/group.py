@@ -1,7 +1,7 @@
 """The ranks that share each layer: sums, gathers and the tokens of rank 0.
 
-NCCL between GPUs, gloo between processes on the CPU. Everything runs on the device's current
-stream, so CUDA graphs capture it.
+NCCL between GPUs, but for small sums; gloo between processes on the CPU. Everything runs on the
+device's current stream, so CUDA graphs capture it.
 """
 
 from __future__ import annotations
@@ -51,13 +51,24 @@ class TensorGroup:
             device_id=device if is_gpu else None,
         )
         self._one_shot = one_shot.make(size, device)
+        if not all(self.minimum(self._one_shot is not None)):
+            self._one_shot = None
+
+    def place(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
+        """Return where a part `[num_rows, width]` is best written, if that matters.
+
+        What is written there has to be summed by `all_reduce` before anything else is.
+        """
+        return None if self._one_shot is None else self._one_shot.place((num_rows, width), dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of `x` over the ranks, bitwise the same on each; may overwrite `x`."""
-        if self._one_shot is not None and self._one_shot.takes(x):
-            return self._one_shot(x)
-        dist.all_reduce(x)
-        return x
+        if self._one_shot is None or (place := self._one_shot.place(x.shape, x.dtype)) is None:
+            dist.all_reduce(x)
+            return x
+        if x.data_ptr() != place.data_ptr():
+            place.copy_(x)
+        return self._one_shot(place)
 
     def sum_in_order(self, x: Tensor) -> Tensor:
         """Sum `x` over the ranks in place, rank 0 first, and return it.

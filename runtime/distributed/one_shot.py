@@ -1,9 +1,11 @@
 """All-reduce of small tensors between GPUs that see each other's memory.
 
 NCCL takes its time for a decode step's few kilobytes: every sum is two hops through its channels.
-Here each rank puts its part into memory that all can read, they wait for one another inside the
-kernel, and each adds all parts up, in order of rank: one hop, and the same bits on each. The kernel
-is torch's (`torch.ops.symm_mem`), safe in CUDA graphs.
+Here each rank's part lies in memory that all can read, they wait for one another inside the kernel,
+and each adds all parts up, in order of rank: one hop, and the same bits on each. The kernel is
+torch's (`torch.ops.symm_mem`), safe in CUDA graphs. It is the one without a copy, so another kernel
+has written the part: in the one that copies as well, a warp may tell the others that the part is
+there before the warps beside it have written theirs.
 
 Source: one-shot all-reduce as in TensorRT-LLM and FasterTransformer's custom all-reduce.
 """
@@ -12,6 +14,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -41,23 +45,36 @@ class OneShotAllReduce:
         import torch.distributed._symmetric_memory as symm_mem
 
         self._group = dist.group.WORLD.group_name  # type: ignore[union-attr]
-        self._sum = torch.ops.symm_mem.one_shot_all_reduce_copy
+        self._sum = torch.ops.symm_mem.one_shot_all_reduce
         self._buffer = symm_mem.empty(max_bytes, dtype=torch.uint8, device=device)
         symm_mem.rendezvous(self._buffer, self._group)
 
-    def takes(self, x: Tensor) -> bool:
-        """Return whether `x` is small enough, and of a type and size the kernel knows."""
-        return (
-            0 < x.nbytes <= self._buffer.nbytes
-            and not x.nbytes % _ALIGNMENT
-            and x.dtype in (torch.bfloat16, torch.float32)
-            and x.is_contiguous()
-        )
+    def place(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Return shared memory for a part, to be written and then summed before the next.
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the sum as a new tensor; see `takes`."""
-        shared = self._buffer[: x.nbytes].view(x.dtype).view(x.shape)
-        total: Tensor = self._sum(shared, x, "sum", self._group)
+        The sum's end on a rank tells that all have read its part.
+
+        Args:
+            shape: of the part.
+            dtype: likewise.
+
+        Returns:
+            None where the kernel does not know the dtype or size, or the part is too large.
+        """
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if not 0 < num_bytes <= self._buffer.nbytes or num_bytes % _ALIGNMENT:
+            return None
+        if dtype not in (torch.bfloat16, torch.float32):
+            return None
+        return self._buffer[:num_bytes].view(dtype).view(shape)
+
+    def __call__(self, place: Tensor) -> Tensor:
+        """Return the sum of all ranks' parts as a new tensor.
+
+        Args:
+            place: what `place` gave, written by then.
+        """
+        total: Tensor = self._sum(place, "sum", self._group)
         return total
 
 

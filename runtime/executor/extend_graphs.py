@@ -183,7 +183,7 @@ class ExtendGraphs:
         """Compute `plan` in a graph that holds it.
 
         Returns:
-            What belongs to the plan's sequences; overwritten by the next run.
+            What belongs to the plan's sequences; all but the tokens is overwritten by the next run.
         """
         rows, layout = self._rows, captured.layout
         num_seqs = len(plan.rows)

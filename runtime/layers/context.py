@@ -39,6 +39,8 @@ class BuildContext:
         tp_rank, tp_size: this rank's place among the ranks that share each layer.
         all_reduce: sums a tensor over those ranks in place and returns it; needed when
             `tp_size > 1`.
+        sum_place: gives, for a number of rows and a width, where what `all_reduce` sums next is
+            best written; none where that does not matter.
         gather_columns: joins the ranks' `[num_rows, width]` along their columns, in order of rank;
             without it the head is whole on each rank.
         linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
@@ -50,6 +52,7 @@ class BuildContext:
     tp_rank: int = 0
     tp_size: int = 1
     all_reduce: Callable[[Tensor], Tensor] | None = None
+    sum_place: Callable[[int, int], Tensor | None] | None = None
     gather_columns: Callable[[Tensor], Tensor] | None = None
     linear: str | None = None
 

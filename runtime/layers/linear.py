@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -74,6 +75,7 @@ class Linear(WeightHolder):
         "bias",
         "implementation",
         "packed",
+        "place",
         "reduce",
         "silu_gated",
         "weight",
@@ -101,6 +103,7 @@ class Linear(WeightHolder):
         self.implementation = context.linear
         self.packed: PackedLinear | None = None
         self.reduce = context.all_reduce if reduce and context.tp_size > 1 else None
+        self.place = context.sum_place
         if reduce and context.tp_size > 1 and self.reduce is None:
             raise ValueError("a row-parallel linear on several ranks needs context.all_reduce")
         if bias is not None:
@@ -179,11 +182,10 @@ class Linear(WeightHolder):
             old.repack(weight, bias)
             return
         packed = self.packed = pack(weight, bias, self.implementation)
-        reduce = self.reduce
-        if reduce is None:
+        if self.reduce is None:
             self.apply, self.silu_gated = packed, packed.silu_gated
         else:
-            self.apply = lambda x: reduce(packed(x))
+            self.apply = partial(_summed, packed, self.reduce, self.place)
 
     def discard(self) -> None:
         self.weight.tensor = None
@@ -203,6 +205,20 @@ class Linear(WeightHolder):
     @property
     def size_bytes(self) -> int:
         return 0 if self.packed is None else self.packed.size_bytes
+
+
+def _summed(
+    packed: PackedLinear,
+    reduce: Callable[[Tensor], Tensor],
+    place: Callable[[int, int], Tensor | None] | None,
+    x: Tensor,
+) -> Tensor:
+    """Return the product's sum over the ranks, written where they look for it if need be."""
+    out = place(len(x), packed.out_features) if place is not None else None
+    if out is None:
+        return reduce(packed(x))
+    packed.write(x, out)
+    return reduce(out)
 
 
 def _released(_: Tensor) -> Tensor:

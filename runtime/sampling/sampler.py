@@ -1,6 +1,6 @@
 """Applies each row's penalties, masks and biases, then samples the whole batch at once.
 
-Nothing here waits for the device: decisions are taken on the host's copy of the parameters.
+Nothing here waits for the device: parameters are the host's, and sent with what uses them.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -204,6 +205,7 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
             tp_rank=rank,
             tp_size=group.size,
             all_reduce=group.sum_in_order if config.deterministic else group.all_reduce,
+            sum_place=None if config.deterministic else partial(group.place, dtype=context.dtype),
             gather_columns=group.gather_columns,
         )
     started = time.perf_counter()

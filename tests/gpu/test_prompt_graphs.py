@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from runtime.batch_rows import BatchRows
+from runtime.step import RowJoin
 from tests.support.gpu import count_graphs, prompt, small_engine
 from tests.support.tiny_models import tiny_model
 
@@ -58,3 +59,28 @@ def test_newcomers_beside_others_that_need_a_page(graphs: None) -> None:
         engine.scheduler.step()
     engine.run()
     assert [engine.tokens[100 + i] for i in range(len(prompts))] == alone
+
+
+@pytest.mark.parametrize("without_graphs", [False, True])
+def test_pages_of_a_request_that_could_not_take_its_row(
+    without_graphs: bool, graphs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row's next owner has other pages at the same places."""
+    join_row = BatchRows._join
+
+    def refuse(rows: BatchRows, join: RowJoin) -> None:
+        if join.sampling.seed == 666:
+            raise OverflowError("planted")
+        join_row(rows, join)
+
+    monkeypatch.setattr(BatchRows, "_join", refuse)
+    begin, ids = prompt(70, 1), prompt(70, 1) + prompt(5, 3)
+    plain = small_engine(tiny_model("llama"), disable_cuda_graph=True)
+    expected = plain.generate(ids, NUM_NEW, ignore_eos=True)
+    engine = small_engine(tiny_model("llama"), disable_cuda_graph=without_graphs)
+    engine.generate(begin, 2, ignore_eos=True)
+    engine.add(900, prompt(60, 2), 1, seed=666)
+    engine.run()
+    assert engine.reasons[900].status_code == 500
+    assert engine.generate(ids, NUM_NEW, ignore_eos=True) == expected
+    assert engine.cached[max(engine.cached)] == 64

@@ -55,6 +55,17 @@ def test_gated_products(name, dtype):
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_products_written_to_a_given_place(name):
+    weight, bias = weights(37, 64, torch.bfloat16)
+    for with_bias in (None, bias):
+        packed = pack(weight, with_bias, name)
+        for tokens in (0, 1, 13):
+            x, out = torch.randn(tokens, 64).bfloat16(), torch.full((tokens, 37), 7.0).bfloat16()
+            packed.write(x, out)
+            assert torch.equal(out, packed(x))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_repack(name, dtype):
     weight, bias = weights(70, 48, dtype)

@@ -22,6 +22,16 @@ def test_products(impl, tokens, shape, dtype):
     assert (got.double() - want).norm() <= limit * want.norm()
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 5, 64, 65])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_products_written_to_a_given_place(tokens, with_bias):
+    x, weight = torch.randn(tokens, 300).bfloat16(), torch.randn(40, 300).bfloat16()
+    packed = triton.pack(weight, torch.randn(40).bfloat16() if with_bias else None)
+    out = torch.full((tokens, 40), 7.0).bfloat16()
+    packed.write(x, out)
+    assert torch.equal(out, packed(x))
+
+
 def test_rows_too_wide_to_stream_are_multiplied_too(monkeypatch):
     monkeypatch.setattr(triton, "MAX_IN_FEATURES", 256)
     x, weight = torch.randn(1, 300).to(torch.bfloat16), torch.randn(40, 300).to(torch.bfloat16)

@@ -26,6 +26,7 @@ from runtime.executor import cuda_graphs, extend_graphs, model_runner
 from runtime.executor.model_runner import GraphLimits
 from runtime.forward_batch import ForwardBatch
 from runtime.scheduler import worker
+from runtime.step import Int32Array, Int64Array
 
 
 class EagerGraph:
@@ -210,4 +211,11 @@ def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
         make_rows(self, *args, **options)
         self.page_table, self._shares_memory = self.page_table.clone(), False
 
+    def in_any_order(self: BatchRows) -> tuple[Int64Array, Int32Array]:
+        """A device may write the last one first, also where two are for the same place."""
+        places, pages = unsent(self)
+        return places[::-1].copy(), pages[::-1].copy()
+
+    unsent = BatchRows.unsent_pages
     patch.setattr(BatchRows, "__init__", make_apart)
+    patch.setattr(BatchRows, "unsent_pages", in_any_order)
