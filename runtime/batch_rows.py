@@ -168,7 +168,7 @@ class BatchRows:
 
     def unsent_pages(self) -> tuple[Int64Array, Int32Array]:
         """Return which entries of the page table, counted through all rows, the device lacks."""
-        places = np.concatenate(self._unsent) if self._unsent else _NO_PLACES
+        places = np.concatenate([_NO_PLACES, *self._unsent])
         return places, self.page_table_host.reshape(-1)[places]
 
     def forget_unsent(self) -> None:

@@ -159,8 +159,8 @@ class KernelArgs:
 
     attention_backend: str = option(
         "auto",
-        "Attention implementation. flashinfer takes FlashInfer's kernels for prompts, which are "
-        "compiled at first use; auto never does.",
+        "Attention implementation. flashinfer takes FlashInfer's kernels, compiled at first use, "
+        "for prompts and for decode steps without CUDA graphs; auto never does.",
         choices=("auto", "cpu", "torch", "triton", "flashinfer"),
     )
     grammar_backend: str = option(

@@ -1,16 +1,17 @@
-"""FlashInfer for prompt chunks on pages; everything else as in `runtime.attention.triton`.
+"""FlashInfer over pages, where the host knows the lengths; else as in `runtime.attention.triton`.
 
 On request only (`--attention-backend flashinfer`): its kernels are compiled when first used, which
-takes a minute or more, unless the wheel with compiled kernels is installed. Its decode kernels must
-be planned on the host before each step and are not faster than ours, which plan on the device
-(`docs/decisions/0007-gpu-step.md`), so decode stays with Triton, graphs included. A prompt chunk on
-a Hopper GPU runs FlashAttention-3 here.
+takes a minute or more, unless the wheel with compiled kernels is installed. A prompt chunk on a
+Hopper GPU runs FlashAttention-3 here. Decode steps must be planned on the host and are not faster
+than ours, which plan on the device (`docs/decisions/0007-gpu-step.md`): within graphs, and beside
+prompt chunks, they stay with Triton; without graphs they run on FlashInfer's tensor cores.
 
 Source: FlashInfer (Ye et al., 2025), https://docs.flashinfer.ai/api/attention.html.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,18 +23,18 @@ from runtime.attention.triton import TritonAttention
 from runtime.forward_batch import ForwardBatch
 
 _WORKSPACE_BYTES = 128 * 2**20
+# A plan is copied from the wrapper's own host memory when the device comes to it. While one step is
+# planned two may be on their way.
+_NUM_TURNS = 3
 
 
 class FlashInferAttention(TritonAttention):
-    """Prompt chunks by FlashInfer where the host knows their lengths, which it does outside graphs.
-
-    Two plans a step: one of ours for decoding rows, one of FlashInfer's for the chunks.
-    """
+    """Plans once a step and window, for its prompt chunks or, without graphs, its decoding rows."""
 
     reads_host = True
 
     def __init__(self, device_type: str, limits: StepLimits) -> None:
-        """Import FlashInfer; its kernels are loaded or compiled at the first prompt.
+        """Import FlashInfer; its kernels are loaded or compiled when first used.
 
         Raises:
             RuntimeError: it is not installed, or this is no GPU.
@@ -48,61 +49,76 @@ class FlashInferAttention(TritonAttention):
                 f"(pip install 'headrace[cuda]'): {error}"
             ) from error
         super().__init__(device_type, limits)
-        self._make = flashinfer.BatchPrefillWithPagedKVCacheWrapper
+        self._make_prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper
+        self._make_decode = partial(
+            flashinfer.BatchDecodeWithPagedKVCacheWrapper, use_tensor_cores=True
+        )
         self._workspace: Tensor | None = None
-        self._wrappers: dict[int, Any] = {}
-        self._planned: set[tuple[int, int]] = set()
+        self._wrappers: dict[tuple[int, bool, int], Any] = {}
+        self._planned: dict[tuple[int, int], Any] = {}
+        self._turn = 0
 
     def plan(self, batch: ForwardBatch) -> None:
         super().plan(batch)
         self._planned.clear()
+        self._turn = (self._turn + 1) % _NUM_TURNS
 
     def _attend_pages(
         self, layer: AttentionLayer, q: Tensor, out: Tensor, batch: ForwardBatch, num_seqs: int
     ) -> None:
         host, num_decodes = batch.host, batch.num_decodes
-        if host is None or num_decodes is None or num_decodes == num_seqs:
+        if host is None or num_decodes is None:
             super()._attend_pages(layer, q, out, batch, num_seqs)
             return
-        if num_decodes:
-            super()._attend_pages(layer, q, out, batch, num_decodes)
-        wrapper = self._wrapper(layer, q, batch, num_seqs)
-        tokens = slice(int(host.qo_indptr[num_decodes]), int(host.qo_indptr[num_seqs]))
+        first = num_decodes if num_decodes < num_seqs else 0
+        if first:
+            super()._attend_pages(layer, q, out, batch, first)
+        key = layer.window_left, num_seqs
+        if key not in self._planned:
+            self._planned[key] = self._plan_seqs(layer, q, batch, slice(first, num_seqs))
+        tokens = slice(int(host.qo_indptr[first]), int(host.qo_indptr[num_seqs]))
         kv = batch.kv[layer.layer_idx]
-        wrapper.run(q[tokens], (kv.k, kv.v), out=out[tokens].unflatten(1, q.shape[1:]))
+        self._planned[key].run(q[tokens], (kv.k, kv.v), out=out[tokens].unflatten(1, q.shape[1:]))
 
-    def _wrapper(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch, num_seqs: int) -> Any:
-        """Return the wrapper of the layer's window, planned for the chunks of this step."""
-        window = layer.window_left
-        if window not in self._wrappers:
+    def _wrapper(self, window: int, device: torch.device, *, decodes: bool) -> Any:
+        """Return the one whose turn it is."""
+        key = window, decodes, self._turn
+        if key not in self._wrappers:
             if self._workspace is None:
-                self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)
-            self._wrappers[window] = self._make(self._workspace, kv_layout="HND")
-        wrapper = self._wrappers[window]
-        if (window, num_seqs) in self._planned:
-            return wrapper
-        self._planned.add((window, num_seqs))
-        host, first = batch.host, batch.num_decodes
+                self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+            make = self._make_decode if decodes else self._make_prefill
+            self._wrappers[key] = make(self._workspace, kv_layout="HND")
+        return self._wrappers[key]
+
+    def _plan_seqs(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch, seqs: slice) -> Any:
+        """Return a wrapper that is planned for these sequences of the step."""
+        host = batch.host
         assert host is not None
+        decodes = seqs.stop == batch.num_decodes
+        wrapper = self._wrapper(layer.window_left, q.device, decodes=decodes)
         page_size = batch.kv[layer.layer_idx].k.shape[2]
-        lengths = host.seq_lens[first:num_seqs]
+        lengths = host.seq_lens[seqs]
         num_pages = -(-lengths // page_size)
         indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
         np.cumsum(num_pages, out=indptr[1:])
-        table = host.page_table[first:num_seqs]
+        table = host.page_table[seqs]
         pages = table[np.arange(table.shape[1]) < num_pages[:, None]]
-        starts = host.qo_indptr[first : num_seqs + 1] - host.qo_indptr[first]
-        last = lengths - (num_pages - 1) * page_size
+        arrays = [indptr, pages, lengths - (num_pages - 1) * page_size]
+        options: dict[str, Any] = {}
+        if not decodes:
+            starts = host.qo_indptr[seqs.start : seqs.stop + 1]
+            arrays.insert(0, starts - starts[0])
+            options["causal"] = True
         wrapper.plan(
-            *(torch.from_numpy(each.astype(np.int32)) for each in (starts, indptr, pages, last)),
+            *(torch.from_numpy(each.astype(np.int32)) for each in arrays),
             layer.num_heads,
             layer.num_kv_heads,
             layer.head_dim,
             page_size,
-            causal=True,
             sm_scale=layer.scale,
-            window_left=window,
+            window_left=layer.window_left,
             q_data_type=q.dtype,
             kv_data_type=q.dtype,
+            **options,
         )
         return wrapper

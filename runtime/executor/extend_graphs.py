@@ -220,9 +220,8 @@ class ExtendGraphs:
         view[layout.indptr] = num_tokens
         view[layout.indptr][: num_seqs + 1] = indptr
         view[layout.turn] = turn = captured.host.turn
-        view[layout.places] = self._padding_place
+        view[layout.places], view[layout.pages] = self._padding_place, 0
         view[layout.places][: len(new_places)] = new_places
-        view[layout.pages] = 0
         view[layout.pages][: len(new_pages)] = new_pages
         captured.inputs.copy_(host, non_blocking=True)
         assert captured.graph is not None

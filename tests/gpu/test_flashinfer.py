@@ -18,7 +18,9 @@ TIE = 0.1
 
 
 @pytest.mark.timeout(600)  # Its kernels are compiled when first used.
-def test_tokens_equal_those_of_triton(tmp_path: Path) -> None:
+@pytest.mark.parametrize("graphs", [True, False])
+def test_tokens_equal_those_of_triton(tmp_path: Path, graphs: bool) -> None:
+    """Without graphs it attends for decoding rows too."""
     pytest.importorskip("flashinfer")
     import transformers
 
@@ -38,6 +40,7 @@ def test_tokens_equal_those_of_triton(tmp_path: Path) -> None:
             # Prompts are cut: later chunks have a prefix, and decoding rows beside them.
             chunked_prefill_size=256,
             attention_backend=backend,
+            disable_cuda_graph=not graphs,
             overlap=True,
         )
         for backend in ("triton", "flashinfer")

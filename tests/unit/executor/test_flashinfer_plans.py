@@ -1,0 +1,161 @@
+"""What FlashInfer is told of a step: a stand-in computes by nothing but that.
+
+Its kernels need a GPU (`tests/gpu/test_flashinfer.py`); which pages, bounds and options they get
+does not.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.paged_attention import reference
+from runtime.attention import flashinfer as backend
+from runtime.attention.backend import AttentionLayer, StepLimits
+from runtime.attention.triton import TritonAttention
+from runtime.forward_batch import ForwardBatch, HostLengths, KVCache
+
+HEADS, KV_HEADS, DIM, PAGE = 4, 2, 8, 4
+
+
+class Wrapper:
+    """Attends by its plan; keeps which kind it is and how often it was planned."""
+
+    made: ClassVar[list[Wrapper]] = []
+
+    def __init__(self, workspace: Tensor, kv_layout: str, **options: Any) -> None:
+        assert kv_layout == "HND"
+        assert not workspace.any()
+        self.decodes = options.pop("use_tensor_cores", False)
+        assert not options
+        self.plans: list[Any] = []
+        Wrapper.made.append(self)
+
+    def plan(self, *args: Any, **options: Any) -> None:
+        arrays, numbers = args[:-4], args[-4:]
+        assert numbers == (HEADS, KV_HEADS, DIM, PAGE)
+        assert all(array.dtype is torch.int32 for array in arrays)
+        assert options.pop("causal", False) != self.decodes
+        assert options["q_data_type"] == options["kv_data_type"] == torch.float32
+        if self.decodes:
+            arrays = torch.arange(len(arrays[0]), dtype=torch.int32), *arrays
+        self.plans.append((arrays, options))
+
+    def run(self, q: Tensor, cache: tuple[Tensor, Tensor], out: Tensor) -> None:
+        (starts, indptr, pages, last), options = self.plans[-1]
+        num_pages = indptr.diff()
+        table = torch.zeros(len(last), int(num_pages.max()), dtype=torch.int32)
+        for seq, begin in enumerate(indptr[:-1].tolist()):
+            count = int(num_pages[seq])
+            table[seq, :count] = pages[begin : begin + count]
+        lengths = ((num_pages - 1) * PAGE + last).to(torch.int32)
+        window, scale = options["window_left"], options["sm_scale"]
+        found = reference.paged_attention(q, *cache, table, lengths, starts, scale, window, None)
+        out.copy_(found.view(out.shape))
+
+
+@pytest.fixture
+def attention(monkeypatch: pytest.MonkeyPatch) -> backend.FlashInferAttention:
+    Wrapper.made.clear()
+    module = SimpleNamespace(
+        BatchPrefillWithPagedKVCacheWrapper=Wrapper, BatchDecodeWithPagedKVCacheWrapper=Wrapper
+    )
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.setattr(TritonAttention, "__init__", lambda *args: None)
+    monkeypatch.setattr(TritonAttention, "plan", lambda *args: None)
+
+    def by_triton(
+        self: TritonAttention, layer: Any, q: Tensor, out: Tensor, batch: Any, num_seqs: int
+    ) -> None:
+        attend(layer, q, out, batch, num_seqs)
+
+    monkeypatch.setattr(TritonAttention, "_attend_pages", by_triton)
+    return backend.FlashInferAttention("cuda", StepLimits(16, 64))
+
+
+def attend(layer: Any, q: Tensor, out: Tensor, batch: ForwardBatch, num_seqs: int) -> None:
+    """The reference, of the first sequences."""
+    kv, bounds = batch.kv[layer.layer_idx], batch.qo_indptr[: num_seqs + 1]
+    table, lengths = batch.page_table[:num_seqs], batch.seq_lens[:num_seqs]
+    tokens = int(bounds[-1])
+    out[:tokens] = reference.paged_attention(
+        q[:tokens], kv.k, kv.v, table, lengths, bounds, layer.scale, layer.window_left, None
+    )
+
+
+def step(queries: list[int], lengths: list[int], num_decodes: int) -> ForwardBatch:
+    """Sequences with so many new tokens and keys, on pages in any order."""
+    needed = [-(-length // PAGE) for length in lengths]
+    order = torch.randperm(sum(needed), dtype=torch.int32) + 1
+    table = torch.zeros(len(lengths), max(needed) + 2, dtype=torch.int32)
+    for seq, part in enumerate(order.split(needed)):
+        table[seq, : needed[seq]] = part
+    shape = sum(needed) + 1, KV_HEADS, PAGE, DIM
+    indptr = np.cumsum([0, *queries]).astype(np.int32)
+    seq_lens = np.array(lengths, dtype=np.int32)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return ForwardBatch(
+        input_ids=nothing,
+        positions=nothing,
+        slots=nothing,
+        qo_indptr=torch.from_numpy(indptr),
+        seq_lens=torch.from_numpy(seq_lens),
+        page_table=table,
+        num_decodes=num_decodes,
+        logits_indices=nothing,
+        kv=[KVCache(torch.randn(shape), torch.randn(shape))],
+        attention=None,  # type: ignore[arg-type]
+        host=HostLengths(indptr, seq_lens, table.numpy()),
+    )
+
+
+@pytest.mark.parametrize("window", [-1, 5])
+@pytest.mark.parametrize(
+    ("queries", "lengths", "num_decodes"),
+    [
+        ([1, 1, 1], [9, 4, 1], 3),
+        ([3, 8, 1], [3, 17, 4], 0),
+        ([1, 1, 5, 2], [12, 7, 5, 30], 2),
+    ],
+    ids=["decode", "chunks", "both"],
+)
+def test_every_step_is_attended_as_it_should_be(
+    queries: list[int],
+    lengths: list[int],
+    num_decodes: int,
+    window: int,
+    attention: backend.FlashInferAttention,
+) -> None:
+    layer = AttentionLayer(0, HEADS, KV_HEADS, DIM, 0.3, torch.zeros(0), window_left=window)
+    for turn in range(4):
+        batch = step(queries, [length + turn for length in lengths], num_decodes)
+        if num_decodes == 0:
+            batch = step(queries, lengths, num_decodes)
+        q = torch.randn(sum(queries), HEADS, DIM)
+        wanted = torch.empty(len(q), HEADS * DIM)
+        attend(layer, q, wanted, batch, len(queries))
+        attention.plan(batch)
+        for _ in range(2):
+            out = torch.full_like(wanted, float("nan"))
+            attention._attend_pages(layer, q, out, batch, len(queries))
+            assert torch.allclose(out, wanted, atol=1e-5)
+    # Once a step, and never again before the steps ahead of it are done.
+    assert [len(each.plans) for each in Wrapper.made] == [2, 1, 1]
+    assert all(each.decodes == (num_decodes == len(queries)) for each in Wrapper.made)
+
+
+def test_inside_graphs_nothing_is_planned(attention: backend.FlashInferAttention) -> None:
+    layer = AttentionLayer(0, HEADS, KV_HEADS, DIM, 0.3, torch.zeros(0))
+    batch = step([1, 1], [9, 4], 2)
+    batch.host = None
+    q, out = torch.randn(2, HEADS, DIM), torch.full((2, HEADS * DIM), float("nan"))
+    attention.plan(batch)
+    attention._attend_pages(layer, q, out, batch, 2)
+    assert not out.isnan().any()
+    assert not Wrapper.made
