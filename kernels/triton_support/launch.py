@@ -5,8 +5,8 @@ Inside CUDA graphs too, this hides most of the 1 to 2 microseconds between two s
 
 The rule every kernel keeps that takes part: each of its programs calls `wait_for_inputs` before it
 reads or writes anything but weights, also a program that has nothing to do. Then a kernel that has
-ended proves that all before it have. Kernels of other libraries in between are safe: they are
-launched the usual way and wait for everything.
+ended proves that all before it have. Kernels of other libraries in between are safe: they wait for
+everything, FlashInfer's as soon as they have read their plan, which copies wrote.
 
 `start_next` lets the next kernel in before this one ends. Norms and matrix products do so, always.
 Attention, rotation and activation do so in a step of one token only (`lets_next_in`): the product

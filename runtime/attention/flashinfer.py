@@ -1,10 +1,9 @@
 """FlashInfer over pages, where the host knows the lengths; else as in `runtime.attention.triton`.
 
-On request only (`--attention-backend flashinfer`): its kernels are compiled when first used, which
-takes a minute or more, unless the wheel with compiled kernels is installed. A prompt chunk on a
-Hopper GPU runs FlashAttention-3 here. Decode steps must be planned on the host and are not faster
-than ours, which plan on the device (`docs/decisions/0007-gpu-step.md`): within graphs, and beside
-prompt chunks, they stay with Triton; without graphs they run on FlashInfer's tensor cores.
+On request only (`--attention-backend flashinfer`): its kernels are compiled at the first start, a
+minute or more each. A prompt chunk on a Hopper GPU runs FlashAttention-3. Decode steps without a
+graph run on its tensor cores; those in graphs, or beside prompts, stay with Triton, which need not
+be planned on the host (`docs/decisions/0012-launches-prompts-and-sums-on-a-gpu.md`).
 
 Source: FlashInfer (Ye et al., 2025), https://docs.flashinfer.ai/api/attention.html.
 """
@@ -50,9 +49,8 @@ class FlashInferAttention(TritonAttention):
             ) from error
         super().__init__(device_type, limits)
         self._make_prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper
-        self._make_decode = partial(
-            flashinfer.BatchDecodeWithPagedKVCacheWrapper, use_tensor_cores=True
-        )
+        make_decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper
+        self._make_decode = partial(make_decode, use_tensor_cores=True)
         self._workspace: Tensor | None = None
         self._wrappers: dict[tuple[int, bool, int], Any] = {}
         self._planned: dict[tuple[int, int], Any] = {}
@@ -70,9 +68,11 @@ class FlashInferAttention(TritonAttention):
         if host is None or num_decodes is None:
             super()._attend_pages(layer, q, out, batch, num_seqs)
             return
-        first = num_decodes if num_decodes < num_seqs else 0
+        first = num_decodes if num_decodes < len(batch.seq_lens) else 0
         if first:
             super()._attend_pages(layer, q, out, batch, first)
+            if first == num_seqs:
+                return
         key = layer.window_left, num_seqs
         if key not in self._planned:
             self._planned[key] = self._plan_seqs(layer, q, batch, slice(first, num_seqs))

@@ -55,10 +55,7 @@ class TensorGroup:
             self._one_shot = None
 
     def place(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
-        """Return where a part `[num_rows, width]` is best written, if that matters.
-
-        What is written there has to be summed by `all_reduce` before anything else is.
-        """
+        """Return where a part that `all_reduce` sums next is best written, if that matters."""
         return None if self._one_shot is None else self._one_shot.place((num_rows, width), dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -371,6 +371,9 @@ class ModelRunner:
             everything.input_logprobs += result.input_logprobs
             everything.output_hidden += result.output_hidden
             everything.input_hidden += result.input_hidden
+            # So many steps on their way would write over what is sent for those ahead.
+            if self._rows.device.type == "cuda":
+                torch.cuda.synchronize()
         return PendingStep(plan, everything, failed, self._rows.device)
 
 

@@ -150,6 +150,19 @@ def test_every_step_is_attended_as_it_should_be(
     assert all(each.decodes == (num_decodes == len(queries)) for each in Wrapper.made)
 
 
+def test_rows_beside_whole_prompts_stay_with_triton(
+    attention: backend.FlashInferAttention,
+) -> None:
+    """Whole prompts have a kernel of their own: only the rows ahead of them come here."""
+    layer = AttentionLayer(0, HEADS, KV_HEADS, DIM, 0.3, torch.zeros(0))
+    batch = step([1, 1, 6], [9, 4, 6], 2)
+    q, out = torch.randn(2, HEADS, DIM), torch.full((2, HEADS * DIM), float("nan"))
+    attention.plan(batch)
+    attention._attend_pages(layer, q, out, batch, 2)
+    assert not out.isnan().any()
+    assert not Wrapper.made
+
+
 def test_inside_graphs_nothing_is_planned(attention: backend.FlashInferAttention) -> None:
     layer = AttentionLayer(0, HEADS, KV_HEADS, DIM, 0.3, torch.zeros(0))
     batch = step([1, 1], [9, 4], 2)
