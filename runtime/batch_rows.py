@@ -18,6 +18,7 @@ from runtime.staging import to_device
 from runtime.step import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
 
 _NO_PLACES: Int64Array = np.zeros(0, dtype=np.int64)
+_NUM_PARAMS = 6
 
 
 class BatchRows:
@@ -44,7 +45,7 @@ class BatchRows:
         logprobs: what the rows that want log-probabilities ask for.
     """
 
-    TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(6)
+    TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class BatchRows:
         self.latest_input = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.has_inputs = False
         self.num_changes = 0
-        self.params: NDArray[np.float32] = np.zeros((rows, 6), dtype=np.float32)
+        self.params: NDArray[np.float32] = np.zeros((rows, _NUM_PARAMS), dtype=np.float32)
         self.seeds: Int64Array = np.zeros(rows, dtype=np.int64)
         self.top_k: NDArray[np.int32] = np.full(rows, vocab_size, dtype=np.int32)
         self.num_prompt: Int64Array = np.zeros(rows, dtype=np.int64)
@@ -167,7 +168,11 @@ class BatchRows:
             self._unsent.append(places)
 
     def unsent_pages(self) -> tuple[Int64Array, Int32Array]:
-        """Return which entries of the page table, counted through all rows, the device lacks."""
+        """Return what the device lacks of the page table.
+
+        Returns:
+            `[n]` int64 places, counted through all rows, and `[n]` int32 page numbers.
+        """
         places = np.concatenate([_NO_PLACES, *self._unsent])
         return places, self.page_table_host.reshape(-1)[places]
 

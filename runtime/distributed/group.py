@@ -55,17 +55,15 @@ class TensorGroup:
             self._one_shot = None
 
     def place(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
-        """Return where a part that `all_reduce` sums next is best written, if that matters."""
+        """Return `[num_rows, width]` for what `all_reduce` sums next; None if anywhere does."""
         return None if self._one_shot is None else self._one_shot.place((num_rows, width), dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of `x` over the ranks, bitwise the same on each; may overwrite `x`."""
-        if self._one_shot is None or (place := self._one_shot.place(x.shape, x.dtype)) is None:
-            dist.all_reduce(x)
-            return x
-        if x.data_ptr() != place.data_ptr():
-            place.copy_(x)
-        return self._one_shot(place)
+        if self._one_shot is not None and self._one_shot.holds(x):
+            return self._one_shot(x)
+        dist.all_reduce(x)
+        return x
 
     def sum_in_order(self, x: Tensor) -> Tensor:
         """Sum `x` over the ranks in place, rank 0 first, and return it.

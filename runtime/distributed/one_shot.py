@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -45,21 +45,15 @@ class OneShotAllReduce:
         import torch.distributed._symmetric_memory as symm_mem
 
         self._group = dist.group.WORLD.group_name  # type: ignore[union-attr]
-        self._sum = torch.ops.symm_mem.one_shot_all_reduce
+        self._sum: Callable[..., Tensor] = torch.ops.symm_mem.one_shot_all_reduce
         self._buffer = symm_mem.empty(max_bytes, dtype=torch.uint8, device=device)
         symm_mem.rendezvous(self._buffer, self._group)
 
     def place(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
         """Return shared memory for a part, to be written and then summed before the next.
 
-        The sum's end on a rank tells that all have read its part.
-
-        Args:
-            shape: of the part.
-            dtype: likewise.
-
-        Returns:
-            None where the kernel does not know the dtype or size, or the part is too large.
+        The sum's end on a rank tells that all have read its part. None for one that is too large,
+        no multiple of 16 bytes, or neither bfloat16 nor float32.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         if not 0 < num_bytes <= self._buffer.nbytes or num_bytes % _ALIGNMENT:
@@ -68,14 +62,17 @@ class OneShotAllReduce:
             return None
         return self._buffer[:num_bytes].view(dtype).view(shape)
 
+    def holds(self, x: Tensor) -> bool:
+        """Whether `x` is what `place` gave."""
+        return x.data_ptr() == self._buffer.data_ptr()
+
     def __call__(self, place: Tensor) -> Tensor:
         """Return the sum of all ranks' parts as a new tensor.
 
         Args:
             place: what `place` gave, written by then.
         """
-        total: Tensor = self._sum(place, "sum", self._group)
-        return total
+        return self._sum(place, "sum", self._group)
 
 
 def make(size: int, device: torch.device) -> OneShotAllReduce | None:
