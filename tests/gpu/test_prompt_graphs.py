@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from runtime.batch_rows import BatchRows
-from runtime.step import RowJoin
+from tests.support.engine import refuse_rows_of_seed
 from tests.support.gpu import count_graphs, prompt, small_engine
 from tests.support.tiny_models import tiny_model
 
@@ -66,14 +66,7 @@ def test_pages_of_a_request_that_could_not_take_its_row(
     without_graphs: bool, graphs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its row's next owner has other pages at the same places."""
-    join_row = BatchRows._join
-
-    def refuse(rows: BatchRows, join: RowJoin) -> None:
-        if join.sampling.seed == 666:
-            raise OverflowError("planted")
-        join_row(rows, join)
-
-    monkeypatch.setattr(BatchRows, "_join", refuse)
+    refuse_rows_of_seed(666, monkeypatch)
     begin, ids = prompt(70, 1), prompt(70, 1) + prompt(5, 3)
     plain = small_engine(tiny_model("llama"), disable_cuda_graph=True)
     expected = plain.generate(ids, NUM_NEW, ignore_eos=True)

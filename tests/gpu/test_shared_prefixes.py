@@ -70,72 +70,66 @@ def test_everyone_gets_the_tokens_of_being_alone(
     assert len(told) < 25
 
 
+class Sharers:
+    """An engine, nine prompts that begin alike, and what each gives by itself."""
+
+    def __init__(self) -> None:
+        self.engine = small_engine(tiny_model("llama"), max_running_requests=16)
+        assert self.engine.runner._graphs is not None
+        self.decode = self.engine.runner._graphs
+        begin = prompt(150, 1)
+        self.prompts = [begin + prompt(9, 10 + i) for i in range(9)]
+        self.alone = [self.engine.generate(ids, 12, ignore_eos=True) for ids in self.prompts]
+
+    def capture_again(self) -> None:
+        self.engine.runner.drop_graphs()
+        self.engine.runner.capture_graphs(lambda fraction: None)
+
+    def together(self) -> list[list[int]]:
+        first = max(self.engine.tokens) + 1
+        for i, ids in enumerate(self.prompts):
+            self.engine.add(first + i, ids, 12, ignore_eos=True)
+        self.engine.run()
+        return [self.engine.tokens[first + i] for i in range(len(self.prompts))]
+
+
 def test_a_batch_that_has_no_graph_for_it_computes_as_usual(
     graphs: None, eager_to_share: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = small_engine(tiny_model("llama"), max_running_requests=16)
-    decode = engine.runner._graphs
-    assert decode is not None
+    sharers = Sharers()
+    decode = sharers.decode
     # The largest one, so that kernels compile at start.
     assert sorted(decode._sharing) == [16]
-    begin = prompt(150, 1)
-    prompts = [begin + prompt(9, 10 + i) for i in range(9)]
-    alone = [engine.generate(ids, 12, ignore_eos=True) for ids in prompts]
-    seen = seen_groups(engine, monkeypatch)
-
-    def together(first: int) -> list[list[int]]:
-        for i, ids in enumerate(prompts):
-            engine.add(first + i, ids, 12, ignore_eos=True)
-        engine.run()
-        return [engine.tokens[first + i] for i in range(len(prompts))]
-
+    seen = seen_groups(sharers.engine, monkeypatch)
     decode._refused.add((12, True))
-    assert together(100) == alone
+    assert sharers.together() == sharers.alone
     assert not any(seen)
     decode._refused.clear()
-    assert together(200) == alone
+    assert sharers.together() == sharers.alone
     assert sorted(decode._sharing) == [12, 16]
     assert any(seen)
 
 
 def test_graphs_can_be_captured_again(graphs: None, eager_to_share: None) -> None:
-    engine = small_engine(tiny_model("llama"), max_running_requests=16)
-    decode = engine.runner._graphs
-    assert decode is not None
-    begin = prompt(150, 1)
-    prompts = [begin + prompt(9, 10 + i) for i in range(9)]
-    alone = [engine.generate(ids, 12, ignore_eos=True) for ids in prompts]
-    for turn in (1, 2):
-        engine.runner.drop_graphs()
-        engine.runner.capture_graphs(lambda fraction: None)
-        assert sorted(decode._sharing) == [16]
-        for i, ids in enumerate(prompts):
-            engine.add(100 * turn + i, ids, 12, ignore_eos=True)
-        engine.run()
-        assert [engine.tokens[100 * turn + i] for i in range(len(prompts))] == alone
+    sharers = Sharers()
+    for _ in range(2):
+        sharers.capture_again()
+        assert sorted(sharers.decode._sharing) == [16]
+        assert sharers.together() == sharers.alone
 
 
 def test_ranks_of_a_layer_capture_all_of_them_at_start(
     graphs: None, eager_to_share: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_graphs, "FIRST_BATCHES", 4)
-    engine = small_engine(tiny_model("llama"), max_running_requests=16)
-    decode = engine.runner._graphs
-    assert decode is not None
-    begin = prompt(150, 1)
-    prompts = [begin + prompt(9, 10 + i) for i in range(9)]
-    alone = [engine.generate(ids, 12, ignore_eos=True) for ids in prompts]
+    sharers = Sharers()
     # What it is told by its group, if it is the only one.
-    decode._share = lambda token_ids: token_ids
-    engine.runner.drop_graphs()
-    engine.runner.capture_graphs(lambda fraction: None)
-    assert sorted(decode._sharing) == [8, 12, 16]
-    seen = seen_groups(engine, monkeypatch)
+    sharers.decode._share = lambda token_ids: token_ids
+    sharers.capture_again()
+    assert sorted(sharers.decode._sharing) == [8, 12, 16]
+    seen = seen_groups(sharers.engine, monkeypatch)
     monkeypatch.setattr(cuda_graphs, "capture_graph", None)
-    for i, ids in enumerate(prompts):
-        engine.add(100 + i, ids, 12, ignore_eos=True)
-    engine.run()
-    assert [engine.tokens[100 + i] for i in range(len(prompts))] == alone
+    assert sharers.together() == sharers.alone
     assert any(seen)
 
 

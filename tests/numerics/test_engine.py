@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.batch_rows import BatchRows
 from runtime.executor import model_runner
-from runtime.step import RowJoin
-from tests.support.engine import InProcessEngine
+from tests.support.engine import InProcessEngine, refuse_rows_of_seed
 from tests.support.tiny_models import tiny_model
 
 NUM_NEW = 64
@@ -169,14 +167,7 @@ def test_penalties_equal_their_definition() -> None:
 def test_a_request_that_cannot_take_its_row_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_model("llama")
     alone = InProcessEngine(folder).generate(PROMPTS[3], 12, ignore_eos=True)
-    join_row = BatchRows._join
-
-    def refuse(self: BatchRows, join: RowJoin) -> None:
-        if join.sampling.seed == 666:
-            raise OverflowError("planted")
-        join_row(self, join)
-
-    monkeypatch.setattr(BatchRows, "_join", refuse)
+    refuse_rows_of_seed(666, monkeypatch)
     engine = InProcessEngine(folder)
     engine.add(1, PROMPTS[3], 12, ignore_eos=True)
     engine.add(2, PROMPTS[5], 12, seed=666)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import zmq
 
+from runtime.batch_rows import BatchRows
 from runtime.checkpoint.config_json import load_model_config
 from runtime.client.grammars import grammar_key
 from runtime.client.logprobs import PositionLogprobs, read_blocks
@@ -30,6 +32,7 @@ from runtime.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
 from runtime.shared_state import SharedState
+from runtime.step import RowJoin
 from runtime.weight_messages import WeightCall, WeightOp
 
 # The numerics tests run on a GPU too: HEADRACE_TEST_DEVICE=cuda make test ARGS=tests/numerics
@@ -168,3 +171,15 @@ class InProcessEngine:
         self.add(request_id, prompt, max_new_tokens, **sampling)
         self.run()
         return self.tokens[request_id]
+
+
+def refuse_rows_of_seed(seed: int, patch: pytest.MonkeyPatch) -> None:
+    """No request with this seed can take its row from now on."""
+    join_row = BatchRows._join
+
+    def refuse(rows: BatchRows, join: RowJoin) -> None:
+        if join.sampling.seed == seed:
+            raise OverflowError("planted")
+        join_row(rows, join)
+
+    patch.setattr(BatchRows, "_join", refuse)
