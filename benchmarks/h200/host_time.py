@@ -5,8 +5,9 @@
 In the worker itself, without HTTP: the scheduler's step, its message to the detokenizer sent and
 all, less what it waited for the device. With overlap that time is hidden as long as it is shorter
 than the device's. `launch_ms` is what giving the device its work takes of it, and of that
-`replay_ms` the driver's launch of the graph. `--device cpu --shape tiny` runs it anywhere; there
-the launch computes and nothing is waited for.
+`replay_ms` the driver's launch of the graph. The row `prompt` is the first step of one new prompt
+of 512 tokens while nothing else runs: nothing hides that. `--device cpu --shape tiny` runs it
+anywhere; there the launch computes and nothing is waited for.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from server.bench.shapes import SHAPES, write_shape
 from tests.support.engine import InProcessEngine
 
 PROMPT_LEN, STEPS = 128, 200
+ALONE_LEN, ALONE_TIMES = 512, 30
 
 
 class Clock:
@@ -97,21 +99,40 @@ def measure(
     while detokenizer.num_tokens < 20 * batch:
         engine.scheduler.step()
         detokenizer.drain()
-    found: dict[str, list[float]] = {
-        name: [] for name in ("step_ms", "host_ms", "launch_ms", "replay_ms")
-    }
+    found = []
     for _ in range(STEPS):
-        clock.launch_s = clock.wait_s = clock.replay_s = 0.0
-        began = time.perf_counter()
-        engine.scheduler.step()
-        taken = time.perf_counter() - began
-        found["step_ms"].append(taken * 1e3)
-        found["host_ms"].append((taken - clock.wait_s) * 1e3)
-        found["launch_ms"].append(clock.launch_s * 1e3)
-        found["replay_ms"].append(clock.replay_s * 1e3)
+        found.append(timed_step(engine, clock))
         detokenizer.drain()
     engine.run()
-    return {name: statistics.median(values) for name, values in found.items()}
+    return medians(found)
+
+
+def measure_prompt(
+    engine: InProcessEngine, detokenizer: Detokenizer, clock: Clock, vocab_size: int
+) -> dict[str, float]:
+    """Medians over the first steps of prompts that come alone, in milliseconds."""
+    rng = np.random.default_rng(1)
+    found = []
+    for request_id in range(1, ALONE_TIMES + 1):
+        engine.add(request_id, rng.integers(1, vocab_size, ALONE_LEN).tolist(), 2, ignore_eos=True)
+        found.append(timed_step(engine, clock))
+        engine.run()
+        detokenizer.drain()
+    return medians(found)
+
+
+def timed_step(engine: InProcessEngine, clock: Clock) -> dict[str, float]:
+    clock.launch_s = clock.wait_s = clock.replay_s = 0.0
+    began = time.perf_counter()
+    engine.scheduler.step()
+    taken = time.perf_counter() - began
+    seconds = {"step": taken, "host": taken - clock.wait_s}
+    seconds |= {"launch": clock.launch_s, "replay": clock.replay_s}
+    return {f"{name}_ms": value * 1e3 for name, value in seconds.items()}
+
+
+def medians(steps: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(step[name] for step in steps) for name in steps[0]}
 
 
 def main() -> None:
@@ -121,7 +142,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    report: dict[int, dict[str, float]] = {}
+    vocab_size = SHAPES[options.shape]["vocab_size"]
+    report: dict[str, dict[str, float]] = {}
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         engine = InProcessEngine(
@@ -130,16 +152,16 @@ def main() -> None:
             dtype="bfloat16",
             load_format="dummy",
             context_len=1024,
-            max_total_tokens=max(options.batch) * 512,
+            max_total_tokens=max(max(options.batch) * 512, ALONE_TIMES * 1024),
             max_running_requests=max(options.batch),
             overlap=options.device == "cuda",
         )
         detokenizer = Detokenizer(Path(folder), engine)
+        report["prompt"] = measure_prompt(engine, detokenizer, clock, vocab_size)
         for batch in options.batch:
-            report[batch] = measure(
-                engine, detokenizer, clock, batch, SHAPES[options.shape]["vocab_size"]
-            )
-            print(batch, {name: round(value, 3) for name, value in report[batch].items()})
+            report[str(batch)] = measure(engine, detokenizer, clock, batch, vocab_size)
+        for name, row in report.items():
+            print(name, {key: round(value, 3) for key, value in row.items()})
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
 
