@@ -128,6 +128,11 @@ def decode_seqs() -> Iterator[tuple[str, list[tuple[int, int]], int]]:
     """Yield name, sequences, layers."""
     yield "decode 64x1024", [(1024, 1)] * 64, 4
     yield "decode 256x768", [(768, 1)] * 256, 2
+    # Where the choice of `triton_plan` between blocks of 64 and 128 keys changes.
+    for count, kv_len in ((8, 640), (16, 300), (32, 640), (48, 300), (64, 300), (64, 560)):
+        yield f"decode {count}x{kv_len}", [(kv_len, 1)] * count, 8
+    for count, kv_len in ((96, 300), (192, 640), (256, 660), (256, 750)):
+        yield f"decode {count}x{kv_len}", [(kv_len, 1)] * count, 2
     for kv_len in (512, 1024, 2048, 4096):
         yield f"decode 1x{kv_len}", [(kv_len, 1)], 32
     yield "decode 8x1024", [(1024, 1)] * 8, 8

@@ -54,7 +54,7 @@ class PackedLinear(ABC):
         """
 
     def write(self, x: Tensor, out: Tensor) -> None:
-        """Write the product into `out`, `[num_tokens, out_features]`, contiguous."""
+        """Write the product into `out`, `[num_tokens, out_features]`, contiguous, `x`'s dtype."""
         out.copy_(self(x))
 
     def silu_gated(self, x: Tensor) -> Tensor:

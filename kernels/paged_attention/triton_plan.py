@@ -28,11 +28,11 @@ CHUNK_GRAIN = 64
 # How many decode programs should be in flight on each multiprocessor.
 _DECODE_PROGRAMS = 2
 # With so many sequences times key heads a multiprocessor, half as many programs with blocks of 128
-# keys are faster: cutting sequences up costs more than it brings. Measured on an H200, bfloat16,
-# microseconds as usual and so: 14/2 heads of 64, 64 x 300 tokens 10.6 and 8.6, 96 x 300 12.6 and
-# 9.9, 192 x 640 24.6 and 22.0; 32/8 heads of 128, 16 x 300 14.6 and 11.5, 32 x 640 31.4 and 27.7.
-# Below it is slower (48 x 300 10.4 and 12.3, 8 x 640 14.8 and 15.9). Above, heads of 64 still gain
-# (256 x 660 29.3 and 29.0, 256 x 750 32.1 and 29.4); heads of 128 lose (64 x 560 38.8 and 47.3).
+# keys are faster: cutting sequences up costs more than it brings. Measured on an H200, bfloat16, by
+# `benchmarks.h200.kernels --tune`, microseconds as usual and so: 14/2 heads of 64, 64 x 300 tokens
+# 10.6, 8.6, 96 x 300 12.6, 9.9, 192 x 640 24.6, 22.0; 32/8 heads of 128, 16 x 300 14.6, 11.5, 32 x
+# 640 31.4, 27.7. Below it is slower (48 x 300 10.4, 12.3, 8 x 640 14.8, 15.9). Above, heads of 64
+# still gain (256 x 660 29.3, 29.0, 256 x 750 32.1, 29.4), of 128 lose (64 x 560 38.8, 47.3).
 _FEW_PROGRAMS, _FEW_OF_SMALL = (0.75, 3), (0.75, 4)
 # Chunks of one sequence, unless they would be longer than _LONG_CHUNK: adding them up costs too.
 _MAX_PARTS = 32
