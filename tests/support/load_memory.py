@@ -1,0 +1,45 @@
+"""What loading a model takes: `python -m tests.support.load_memory FOLDER [IMPLEMENTATION]`.
+
+Prints the bytes of the loaded weights and the most that the process grew by meanwhile. It is run
+in a process of its own: what malloc keeps for later depends on all that a process did before.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from runtime.checkpoint.config_json import load_model_config
+from runtime.layers.context import BuildContext
+from runtime.loader.load import load_model, parameter_bytes
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that is not a mapped file."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError
+
+
+def main(folder: Path, implementation: str | None) -> None:
+    context = BuildContext(
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        linear=implementation,
+        max_positions=16,
+    )
+    peak = before = anonymous_bytes()
+
+    def sample(share: float) -> None:
+        nonlocal peak
+        peak = max(peak, anonymous_bytes())
+
+    model = load_model(folder, load_model_config(folder), context, sample)
+    print(parameter_bytes(model), peak - before)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
