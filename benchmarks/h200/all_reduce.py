@@ -2,9 +2,9 @@
 
     python -m benchmarks.h200.all_reduce [--ranks 2 4] [--check] [--json FILE]
 
-First thousands of sums of parts that change from one to the next, with ranks that come late: each
-has to be exact, to the bit, on every rank. Then a sum's time in a CUDA graph of 64, as many as a
-step of the 8B shape has; `--check` leaves that out.
+First thousands of sums of products of sizes in turn, with ranks that come late: each has to be
+exact, to the bit, on every rank. Then a sum's time in a CUDA graph of 64, as many as a step of the
+8B shape has; `--check` leaves that out.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from benchmarks.h200.timing import graph_us
+from kernels.linear.triton import TritonLinear
 from runtime.distributed.group import TensorGroup
 from runtime.distributed.one_shot import OneShotAllReduce
 
@@ -31,34 +35,44 @@ NUM_TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 # More than the engine gives it, to see where NCCL is faster.
 MAX_BYTES = max(NUM_TOKENS) * max(WIDTHS) * 2
 CHECKED = ((1, 896), (1, 4096), (64, 4096), (256, 4096), (1024, 4096))
-REPLAYS = 60
+REPLAYS = 300
+# Of the products whose parts are summed.
+IN_FEATURES = 512
 
 
-def num_wrong(group: TensorGroup, one_shot: OneShotAllReduce, shape: tuple[int, int]) -> int:
-    """How many elements of any sum differ from what they should be."""
+def num_wrong(group: TensorGroup, one_shot: OneShotAllReduce) -> dict[str, int]:
+    """How many elements of any sum differ from what they should be, by shape.
+
+    Parts of all shapes lie in the same memory, one after the other, and are written by the products
+    that write them in the engine.
+    """
     device = torch.device("cuda", group.rank)
     generator = torch.Generator(device).manual_seed(group.rank)
-    # Whole numbers whose sums bfloat16 holds exactly, in any order.
-    parts = [
-        torch.randint(-32, 33, shape, device=device, generator=generator).bfloat16()
-        for _ in range(7)
-    ]
-    expected = []
-    for part in parts:
-        every = [torch.empty_like(part) for _ in range(group.size)]
-        dist.all_gather(every, part)
-        expected.append(torch.stack(every).float().sum(0).bfloat16())
-    wrong = torch.zeros((), dtype=torch.int64, device=device)
-    place = one_shot.place(shape, torch.bfloat16)
-    assert place is not None
+
+    def signs(*shape: int) -> Tensor:
+        return torch.randint(-1, 2, shape, device=device, generator=generator).bfloat16()
+
+    layers = {width: TritonLinear(signs(width, IN_FEATURES), None) for width in WIDTHS}
+    names = [f"{num_tokens} x {width}" for num_tokens, width in CHECKED]
+    wrong = {name: torch.zeros((), dtype=torch.int64, device=device) for name in names}
+    turns: list[Callable[[], None]] = []
+    for i in range(NUM_SUMS):
+        name, (num_tokens, width) = names[i % len(names)], CHECKED[i % len(names)]
+        layer, x = layers[width], signs(num_tokens, IN_FEATURES)
+        # Whole numbers, which bfloat16 holds exactly, as it does their sum, in any order.
+        part = (x.float() @ layer.weight.float().T).bfloat16()
+        parts = [torch.empty_like(part) for _ in range(group.size)]
+        dist.all_gather(parts, part)
+        total = torch.stack(parts).float().sum(0)
+        assert total.abs().max() <= 256
+        place = one_shot.place(part.shape, part.dtype)
+        assert place is not None
+        late = 3000 * (1 + i % 3) if (i + group.rank) % 3 == 0 else 0
+        turns.append(partial(_turn, one_shot, layer, x, place, total.bfloat16(), late, wrong[name]))
 
     def work() -> None:
-        for i in range(NUM_SUMS):
-            which = i % len(parts)
-            if (i + group.rank) % 5 == 0:
-                torch.cuda._sleep(3000 * (1 + i % 3))
-            place.copy_(parts[which])
-            wrong.add_((one_shot(place) != expected[which]).sum())
+        for turn in turns:
+            turn()
 
     work()
     torch.cuda.synchronize()
@@ -67,7 +81,22 @@ def num_wrong(group: TensorGroup, one_shot: OneShotAllReduce, shape: tuple[int, 
         work()
     for _ in range(REPLAYS):
         graph.replay()
-    return int(wrong)
+    return {name: int(count) for name, count in wrong.items()}
+
+
+def _turn(
+    one_shot: OneShotAllReduce,
+    layer: TritonLinear,
+    x: Tensor,
+    place: Tensor,
+    expected: Tensor,
+    late: int,
+    wrong: Tensor,
+) -> None:
+    if late:
+        torch.cuda._sleep(late)
+    layer.write(x, place)
+    wrong.add_((one_shot(place) != expected).sum())
 
 
 def measure(group: TensorGroup, one_shot: OneShotAllReduce) -> list[dict[str, Any]]:
@@ -90,7 +119,7 @@ def rank_main(rank: int, size: int, store: Path, *, only_check: bool) -> None:
     torch.cuda.set_device(device)
     group = TensorGroup(rank, size, device, store)
     one_shot = OneShotAllReduce(device, MAX_BYTES)
-    wrong = {f"{shape[0]} x {shape[1]}": num_wrong(group, one_shot, shape) for shape in CHECKED}
+    wrong = num_wrong(group, one_shot)
     rows = [] if only_check else measure(group, one_shot)
     print(json.dumps({"wrong": wrong, "rows": rows}), flush=True)
     torch.cuda.synchronize()
@@ -132,7 +161,7 @@ def main() -> None:
     for size in options.ranks:
         wrong, rows = run(size, only_check=options.check)
         sums = NUM_SUMS * (REPLAYS + 1)
-        print(f"{size} ranks, {sums} sums of each size, elements that are wrong: {wrong}")
+        print(f"{size} ranks, {sums} sums of {len(wrong)} sizes, elements that are wrong: {wrong}")
         report["wrong"][str(size)] = wrong
         report["rows"] += rows
         for row in rows:
