@@ -357,6 +357,9 @@ class ModelRunner:
         for index in range(len(plan.rows)):
             if int(plan.rows[index]) in failed:
                 continue
+            # So many steps on their way would write over what is sent for those ahead.
+            if self._rows.device.type == "cuda":
+                torch.cuda.synchronize()
             try:
                 # Without graphs: so many runs would write over the tokens of the step before, which
                 # may not have been read.
@@ -371,9 +374,6 @@ class ModelRunner:
             everything.input_logprobs += result.input_logprobs
             everything.output_hidden += result.output_hidden
             everything.input_hidden += result.input_hidden
-            # So many steps on their way would write over what is sent for those ahead.
-            if self._rows.device.type == "cuda":
-                torch.cuda.synchronize()
         return PendingStep(plan, everything, failed, self._rows.device)
 
 
