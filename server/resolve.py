@@ -115,7 +115,7 @@ def resolve(
         max_running = choices.pick("max_running_requests", size, f"default for {device}")
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     policy = _schedule_policy(scheduling)
-    attention = _attention_backend(config, device, choices)
+    attention = _attention_backend(config, device, dtype, choices)
     _check_fit(config, device, page_size)
     _check_deterministic(config, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
@@ -232,13 +232,15 @@ def _schedule_policy(scheduling: SchedulingArgs) -> str:
     return "priority" if scheduling.enable_priority_scheduling else scheduling.schedule_policy
 
 
-def _attention_backend(config: ServerConfig, device: str, choices: _Choices) -> str:
+def _attention_backend(config: ServerConfig, device: str, dtype: str, choices: _Choices) -> str:
     asked = config.kernels.attention_backend
     if asked != "flashinfer":
         return asked
     if device != "cuda":
         # Launch lines written for a GPU name it: they work on a CPU as well.
         return str(choices.pick("attention_backend", "auto", "flashinfer needs an NVIDIA device"))
+    if dtype == "float32":
+        raise StartupError("--attention-backend flashinfer has no float32; use --dtype bfloat16.")
     if find_spec("flashinfer") is None:
         raise StartupError(
             "--attention-backend flashinfer: it is not installed; pip install 'headrace[cuda]', "

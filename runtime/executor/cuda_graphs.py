@@ -34,7 +34,6 @@ from runtime.step import Int32Array, Int64Array
 
 logger = logging.getLogger(__name__)
 
-
 # Larger batches are rarer than they are allowed: their graphs are captured when they come.
 FIRST_BATCHES = 256
 

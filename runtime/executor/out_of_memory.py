@@ -17,7 +17,6 @@ from runtime.layers.context import BuildContext
 # What `StepResult.failed` says of a sequence.
 STEP_OUT_OF_MEMORY = f"Internal error: {torch.OutOfMemoryError.__name__}"
 
-
 # What errors say that have no type of their own: the CPU's allocator; CUDA, where a graph is
 # instantiated, and its driver, also where Triton loads a kernel; libraries' workspaces.
 _NO_MEMORY = (

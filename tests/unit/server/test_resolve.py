@@ -80,6 +80,9 @@ def test_flashinfer_is_taken_when_asked_for_and_there(monkeypatch):
     on_cpu = choose(CPU, kernels=asked)
     assert on_cpu.worker.attention_backend == on_cpu.config.kernels.attention_backend == "auto"
     assert "attention_backend: auto (flashinfer needs an NVIDIA device)" in on_cpu.choices
+    config = ServerConfig(kernels=asked, model=ModelArgs(dtype="float32"))
+    with pytest.raises(StartupError, match="no float32; use --dtype bfloat16"):
+        resolve(config, fake_model_config(), GPU, FOLDERS, 7)
     both = dataclasses.replace(asked, enable_deterministic_inference=True)
     with pytest.raises(StartupError, match="flashinfer is not batch-invariant"):
         choose(GPU, kernels=both)
