@@ -21,7 +21,8 @@ from runtime.attention.backend import AttentionLayer, StepLimits
 from runtime.attention.triton import TritonAttention
 from runtime.forward_batch import ForwardBatch
 
-_WORKSPACE_BYTES = 128 * 2**20
+# Of sequences that are split: their parts, with 16 query heads a key head on most GPUs.
+_WORKSPACE_BYTES = 384 * 2**20
 # A plan is copied from the wrapper's own host memory when the device comes to it. While one step is
 # planned two may be on their way.
 _NUM_TURNS = 3

@@ -12,7 +12,6 @@ from runtime.messages import HiddenBlock, HiddenMode
 # What one request may keep in memory; in JSON each number takes some ten to twenty bytes.
 MAX_VALUES = 1 << 25
 
-
 # `return_hidden_states` on the wire.
 HiddenSwitch = bool | Literal["last"]
 

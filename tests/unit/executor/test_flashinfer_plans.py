@@ -172,3 +172,24 @@ def test_inside_graphs_nothing_is_planned(attention: backend.FlashInferAttention
     attention._attend_pages(layer, q, out, batch, 2)
     assert not out.isnan().any()
     assert not Wrapper.made
+
+
+@pytest.mark.parametrize(
+    ("group", "multiprocessors", "tile"),
+    [
+        # A prompt chunk behind a long prefix where there is no FlashAttention-3: L40S, A100.
+        (8, 142, 128),
+        (16, 142, 128),
+        (8, 108, 128),
+        # Decoding rows on an H200, with one key head too.
+        (16, 132, 16),
+        (32, 132, 64),
+    ],
+)
+def test_there_is_room_for_the_parts_of_split_sequences(
+    group: int, multiprocessors: int, tile: int
+) -> None:
+    """As FlashInfer 0.6.14 lays them out (`scheduler.cuh`): else it refuses such a step."""
+    programs = 2 * multiprocessors
+    rows = group * programs * tile
+    assert rows * (128 + 1) * 4 <= backend._WORKSPACE_BYTES
