@@ -37,6 +37,8 @@ _FEW_PROGRAMS, _FEW_OF_SMALL = (0.75, 3), (0.75, 4)
 # Chunks of one sequence, unless they would be longer than _LONG_CHUNK: adding them up costs too.
 _MAX_PARTS = 32
 _LONG_CHUNK = 512
+# Query rows (tokens times heads of a group) of an extend item.
+MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 16, 128
 
 
 @triton.jit(do_not_specialize=["num_seqs", "num_decodes", "window_left", "wanted_items"])
@@ -203,9 +205,6 @@ class AttentionPlan:
     prefixes: SharedPrefixes | None = None
 
 
-MIN_BLOCK_ROWS = 16
-
-
 def plan_attention(
     workspace: AttentionWorkspace,
     seq_lens: Tensor,
@@ -243,7 +242,7 @@ def plan_attention(
     extend_tokens = num_tokens if num_decodes is None else num_tokens - num_decodes
     extend_rows = extend_tokens * group if extend_seqs else 0
     # Few rows a sequence: large blocks would be mostly padding.
-    block_rows = 128
+    block_rows = MAX_BLOCK_ROWS
     while block_rows > MIN_BLOCK_ROWS and 2 * extend_rows <= block_rows * extend_seqs:
         block_rows //= 2
     least, most = _FEW_OF_SMALL if workspace.head_dim <= 64 else _FEW_PROGRAMS
