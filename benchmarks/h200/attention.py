@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.h200.timing import graph_us, relative_error
-from kernels.paged_attention import reference
+from kernels.paged_attention import reference, triton_plan
 from kernels.paged_attention import triton as ours
 
 PAGE = 16
@@ -141,6 +141,8 @@ def decode_seqs() -> Iterator[tuple[str, list[tuple[int, int]], int]]:
 
 
 def extend_seqs() -> Iterator[tuple[str, list[tuple[int, int]], int]]:
+    yield "prefill 1x512", [(512, 512)], 8
+    yield "prefill 16x512", [(512, 512)] * 16, 2
     yield "prefill 1x4096", [(4096, 4096)], 4
     yield "prefill 8x1024", [(1024, 1024)] * 8, 2
     yield "extend 64x64 on 4096", [(4160, 64)] * 64, 1
@@ -221,9 +223,12 @@ def tune() -> list[dict[str, object]]:
     """Time other ways of cutting the kernels."""
     rows: list[dict[str, object]] = []
     decode_tiles = [ours.Tile(64, 2, 2), ours.Tile(64, 2, 3), ours.Tile(64, 4, 3)]
-    decode_tiles += [ours.Tile(64, 2, 4), ours.Tile(128, 4, 2)]
-    extend_tiles = [ours.Tile(64, 4, 3), ours.Tile(64, 4, 4), ours.Tile(64, 8, 2)]
-    extend_tiles += [ours.Tile(128, 8, 2), ours.Tile(32, 4, 4)]
+    decode_tiles += [ours.Tile(64, 2, 5), ours.Tile(32, 2, 5), ours.Tile(128, 4, 2)]
+    # Page numbers are loaded ahead of keys, which takes two stages of every load that is to be in
+    # flight during a block's products: from 5 on there is one.
+    extend_cuts = [(128, ours.Tile(64, 4, 3)), (128, ours.Tile(64, 8, 2))]
+    for rows_, keys, warps in ((128, 64, 8), (128, 32, 8), (128, 128, 8), (64, 64, 4), (64, 32, 4)):
+        extend_cuts += [(rows_, ours.Tile(keys, warps, stages)) for stages in (3, 5)]
     for name, shape in SHAPES.items():
         for case, seqs, num_layers in decode_seqs():
             step = make_step(shape, seqs, num_layers)
@@ -244,15 +249,16 @@ def tune() -> list[dict[str, object]]:
             if case.startswith(("mixed", "extend 4x")):
                 continue
             step = make_step(shape, seqs, num_layers)
-            plan = planned(shape, step)
             results = []
-            for tile in extend_tiles:
+            for most_rows, tile in extend_cuts:
+                triton_plan.MAX_BLOCK_ROWS = most_rows
+                plan = planned(shape, step)
                 try:
                     took = graph_us(runs(shape, step, plan, (None, tile)), 5)
                 except Exception as error:
                     took = float("inf")
                     print(tile, type(error).__name__)
-                results.append((took, tile.block_n, tile.num_warps, tile.num_stages))
+                results.append((took, most_rows, tile.block_n, tile.num_warps, tile.num_stages))
             rows.append({"model": name, "case": case, "best": sorted(results)[:8], "all": results})
     for row in rows:
         print(row["model"], row["case"], *(f"{t[0]:.1f}:{t[1:]}" for t in row["best"]))
