@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,25 @@ _encoder = msgspec.msgpack.Encoder()
 _LAST_WORDS_LINES = 40
 # A grandchild may hold the pipe of a child that is gone.
 _LAST_WORDS_WAIT_S = 1.0
+
+
+def child_environment(changes: Mapping[str, str] = {}) -> dict[str, str]:
+    """This process's environment, with `changes`, for a child that is one of our modules."""
+    ours = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, **changes}
+
+
+def compute_environment(num_threads: int) -> dict[str, str]:
+    """What makes a worker compute with `num_threads` threads."""
+    return {
+        "OMP_NUM_THREADS": str(num_threads),
+        "MKL_NUM_THREADS": str(num_threads),
+        # Threads that spin between two operators starve the front on a small machine.
+        "GOMP_SPINCOUNT": "1000",
+        "OMP_WAIT_POLICY": "passive",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 class Child:
@@ -63,7 +82,7 @@ class Child:
             [sys.executable, "-P", "-m", "runtime.process", entry],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE if relays_stderr else None,
-            env={**os.environ, "PYTHONPATH": _import_path(), **(environment or {})},
+            env=child_environment(environment or {}),
             # A terminal's Ctrl-C must reach the front alone, which then drains its children.
             start_new_session=True,
         )
@@ -138,11 +157,6 @@ def describe_exit(code: int) -> str:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
-
-
-def _import_path() -> str:
-    ours = str(Path(__file__).resolve().parents[1])
-    return os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _leave_with_parent() -> None:

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from runtime.errors import StartupError
+from runtime.process import child_environment
 
 _TIMEOUT_S = 300.0
 # Whatever a vocabulary may be stored in; a change of any makes a new conversion.
@@ -57,8 +58,6 @@ def _cache_folder() -> Path:
 
 def _run_conversion(folder: Path, result: Path) -> None:
     command = [sys.executable, "-P", "-m", "runtime.tokenizer_conversion", str(folder), str(result)]
-    root = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
             command,
@@ -66,7 +65,7 @@ def _run_conversion(folder: Path, result: Path) -> None:
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
-            env={**os.environ, "PYTHONPATH": path},
+            env=child_environment(),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StartupError(f"Cannot convert the tokenizer in {folder}: {error}") from error

@@ -82,19 +82,13 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     bootstrap_room: Any = None
 
 
-UNSUPPORTED = (
-    "lora_path",
-    "custom_logit_processor",
-    "return_routed_experts",
-    "return_cached_tokens_details",
-    "return_token_ids",
-    "return_prompt_token_ids",
-    "return_meta_info",
-    "bootstrap_host",
-    "bootstrap_room",
-)
 MAX_RID_CHARS = 256
 MAX_SALT_CHARS = 256
+
+
+def fields_of_type(body: type[msgspec.Struct], kind: object) -> tuple[str, ...]:
+    """Names of the fields of `body` that are declared as `kind`, in order."""
+    return tuple(field.name for field in msgspec.structs.fields(body) if field.type == kind)
 
 
 def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:

@@ -32,7 +32,7 @@ from runtime.messages import (
     TextDeltas,
     WorkerReady,
 )
-from runtime.process import Child, describe_exit
+from runtime.process import Child, compute_environment, describe_exit
 from runtime.transport import AsyncInbox, Outbox, front_address, scheduler_address
 
 logger = logging.getLogger(__name__)
@@ -183,15 +183,7 @@ class Replica:
         self._scheduler = Outbox(self._sync_context, address)
         self._link.connect(self._scheduler.send)
         self._started_at["scheduler"] = time.monotonic()
-        threads = str(self._worker_config.num_threads)
-        environment = {
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            # Threads that spin between two operators starve the front on a small machine.
-            "GOMP_SPINCOUNT": "1000",
-            "OMP_WAIT_POLICY": "passive",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
+        environment = compute_environment(self._worker_config.num_threads)
         if self._worker_config.gpu_ids:
             # Nothing the worker does can touch a neighbour's GPU, and its own is number 0.
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._worker_config.gpu_ids)

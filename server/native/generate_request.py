@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from openai_api.schemas.common import fields_of_type
 from runtime.client.hidden_states import HiddenSwitch
 from runtime.client.router import wanted_rank
 from runtime.client.sessions import SessionParams
@@ -52,7 +53,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     return_hidden_states: HiddenSwitch | list[HiddenSwitch] | None = None
     session_params: SessionParams | None = None
     session_id: str | None = None
-    # What follows asks for features that this server does not have: neutral values pass.
+    # An object asks for a feature that this server does not have: neutral values pass.
     image_data: object | None = None
     video_data: object | None = None
     audio_data: object | None = None
@@ -69,22 +70,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     bootstrap_room: object | None = None
 
 
-UNSUPPORTED_FIELDS = (
-    "image_data",
-    "video_data",
-    "audio_data",
-    "return_routed_experts",
-    "return_entropy",
-    "return_bytes",
-    "return_sampling_mask",
-    "lora_path",
-    "custom_logit_processor",
-    "max_thinking_tokens",
-    "background",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-)
+UNSUPPORTED_FIELDS = fields_of_type(GenerateBody, object | None)
 
 
 Prompts = list[str] | list[list[int]]

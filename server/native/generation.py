@@ -41,7 +41,6 @@ class Output:
         Args:
             stream: where its chunks come from.
             rid: the request's name.
-            weight_version: of the weights that answer.
             prompt_token_ids: echoed when given.
             logprobs: collects log-probabilities, when they are asked for.
             hidden: collects hidden states, when they are asked for.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from openai_api.generation import merge, new_id, open_streams, sample_rids
+from openai_api.schemas.common import fields_of_type
 from runtime.client.admission import check_text_size
 from runtime.client.generation import GenerationInput
 from runtime.errors import HeadraceError, InvalidRequest
@@ -33,7 +34,7 @@ class ScoreBody(msgspec.Struct, kw_only=True):
     apply_softmax: bool | None = None
     item_first: bool | None = None
     model: str | None = None
-    # What follows asks for features that this server does not have: neutral values pass.
+    # An object asks for a feature that this server does not have: neutral values pass.
     temperature: float | None = None
     return_token_logprobs: object | None = None
     return_pooled_hidden_states: object | None = None
@@ -42,13 +43,7 @@ class ScoreBody(msgspec.Struct, kw_only=True):
     item_embed_overrides: object | None = None
 
 
-_UNSUPPORTED = (
-    "return_token_logprobs",
-    "return_pooled_hidden_states",
-    "score_extraction_token",
-    "query_embed_overrides",
-    "item_embed_overrides",
-)
+_UNSUPPORTED = fields_of_type(ScoreBody, object | None)
 # What would come next is told even where nothing is generated.
 _NOTHING = SamplingParams(max_new_tokens=0, temperature=0.0)
 
