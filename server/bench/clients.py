@@ -8,16 +8,15 @@ ready, gets the common start time, and returns one record after another. The clo
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvloop
 
 from runtime.errors import HeadraceError
+from runtime.process import child_environment
 from server.bench.backends import BACKENDS, HttpTarget, Wire
 from server.bench.http_stream import HttpClient
 from server.bench.load import OnDone, drive
@@ -25,7 +24,6 @@ from server.bench.record import BenchRequest, RequestRecord
 
 _START_DELAY_S = 0.1
 _LENGTH_BYTES = 4
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class ClientJob(msgspec.Struct, kw_only=True):
@@ -97,12 +95,13 @@ def _share(job: ClientJob, which: int, num_processes: int) -> ClientJob:
 
 
 async def _start(job: ClientJob) -> asyncio.subprocess.Process:
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "server.bench.clients"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
+        env=child_environment(),
+        # A terminal's Ctrl-C is for the first process alone, which then ends the others.
+        start_new_session=True,
     )
     _write_frame(child, msgspec.msgpack.encode(job))
     return child

@@ -136,7 +136,10 @@ def jsonl_requests(path: Path, count: int | None, output_len: int) -> list[Bench
             raise StartupError(
                 f"{path}, line {number}: needs one of prompt, text, input_ids and messages."
             )
-        length = line.output_len or line.max_tokens or line.max_completion_tokens or output_len
+        named = (line.output_len, line.max_tokens, line.max_completion_tokens, output_len)
+        length = next(each for each in named if each is not None)
+        if length < 1:
+            raise StartupError(f"{path}, line {number}: output_len must be at least 1.")
         requests.append(
             BenchRequest(
                 input_ids=ids,

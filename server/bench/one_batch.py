@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +20,7 @@ import msgspec
 from runtime.config import ServerConfig
 from runtime.errors import HeadraceError, StartupError
 from runtime.one_batch_job import BatchJob, BatchResult
+from runtime.process import child_environment, compute_environment
 from server.bench.engine import engine_config
 from server.bench.engine_options import engine_parser
 from server.bench.environment import (
@@ -34,8 +33,6 @@ from server.bench.environment import (
 )
 from server.bench.record import distribution
 from server.prepare import prepare_engine
-
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -115,21 +112,13 @@ def run(config: ServerConfig, batch_size: int, options: argparse.Namespace) -> B
 
 
 def _in_a_process(job: BatchJob) -> BatchResult:
-    threads = str(job.worker.num_threads)
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-    # As `Replica` starts the worker, so that the same threads compute the same way.
-    environment = {
-        "PYTHONPATH": path,
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "GOMP_SPINCOUNT": "1000",
-        "OMP_WAIT_POLICY": "passive",
-    }
     done = subprocess.run(
         [sys.executable, "-P", "-m", "runtime.scheduler.one_batch"],
         input=msgspec.msgpack.encode(job),
         stdout=subprocess.PIPE,
-        env={**os.environ, **environment},
+        env=child_environment(compute_environment(job.worker.num_threads)),
+        # A terminal's Ctrl-C is for this process alone, which then ends the other.
+        start_new_session=True,
         check=False,
     )
     result = BatchResult(error=f"The worker ended with exit code {done.returncode}.")

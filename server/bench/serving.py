@@ -244,11 +244,12 @@ def warm_up_requests(
     return random_requests(source, count, options.random_input_len, options.random_output_len)
 
 
-def _hint(options: argparse.Namespace) -> str:
+def _hinted(options: argparse.Namespace, error: str) -> str:
     made_up = options.dataset_name != "jsonl" and not options.tokenizer and not options.vocab_size
-    if not made_up:
-        return ""
-    return f" (Token ids below {DEFAULT_VOCAB_SIZE} were sent; --vocab-size takes another limit.)"
+    if not made_up or "HTTP 400" not in error:
+        return error
+    hint = f"Token ids below {DEFAULT_VOCAB_SIZE} were sent; --vocab-size takes another limit."
+    return f"{error} ({hint})"
 
 
 async def measure(
@@ -276,7 +277,7 @@ async def measure(
     numbered = [(index, 0.0, request) for index, request in enumerate(warm_up)]
     failed = [record for record in await drive(numbered, target) if record.error]
     if failed:
-        raise HeadraceError(f"The first request failed: {failed[0].error}{_hint(options)}")
+        raise HeadraceError(f"The first request failed: {_hinted(options, failed[0].error)}")
     if options.flush_cache:
         await target.flush_cache()
     target.client.close()

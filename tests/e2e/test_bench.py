@@ -1,6 +1,13 @@
 """Every benchmark end to end: the engine's processes, the worker alone, a server over HTTP."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +16,8 @@ from benchmarks.h200 import run as h200
 from headrace.cli import main as headrace
 from server.bench import latency, offline, one_batch, serving
 from server.bench.shapes import write_shape
-from tests.support.server import ServerProcess, running_server
+from tests.support.guard import unwatch, watch
+from tests.support.server import ServerProcess, python_path, running_server
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 
 SMALL = ("--random-input-len", "16", "--random-output-len", "6")
@@ -121,6 +129,57 @@ def test_one_batch_by_the_command(tmp_path: Path, capfd) -> None:
     assert batch["batch_size"] == 3
     assert batch["step_ms"]["p50"] > 0
     assert "batch    3: prefill" in capfd.readouterr().out
+
+
+def interrupted(arguments: list[str], is_busy: Callable[[int], bool]) -> tuple[int, str]:
+    """Status and words of a benchmark whose terminal gets a Ctrl-C once it is busy."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace.cli", "bench", *arguments],
+        env={**os.environ, "PYTHONPATH": python_path()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    watch(-process.pid)
+    wait_until(lambda: is_busy(process.pid), 60)
+    os.killpg(process.pid, signal.SIGINT)
+    words, _ = process.communicate(timeout=30)
+    unwatch(-process.pid)
+    return process.returncode, words
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ctrl_c_ends_the_clients_without_a_word(server: ServerProcess) -> None:
+    def is_busy(_: int = 0) -> bool:
+        (load,) = server.client.get("/v1/loads").json()["loads"]
+        return bool(load["num_running_reqs"])
+
+    arguments = ["--url", server.url, "--random-input-len", "8", "--random-output-len", "200"]
+    arguments += ["--vocab-size", str(VOCAB_SIZE)]
+    arguments += ["--warmup-requests", "0", "--num-client-processes", "2"]
+    assert interrupted(["serving", *arguments], is_busy) == (130, "")
+    wait_until(lambda: not is_busy(), 20)
+
+
+def test_ctrl_c_ends_the_one_batch_without_a_word() -> None:
+    def has_worker(pid: int) -> bool:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        # Others come and go, which are asked about the machine.
+        with contextlib.suppress(FileNotFoundError):
+            return any(b"one_batch" in Path(f"/proc/{c}/cmdline").read_bytes() for c in children)
+        return False
+
+    arguments = ["--input-len", "64", "--output-len", "64", "--num-iters", "100000"]
+    code, words = interrupted(["one-batch", *ENGINE, *arguments], has_worker)
+    # The line about the machine comes first.
+    assert (code, words.count("\n")) == (130, 1)
 
 
 @pytest.mark.parametrize(

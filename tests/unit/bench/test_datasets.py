@@ -94,6 +94,8 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
         ('{"prompt": "a"}\nnonsense', "line 2"),
         ('{"prompt": "a", "text": "b", "messages": []}', "needs one of"),
         ('{"prompt": 5}', "line 1"),
+        ('{"prompt": "a"}\n{"prompt": "a", "output_len": 0}', "line 2: output_len must be"),
+        ('{"prompt": "a", "max_tokens": -1}', "line 1: output_len must be"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, content: str, words: str) -> None:
