@@ -1,10 +1,11 @@
-"""Bounds on a request's head, which uvicorn leaves open: how large it is, how long it may take."""
+"""What uvicorn leaves open about a request's head: its size, its time, an offer in it."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -22,7 +23,7 @@ class _HeadTooLarge(Exception):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with a limit and a deadline for each request's head."""
+    """uvicorn's HTTP protocol with bounds on heads, which stays HTTP/1.1 whatever they offer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take whatever uvicorn passes."""
@@ -37,6 +38,28 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        parts = [data]
+        while parts and not self.transport.is_closing():
+            part = parts.pop()
+            try:
+                super().data_received(part)
+            except httptools.HttpParserUpgrade as stop:
+                if not self._is_offer():
+                    return
+                # The parser takes what follows for the other protocol's, also a body: Java's client
+                # offers HTTP/2 with every request. Read again without the offer, it is ours.
+                version = self.parser.get_http_version().encode()
+                head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+                head += [b"%b: %b" % pair for pair in self.headers if pair[0] != b"upgrade"]
+                self.parser = httptools.HttpRequestParser(self)
+                rest = memoryview(part)[stop.args[0] :]
+                parts += [cast("bytes", rest), b"\r\n".join([*head, b"\r\n"])]
+
+    def _unsupported_upgrade_warning(self) -> None:
+        # Called while the parser's exception, which knows where it stopped, is handled.
+        raise
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
@@ -53,7 +76,12 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._cancel_deadline()
-        super().on_headers_complete()
+        if not self._is_offer():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._is_offer():
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         if self._head_bytes > MAX_HEAD_BYTES or len(self.headers or ()) > MAX_HEADERS:
@@ -61,6 +89,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         super().send_400_response(msg)
+
+    def _is_offer(self) -> bool:
+        return self.parser.should_upgrade() and any(n == b"upgrade" for n, _ in self.headers)
 
     def _count(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes

@@ -12,9 +12,11 @@ def server():
     return running_server("qwen3", "--enable-metrics")
 
 
-def talk(server, data: bytes) -> bytes:
+def talk(server, data: bytes, piece: int = 1 << 20) -> bytes:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-        connection.sendall(data)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(0, len(data), piece):
+            connection.sendall(data[start : start + piece])
         answer = b""
         try:
             while part := connection.recv(65536):
@@ -56,3 +58,38 @@ def test_the_path_cannot_forge_a_log_line(server):
     talk(server, b"GET /a%0d%0aFORGED%1b[31m HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert not any(line.startswith("FORGED") for line in server.lines)
     assert "\x1b" not in server.log
+
+
+# As Java's client and `curl --http2` send them: HTTP/2 is offered, and the body is sent at once.
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+BODY = b'{"prompt": "The wheel turns.", "add_special_tokens": false}'
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("piece", [1, 150, 10_000])
+def test_an_offer_of_another_protocol_is_ignored(server, is_chunked, piece):
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + OFFER
+    form = b"Content-Length: %d\r\n\r\n%b"
+    if is_chunked:
+        form = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+    request = head + form % (len(BODY), BODY)
+    last = b"GET /model_info HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    # Twice on one connection, and another request behind them.
+    answer = talk(server, request + request + last, piece)
+    assert answer.count(b"HTTP/1.1 200 OK") == 3
+    assert answer.count(b'"tokens":[') == 2
+    assert b'"model_path"' in answer
+
+
+def test_many_offers_at_once(server):
+    offer = b"GET /livez HTTP/1.1\r\nHost: x\r\n" + OFFER + b"\r\n"
+    last = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert talk(server, offer * 2000 + last).count(b"HTTP/1.1 200 OK") == 2001
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("offer", [b"", b"Connection: Upgrade\r\nUpgrade: websocket\r\n"])
+def test_a_tunnel_is_not_opened(server, offer):
+    answer = talk(server, b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 4")
+    assert server.client.get("/health").status_code == 200
