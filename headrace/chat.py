@@ -31,13 +31,13 @@ class Piece(NamedTuple):
 
 
 def connect(url: str, api_key: str | None = None) -> httpx.Client:
-    """A client for the server at `url`.
+    """A client for the server at `url`, which may end in /v1 as OpenAI's clients want it.
 
     Raises:
         ChatFailed: `url` is no HTTP address.
     """
     try:
-        base = httpx.URL(url)
+        base = httpx.URL(url.rstrip("/").removesuffix("/v1"))
     except httpx.InvalidURL:
         raise ChatFailed(f"{url} is no address of a server.") from None
     if base.scheme not in ("http", "https") or not base.host:

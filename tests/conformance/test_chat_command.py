@@ -32,6 +32,8 @@ def test_piped_questions(fake_api: Any) -> None:
     assert done.stderr == ""
     assert done.stdout == "Hello there\nÜber\u2028alles\n"
     assert done.returncode == 0
+    # The address that OpenAI's client is given.
+    assert headrace("chat", "--url", f"{fake_api.url}/v1", text="Hello\n").stdout == "Hello\n"
 
 
 def test_nobody_answers() -> None:
