@@ -64,12 +64,14 @@ class RequestLog:
         logger.info("request %s", parts)
 
     def _facts(self, record: RequestRecord) -> dict[str, Any]:
+        # Without a stream nobody saw the first token before the last.
+        ttft = record.ttft_s
         facts: dict[str, Any] = {
             "rid": record.rid,
             "prompt": record.prompt_tokens,
             "cached": record.cached_tokens,
             "output": record.completion_tokens,
-            "ttft": None if record.ttft_s is None else round(record.ttft_s, 6),
+            "ttft": round(ttft, 6) if record.is_streaming and ttft is not None else None,
             "e2e": round(record.e2e_s, 6),
             "end": record.outcome,
             "stream": record.is_streaming,
@@ -94,7 +96,9 @@ def _readable(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.3f}"
-    return value if isinstance(value, str) and " " not in value else json.dumps(value)
+    # A line break or an escape sequence in a prompt must not make a line of its own.
+    is_word = isinstance(value, str) and value.isprintable() and " " not in value
+    return str(value) if is_word else json.dumps(value)
 
 
 def _plain_logger() -> logging.Logger:

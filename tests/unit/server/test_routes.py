@@ -465,3 +465,15 @@ async def test_the_request_log_makes_up_no_text_for_embeddings(tmp_path, caplog)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "server.requests"]
     assert " prompt=3 " in line
     assert " prompt_text= " in line
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_request_log_is_one_line_for_each_request(tmp_path, caplog, stream):
+    caplog.set_level("INFO", "server.requests")
+    server = FakeServer(tmp_path, logging=LoggingArgs(log_requests=True, log_requests_level=3))
+    await server.generate(text="a\nFORGED\x1b[31m", stream=stream)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "server.requests"]
+    assert line.isprintable()
+    assert r'prompt_text="a\nFORGED\u001b[31m"' in line
+    # Nobody sees a first token where all come at once.
+    assert (" ttft=- " in line) is not stream
