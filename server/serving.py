@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 # After draining, connections that only idle are closed; this is for a last answer in flight.
 _CLOSE_GRACE_S = 2
+# Longer than the 60 s of load balancers: a request must not meet the end of its idle connection.
+_KEEP_ALIVE_S = 75
 
 
 class _HttpServer(uvicorn.Server):
@@ -113,7 +115,7 @@ def _http_server(context: ServerContext) -> _HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=5,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_GRACE_S,
         )
     )

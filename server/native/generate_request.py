@@ -71,8 +71,6 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 
 
 UNSUPPORTED_FIELDS = fields_of_type(GenerateBody, object | None)
-
-
 Prompts = list[str] | list[list[int]]
 
 

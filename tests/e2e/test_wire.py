@@ -44,6 +44,18 @@ def test_bad_heads_are_answered_and_closed(server, data, status):
     assert server.client.get("/health").status_code == 200
 
 
+def test_an_idle_connection_outlives_the_pools_of_clients(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        # uvicorn's own limit is five seconds; load balancers keep theirs for sixty.
+        connection.settimeout(7)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
 def test_bad_heads_leave_no_noise_in_the_log(server):
     # Once this one's line is there, no line of an earlier request is still to come.
     assert server.client.get("/no/such/mark").status_code == 404

@@ -75,9 +75,7 @@ class ServerProcess:
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        # The server closes what is idle for five seconds; a request must not meet that.
-        limits = httpx.Limits(keepalive_expiry=2.0)
-        self.client = httpx.Client(base_url=self.url, timeout=60.0, limits=limits)
+        self.client = httpx.Client(base_url=self.url, timeout=60.0)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
