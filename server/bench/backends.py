@@ -68,11 +68,8 @@ class Native:
         """See `Backend`."""
         if request.messages is not None:
             raise HeadraceError("/generate takes no messages; use --backend openai-chat.")
-        prompt = (
-            {"text": request.text}
-            if request.input_ids is None
-            else {"input_ids": request.input_ids}
-        )
+        ids = request.input_ids
+        prompt = {"text": request.text} if ids is None else {"input_ids": ids}
         sampling = {
             "max_new_tokens": request.output_len,
             "temperature": wire.temperature,
@@ -85,8 +82,6 @@ class Native:
         decode = msgspec.json.Decoder(_NativeEvent).decode
 
         def read(when: float, data: bytes) -> None:
-            if data == _DONE:
-                return
             event = decode(data)
             meta = event.meta_info
             if meta is None:
@@ -187,8 +182,6 @@ class OpenAI:
         has_token = self._has_token
 
         def read(when: float, data: bytes) -> None:
-            if data == _DONE:
-                return
             event = decode(data)
             if event.error is not None:
                 record.error = describe_error(event.error)
@@ -252,9 +245,19 @@ class HttpTarget:
         """Stream one answer into `record`."""
         body = {**self.backend.body(request, self.wire), **self.wire.extra}
         read = self.backend.reader(record)
-        await self.client.stream(self.backend.path, msgspec.json.encode(body), read)
-        if not record.error and not record.output_tokens:
-            record.error = "The answer held no tokens."
+        has_end = False
+
+        def on_event(when: float, data: bytes) -> None:
+            nonlocal has_end
+            if data == _DONE:
+                has_end = True
+            else:
+                read(when, data)
+
+        await self.client.stream(self.backend.path, msgspec.json.encode(body), on_event)
+        if not record.error and not (record.output_tokens and has_end):
+            what = "broke off before [DONE]" if record.output_tokens else "held no tokens"
+            record.error = f"The answer {what}."
 
     async def flush_cache(self) -> None:
         """Drop the server's prefix cache, where it has a route for that.

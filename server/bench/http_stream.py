@@ -40,16 +40,13 @@ class _Exchange:
             if self.on_event is None or len(self.body) < _MAX_ERROR_BYTES:
                 self.body += data
             return
-        if self._rest:
-            data = self._rest + data
+        data = self._rest + data
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         *events, self._rest = data.split(b"\n\n")
         for event in events:
-            if event.startswith(b"data: "):
-                self.on_event(now, event[6:])
-            elif event.startswith(b"data:"):
-                self.on_event(now, event[5:])
+            if event.startswith(b"data:"):
+                self.on_event(now, event[5:].removeprefix(b" "))
 
 
 class _Connection(asyncio.Protocol):
@@ -71,7 +68,7 @@ class _Connection(asyncio.Protocol):
             self.parser.feed_data(data)
         except Exception as error:
             # A callback's error reaches us here too: it fails this request, not the event loop.
-            self.fail(HeadraceError(f"The answer cannot be read: {error}"))
+            self.fail(HeadraceError(f"The answer cannot be read: {error.__context__ or error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
@@ -241,8 +238,7 @@ class HttpClient:
         return None
 
     async def _connect(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
+        _, connection = await asyncio.get_running_loop().create_connection(
             _Connection, self._host, self._port, ssl=self._ssl
         )
         return connection

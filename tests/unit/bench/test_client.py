@@ -11,6 +11,7 @@ import pytest
 from runtime.errors import HeadraceError, StartupError
 from server.bench.backends import BACKENDS, HttpTarget, Wire, first_model
 from server.bench.http_stream import HttpClient
+from server.bench.load import drive
 from server.bench.record import BenchRequest, RequestRecord
 
 CHUNKED = (
@@ -203,6 +204,24 @@ async def test_native_abort_and_error_events_fail_the_request() -> None:
     assert record.error == "died"
     record, *_ = await ask("headrace", request)
     assert "no tokens" in record.error
+
+
+@pytest.mark.parametrize("backend", ["sglang", "openai-completions"])
+async def test_an_answer_that_breaks_off_is_no_answer(backend: str) -> None:
+    # Without a length, as a proxy passes it on, the end of the connection is an end in order.
+    choices = [{"index": 0, "text": "a", "finish_reason": None}]
+    begun = events({**native("a", 1), "choices": choices})
+    head = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n"
+    answers = [begun, begun + b"data: [DONE]\n\n", begun + b"data: {nonsense\n\n"]
+    errors = []
+    for answer in answers:
+        async with serving(RawServer(lambda *_, answer=answer: head + answer)) as server:
+            target = HttpTarget(HttpClient(server.url, {}, 5.0), BACKENDS[backend](), Wire())
+            (record,) = await drive([(0, 0.0, BenchRequest(text="x", output_len=2))], target)
+            errors.append(record.error)
+    assert errors[0] == "The answer broke off before [DONE]."
+    assert not errors[1]
+    assert "cannot be read: JSON is malformed" in errors[2]
 
 
 async def test_completions_take_the_total_from_usage() -> None:
