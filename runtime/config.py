@@ -199,7 +199,7 @@ class LoggingArgs:
     enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
     decode_log_interval: int = option(40, "Decode steps between two throughput lines.")
     watchdog_timeout: float = option(
-        300.0, "Seconds without a scheduler turn before the worker is restarted."
+        300.0, "Seconds without a turn of a child's loop, requests waiting, before it is replaced."
     )
 
 

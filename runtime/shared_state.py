@@ -1,7 +1,7 @@
-"""Numbers the worker publishes and the front reads, in a small shared file: no message, no queue.
+"""Numbers the children publish and the front reads, in a small shared file: no message, no queue.
 
-The heartbeat proves that the scheduler's loop turns without a request that would wait behind a long
-prefill; the gauges are as fresh as the last step whenever someone asks.
+Heartbeats prove that the scheduler's and the detokenizer's loops turn without a request that would
+wait behind a long prefill; the gauges are as fresh as the last step whenever someone asks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 SHARED_STATE_FILE = "state"
 FIELDS = (
-    "heartbeat",
     "heartbeat_time",
+    "detokenizer_time",
     "has_work",
     "num_running_reqs",
     "num_queue_reqs",
@@ -35,7 +35,7 @@ _SIZE_BYTES = 8 * len(FIELDS)
 
 
 class SharedState:
-    """Named float64 cells in a memory-mapped file; one process writes, any process reads."""
+    """Named float64 cells in a memory-mapped file; one process writes each, any process reads."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         """Map the file at `path`; `create` makes it, filled with zeros."""
@@ -50,14 +50,17 @@ class SharedState:
         self._cells = memoryview(self._map).cast("d")
 
     def beat(self) -> None:
-        """Count one turn of the scheduler's loop and note when it was."""
-        self._cells[0] += 1.0
+        """Note when the scheduler's loop turned."""
+        self._cells[0] = time.monotonic()
+
+    def beat_detokenizer(self) -> None:
+        """Note when the detokenizer's loop turned."""
         self._cells[1] = time.monotonic()
 
-    def heartbeat_age_s(self) -> float:
-        """Seconds since the last beat; infinite before the first."""
-        last = self._cells[1]
-        return time.monotonic() - last if last else float("inf")
+    def oldest_beat(self) -> tuple[float, str]:
+        """Seconds since the older of both last beats, many before there is one, and whose it is."""
+        last, name = min((self._cells[0], "worker"), (self._cells[1], "detokenizer"))
+        return time.monotonic() - last, name
 
     def __getitem__(self, name: str) -> float:
         return self._cells[_INDEX[name]]
@@ -67,12 +70,7 @@ class SharedState:
 
     def reset(self) -> None:
         """Zero every cell: a new worker starts from nothing."""
-        for index in range(len(FIELDS)):
-            self._cells[index] = 0.0
-
-    def snapshot(self) -> dict[str, float]:
-        """All cells by name."""
-        return dict(zip(FIELDS, self._cells, strict=True))
+        self._map[:] = bytes(_SIZE_BYTES)
 
     def close(self) -> None:
         """Unmap the file."""

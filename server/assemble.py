@@ -12,7 +12,7 @@ from runtime.client.admission import EngineLimits
 from runtime.client.host import EngineHost
 from runtime.client.recorder import RecordingClient
 from server.context import Lifecycle, ServerContext
-from server.health import stuck_for_s
+from server.health import stuck_for
 from server.prepare import PreparedEngine
 from server.weight_control import WeightControl
 
@@ -68,15 +68,14 @@ def assemble(
 
 
 async def watch(context: ServerContext, host: EngineHost) -> None:
-    """End a worker whose loop stands still although it has work."""
-    limit_s = context.config.logging.watchdog_timeout
+    """End a worker or detokenizer whose loop stands still although there is work."""
     while True:
         await asyncio.sleep(_WATCHDOG_PERIOD_S)
         for replica in context.status.replicas:
-            stuck_s = stuck_for_s(context, replica)
-            if stuck_s > limit_s:
+            stuck_s, name = stuck_for(context, replica)
+            if stuck_s > context.config.logging.watchdog_timeout:
                 why = f"no turn of its loop for {stuck_s:.0f} s while requests wait"
-                host.kill_worker(replica.rank, why)
+                host.kill(replica.rank, name, why)
 
 
 def server_version() -> str:

@@ -13,20 +13,19 @@ from server.context import ServerContext
 READY_HEARTBEAT_AGE_S = 10.0
 
 
-def heartbeat_age_s(replica: ReplicaStatus) -> float:
-    """Seconds since the worker's last turn, or since it became ready when it has made none yet."""
-    ready_at = replica.ready_at
-    since_ready = 0.0 if ready_at is None else time.monotonic() - ready_at
-    return min(replica.shared.heartbeat_age_s(), since_ready)
+def still_for(replica: ReplicaStatus) -> tuple[float, str]:
+    """Seconds since the last turn of the slower child, since all were ready at most; its name."""
+    age, name = replica.shared.oldest_beat()
+    now = time.monotonic()
+    return min(age, now - (replica.ready_at or now)), name
 
 
-def stuck_for_s(context: ServerContext, replica: ReplicaStatus) -> float:
-    """Seconds that a worker with work has not turned its loop; 0 when it is idle or loading."""
+def stuck_for(context: ServerContext, replica: ReplicaStatus) -> tuple[float, str]:
+    """Like `still_for` while there is work; 0 seconds when there is none, or the worker loads."""
     # A worker that froze while idle never says that it has work; our own requests do.
     in_flight = context.client.links[replica.rank].num_in_flight
-    if not replica.is_ready or not (replica.shared["has_work"] or in_flight):
-        return 0.0
-    return heartbeat_age_s(replica)
+    has_work = replica.is_ready and (replica.shared["has_work"] or in_flight)
+    return still_for(replica) if has_work else (0.0, "")
 
 
 def why_not_alive(context: ServerContext) -> str | None:
@@ -37,9 +36,9 @@ def why_not_alive(context: ServerContext) -> str | None:
     """
     if context.status.phase == "failed":
         return f"The engine failed to start: {context.status.last_failure}"
-    age = min(stuck_for_s(context, replica) for replica in context.status.replicas)
+    age, name = min(stuck_for(context, replica) for replica in context.status.replicas)
     if age > context.config.logging.watchdog_timeout:
-        return f"The worker has not turned its loop for {age:.0f} s."
+        return f"The {name} has not turned its loop for {age:.0f} s."
     return None
 
 
@@ -79,9 +78,9 @@ def why_not_healthy(context: ServerContext) -> str | None:
 def _why_replica_not_ready(context: ServerContext, replica: ReplicaStatus) -> str | None:
     if not replica.is_ready:
         return f"The worker is {replica.phase.replace('_', ' ')}."
-    age = heartbeat_age_s(replica)
+    age, name = still_for(replica)
     if age > READY_HEARTBEAT_AGE_S:
-        return f"The worker has not turned its loop for {age:.0f} s."
+        return f"The {name} has not turned its loop for {age:.0f} s."
     most = context.config.scheduling.max_queued_requests
     if most and replica.shared["num_queue_reqs"] >= most:
         return "The request queue is full."

@@ -144,14 +144,14 @@ class EngineHost:
             self.client.grammars.stop()
         shutil.rmtree(self.run_folder, ignore_errors=True)
 
-    def kill_worker(self, rank: int, why: str) -> None:
-        """End a replica's worker that hangs; it is started again like one that died by itself."""
-        self._replicas[rank].kill_worker(why)
+    def kill(self, rank: int, name: str, why: str) -> None:
+        """End a replica's `worker` or `detokenizer` that hangs; it is started again."""
+        self._replicas[rank].kill(name, why)
 
     def restart_workers(self, why: str) -> None:
         """End every worker: all start again with the same weights and their memory."""
         for replica in self._replicas:
-            replica.kill_worker(why)
+            replica.kill("worker", why)
 
     def restart_with(self, folder: Path) -> None:
         """Load the weights of `folder` whenever a worker has to be started again."""

@@ -141,13 +141,14 @@ class Replica:
             if child is not None:
                 child.stop()
 
-    def kill_worker(self, why: str) -> None:
-        """End a worker that hangs; it is started again like one that died by itself."""
-        logger.error("Ending the worker%s: %s", self._whose, why)
+    def kill(self, name: str, why: str) -> None:
+        """End a `worker` or `detokenizer`; it is started again like one that died by itself."""
+        logger.error("Ending the %s%s: %s", name, self._whose, why)
         if not self._owner.restarts:
-            self._set(last_failure=f"The worker{self._whose} was ended: {why}.")
-        if self._worker is not None and self._worker.is_alive:
-            self._worker.kill()
+            self._set(last_failure=f"The {name}{self._whose} was ended: {why}.")
+        child = self._worker if name == "worker" else self._detokenizer
+        if child is not None and child.is_alive:
+            child.kill()
 
     def restart_with(self, folder: Path) -> None:
         """Load the weights of `folder` whenever the worker has to be started again."""

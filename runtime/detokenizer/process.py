@@ -16,6 +16,7 @@ from runtime.config import DetokenizerConfig
 from runtime.detokenizer.engine import Detokenizer, MalformedDeltas
 from runtime.errors import StartupError
 from runtime.messages import DetokenizerInbound, DetokenizerReady, ResetStreams, StartupFailed
+from runtime.shared_state import SHARED_STATE_FILE, SharedState
 from runtime.tokenizer import Tokenizer
 from runtime.transport import (
     Inbox,
@@ -27,7 +28,7 @@ from runtime.transport import (
 
 logger = logging.getLogger(__name__)
 
-_IDLE_WAIT_S = 60.0
+_IDLE_WAIT_S = 1.0
 _FAREWELL_MS = 2000
 
 
@@ -103,10 +104,13 @@ def main(payload: bytes) -> None:
     )
     scheduler = Outbox(context, scheduler_address(run_folder, config.scheduler_generation))
     loop = DetokenizerLoop(detokenizer, inbox, front, scheduler)
+    shared = SharedState(run_folder / SHARED_STATE_FILE)
+    shared.beat_detokenizer()
     front.send(DetokenizerReady())
     logger.debug("Ready, decoding by %s", detokenizer.decoder_kind)
     # What is loaded now stays: the collector need not walk a vocabulary again and again.
     gc.collect()
     gc.freeze()
     while True:
+        shared.beat_detokenizer()
         loop.turn(_IDLE_WAIT_S)

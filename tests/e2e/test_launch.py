@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.faults.test_kill import children_by_name
 from tests.support.server import READY_LINE, ServerProcess, free_port
 from tests.support.tiny_models import copy_of, edit_json, tiny_model
 
@@ -248,20 +249,21 @@ def test_a_killed_worker_is_replaced_behind_the_open_port(tmp_path):
         assert server.client.get("/server_info").json()["num_restarts"] == 1
 
 
-def test_a_stuck_worker_is_unready_then_replaced():
+@pytest.mark.parametrize("child", ["scheduler", "detokenizer"])
+def test_a_stuck_child_is_unready_then_replaced(child):
     args = ["--model-path", str(tiny_model("qwen3")), "--watchdog-timeout", "3"]
     with ServerProcess(*args) as server:
         server.wait_ready()
-        worker = server.child_pids()[0]
-        os.kill(worker, signal.SIGSTOP)
-        # Without work a frozen worker is not alive's concern; work that waits makes it one.
+        pid = children_by_name(server)[child]
+        os.kill(pid, signal.SIGSTOP)
+        # Without work a frozen child is not alive's concern; work that waits makes it one.
         answers: list[int] = []
         thread = threading.Thread(
             target=lambda: answers.append(server.client.post("/generate", json=LONG).status_code)
         )
         thread.start()
         deadline = time.monotonic() + 60
-        while worker in server.child_pids():
+        while pid in server.child_pids():
             assert time.monotonic() < deadline, server.log
             time.sleep(0.1)
         thread.join(30)

@@ -99,6 +99,7 @@ class FakeServer:
 def _ready_replica(rank: int, folder: Path) -> ReplicaStatus:
     shared = SharedState(folder / f"state-{rank}", create=True)
     shared.beat()
+    shared.beat_detokenizer()
     shared["max_total_num_tokens"] = WORKER.max_total_num_tokens
     return ReplicaStatus(
         rank=rank,

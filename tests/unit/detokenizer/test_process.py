@@ -30,6 +30,7 @@ from runtime.messages import (
     TokenDeltas,
 )
 from runtime.process import Child
+from runtime.shared_state import SHARED_STATE_FILE, SharedState
 from runtime.tokenizer import Tokenizer
 from runtime.transport import (
     Inbox,
@@ -49,6 +50,7 @@ class Peers:
 
     def __init__(self, folder: Path) -> None:
         self.run_folder = create_run_folder()
+        self.shared = SharedState(self.run_folder / SHARED_STATE_FILE, create=True)
         self.context = zmq.Context()
         self.front = Inbox(self.context, front_address(self.run_folder), FrontInbound)
         self.scheduler = Inbox(
@@ -96,6 +98,16 @@ def tokens(request_id, ids, *, begins=False, stop=(), ends=None):
         token_ids=array.array("i", ids).tobytes(),
         ends=[StreamEnd(request_id, ends)] if ends else [],
     )
+
+
+def test_its_heart_beats_while_nothing_comes(peers):
+    assert peers.receive(peers.front) == [DetokenizerReady()]
+    before = peers.shared["detokenizer_time"]
+    assert before > 0
+    deadline = time.monotonic() + 20
+    while peers.shared["detokenizer_time"] == before:
+        assert time.monotonic() < deadline, "it stands still"
+        time.sleep(0.05)
 
 
 def test_a_conversation_with_garbage_in_between(peers, folder):

@@ -322,6 +322,12 @@ async def test_health_follows_the_state(tmp_path):
     assert await statuses() == [503, 503, 503, 503, 503, 200]
     server.shared.beat()
     assert await statuses() == up
+    server.shared["detokenizer_time"] = time.monotonic() - 301
+    assert await statuses() == [503, 503, 503, 503, 503, 200]
+    reason = (await server.client.get("/readyz")).json()["reason"]
+    assert reason == "The detokenizer has not turned its loop for 301 s."
+    server.shared.beat_detokenizer()
+    assert await statuses() == up
     server.context.lifecycle.draining = True
     response = await server.client.get("/health")
     assert response.status_code == 503
