@@ -140,6 +140,8 @@ def interrupted(arguments: list[str], is_busy: Callable[[int], bool]) -> tuple[i
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A shell's background jobs ignore it, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     watch(-process.pid)
     wait_until(lambda: is_busy(process.pid), 60)
