@@ -29,6 +29,7 @@ CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
         "rank": "runtime.scheduler.rank:main",
         "detokenizer": "runtime.detokenizer.process:main",
         "grammar": "runtime.grammar.compiler:main",
+        "one_batch": "runtime.scheduler.one_batch:main",
     },
 )
 
@@ -56,6 +57,15 @@ def compute_environment(num_threads: int) -> dict[str, str]:
         "OMP_WAIT_POLICY": "passive",
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def send_config(process: subprocess.Popen[bytes], config: object) -> None:
+    """Give `runtime.process` what it waits for; its stdin stays open, or it would leave."""
+    payload = _encoder.encode(config)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(len(payload).to_bytes(8, "little") + payload)
+        process.stdin.flush()
 
 
 class Child:
@@ -86,12 +96,7 @@ class Child:
             # A terminal's Ctrl-C must reach the front alone, which then drains its children.
             start_new_session=True,
         )
-        payload = _encoder.encode(config)
-        stdin = self._process.stdin
-        assert stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            stdin.write(len(payload).to_bytes(8, "little") + payload)
-            stdin.flush()
+        send_config(self._process, config)
         self._on_exit = on_exit
         self._relay = threading.Thread(
             target=self._relay_stderr, name=f"stderr-{entry}-{self.pid}", daemon=True
@@ -159,6 +164,11 @@ def describe_exit(code: int) -> str:
     return f"ended with exit code {code}"
 
 
+def watch_parent() -> None:
+    """End this process as soon as its parent, which holds the other end of stdin, has gone."""
+    threading.Thread(target=_leave_with_parent, name="parent-watch", daemon=True).start()
+
+
 def _leave_with_parent() -> None:
     # A blocking read returns only at end-of-file: the parent closed the pipe or died.
     with contextlib.suppress(OSError):
@@ -182,7 +192,7 @@ def run_child(entry: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     size_bytes = int.from_bytes(_read_exactly(8), "little")
     payload = _read_exactly(size_bytes)
-    threading.Thread(target=_leave_with_parent, name="parent-watch", daemon=True).start()
+    watch_parent()
     CHILD_ENTRIES.load(entry)(payload)
 
 

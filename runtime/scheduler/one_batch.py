@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -121,9 +120,9 @@ def _run(scheduler: Scheduler, prompts: Int32Array, first_id: int, output_len: i
     scheduler.rest()
 
 
-def main() -> None:
-    """Run the job that waits on standard input."""
-    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=BatchJob)
+def main(payload: bytes) -> None:
+    """Run the `BatchJob` in msgpack; its result goes to standard output."""
+    job = msgspec.msgpack.decode(payload, type=BatchJob)
     # The result has standard output for itself, whatever a library prints.
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -134,7 +133,3 @@ def main() -> None:
         result = BatchResult(error=error.message)
     with output:
         output.write(msgspec.json.encode(result))
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ import msgspec
 import uvloop
 
 from runtime.errors import HeadraceError
-from runtime.process import child_environment
+from runtime.process import child_environment, watch_parent
 from server.bench.backends import BACKENDS, HttpTarget, Wire
 from server.bench.http_stream import HttpClient
 from server.bench.load import OnDone, drive
@@ -150,6 +150,7 @@ def main() -> None:
         write(b"ready")
         sys.stdout.buffer.flush()
         start = msgspec.msgpack.decode(read(), type=float)
+        watch_parent()
         return await drive(
             job.requests,
             target,

@@ -20,7 +20,7 @@ import msgspec
 from runtime.config import ServerConfig
 from runtime.errors import HeadraceError, StartupError
 from runtime.one_batch_job import BatchJob, BatchResult
-from runtime.process import child_environment, compute_environment
+from runtime.process import child_environment, compute_environment, send_config
 from server.bench.engine import engine_config
 from server.bench.engine_options import engine_parser
 from server.bench.environment import (
@@ -112,18 +112,20 @@ def run(config: ServerConfig, batch_size: int, options: argparse.Namespace) -> B
 
 
 def _in_a_process(job: BatchJob) -> BatchResult:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "runtime.scheduler.one_batch"],
-        input=msgspec.msgpack.encode(job),
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "runtime.process", "one_batch"],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=child_environment(compute_environment(job.worker.num_threads)),
-        # A terminal's Ctrl-C is for this process alone, which then ends the other.
+        # A terminal's Ctrl-C is for this process alone, with which the other one ends.
         start_new_session=True,
-        check=False,
-    )
-    result = BatchResult(error=f"The worker ended with exit code {done.returncode}.")
+    ) as worker:
+        send_config(worker, job)
+        assert worker.stdout is not None
+        output = worker.stdout.read()
+    result = BatchResult(error=f"The worker ended with exit code {worker.returncode}.")
     with contextlib.suppress(msgspec.DecodeError):
-        result = msgspec.json.decode(done.stdout, type=BatchResult)
+        result = msgspec.json.decode(output, type=BatchResult)
     if result.error:
         raise HeadraceError(result.error)
     return result
