@@ -50,6 +50,9 @@ def workers(server: ServerProcess) -> dict[int, int]:
     """Process id of each replica's worker, told by the gauges that it maps."""
     found = {}
     for pid in server.child_pids():
+        # The detokenizer maps them, too.
+        if b"scheduler" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            continue
         maps = Path(f"/proc/{pid}/maps").read_text()
         for rank in range(2):
             if f"/replica-{rank}/state" in maps:
