@@ -58,7 +58,8 @@ class SharedState:
         self._cells[1] = time.monotonic()
 
     def oldest_beat(self) -> tuple[float, str]:
-        """Seconds since the older of both last beats, many before there is one, and whose it is."""
+        """Seconds since the older of both last beats, and whose: `worker` or `detokenizer`."""
+        # A cell without one is 0: the clock's whole age, which readers bound.
         last, name = min((self._cells[0], "worker"), (self._cells[1], "detokenizer"))
         return time.monotonic() - last, name
 

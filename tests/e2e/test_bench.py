@@ -149,8 +149,6 @@ def interrupted(
     )
     watch(-process.pid)
     wait_until(lambda: is_busy(process.pid), 60)
-    # Past the start of its children, of whom one may be the busy one.
-    time.sleep(1)
     os.killpg(process.pid, number)
     words, _ = process.communicate(timeout=30)
     unwatch(-process.pid)
@@ -184,8 +182,11 @@ def test_the_worker_of_one_batch_ends_with_it(number: signal.Signals) -> None:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         # Others come and go, which are asked about the machine.
         with contextlib.suppress(FileNotFoundError):
-            found = [c for c in children if b"one_batch" in Path(f"/proc/{c}/cmdline").read_bytes()]
-            workers[:] = map(int, found)
+            for child in children:
+                words = Path(f"/proc/{child}/cmdline").read_bytes()
+                # Its second thread begins when it has read what it is to do.
+                if b"one_batch" in words and len(os.listdir(f"/proc/{child}/task")) > 1:
+                    workers[:] = [int(child)]
         return bool(workers)
 
     arguments = ["--input-len", "64", "--output-len", "64", "--num-iters", "100000"]
