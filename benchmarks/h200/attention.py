@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.h200.timing import graph_us, relative_error
-from kernels.paged_attention import reference, triton_plan
+from kernels.paged_attention import reference
 from kernels.paged_attention import triton as ours
 
 PAGE = 16
@@ -66,18 +66,15 @@ def make_step(shape, seqs, num_layers, dtype=torch.bfloat16, page_size=PAGE) -> 
     return Step(layers, table.to(DEVICE), lens, indptr, decodes)
 
 
-def planned(shape, step: Step, programs: int | None = None, max_parts: int | None = None):
-    """Return the step's plan; the last two override how decode is shared out."""
+def planned(shape, step: Step):
+    """Return the step's plan."""
     tokens = len(step.layers[0][0])
     workspace = ours.AttentionWorkspace(len(step.lens), tokens, *shape, DEVICE)
-    if programs is not None:
-        wanted = max(1, 132 * programs // shape[1])
-        grown = ours.AttentionWorkspace(len(step.lens) + wanted, tokens, *shape, DEVICE)
-        grown.wanted_items = wanted
-        workspace = grown
-    if max_parts is not None:
-        workspace.max_parts = max_parts
-    return ours.plan_attention(workspace, step.lens, step.indptr, tokens, step.num_decodes)
+    chunks = step.lens[step.num_decodes :]
+    short = torch.equal(chunks, step.indptr.diff()[step.num_decodes :])
+    return ours.plan_attention(
+        workspace, step.lens, step.indptr, tokens, step.num_decodes, short_prompts=short
+    )
 
 
 def runs(shape, step: Step, plan, tiles=(None, None)):
@@ -128,7 +125,7 @@ def decode_seqs() -> Iterator[tuple[str, list[tuple[int, int]], int]]:
     """Yield name, sequences, layers."""
     yield "decode 64x1024", [(1024, 1)] * 64, 4
     yield "decode 256x768", [(768, 1)] * 256, 2
-    # Where the choice of `triton_plan` between blocks of 64 and 128 keys changes.
+    # Where choices of `triton_tiles` change.
     for count, kv_len in ((8, 640), (16, 300), (32, 640), (48, 300), (64, 300), (64, 560)):
         yield f"decode {count}x{kv_len}", [(kv_len, 1)] * count, 8
     for count, kv_len in ((96, 300), (192, 640), (256, 660), (256, 750)):
@@ -217,49 +214,3 @@ def torch_attention(shape, seqs) -> dict[str, float]:
         except RuntimeError as error:
             print(label, str(error).splitlines()[0])
     return took
-
-
-def tune() -> list[dict[str, object]]:
-    """Time other ways of cutting the kernels."""
-    rows: list[dict[str, object]] = []
-    decode_tiles = [ours.Tile(64, 2, 2), ours.Tile(64, 2, 3), ours.Tile(64, 4, 3)]
-    decode_tiles += [ours.Tile(64, 2, 5), ours.Tile(32, 2, 5), ours.Tile(128, 4, 2)]
-    # Page numbers are loaded ahead of keys, which takes two stages of every load that is to be in
-    # flight during a block's products: from 5 on there is one.
-    extend_cuts = [(128, ours.Tile(64, 4, 3)), (128, ours.Tile(64, 8, 2))]
-    for rows_, keys, warps in ((128, 64, 8), (128, 32, 8), (128, 128, 8), (64, 64, 4), (64, 32, 4)):
-        extend_cuts += [(rows_, ours.Tile(keys, warps, stages)) for stages in (3, 5)]
-    for name, shape in SHAPES.items():
-        for case, seqs, num_layers in decode_seqs():
-            step = make_step(shape, seqs, num_layers)
-            results = []
-            for tile in decode_tiles:
-                for programs, parts in itertools.product((2, 4), (8, 16, 32, 64)):
-                    plan = planned(shape, step, programs, parts)
-                    try:
-                        took = graph_us(runs(shape, step, plan, (tile, None)), 7)
-                    except Exception as error:
-                        took = float("inf")
-                        print(tile, type(error).__name__)
-                    results.append(
-                        (took, tile.block_n, tile.num_warps, tile.num_stages, programs, parts)
-                    )
-            rows.append({"model": name, "case": case, "best": sorted(results)[:8], "all": results})
-        for case, seqs, num_layers in extend_seqs():
-            if case.startswith(("mixed", "extend 4x")):
-                continue
-            step = make_step(shape, seqs, num_layers)
-            results = []
-            for most_rows, tile in extend_cuts:
-                triton_plan.MAX_BLOCK_ROWS = most_rows
-                plan = planned(shape, step)
-                try:
-                    took = graph_us(runs(shape, step, plan, (None, tile)), 5)
-                except Exception as error:
-                    took = float("inf")
-                    print(tile, type(error).__name__)
-                results.append((took, most_rows, tile.block_n, tile.num_warps, tile.num_stages))
-            rows.append({"model": name, "case": case, "best": sorted(results)[:8], "all": results})
-    for row in rows:
-        print(row["model"], row["case"], *(f"{t[0]:.1f}:{t[1:]}" for t in row["best"]))
-    return rows

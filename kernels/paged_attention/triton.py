@@ -13,13 +13,11 @@ prefix, keys still in `qkv`, is better served by cuDNN; here keys come from page
 # ruff: noqa: PLR0913 the op's signature
 
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
 from torch import Tensor
 
-from kernels.paged_attention.shared_prefix import KEY_GRAIN
 from kernels.paged_attention.triton_decode import decode_kernel
 from kernels.paged_attention.triton_extend import extend_kernel
 from kernels.paged_attention.triton_plan import (
@@ -28,47 +26,17 @@ from kernels.paged_attention.triton_plan import (
     plan_attention,
 )
 from kernels.paged_attention.triton_prefix import prefix_kernel
+from kernels.paged_attention.triton_tiles import Tile, decode_tile, extend_tile, prefix_tile
 from kernels.triton_support.launch import launch_options, lets_next_in
 
 __all__ = [
     "AttentionPlan",
     "AttentionWorkspace",
+    "Tile",
     "paged_attention",
     "plan_attention",
     "run_attention",
 ]
-
-
-@dataclass(frozen=True)
-class Tile:
-    """How a kernel is cut: keys a block, warps a program, loads in flight."""
-
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-
-def decode_tile(dtype: torch.dtype, block_dim: int, *, long_blocks: bool) -> Tile:
-    """Return how decode is cut: the best or near it at all measured shapes on an H200."""
-    if dtype is torch.float32 or block_dim > 128:
-        return Tile(32, 4, 2)
-    return Tile(128, 4, 2) if long_blocks else Tile(64, 2, 2)
-
-
-def extend_tile(dtype: torch.dtype, block_dim: int, block_rows: int) -> Tile:
-    """Return how extend is cut; measured on an H200 at head sizes 64 and 128."""
-    if dtype is torch.float32 or block_dim > 128:
-        return Tile(32, 8 if block_rows > 64 else 4, 2)
-    if block_rows > 64 and block_dim <= 64:
-        return Tile(64, 8, 2)
-    return Tile(64, 4, 3)
-
-
-def prefix_tile(dtype: torch.dtype, block_dim: int) -> Tile:
-    """Return how attention to shared prefixes is cut; blocks of keys divide `KEY_GRAIN`."""
-    if dtype is torch.float32 or block_dim > 128:
-        return Tile(KEY_GRAIN // 2, 4, 2)
-    return Tile(KEY_GRAIN, 4, 3)
 
 
 def run_attention(
@@ -148,7 +116,7 @@ def run_attention(
             **launch_options(q.device),
         )
     if plan.max_decode_items:
-        tile = tiles[0] or decode_tile(q.dtype, block_dim, long_blocks=plan.long_blocks)
+        tile = tiles[0] or decode_tile(q.dtype, block_dim, plan.decode_load)
         decode_kernel[(num_kv_heads, plan.max_decode_items)](
             q,
             k_cache,
@@ -175,7 +143,9 @@ def run_attention(
             **launch_options(q.device),
         )
     if plan.max_extend_items:
-        tile = tiles[1] or extend_tile(q.dtype, block_dim, plan.block_rows)
+        tile = tiles[1] or extend_tile(
+            q.dtype, block_dim, plan.block_rows, short_prompts=plan.short_prompts
+        )
         extend_kernel[(num_kv_heads, plan.max_extend_items)](
             q,
             k_cache,

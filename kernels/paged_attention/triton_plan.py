@@ -21,24 +21,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_attention.shared_prefix import ITEM_FIELDS, SharedPrefixes
+from kernels.paged_attention.triton_tiles import MIN_BLOCK_ROWS, block_rows_of, takes_long_chunks
 from kernels.triton_support.device import multiprocessors
 
 # Chunks of keys are multiples of this, and so of the decode kernel's block.
 CHUNK_GRAIN = 64
 # How many decode programs should be in flight on each multiprocessor.
 _DECODE_PROGRAMS = 2
-# With so many sequences times key heads a multiprocessor, half as many programs with blocks of 128
-# keys are faster: cutting sequences up costs more than it brings. Measured on an H200, bfloat16, by
-# `benchmarks.h200.kernels --tune`, microseconds as usual and so: 14/2 heads of 64, 64 x 300 tokens
-# 10.6, 8.6, 96 x 300 12.6, 9.9, 192 x 640 24.6, 22.0; 32/8 heads of 128, 16 x 300 14.6, 11.5, 32 x
-# 640 31.4, 27.7. Below it is slower (48 x 300 10.4, 12.3, 8 x 640 14.8, 15.9). Above, heads of 64
-# still gain (256 x 660 29.3, 29.0, 256 x 750 32.1, 29.4), of 128 lose (64 x 560 38.8, 47.3).
-_FEW_PROGRAMS, _FEW_OF_SMALL = (0.75, 3), (0.75, 4)
 # Chunks of one sequence, unless they would be longer than _LONG_CHUNK: adding them up costs too.
 _MAX_PARTS = 32
 _LONG_CHUNK = 512
-# Query rows (tokens times heads of a group) of an extend item.
-MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 16, 128
 
 
 @triton.jit(do_not_specialize=["num_seqs", "num_decodes", "window_left", "wanted_items"])
@@ -192,7 +184,9 @@ class AttentionPlan:
         max_decode_items: programs a decode launch needs at most, 0 for no launch.
         max_extend_items: likewise for extend.
         block_rows: query rows (tokens times heads of a group) of an extend item.
-        long_blocks: whether decode programs take their keys in long blocks.
+        decode_load: decoding sequences times key heads, for each multiprocessor; 0 if most of their
+            keys are others' too.
+        short_prompts: whether chunks of queries see nothing but themselves.
         prefixes: the step's groups of sequences that share their first keys, if any may.
     """
 
@@ -201,7 +195,8 @@ class AttentionPlan:
     max_decode_items: int
     max_extend_items: int
     block_rows: int
-    long_blocks: bool = False
+    decode_load: float = 0.0
+    short_prompts: bool = False
     prefixes: SharedPrefixes | None = None
 
 
@@ -213,6 +208,8 @@ def plan_attention(
     num_decodes: int | None = None,
     window_left: int = -1,
     prefixes: SharedPrefixes | None = None,
+    *,
+    short_prompts: bool = False,
 ) -> AttentionPlan:
     """Write a step's work lists; one small launch, no synchronisation.
 
@@ -230,6 +227,8 @@ def plan_attention(
         window_left: -1, or how many keys before its own position a query sees.
         prefixes: which sequences share their first keys; for steps that only decode, without a
             window.
+        short_prompts: whether all but the first `num_decodes` sequences have no keys but this
+            step's, a few thousand at most: they are cut otherwise.
     """
     num_seqs = seq_lens.shape[0]
     assert num_seqs <= workspace.max_seqs
@@ -241,22 +240,24 @@ def plan_attention(
     extend_seqs = num_seqs if num_decodes is None else num_seqs - num_decodes
     extend_tokens = num_tokens if num_decodes is None else num_tokens - num_decodes
     extend_rows = extend_tokens * group if extend_seqs else 0
-    # Few rows a sequence: large blocks would be mostly padding.
-    block_rows = MAX_BLOCK_ROWS
-    while block_rows > MIN_BLOCK_ROWS and 2 * extend_rows <= block_rows * extend_seqs:
-        block_rows //= 2
-    least, most = _FEW_OF_SMALL if workspace.head_dim <= 64 else _FEW_PROGRAMS
-    load = may_decode * workspace.num_kv_heads / workspace.multiprocessors
-    # What is left of sequences with a shared prefix is short.
-    long_blocks = least <= load < most and workspace.head_dim <= 128 and prefixes is None
-    wanted_items = max(1, workspace.wanted_items // (2 if long_blocks else 1))
+    # Without a count they are few among others that decode.
+    num_chunks = 1 if num_decodes is None else extend_seqs
+    block_rows = block_rows_of(
+        extend_rows, num_chunks, workspace.num_kv_heads, workspace.multiprocessors
+    )
+    decode_load = 0.0
+    if prefixes is None:
+        decode_load = may_decode * workspace.num_kv_heads / workspace.multiprocessors
+    long_chunks = takes_long_chunks(workspace.head_dim, decode_load)
+    wanted_items = max(1, workspace.wanted_items // (2 if long_chunks else 1))
     plan = AttentionPlan(
         workspace=workspace,
         window_left=window_left,
         max_decode_items=may_decode + wanted_items if may_decode else 0,
         max_extend_items=extend_rows // block_rows + extend_seqs if extend_rows else 0,
         block_rows=block_rows,
-        long_blocks=long_blocks,
+        decode_load=decode_load,
+        short_prompts=short_prompts,
         prefixes=prefixes,
     )
     shared = (workspace.totals,) * 3

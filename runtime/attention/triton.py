@@ -124,6 +124,7 @@ class TritonAttention:
             self._workspaces[window] = workspace
         if batch.shares_prefixes and self._prefixes is None:
             self._prefixes = SharedPrefixes(workspace)
+        num_chunks = len(batch.seq_lens) - (batch.num_decodes or 0)
         plan = plan_attention(
             workspace,
             batch.seq_lens[:num_seqs],
@@ -133,6 +134,7 @@ class TritonAttention:
             window,
             # A window begins at another key for each sequence.
             self._prefixes if batch.shares_prefixes and window < 0 else None,
+            short_prompts=len(batch.whole_prompts) == num_chunks,
         )
         self._plans[key] = plan
         return plan

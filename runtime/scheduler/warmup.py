@@ -10,41 +10,53 @@ from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
 from runtime.sampling_params import SamplingParams
 from runtime.step import PageUpdate, RowJoin, StepPlan
 
-_ONE = np.zeros(1, dtype=np.int64)
-_SAMPLES = np.ones(1, dtype=bool)
+_ZERO = np.zeros(1, dtype=np.int64)
 
 
-def compute_prompt(runner: ModelRunner, length: int, vocab_size: int, num_pages: int = 0) -> None:
-    """Compute a made-up prompt of `length` tokens in row 0.
+def compute_prompt(
+    runner: ModelRunner,
+    length: int,
+    vocab_size: int,
+    num_pages: int = 0,
+    *,
+    cached: int = 0,
+    count: int = 1,
+) -> None:
+    """Compute a made-up prompt of `length` tokens in row 0, or `count` of them in the first rows.
 
     Args:
         runner: an idle one.
         length: tokens.
         vocab_size: ids below it are used.
         num_pages: pages 1 to so many are written; 0 writes page 0, which belongs to nobody.
+        cached: tokens ahead of these that count as computed.
+        count: prompts.
 
     Raises:
         StartupError: the model cannot compute.
         MemoryError: there is too little memory for it.
     """
-    join = RowJoin(
-        row=0,
-        sampling=SamplingParams(max_new_tokens=2, temperature=0.0),
-        num_prompt=length,
-        stop_ids=[],
-        output_ids=np.empty(0, dtype=np.int32),
-    )
+    joins = [
+        RowJoin(
+            row=row,
+            sampling=SamplingParams(max_new_tokens=2, temperature=0.0),
+            num_prompt=length,
+            stop_ids=[],
+            output_ids=np.empty(0, dtype=np.int32),
+        )
+        for row in range(count)
+    ]
     pages = np.arange(1, num_pages + 1, dtype=np.int32)
     _launch(
         runner,
         StepPlan(
-            rows=_ONE,
+            rows=np.arange(count),
             num_decodes=0,
-            start_lens=_ONE,
-            query_lens=_ONE + length,
-            chunk_tokens=(np.arange(length) % vocab_size).astype(np.int32),
-            samples=_SAMPLES,
-            joins=[join],
+            start_lens=np.full(count, cached),
+            query_lens=np.full(count, length),
+            chunk_tokens=(np.arange(count * length) % vocab_size).astype(np.int32),
+            samples=np.ones(count, dtype=bool),
+            joins=joins,
             page_updates=[PageUpdate(0, 0, pages)] if num_pages else [],
         ),
     )
@@ -62,12 +74,12 @@ def warm_up(runner: ModelRunner, vocab_size: int, page_size: int, context_len: i
     _launch(
         runner,
         StepPlan(
-            rows=_ONE,
+            rows=_ZERO,
             num_decodes=1,
-            start_lens=_ONE + length,
-            query_lens=_ONE + 1,
+            start_lens=_ZERO + length,
+            query_lens=_ZERO + 1,
             chunk_tokens=np.empty(0, dtype=np.int32),
-            samples=_SAMPLES,
+            samples=np.ones(1, dtype=bool),
         ),
     )
 

@@ -264,9 +264,15 @@ def _warm_up(
     if device.type != "cuda":
         return
     # Chunks of every kind of length: kernels are compiled for a few block sizes each.
+    longest, most = config.context_len - 1, _step_limits(config).max_tokens
     for length in (2, 5, 12, 24, 48, 96, 200, GATED_TOKENS):
-        most = min(config.context_len - 1, _step_limits(config).max_tokens)
-        compute_prompt(runner, min(length, most), vocab_size)
+        compute_prompt(runner, min(length, longest, most), vocab_size)
+    # A full step of short ones, with and without a cached prefix.
+    total = _chunk_tokens(config) or longest
+    length = max(1, min(256, longest - 1, total))
+    count = min(config.max_running_requests, total // length)
+    for cached in (0, 1):
+        compute_prompt(runner, length, vocab_size, cached=cached, count=count)
     warm_up_sampling(vocab_size, device)
 
 

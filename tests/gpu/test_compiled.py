@@ -1,13 +1,17 @@
-"""What samples is compiled when the engine starts: no stream waits for a compiler later."""
+"""What a step needs is compiled when the engine starts: no stream waits for a compiler later."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from runtime.sampling.warmup import warm_up_sampling
+from tests.support.engine import InProcessEngine
+from tests.support.fake_checkpoint import write_config
 from tests.support.gpu import on_gpu
 from tests.support.sampling_steps import sample_in_steps
 
@@ -47,3 +51,46 @@ def test_no_step_compiles_a_sampling_kernel(
     for batch in (1, 2, 3, 16, most):
         sample_in_steps(batch, vocab_size, device)
     assert counts() == warmed
+
+
+@on_gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_no_step_compiles_an_attention_kernel(tmp_path: Path, head_dim: int) -> None:
+    from kernels.paged_attention.triton_decode import decode_kernel
+    from kernels.paged_attention.triton_extend import extend_kernel
+
+    kernels: tuple[Any, ...] = (decode_kernel, extend_kernel)
+    device = torch.cuda.current_device()
+    for kernel in kernels:
+        # What other tests compiled would hide what this one does.
+        kernel.device_caches.pop(device, None)
+    sizes = {"hidden_size": 1024, "intermediate_size": 256, "vocab_size": 4096}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": head_dim}
+    engine = InProcessEngine(
+        write_config(tmp_path, **sizes, **heads, max_position_embeddings=8192),
+        device="cuda",
+        dtype="bfloat16",
+        load_format="dummy",
+        context_len=4096,
+        max_total_tokens=60_000,
+        max_running_requests=64,
+        chunked_prefill_size=4096,
+        overlap=True,
+    )
+
+    def counts() -> list[int]:
+        return [len(kernel.device_caches[device][0]) for kernel in kernels]
+
+    started = counts()
+    assert all(started)
+    rng = np.random.default_rng(0)
+    number = 0
+    shared = rng.integers(3, 4000, 1500).tolist()
+    for lengths in ([1], [9], [70], [300], [1800], [3000], [200] * 40, range(1, 1000, 60)):
+        for prefix in ([], shared):
+            for length in lengths:
+                number += 1
+                prompt = prefix + rng.integers(3, 4000, length).tolist()
+                engine.add(number, prompt[:4000], 4, ignore_eos=True)
+            engine.run()
+    assert counts() == started

@@ -1,0 +1,156 @@
+"""Times ways of cutting the paged attention kernels beside the choice of `triton_tiles`.
+
+python3 -m benchmarks.h200.attention_cuts [--json FILE]
+"""
+
+import argparse
+import json
+import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.h200 import shared_prefix
+from benchmarks.h200.attention import (
+    DEVICE,
+    SHAPES,
+    decode_seqs,
+    make_step,
+    planned,
+    runs,
+)
+from benchmarks.h200.timing import graph_us, relative_error
+from kernels.paged_attention import reference, triton_plan
+from kernels.paged_attention import triton as ours
+from kernels.paged_attention.triton_tiles import Tile
+
+Seqs = list[tuple[int, int]]
+EXTEND: dict[str, Seqs] = {
+    **{f"1x{n}": [(n, n)] for n in (64, 256, 512, 1024, 2048, 4096)},
+    **{f"{c}x{n}": [(n, n)] * c for c, n in ((64, 32), (4, 512), (16, 512), (8, 1024), (2, 4096))},
+    "ragged": [(n, n) for n in (37, 900, 250, 410, 620, 77, 128)],
+    "32 decodes + 1x512": [(700, 1)] * 32 + [(512, 512)],
+    "1x4 on 1024": [(1028, 4)],
+    "1x16 on 1024": [(1040, 16)],
+    "16x4 on 1024": [(1028, 4)] * 16,
+    "64x4 on 1024": [(1028, 4)] * 64,
+    "64x8 on 4096": [(4104, 8)] * 64,
+    "64x64 on 4096": [(4160, 64)] * 64,
+    "4x512 on 2048": [(2560, 512)] * 4,
+    "1x2048 on 6144": [(8192, 2048)],
+}
+EXTEND_CUTS = [(rows, Tile(n, 4, s)) for rows in (16, 32, 64) for n in (32, 64) for s in (3, 5)]
+EXTEND_CUTS += [(128, Tile(n, w, s)) for n in (32, 64) for w in (4, 8) for s in (2, 3, 5, 7)]
+EXTEND_CUTS += [(rows, Tile(128, w, 5)) for rows, w in ((64, 4), (128, 8))]
+DECODE_CUTS = [Tile(n, w, s) for n, w in ((32, 2), (32, 4), (64, 1), (64, 2)) for s in (2, 5)]
+DECODE_CUTS += [Tile(n, 4, s) for n in (64, 128) for s in (2, 5)]
+PREFIX_CUTS = [Tile(n, w, s) for n, w in ((32, 4), (64, 4), (64, 8)) for s in (3, 5)]
+
+
+def cut_step(shape: tuple[int, int, int], seqs: Seqs, layers: int, rows: int | None):
+    """Return a step and its plan, with blocks of at most `rows` query rows."""
+    step = make_step(shape, seqs, layers)
+    usual = triton_plan.block_rows_of
+    if rows is not None:
+        triton_plan.block_rows_of = lambda *_: rows
+    try:
+        return step, planned(shape, step)
+    finally:
+        triton_plan.block_rows_of = usual
+
+
+def time_cut(
+    shape: tuple[int, int, int], seqs: Seqs, layers: int, rows: int | None, tile: Tile | None
+) -> float:
+    """Microseconds a layer, once its output is that of the reference."""
+    step, plan = cut_step(shape, seqs, layers, rows)
+    calls = runs(shape, step, plan, (tile, tile))
+    calls[0]()
+    q, k, v, out = step.layers[0]
+    if len(q) * int(step.lens.max()) < 2**20:
+        tensors = (step.table, step.lens, step.indptr, shape[2] ** -0.5, -1)
+        want = reference.paged_attention(q.float(), k.float(), v.float(), *tensors, None)
+        error = relative_error(out, want)
+        assert error < 1e-2, f"{tile} is wrong by {error}"
+    return graph_us(calls, 9)
+
+
+def cases() -> Iterator[tuple[str, str, Seqs, int, list[tuple[int | None, Tile]]]]:
+    """Yield model, name, sequences, layers, cuts."""
+    for model in SHAPES:
+        for name, seqs in EXTEND.items():
+            layers = 8 if sum(n for _, n in seqs) <= 1024 else 2
+            yield model, name, seqs, layers, list(EXTEND_CUTS)
+        for name, seqs, layers in decode_seqs():
+            yield model, name, seqs, layers, [(None, tile) for tile in DECODE_CUTS]
+
+
+def compile_share(share: int, of: int) -> None:
+    """Compile some of the cuts, so that several processes do all."""
+    seqs = {"extend": [(512, 512)], "decode": [(512, 1)] * 4}
+    todo = [
+        (shape, seqs[kind], rows, tile)
+        for shape in SHAPES.values()
+        for kind, cuts in (("extend", EXTEND_CUTS), ("decode", [(None, t) for t in DECODE_CUTS]))
+        for rows, tile in cuts
+    ]
+    for shape, each, rows, tile in todo[share::of]:
+        step, plan = cut_step(shape, each, 1, rows)
+        runs(shape, step, plan, (tile, tile))[0]()
+    torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the figures")
+    args = parser.parse_args()
+    processes = [
+        multiprocessing.get_context("spawn").Process(target=compile_share, args=(i, 12))
+        for i in range(12)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    torch.manual_seed(1)
+    table: list[dict[str, object]] = []
+
+    def add(model: str, case: str, chosen: float, found: list[tuple[float, str]]) -> None:
+        found.sort()
+        table.append({"model": model, "case": case, "chosen_us": chosen, "cuts": found})
+        best = ", ".join(f"{took:.1f} {cut}" for took, cut in found[:4])
+        print(f"{model:>5} {case:<26} {chosen:8.2f}  {best}", flush=True)
+
+    for model, name, seqs, layers, cuts in cases():
+        shape = SHAPES[model]
+        found = [
+            (time_cut(shape, seqs, layers, rows, tile), cut_name(rows, tile)) for rows, tile in cuts
+        ]
+        add(model, name, time_cut(shape, seqs, layers, None, None), found)
+    usual = ours.prefix_tile
+    for model, shape in SHAPES.items():
+        for batch, prefix, own in shared_prefix.CASES[:7]:
+            step = shared_prefix.shared_step(shape, batch, prefix, own, 4)
+            group = shared_prefix.group_of(batch, prefix)
+            took = {}
+            for tile in (None, *PREFIX_CUTS):
+                ours.prefix_tile = usual if tile is None else lambda *_, tile=tile: tile
+                plan = shared_prefix.planned(shape, step, [group])
+                took[tile] = graph_us(runs(shape, step, plan), 9)
+            ours.prefix_tile = usual
+            name = f"{batch} x ({prefix} shared + {own})"
+            chosen = took.pop(None)
+            add(model, name, chosen, [(us, cut_name(None, tile)) for tile, us in took.items()])
+    if args.json:
+        report = {"device": torch.cuda.get_device_name(DEVICE), "table": table}
+        args.json.write_text(json.dumps(report, indent=1))
+
+
+def cut_name(rows: int | None, tile: Tile) -> str:
+    cut = f"{tile.block_n} keys, {tile.num_warps} warps, {tile.num_stages} stages"
+    return cut if rows is None else f"{rows} rows, {cut}"
+
+
+if __name__ == "__main__":
+    main()

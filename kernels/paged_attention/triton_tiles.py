@@ -1,0 +1,81 @@
+"""How the Triton attention kernels are cut: measured on an H200 in bfloat16, for pages of 16.
+
+Keys are loaded where the page table says, so page numbers are loaded ahead of them and take half of
+the stages: with five, a block's keys are on their way during the products of the block before; with
+fewer, they are asked for behind these and waited for. That takes memory, of which less is left for
+programs that run beside one another and hide each other's waits as well. Figures:
+`benchmarks/results/h200/attention_cuts.json`, by `benchmarks.h200.kernels --only attention --tune`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.paged_attention.shared_prefix import KEY_GRAIN
+
+# Query rows (tokens times heads of a group) of an extend item.
+MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 16, 128
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel is cut: keys a block, warps a program, loads in flight."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def takes_long_chunks(head_dim: int, load: float) -> bool:
+    """Whether decode is best shared out among half as many programs, of longer chunks.
+
+    Args:
+        head_dim: of keys.
+        load: decoding sequences times key heads, for each multiprocessor. With so many, cutting
+            sequences up costs more than it brings.
+    """
+    return head_dim <= 128 and 0.75 <= load < (4 if head_dim <= 64 else 3)
+
+
+def decode_tile(dtype: torch.dtype, block_dim: int, load: float) -> Tile:
+    """Return how decode is cut; `load` as in `takes_long_chunks`, 0 if chunks are short."""
+    if dtype is torch.float32 or block_dim > 128:
+        return Tile(32, 4, 2)
+    if block_dim > 64:
+        # More programs hide each other's waits.
+        return Tile(64, 2, 5 if 0.25 <= load < 3 else 2)
+    if takes_long_chunks(block_dim, load):
+        return Tile(128, 4, 5 if load < 1.25 else 2)
+    return Tile(64, 2, 2)
+
+
+def block_rows_of(num_rows: int, num_chunks: int, num_kv_heads: int, multiprocessors: int) -> int:
+    """Return the rows of an extend item, for `num_rows` in `num_chunks` sequences or fewer."""
+    rows = MAX_BLOCK_ROWS
+    if num_rows * num_kv_heads <= 2 * MAX_BLOCK_ROWS * multiprocessors:
+        rows //= 2
+    # Few rows a sequence: large blocks would be mostly padding.
+    while rows > MIN_BLOCK_ROWS and 2 * num_rows <= rows * num_chunks:
+        rows //= 2
+    return rows
+
+
+def extend_tile(
+    dtype: torch.dtype, block_dim: int, block_rows: int, *, short_prompts: bool
+) -> Tile:
+    """Return how extend is cut; `short_prompts`: nobody sees more than some thousand keys."""
+    if dtype is torch.float32 or block_dim > 128:
+        return Tile(32, 8 if block_rows > 64 else 4, 2)
+    if block_rows <= 64:
+        return Tile(64, 4, 5)
+    if block_dim <= 64:
+        return Tile(64, 8, 2)
+    # A program that begins and ends often should have others beside it.
+    return Tile(32, 4, 5) if short_prompts else Tile(64, 8, 5)
+
+
+def prefix_tile(dtype: torch.dtype, block_dim: int) -> Tile:
+    """Return how attention to shared prefixes is cut; blocks of keys divide `KEY_GRAIN`."""
+    if dtype is torch.float32 or block_dim > 128:
+        return Tile(KEY_GRAIN // 2, 4, 2)
+    return Tile(KEY_GRAIN, 4, 5)
