@@ -1,6 +1,6 @@
 """Times ways of cutting the paged attention kernels beside the choice of `triton_tiles`.
 
-python3 -m benchmarks.h200.attention_cuts [--json FILE]
+python3 -m benchmarks.h200.attention_cuts [--shape 8B 0.5B] [--json FILE]
 """
 
 import argparse
@@ -40,11 +40,10 @@ EXTEND: dict[str, Seqs] = {
     "4x512 on 2048": [(2560, 512)] * 4,
     "1x2048 on 6144": [(8192, 2048)],
 }
-EXTEND_CUTS = [(rows, Tile(n, 4, s)) for rows in (16, 32, 64) for n in (32, 64) for s in (3, 5)]
-EXTEND_CUTS += [(128, Tile(n, w, s)) for n in (32, 64) for w in (4, 8) for s in (2, 3, 5, 7)]
-EXTEND_CUTS += [(rows, Tile(128, w, 5)) for rows, w in ((64, 4), (128, 8))]
-DECODE_CUTS = [Tile(n, w, s) for n, w in ((32, 2), (32, 4), (64, 1), (64, 2)) for s in (2, 5)]
-DECODE_CUTS += [Tile(n, 4, s) for n in (64, 128) for s in (2, 5)]
+EXTEND_CUTS = [(64, Tile(n, 4, s)) for n in (32, 64) for s in (3, 5)]
+EXTEND_CUTS += [(128, Tile(n, w, s)) for n in (32, 64) for w in (4, 8) for s in (3, 5)]
+EXTEND_CUTS += [(64, Tile(128, 4, 5)), (128, Tile(64, 8, 2))]
+DECODE_CUTS = [Tile(n, w, s) for n, w in ((32, 4), (64, 2), (64, 4), (128, 4)) for s in (2, 5)]
 PREFIX_CUTS = [Tile(n, w, s) for n, w in ((32, 4), (64, 4), (64, 8)) for s in (3, 5)]
 
 
@@ -76,9 +75,11 @@ def time_cut(
     return graph_us(calls, 9)
 
 
-def cases() -> Iterator[tuple[str, str, Seqs, int, list[tuple[int | None, Tile]]]]:
+def cases(
+    models: list[str],
+) -> Iterator[tuple[str, str, Seqs, int, list[tuple[int | None, Tile]]]]:
     """Yield model, name, sequences, layers, cuts."""
-    for model in SHAPES:
+    for model in models:
         for name, seqs in EXTEND.items():
             layers = 8 if sum(n for _, n in seqs) <= 1024 else 2
             yield model, name, seqs, layers, list(EXTEND_CUTS)
@@ -86,12 +87,12 @@ def cases() -> Iterator[tuple[str, str, Seqs, int, list[tuple[int | None, Tile]]
             yield model, name, seqs, layers, [(None, tile) for tile in DECODE_CUTS]
 
 
-def compile_share(share: int, of: int) -> None:
+def compile_share(models: list[str], share: int, of: int) -> None:
     """Compile some of the cuts, so that several processes do all."""
     seqs = {"extend": [(512, 512)], "decode": [(512, 1)] * 4}
     todo = [
         (shape, seqs[kind], rows, tile)
-        for shape in SHAPES.values()
+        for shape in map(SHAPES.get, models)
         for kind, cuts in (("extend", EXTEND_CUTS), ("decode", [(None, t) for t in DECODE_CUTS]))
         for rows, tile in cuts
     ]
@@ -104,9 +105,10 @@ def compile_share(share: int, of: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures")
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
     args = parser.parse_args()
     processes = [
-        multiprocessing.get_context("spawn").Process(target=compile_share, args=(i, 12))
+        multiprocessing.get_context("spawn").Process(target=compile_share, args=(args.shape, i, 12))
         for i in range(12)
     ]
     for process in processes:
@@ -122,14 +124,15 @@ def main() -> None:
         best = ", ".join(f"{took:.1f} {cut}" for took, cut in found[:4])
         print(f"{model:>5} {case:<26} {chosen:8.2f}  {best}", flush=True)
 
-    for model, name, seqs, layers, cuts in cases():
+    for model, name, seqs, layers, cuts in cases(args.shape):
         shape = SHAPES[model]
         found = [
             (time_cut(shape, seqs, layers, rows, tile), cut_name(rows, tile)) for rows, tile in cuts
         ]
         add(model, name, time_cut(shape, seqs, layers, None, None), found)
     usual = ours.prefix_tile
-    for model, shape in SHAPES.items():
+    for model in args.shape:
+        shape = SHAPES[model]
         for batch, prefix, own in shared_prefix.CASES[:7]:
             step = shared_prefix.shared_step(shape, batch, prefix, own, 4)
             group = shared_prefix.group_of(batch, prefix)

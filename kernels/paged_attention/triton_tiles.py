@@ -14,7 +14,7 @@ import torch
 from kernels.paged_attention.shared_prefix import KEY_GRAIN
 
 # Query rows (tokens times heads of a group) of an extend item.
-MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 16, 128
+MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 64, 128
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ def decode_tile(dtype: torch.dtype, block_dim: int, load: float) -> Tile:
     return Tile(64, 2, 2)
 
 
-def block_rows_of(num_rows: int, num_chunks: int, num_kv_heads: int, multiprocessors: int) -> int:
-    """Return the rows of an extend item, for `num_rows` in `num_chunks` sequences or fewer."""
-    rows = MAX_BLOCK_ROWS
-    if num_rows * num_kv_heads <= 2 * MAX_BLOCK_ROWS * multiprocessors:
-        rows //= 2
-    # Few rows a sequence: large blocks would be mostly padding.
-    while rows > MIN_BLOCK_ROWS and 2 * num_rows <= rows * num_chunks:
-        rows //= 2
-    return rows
+def block_rows_of(num_rows: int, num_chunks: int, num_kv_heads: int, processors: int) -> int:
+    """Return the rows of an extend item, for `num_rows` in `num_chunks` sequences or fewer.
+
+    With fewer than 64 rows Hopper's tensor cores would want their operands in registers, which is
+    no faster even where most rows are padding.
+    """
+    few_programs = num_rows * num_kv_heads <= 2 * MAX_BLOCK_ROWS * processors
+    few_each = 2 * num_rows <= MAX_BLOCK_ROWS * num_chunks
+    return MIN_BLOCK_ROWS if few_programs or few_each else MAX_BLOCK_ROWS
 
 
 def extend_tile(
