@@ -149,7 +149,7 @@ def run(size: int, *, only_check: bool) -> tuple[dict[str, int], list[dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--ranks", type=int, nargs="*", help="default: 2 and 4, of the GPUs here")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", nargs=3, help=argparse.SUPPRESS)
@@ -158,7 +158,11 @@ def main() -> None:
         rank, size, store = options.rank
         rank_main(int(rank), int(size), Path(store), only_check=options.check)
     report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "wrong": {}, "rows": []}
-    for size in options.ranks:
+    found = torch.cuda.device_count()
+    sizes = options.ranks or [size for size in (2, 4) if size <= found]
+    if not sizes or max(sizes) > found:
+        parser.error(f"there are {found} GPUs here")
+    for size in sizes:
         wrong, rows = run(size, only_check=options.check)
         sums = NUM_SUMS * (REPLAYS + 1)
         print(f"{size} ranks, {sums} sums of {len(wrong)} sizes, elements that are wrong: {wrong}")

@@ -52,7 +52,7 @@ def cut_step(shape: tuple[int, int, int], seqs: Seqs, layers: int, rows: int | N
     step = make_step(shape, seqs, layers)
     usual = triton_plan.block_rows_of
     if rows is not None:
-        triton_plan.block_rows_of = lambda *_: rows
+        triton_plan.block_rows_of = lambda *_, **__: rows
     try:
         return step, planned(shape, step)
     finally:

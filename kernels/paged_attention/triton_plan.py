@@ -21,7 +21,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_attention.shared_prefix import ITEM_FIELDS, SharedPrefixes
-from kernels.paged_attention.triton_tiles import MIN_BLOCK_ROWS, block_rows_of, takes_long_chunks
+from kernels.paged_attention.triton_tiles import (
+    MAX_BLOCK_ROWS,
+    MIN_BLOCK_ROWS,
+    block_rows_of,
+    takes_long_chunks,
+)
 from kernels.triton_support.device import multiprocessors
 
 # Chunks of keys are multiples of this, and so of the decode kernel's block.
@@ -241,9 +246,13 @@ def plan_attention(
     extend_tokens = num_tokens if num_decodes is None else num_tokens - num_decodes
     extend_rows = extend_tokens * group if extend_seqs else 0
     # Without a count they are few among others that decode.
-    num_chunks = 1 if num_decodes is None else extend_seqs
+    num_chunks = 1 if num_decodes is None else max(1, extend_seqs)
+    extend_load = extend_rows * workspace.num_kv_heads / workspace.multiprocessors
     block_rows = block_rows_of(
-        extend_rows, num_chunks, workspace.num_kv_heads, workspace.multiprocessors
+        extend_load / MAX_BLOCK_ROWS,
+        extend_rows / num_chunks,
+        workspace.head_dim,
+        short_prompts=short_prompts,
     )
     decode_load = 0.0
     if prefixes is None:

@@ -49,26 +49,33 @@ def decode_tile(dtype: torch.dtype, block_dim: int, load: float) -> Tile:
     return Tile(64, 2, 2)
 
 
-def block_rows_of(num_rows: int, num_chunks: int, num_kv_heads: int, processors: int) -> int:
-    """Return the rows of an extend item, for `num_rows` in `num_chunks` sequences or fewer.
+def block_rows_of(load: float, mean_rows: float, head_dim: int, *, short_prompts: bool) -> int:
+    """Return the rows of an extend item.
 
-    With fewer than 64 rows Hopper's tensor cores would want their operands in registers, which is
-    no faster even where most rows are padding.
+    With fewer than 64 Hopper's tensor cores would want their operands in registers, which is no
+    faster even where most rows are padding.
+
+    Args:
+        load: programs of 128 rows for each multiprocessor.
+        mean_rows: query rows a sequence.
+        head_dim: of keys.
+        short_prompts: whether nobody sees more than some thousand keys.
     """
-    few_programs = num_rows * num_kv_heads <= 2 * MAX_BLOCK_ROWS * processors
-    few_each = 2 * num_rows <= MAX_BLOCK_ROWS * num_chunks
-    return MIN_BLOCK_ROWS if few_programs or few_each else MAX_BLOCK_ROWS
+    few = load <= 2 or 2 * mean_rows <= MAX_BLOCK_ROWS
+    few |= head_dim <= 64 and not short_prompts
+    return MIN_BLOCK_ROWS if few else MAX_BLOCK_ROWS
 
 
 def extend_tile(
     dtype: torch.dtype, block_dim: int, block_rows: int, *, short_prompts: bool
 ) -> Tile:
-    """Return how extend is cut; `short_prompts`: nobody sees more than some thousand keys."""
+    """Return how extend is cut, see `block_rows_of`."""
+    small = block_dim <= 64
     if dtype is torch.float32 or block_dim > 128:
         return Tile(32, 8 if block_rows > 64 else 4, 2)
     if block_rows <= 64:
-        return Tile(64, 4, 5)
-    if block_dim <= 64:
+        return Tile(128 if small and not short_prompts else 64, 4, 5)
+    if small:
         return Tile(64, 8, 2)
     # A program that begins and ends often should have others beside it.
     return Tile(32, 4, 5) if short_prompts else Tile(64, 8, 5)
