@@ -4,10 +4,10 @@ The runtime's back end holds an `AttentionWorkspace`, calls `plan_attention` onc
 `run_attention` once a layer. `paged_attention`, the table's op, does both at once.
 
 Measured on an H200, bfloat16, 32/8 heads of 128, pages of 16, microseconds a layer (figures:
-`benchmarks/results/h200_kernels.json`): decode 64 x 1024 tokens 69, 256 x 768 192, 1 x 4096 17.
-Prefill of 4096 without a prefix 380 (362 TFLOP/s); torch's cuDNN attention on plain keys does it
-in 261, its FlashAttention-2 in 504. A caller whose step is one kind of prompt without a cached
-prefix, keys still in `qkv`, is better served by cuDNN; here keys come from pages only.
+`benchmarks/results/h200/attention_cuts.json`): decode 64 x 1024 tokens 70, 256 x 768 193, 1 x 4096
+16. Prefill of 4096 without a prefix 372 (369 TFLOP/s); torch's cuDNN attention on plain keys does
+it in 258. A caller whose step is one kind of prompt without a cached prefix, keys still in `qkv`,
+is better served by cuDNN; here keys come from pages only.
 """
 
 # ruff: noqa: PLR0913 the op's signature

@@ -1,10 +1,9 @@
 """How the Triton attention kernels are cut: measured on an H200 in bfloat16, for pages of 16.
 
-Keys are loaded where the page table says, so page numbers are loaded ahead of them and take half of
-the stages: with five, a block's keys are on their way during the products of the block before; with
-fewer, they are asked for behind these and waited for. That takes memory, of which less is left for
-programs that run beside one another and hide each other's waits as well. Figures:
-`benchmarks/results/h200/attention_cuts.json`, by `benchmarks.h200.kernels --only attention --tune`.
+Keys lie where the page table says, and page numbers, which are loaded ahead of them, take half of
+the stages. With five a block's keys are on their way during the products of the block before; with
+fewer they are asked for behind these and waited for. More stages take memory, which leaves room for
+fewer programs that hide each other's waits (docs/decisions/0020-attention-cuts.md).
 """
 
 from dataclasses import dataclass
