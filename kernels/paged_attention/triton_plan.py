@@ -233,7 +233,7 @@ def plan_attention(
         prefixes: which sequences share their first keys; for steps that only decode, without a
             window.
         short_prompts: whether all but the first `num_decodes` sequences have no keys but this
-            step's, a few thousand at most: they are cut otherwise.
+            step's, which are few as a rule: they are cut otherwise.
     """
     num_seqs = seq_lens.shape[0]
     assert num_seqs <= workspace.max_seqs

@@ -58,7 +58,7 @@ def block_rows_of(load: float, mean_rows: float, head_dim: int, *, short_prompts
         load: programs of 128 rows for each multiprocessor.
         mean_rows: query rows a sequence.
         head_dim: of keys.
-        short_prompts: whether nobody sees more than some thousand keys.
+        short_prompts: whether the step's own keys, few as a rule, are all that its queries see.
     """
     few = load <= 2 or 2 * mean_rows <= MAX_BLOCK_ROWS
     few |= head_dim <= 64 and not short_prompts

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from kernels.linear import GATED_TOKENS
 from runtime.errors import StartupError
 from runtime.executor.model_runner import ModelRunner
 from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
@@ -11,31 +14,57 @@ from runtime.sampling_params import SamplingParams
 from runtime.step import PageUpdate, RowJoin, StepPlan
 
 _ZERO = np.zeros(1, dtype=np.int64)
+# Longer prompts without a cached prefix may have a kernel of their own.
+_SHORT_PROMPT = 2047
+# A step of so many tokens meets the kernels of larger ones.
+_MANY_TOKENS = 16_384
 
 
-def compute_prompt(
-    runner: ModelRunner,
-    length: int,
-    vocab_size: int,
-    num_pages: int = 0,
-    *,
-    cached: int = 0,
-    count: int = 1,
+@dataclass(frozen=True)
+class Prompts:
+    """A made-up step: `num_seqs` prompts of `length` tokens, `cached` ahead of each."""
+
+    length: int
+    num_seqs: int = 1
+    cached: int = 0
+
+
+def prompts_to_compile(max_tokens: int, context_len: int, max_seqs: int) -> list[Prompts]:
+    """Steps that between them meet every kernel that prompts need on a GPU.
+
+    Args:
+        max_tokens: of a step's prompts.
+        context_len: of a sequence.
+        max_seqs: of a step.
+    """
+    max_tokens = min(max_tokens, _MANY_TOKENS)
+    longest = context_len - 1
+    lengths = (2, 5, 12, 24, 48, 96, 200, GATED_TOKENS)
+    steps = [Prompts(min(length, longest, max_tokens)) for length in lengths]
+    # Full ones, with blocks of queries as large as they get.
+    mean = max_tokens // max(1, min(max_seqs, max_tokens // 256))
+    for cached, most in ((0, min(_SHORT_PROMPT, longest)), (1, longest - 1)):
+        length = max(1, min(mean, most))
+        steps.append(Prompts(length, min(max_seqs, max_tokens // length), cached))
+    return steps
+
+
+def compute_prompts(
+    runner: ModelRunner, prompts: Prompts, vocab_size: int, num_pages: int = 0
 ) -> None:
-    """Compute a made-up prompt of `length` tokens in row 0, or `count` of them in the first rows.
+    """Compute made-up prompts in the first rows.
 
     Args:
         runner: an idle one.
-        length: tokens.
+        prompts: how many of how many tokens.
         vocab_size: ids below it are used.
-        num_pages: pages 1 to so many are written; 0 writes page 0, which belongs to nobody.
-        cached: tokens ahead of these that count as computed.
-        count: prompts.
+        num_pages: pages 1 to so many are written for row 0; else page 0, which belongs to nobody.
 
     Raises:
         StartupError: the model cannot compute.
-        MemoryError: there is too little memory for it.
+        MemoryError: there is too little memory for it, or for one alone where there are several.
     """
+    length, num_seqs = prompts.length, prompts.num_seqs
     joins = [
         RowJoin(
             row=row,
@@ -44,18 +73,18 @@ def compute_prompt(
             stop_ids=[],
             output_ids=np.empty(0, dtype=np.int32),
         )
-        for row in range(count)
+        for row in range(num_seqs)
     ]
     pages = np.arange(1, num_pages + 1, dtype=np.int32)
     _launch(
         runner,
         StepPlan(
-            rows=np.arange(count),
+            rows=np.arange(num_seqs),
             num_decodes=0,
-            start_lens=np.full(count, cached),
-            query_lens=np.full(count, length),
-            chunk_tokens=(np.arange(count * length) % vocab_size).astype(np.int32),
-            samples=np.ones(count, dtype=bool),
+            start_lens=np.full(num_seqs, prompts.cached),
+            query_lens=np.full(num_seqs, length),
+            chunk_tokens=(np.arange(num_seqs * length) % vocab_size).astype(np.int32),
+            samples=np.ones(num_seqs, dtype=bool),
             joins=joins,
             page_updates=[PageUpdate(0, 0, pages)] if num_pages else [],
         ),
@@ -70,7 +99,7 @@ def warm_up(runner: ModelRunner, vocab_size: int, page_size: int, context_len: i
         MemoryError: there is too little memory for it.
     """
     length = min(8, page_size - 1, context_len - 1) or 1
-    compute_prompt(runner, length, vocab_size)
+    compute_prompts(runner, Prompts(length), vocab_size)
     _launch(
         runner,
         StepPlan(
@@ -88,6 +117,7 @@ def _launch(runner: ModelRunner, plan: StepPlan) -> None:
     result = runner.launch(plan).wait()
     if not result.failed:
         return
-    if result.failed[0] == STEP_OUT_OF_MEMORY:
+    reason = next(iter(result.failed.values()))
+    if reason == STEP_OUT_OF_MEMORY:
         raise MemoryError("a step at start-up")
-    raise StartupError(f"The model cannot compute a step: {result.failed[0]}")
+    raise StartupError(f"The model cannot compute a step: {reason}")

@@ -61,7 +61,7 @@ from runtime.scheduler.rank_weights import RankWeights
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.scheduler import Runner, Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
-from runtime.scheduler.warmup import compute_prompt, warm_up
+from runtime.scheduler.warmup import Prompts, compute_prompts, prompts_to_compile, warm_up
 from runtime.scheduler.weight_updates import WeightUpdates
 from runtime.shared_state import SharedState
 
@@ -263,16 +263,9 @@ def _warm_up(
     warm_up(runner, vocab_size, config.page_size, config.context_len)
     if device.type != "cuda":
         return
-    # Chunks of every kind of length: kernels are compiled for a few block sizes each.
-    longest, most = config.context_len - 1, _step_limits(config).max_tokens
-    for length in (2, 5, 12, 24, 48, 96, 200, GATED_TOKENS):
-        compute_prompt(runner, min(length, longest, most), vocab_size)
-    # A full step of short ones, with and without a cached prefix.
-    total = _chunk_tokens(config) or longest
-    length = max(1, min(256, longest - 1, total))
-    count = min(config.max_running_requests, total // length)
-    for cached in (0, 1):
-        compute_prompt(runner, length, vocab_size, cached=cached, count=count)
+    max_tokens = _chunk_tokens(config) or config.context_len - 1
+    for step in prompts_to_compile(max_tokens, config.context_len, config.max_running_requests):
+        compute_prompts(runner, step, vocab_size)
     warm_up_sampling(vocab_size, device)
 
 
@@ -399,19 +392,19 @@ def _size_pool(parts: _Parts) -> PoolSize:
 
 
 def _activation_bytes(parts: _Parts) -> int:
-    """Measure what the largest prompt chunk needs besides weights and pool, on a GPU."""
+    """Measure what the largest step of prompts needs besides weights and pool, on a GPU."""
     config, model = parts.config, parts.model
-    length = config.context_len - 1
-    if config.chunked_prefill_size > 0:
-        length = min(length, config.chunked_prefill_size)
+    most = _chunk_tokens(config) or config.context_len - 1
+    length = min(config.context_len - 1, most)
+    num_seqs = max(1, min(config.max_running_requests, most // max(1, length)))
     num_pages = -(-length // config.page_size) + 1
     size = PoolSize(num_pages, config.page_size, 0)
     runner = _build_runner(parts, _allocate(parts, size), graphs=False)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     # One token fewer than takes a kernel that needs less memory may need the most.
-    for num_tokens in sorted({length, min(length, GATED_TOKENS - 1)}):
-        compute_prompt(runner, num_tokens, model.config.vocab_size, num_pages)
+    for step in (Prompts(min(length, GATED_TOKENS - 1)), Prompts(length, num_seqs)):
+        compute_prompts(runner, step, model.config.vocab_size, num_pages)
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
     del runner

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.paged_attention import reference, shared_prefix
+from kernels.paged_attention import reference, shared_prefix, triton_plan
 from kernels.paged_attention.prefix_group import MAX_GROUPS, PrefixGroup
 from kernels.paged_attention.shared_prefix import ITEM_FIELDS, KEY_GRAIN, SharedPrefixes
 from kernels.paged_attention.triton import AttentionWorkspace, plan_attention, run_attention
@@ -51,7 +51,9 @@ def close(got, want, dtype):
         ([(70, 1), (150, 1)], 0),
     ],
 )
-def test_a_planned_step(impl, seqs, num_decodes, window_left, dtype):
+@pytest.mark.parametrize("block_rows", [64, 128])
+def test_a_planned_step(impl, seqs, num_decodes, window_left, dtype, block_rows, monkeypatch):
+    monkeypatch.setattr(triton_plan, "block_rows_of", lambda *_, **__: block_rows)
     q, k, v, table, lens, indptr = make_step(seqs, dtype=dtype)
     scale = DIM**-0.5
     want = reference.paged_attention(

@@ -28,9 +28,20 @@ def run(folder, keys):
     engine = InProcessEngine(
         Path(folder), attention_backend="triton", chunked_prefill_size=11, max_running_requests=4
     )
-    plain = []
+    plain, told = [], []
+    attention = engine.runner._attention
+    make_plan = attention._plan
+
+    def noted(key, layer, batch, num_tokens):
+        plan = make_plan(key, layer, batch, num_tokens)
+        queries = batch.qo_indptr.diff()[batch.num_decodes :]
+        if len(queries):
+            short = bool((batch.seq_lens[batch.num_decodes :] == queries).all())
+            told.append((plan.short_prompts, short))
+        return plan
+
+    attention._plan = noted
     if keys == "plain":
-        attention = engine.runner._attention
         reference = PROMPT_ATTENTION.load("reference")
         attention._prompt = reference
         attend = attention._attend_prompts
@@ -38,7 +49,7 @@ def run(folder, keys):
     for i, prompt in enumerate(json.loads(sys.argv[1]), 1):
         engine.add(i, prompt, int(sys.argv[2]), ignore_eos=True)
     engine.run()
-    return [engine.tokens[i] for i in sorted(engine.tokens)], plain
+    return [engine.tokens[i] for i in sorted(engine.tokens)], plain, told
 
 print(json.dumps([run(*case) for case in json.loads(sys.argv[3])]))
 """
@@ -96,7 +107,7 @@ def test_tokens_equal_those_of_the_default_back_end() -> None:
     cases = [(str(tiny_model(name)), keys) for name, keys in models.items()]
     output = run(SCRIPT, json.dumps(PROMPTS), str(NUM_NEW), json.dumps(cases))
     found = json.loads(output.splitlines()[-1])
-    for (folder, keys), (tokens, plain) in zip(cases, found, strict=True):
+    for (folder, keys), (tokens, plain, told) in zip(cases, found, strict=True):
         engine = InProcessEngine(Path(folder))
         for i, prompt in enumerate(PROMPTS, 1):
             engine.add(i, prompt, NUM_NEW, ignore_eos=True)
@@ -105,3 +116,6 @@ def test_tokens_equal_those_of_the_default_back_end() -> None:
         # The first chunks alone and beside others; not the later ones, nor what a window cuts.
         assert bool(plain) == (keys == "plain")
         assert all(length <= 11 for lengths in plain for length in lengths)
+        # Whether a step's prompts see nothing but themselves is told of some, and rightly.
+        assert all(said == is_so for said, is_so in told)
+        assert keys == "plain" or {said for said, _ in told} == {True, False}

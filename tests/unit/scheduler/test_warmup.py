@@ -1,0 +1,105 @@
+"""The steps before the first request: what they meet, and what they say when one fails."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.paged_attention.triton_tiles import MAX_BLOCK_ROWS, Tile, block_rows_of, extend_tile
+from runtime.errors import StartupError
+from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
+from runtime.scheduler.warmup import Prompts, compute_prompts, prompts_to_compile
+from runtime.step import StepPlan
+from tests.support.engine import InProcessEngine
+from tests.support.fake_checkpoint import write_model
+
+MULTIPROCESSORS = 132
+# Query heads, key heads, head size.
+SHAPES = {"8b": (32, 8, 128), "0.5b": (14, 2, 64), "8b on four": (8, 2, 128), "mha": (32, 32, 128)}
+
+
+def cut(shape: tuple[int, int, int], prompts: Prompts) -> tuple[int, Tile]:
+    """How the extend kernel is compiled for such a step."""
+    heads, kv_heads, head_dim = shape
+    tokens, short = prompts.length * prompts.num_seqs, not prompts.cached
+    load = tokens * heads / (MAX_BLOCK_ROWS * MULTIPROCESSORS)
+    mean_rows = prompts.length * heads / kv_heads
+    rows = block_rows_of(load, mean_rows, head_dim, short_prompts=short)
+    return rows, extend_tile(torch.bfloat16, head_dim, rows, short_prompts=short)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("max_tokens", [600, 1200, 2500, 8192, 131_071])
+@pytest.mark.parametrize("max_seqs", [1, 2, 4, 9, 64, 2048])
+def test_it_meets_every_cut_of_prompts(shape: str, max_tokens: int, max_seqs: int) -> None:
+    context_len = 131_072
+    steps = prompts_to_compile(max_tokens, context_len, max_seqs)
+    met = {cut(SHAPES[shape], step) for step in steps}
+    for step in steps:
+        assert 1 <= step.num_seqs <= max_seqs
+        assert step.length * step.num_seqs <= max_tokens
+        assert step.length + step.cached < context_len
+    lengths = (1, 17, 100, 256, 700, 1056, 1057, 2047, 5000, 8192)
+    for length, num_seqs, cached in itertools.product(lengths, (1, 2, 4, 9, 32), (0, 1)):
+        # A long prompt without a prefix has a kernel of its own.
+        possible = num_seqs <= max_seqs and length * num_seqs <= max_tokens
+        if possible and (cached or length < 2048):
+            assert cut(SHAPES[shape], Prompts(length, num_seqs, cached)) in met
+
+
+def test_tiny_limits_leave_steps_that_fit() -> None:
+    for context_len, max_tokens, max_seqs in itertools.product((2, 3, 9), (1, 2, 7), (1, 3)):
+        for step in prompts_to_compile(max_tokens, context_len, max_seqs):
+            assert step.length >= 1
+            assert step.length * step.num_seqs <= max_tokens
+            assert step.length + min(step.cached, 1) <= context_len
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> InProcessEngine:
+    return InProcessEngine(write_model(tmp_path_factory.mktemp("model")), context_len=64)
+
+
+def test_several_prompts_are_one_step(
+    engine: InProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[StepPlan] = []
+    compute = engine.runner._compute
+
+    def note(plan: StepPlan, **options: Any) -> Any:
+        plans.append(plan)
+        return compute(plan, **options)
+
+    monkeypatch.setattr(engine.runner, "_compute", note)
+    for cached in (0, 1):
+        compute_prompts(engine.runner, Prompts(20, 3, cached), 32)
+        (plan,) = plans
+        assert (plan.start_lens + plan.query_lens).tolist() == [20 + cached] * 3
+        plans.clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "becomes"),
+    [(RuntimeError("no kernel"), StartupError), (torch.OutOfMemoryError(), MemoryError)],
+    ids=["broken", "memory"],
+)
+def test_one_of_several_that_fails_is_told(
+    engine: InProcessEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    becomes: type[Exception],
+) -> None:
+    compute = engine.runner._compute
+
+    def fail(plan: StepPlan, **options: Any) -> Any:
+        if 2 in plan.rows:
+            raise error
+        return compute(plan, **options)
+
+    monkeypatch.setattr(engine.runner, "_compute", fail)
+    with pytest.raises(becomes) as told:
+        compute_prompts(engine.runner, Prompts(20, 3), 32)
+    assert STEP_OUT_OF_MEMORY not in str(told.value)
