@@ -11,6 +11,7 @@ import torch
 from kernels.paged_attention.triton_tiles import MAX_BLOCK_ROWS, Tile, block_rows_of, extend_tile
 from runtime.errors import StartupError
 from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
+from runtime.scheduler import worker
 from runtime.scheduler.warmup import Prompts, compute_prompts, prompts_to_compile
 from runtime.step import StepPlan
 from tests.support.engine import InProcessEngine
@@ -103,3 +104,48 @@ def test_one_of_several_that_fails_is_told(
     with pytest.raises(becomes) as told:
         compute_prompts(engine.runner, Prompts(20, 3), 32)
     assert STEP_OUT_OF_MEMORY not in str(told.value)
+
+
+def test_a_start_as_on_a_gpu_computes_full_steps(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a context shorter than the chunk these are several prompts."""
+    steps: list[Prompts] = []
+    size_pool, warm_up = worker._size_pool, worker._warm_up
+    measured: list[int] = []
+    compute = worker.compute_prompts
+
+    def note(runner: Any, prompts: Prompts, *rest: Any) -> None:
+        steps.append(prompts)
+        compute(runner, prompts, *rest)
+
+    def measure_too(parts: Any) -> Any:
+        measured.append(worker._activation_bytes(parts))
+        measured.append(len(steps))
+        return size_pool(parts)
+
+    def as_on_a_gpu(runner: Any, config: Any, vocab_size: int, _: torch.device) -> None:
+        warm_up(runner, config, vocab_size, torch.device("cuda"))
+
+    monkeypatch.setattr(worker, "compute_prompts", note)
+    monkeypatch.setattr(worker, "_size_pool", measure_too)
+    monkeypatch.setattr(worker, "_warm_up", as_on_a_gpu)
+    monkeypatch.setattr(worker, "warm_up_sampling", lambda *_: None)
+    for name in ("reset_peak_memory_stats", "synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 100)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1000)
+    engine = InProcessEngine(
+        write_model(tmp_path_factory.mktemp("model")),
+        context_len=64,
+        chunked_prefill_size=300,
+        max_running_requests=8,
+    )
+    activations, num_measured = measured
+    assert activations == 900 + 8 * 32 * 8
+    assert steps[:num_measured] == [Prompts(63), Prompts(63, 4)]
+    assert steps[num_measured:] == prompts_to_compile(300, 64, 8)
+    assert steps[-1] == Prompts(62, 4, 1)
+    engine.add(1, [5, 9, 20], 4, ignore_eos=True)
+    engine.run()
+    assert len(engine.tokens[1]) == 4
