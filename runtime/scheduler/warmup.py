@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.linear import GATED_TOKENS
+from kernels.prompt_attention.cudnn import MIN_LENGTH
 from runtime.errors import StartupError
 from runtime.executor.model_runner import ModelRunner
 from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
@@ -14,15 +15,13 @@ from runtime.sampling_params import SamplingParams
 from runtime.step import PageUpdate, RowJoin, StepPlan
 
 _ZERO = np.zeros(1, dtype=np.int64)
-# Longer prompts without a cached prefix may have a kernel of their own.
-_SHORT_PROMPT = 2047
 # A step of so many tokens meets the kernels of larger ones.
 _MANY_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """A made-up step: `num_seqs` prompts of `length` tokens, `cached` ahead of each."""
+    """A made-up step: `num_seqs` prompts of `length` tokens each, behind `cached` tokens."""
 
     length: int
     num_seqs: int = 1
@@ -33,17 +32,17 @@ def prompts_to_compile(max_tokens: int, context_len: int, max_seqs: int) -> list
     """Steps that between them meet every kernel that prompts need on a GPU.
 
     Args:
-        max_tokens: of a step's prompts.
-        context_len: of a sequence.
-        max_seqs: of a step.
+        max_tokens: of a step's prompts together.
+        context_len: tokens of a sequence.
+        max_seqs: sequences of a step.
     """
     max_tokens = min(max_tokens, _MANY_TOKENS)
     longest = context_len - 1
     lengths = (2, 5, 12, 24, 48, 96, 200, GATED_TOKENS)
     steps = [Prompts(min(length, longest, max_tokens)) for length in lengths]
-    # Full ones, with blocks of queries as large as they get.
+    # Full ones, with blocks of queries as large as they get; cuDNN takes no shorter whole prompts.
     mean = max_tokens // max(1, min(max_seqs, max_tokens // 256))
-    for cached, most in ((0, min(_SHORT_PROMPT, longest)), (1, longest - 1)):
+    for cached, most in ((0, min(MIN_LENGTH - 1, longest)), (1, longest - 1)):
         length = max(1, min(mean, most))
         steps.append(Prompts(length, min(max_seqs, max_tokens // length), cached))
     return steps

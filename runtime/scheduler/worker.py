@@ -403,7 +403,8 @@ def _activation_bytes(parts: _Parts) -> int:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     # One token fewer than takes a kernel that needs less memory may need the most.
-    for step in (Prompts(min(length, GATED_TOKENS - 1)), Prompts(length, num_seqs)):
+    steps = Prompts(min(length, GATED_TOKENS - 1)), Prompts(length, num_seqs)
+    for step in dict.fromkeys(steps):
         compute_prompts(runner, step, model.config.vocab_size, num_pages)
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels.paged_attention.triton_tiles import MAX_BLOCK_ROWS, Tile, block_rows_of, extend_tile
+from kernels.prompt_attention.cudnn import MIN_LENGTH
 from runtime.errors import StartupError
 from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
 from runtime.scheduler import worker
@@ -47,7 +48,7 @@ def test_it_meets_every_cut_of_prompts(shape: str, max_tokens: int, max_seqs: in
     for length, num_seqs, cached in itertools.product(lengths, (1, 2, 4, 9, 32), (0, 1)):
         # A long prompt without a prefix has a kernel of its own.
         possible = num_seqs <= max_seqs and length * num_seqs <= max_tokens
-        if possible and (cached or length < 2048):
+        if possible and (cached or length < MIN_LENGTH):
             assert cut(SHAPES[shape], Prompts(length, num_seqs, cached)) in met
 
 
@@ -56,7 +57,7 @@ def test_tiny_limits_leave_steps_that_fit() -> None:
         for step in prompts_to_compile(max_tokens, context_len, max_seqs):
             assert step.length >= 1
             assert step.length * step.num_seqs <= max_tokens
-            assert step.length + min(step.cached, 1) <= context_len
+            assert step.length + step.cached <= context_len
 
 
 @pytest.fixture(scope="module")
