@@ -13,14 +13,16 @@ from tests.gpu.test_precision import SHAPES, SIZES
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import write_tokenizer
 
-# What the log-probabilities of two ways of computing differ by, in a model of this size.
-ROUNDING = {"bfloat16": 0.15, "float16": 0.04}
+# The rounding of a logit of this size of model.
+TIE = {"bfloat16": 0.1, "float16": 0.04}
 
 
 @pytest.mark.timeout(600)  # Its kernels are compiled when first used.
-# Without graphs it attends for decoding rows too: in bf16 ties would part most requests soon.
-@pytest.mark.parametrize(("dtype", "graphs"), [("bfloat16", True), ("float16", False)])
+@pytest.mark.parametrize(
+    ("dtype", "graphs"), [("bfloat16", True), ("bfloat16", False), ("float16", False)]
+)
 def test_tokens_equal_those_of_triton(tmp_path: Path, dtype: str, graphs: bool) -> None:
+    """Without graphs it attends for decoding rows too."""
     pytest.importorskip("flashinfer")
     import transformers
 
@@ -49,16 +51,18 @@ def test_tokens_equal_those_of_triton(tmp_path: Path, dtype: str, graphs: bool) 
         for i, prompt in enumerate(prompts, 1):
             engine.add(i, prompt, 40, LogprobSpec(-1, 2), ignore_eos=True)
         engine.run()
-    compared = 0
+    equal = 0
     for i in range(1, len(prompts) + 1):
         ours, theirs = (engine.tokens[i] for engine in engines.values())
-        pairs = enumerate(zip(ours, theirs, strict=True))
-        first = next((n for n, (a, b) in pairs if a != b), len(ours))
-        compared += first
-        tops = [[each.top for each in engine.outputs[i]] for engine in engines.values()]
-        for n in range(first):
-            assert abs(tops[0][n][0][0] - tops[1][n][0][0]) < ROUNDING[dtype]
-        if first < len(ours):
-            (best, _), (second, _) = tops[0][first]
-            assert best - second < ROUNDING[dtype], f"request {i} parts at {first}: {best} {second}"
-    assert compared >= 20 * len(prompts)
+        first = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
+        equal += first is None
+        for n in range(len(ours) if first is None else first):
+            (best, _), (other, _) = (engine.outputs[i][n].top[0] for engine in engines.values())
+            assert abs(best - other) < 2 * TIE[dtype], f"request {i}, token {n}: {best} {other}"
+        if first is not None:
+            (best, _), (second, _) = engines["triton"].outputs[i][first].top
+            assert best - second < TIE[dtype], (
+                f"request {i} parts at token {first}: {best} {second}"
+            )
+    # There one of six was, on an H200; each of the others had parted at a tie.
+    assert equal >= (1 if dtype == "bfloat16" and not graphs else len(prompts) // 2)
