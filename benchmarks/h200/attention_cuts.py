@@ -48,7 +48,7 @@ PREFIX_CUTS = [Tile(n, w, s) for n, w in ((32, 4), (64, 4), (64, 8)) for s in (3
 
 
 def cut_step(shape: tuple[int, int, int], seqs: Seqs, layers: int, rows: int | None):
-    """Return a step and its plan, with blocks of at most `rows` query rows."""
+    """Return a step and its plan, with blocks of `rows` query rows, or as many as it chooses."""
     step = make_step(shape, seqs, layers)
     usual = triton_plan.block_rows_of
     if rows is not None:
@@ -62,7 +62,7 @@ def cut_step(shape: tuple[int, int, int], seqs: Seqs, layers: int, rows: int | N
 def time_cut(
     shape: tuple[int, int, int], seqs: Seqs, layers: int, rows: int | None, tile: Tile | None
 ) -> float:
-    """Microseconds a layer, once its output is that of the reference."""
+    """Microseconds a layer; of small steps the output is compared with the reference."""
     step, plan = cut_step(shape, seqs, layers, rows)
     calls = runs(shape, step, plan, (tile, tile))
     calls[0]()

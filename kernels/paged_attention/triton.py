@@ -6,8 +6,8 @@ The runtime's back end holds an `AttentionWorkspace`, calls `plan_attention` onc
 Measured on an H200, bfloat16, 32/8 heads of 128, pages of 16, microseconds a layer (figures:
 `benchmarks/results/h200/attention_cuts.json`): decode 64 x 1024 tokens 70, 256 x 768 193, 1 x 4096
 16. Prefill of 4096 without a prefix 372 (369 TFLOP/s); torch's cuDNN attention on plain keys does
-it in 258. A caller whose step is one kind of prompt without a cached prefix, keys still in `qkv`,
-is better served by cuDNN; here keys come from pages only.
+it in 258 (`prompt_attention.json` there). A caller whose step is one kind of prompt without a
+cached prefix, keys still in `qkv`, is better served by cuDNN; here keys come from pages only.
 """
 
 # ruff: noqa: PLR0913 the op's signature

@@ -18,7 +18,7 @@ MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 64, 128
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel is cut: keys a block, warps a program, loads in flight."""
+    """How a kernel is cut: keys a block, warps a program, stages of the pipeline of its loads."""
 
     block_n: int
     num_warps: int
@@ -31,7 +31,7 @@ def takes_long_chunks(head_dim: int, load: float) -> bool:
     Args:
         head_dim: of keys.
         load: decoding sequences times key heads, for each multiprocessor. With so many, cutting
-            sequences up costs more than it brings.
+            sequences up costs more than it brings (figures: decision 0020).
     """
     return head_dim <= 128 and 0.75 <= load < (4 if head_dim <= 64 else 3)
 
@@ -51,8 +51,8 @@ def decode_tile(dtype: torch.dtype, block_dim: int, load: float) -> Tile:
 def block_rows_of(load: float, mean_rows: float, head_dim: int, *, short_prompts: bool) -> int:
     """Return the rows of an extend item.
 
-    With fewer than 64 Hopper's tensor cores would want their operands in registers, which is no
-    faster even where most rows are padding.
+    With fewer than 64 Hopper's tensor cores would want their operands in registers, which is hardly
+    ever faster even where most rows are padding.
 
     Args:
         load: programs of 128 rows for each multiprocessor.
