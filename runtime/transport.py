@@ -7,6 +7,7 @@ reach a socket. Bytes that do not decode are counted and dropped: they never end
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -23,16 +24,47 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M")
 RUN_FOLDER_PREFIX = "headrace-"
+# The run folders of this process, and the descriptors that hold their locks.
+_locks: dict[Path, int] = {}
 
 
 def create_run_folder() -> Path:
-    """Make the private folder of one server's sockets; stale ones of dead servers are removed."""
+    """Make the private folder of one server's sockets; stale ones of dead servers are removed.
+
+    `remove_run_folder` ends it. Until then this process holds a lock on it: in another container
+    that shares the folder for temporary files our process id names nobody, or somebody else.
+    """
     base = Path(tempfile.gettempdir())
     for old in base.glob(f"{RUN_FOLDER_PREFIX}*"):
         pid = old.name.removeprefix(RUN_FOLDER_PREFIX).split("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and old.stat().st_uid == os.getuid():
-            shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{RUN_FOLDER_PREFIX}{os.getpid()}-", dir=base))
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            with contextlib.suppress(OSError):  # in use, somebody else's, or just removed by others
+                lock = _lock(old)
+                if os.fstat(lock).st_uid == os.getuid():
+                    shutil.rmtree(old, ignore_errors=True)
+                os.close(lock)
+    folder = Path(tempfile.mkdtemp(prefix=f"{RUN_FOLDER_PREFIX}{os.getpid()}-", dir=base))
+    with contextlib.suppress(OSError):  # some network file systems have no locks
+        _locks[folder] = _lock(folder)
+    return folder
+
+
+def remove_run_folder(folder: Path) -> None:
+    """Remove what `create_run_folder` made; a second call does nothing."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if (lock := _locks.pop(folder, None)) is not None:
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that holds the lock of `folder`; OSError where another holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def create_replica_folder(run_folder: Path, rank: int) -> Path:

@@ -9,7 +9,6 @@ import dataclasses
 import errno
 import logging
 import secrets
-import shutil
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.config import ServerConfig
 from runtime.errors import StartupError
 from runtime.tokenizer import Tokenizer
-from runtime.transport import create_run_folder
+from runtime.transport import create_run_folder, remove_run_folder
 from server.hardware import detect_hardware
 from server.resolve import Folders, Resolved, check_options, resolve
 
@@ -96,7 +95,7 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
     try:
         resolved = resolve(config, model, detect_hardware(), folders, secrets.randbits(31))
     except BaseException:
-        shutil.rmtree(folders.run, ignore_errors=True)
+        remove_run_folder(folders.run)
         raise
     for choice in resolved.choices:
         logger.info(choice)

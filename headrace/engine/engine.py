@@ -7,7 +7,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Literal, NoReturn, overload
 
 from headrace.engine.chunks import AsyncChunkIterator, ChunkIterator
@@ -417,12 +416,7 @@ class Engine(WeightMethods):
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
     def __getattr__(self, name: str) -> NoReturn:

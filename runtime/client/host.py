@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +23,12 @@ from runtime.config import DetokenizerConfig, GrammarConfig, WorkerConfig
 from runtime.errors import StartupError
 from runtime.messages import GrammarReply
 from runtime.shared_state import SHARED_STATE_FILE, SharedState
-from runtime.transport import AsyncInbox, create_replica_folder, front_address
+from runtime.transport import (
+    AsyncInbox,
+    create_replica_folder,
+    front_address,
+    remove_run_folder,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +135,7 @@ class EngineHost:
         self._context.destroy(linger=0)
         for status in self.status.replicas:
             status.shared.close()
-        shutil.rmtree(self.run_folder, ignore_errors=True)
+        remove_run_folder(self.run_folder)
 
     def end_children(self) -> None:
         """End the children and remove the run folder without the event loop.
@@ -142,7 +146,7 @@ class EngineHost:
             replica.end_children()
         if self.client.grammars is not None:
             self.client.grammars.stop()
-        shutil.rmtree(self.run_folder, ignore_errors=True)
+        remove_run_folder(self.run_folder)
 
     def kill(self, rank: int, name: str, why: str) -> None:
         """End a replica's `worker` or `detokenizer` that hangs; it is started again."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from runtime.config import ServerConfig
 from runtime.errors import HeadraceError, StartupError
 from runtime.one_batch_job import BatchJob, BatchResult
 from runtime.process import child_environment, compute_environment, send_config
+from runtime.transport import remove_run_folder
 from server.bench.engine import engine_config
 from server.bench.engine_options import engine_parser
 from server.bench.environment import (
@@ -108,7 +108,7 @@ def run(config: ServerConfig, batch_size: int, options: argparse.Namespace) -> B
         )
         return _in_a_process(job)
     finally:
-        shutil.rmtree(prepared.folders.run, ignore_errors=True)
+        remove_run_folder(prepared.folders.run)
 
 
 def _in_a_process(job: BatchJob) -> BatchResult:

@@ -135,6 +135,10 @@ _UNIT = Slot(
     "unit", ("unit", "units"), "The temperature unit", lambda rng: rng.choice(
         ["celsius", "fahrenheit"]), choices=("celsius", "fahrenheit")
 )  # fmt: skip
+_NUMBERS = tuple(
+    Slot(a, (a, x, first), f"The {first} number", lambda rng: rng.randint(0, 999), "integer")
+    for a, x, first in (("a", "x", "first"), ("b", "y", "second"))
+)
 _QUERY = Slot(
     "query", ("query", "q", "keywords", "text", "search_query"), "What to look for", topic
 )
@@ -228,10 +232,7 @@ _OTHERS = (
     Skill(
         ("add", "add_numbers", "sum"),
         ("Add two numbers", "Compute the sum of two numbers"),
-        (Slot("a", ("a", "x", "first"), "The first number", lambda rng: rng.randint(0, 999),
-              "integer"),
-         Slot("b", ("b", "y", "second"), "The second number", lambda rng: rng.randint(0, 999),
-              "integer")),
+        _NUMBERS,
         ("Add {a} and {b}.", "What is {a} + {b}?", "Compute ({a}+{b})", "Compute {a} + {b}",
          "What is the sum of {a} and {b}?", "{a} plus {b}"),
         _number,
@@ -239,10 +240,7 @@ _OTHERS = (
     Skill(
         ("multiply", "multiply_numbers", "product"),
         ("Multiply two numbers", "Compute the product of two numbers"),
-        (Slot("a", ("a", "x", "first"), "The first number", lambda rng: rng.randint(0, 999),
-              "integer"),
-         Slot("b", ("b", "y", "second"), "The second number", lambda rng: rng.randint(0, 999),
-              "integer")),
+        _NUMBERS,
         ("Multiply {a} and {b}.", "What is {a} * {b}?", "Multiply {a} by {b}", "{a} times {b}"),
         _number,
     ),

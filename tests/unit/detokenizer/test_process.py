@@ -38,6 +38,7 @@ from runtime.transport import (
     create_run_folder,
     detokenizer_address,
     front_address,
+    remove_run_folder,
     scheduler_address,
 )
 from tests.support.tiny_tokenizers import llama3, write_folder
@@ -74,6 +75,8 @@ class Peers:
     def close(self):
         self.child.stop()
         self.context.destroy(0)
+        self.shared.close()
+        remove_run_folder(self.run_folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,129 @@
+"""Run folders of dead servers go; those of others stay, also while many servers start at once."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.transport import create_run_folder, remove_run_folder
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# Makes a folder, shows it and holds it until its standard input ends.
+OWNER = textwrap.dedent(
+    """
+    import sys
+    from runtime.transport import create_run_folder
+    print(create_run_folder(), flush=True)
+    sys.stdin.read()
+    """
+)
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+@pytest.fixture
+def owner(base: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
+        process.kill()
+
+
+def stale(base: Path, pid: int, name: str = "x") -> Path:
+    folder = base / f"headrace-{pid}-{name}"
+    folder.mkdir(mode=0o700)
+    (folder / "front").touch()
+    return folder
+
+
+def test_it_is_private_and_goes_when_it_is_removed(base: Path) -> None:
+    folder = create_run_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    descriptors = len(os.listdir("/proc/self/fd"))
+    remove_run_folder(folder)
+    remove_run_folder(folder)
+    assert not list(base.iterdir())
+    assert len(os.listdir("/proc/self/fd")) == descriptors - 1, "its lock is left"
+
+
+def test_that_of_a_dead_server_is_removed(base: Path, dead_pid: int) -> None:
+    old = stale(base, dead_pid)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    remove_run_folder(create_run_folder())
+    assert not old.exists()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_what_others_own_stays(base: Path, dead_pid: int) -> None:
+    target = base / "target"
+    target.mkdir()
+    link = base / f"headrace-{dead_pid}-link"
+    link.symlink_to(target)
+    file = base / f"headrace-{dead_pid}-file"
+    file.touch()
+    remove_run_folder(create_run_folder())
+    assert target.exists()
+    assert link.is_symlink()
+    assert file.exists()
+
+
+def test_that_of_a_server_whose_process_id_means_nothing_here_stays_while_it_lives(
+    base: Path, dead_pid: int, owner: tuple[subprocess.Popen[str], Path]
+) -> None:
+    process, folder = owner
+    # As from another container: no process of this id is to be seen.
+    there = folder.rename(base / f"headrace-{dead_pid}-there")
+    remove_run_folder(create_run_folder())
+    assert there.exists()
+    process.kill()
+    process.wait()
+    remove_run_folder(create_run_folder())
+    assert not there.exists()
+
+
+def test_many_that_start_at_once_do_not_stumble_over_what_is_stale(
+    base: Path, dead_pid: int
+) -> None:
+    script = textwrap.dedent(
+        """
+        import sys
+        from runtime.transport import create_run_folder
+        sys.stdin.readline()
+        for _ in range(50):
+            create_run_folder()
+        """
+    )
+    owners = [
+        subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, cwd=ROOT)
+        for _ in range(4)
+    ]
+    for number in range(300):
+        stale(base, dead_pid, str(number))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda process: process.communicate(b"\n", timeout=60), owners))
+    assert [process.returncode for process in owners] == [0] * 4
+    assert not list(base.glob(f"headrace-{dead_pid}-*"))
