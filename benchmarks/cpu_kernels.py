@@ -172,7 +172,6 @@ def sampling_cases(model: Model, dtype: torch.dtype) -> Iterator[tuple[str, Cand
                 all_greedy=temperature == 0,
                 any_top_k=top_k > 0,
                 any_top_p=top_p < 1,
-                any_min_p=False,
                 max_top_k=max(top_k, 0),
             )
             probs = torch.softmax(logits, -1)

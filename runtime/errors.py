@@ -7,7 +7,6 @@ HeadraceError
 |-- EngineDead       a process behind the front died 503, Retry-After
 |-- EngineNotReady   weights are still loading       503, Retry-After
 |   `-- MemoryReleased   somebody gave the memory back
-|-- RequestFailed    our mistake, this request only  500
 `-- StartupError     the server cannot start at all  exit code 1
 """
 
@@ -60,12 +59,6 @@ class EngineNotReady(HeadraceError):
 
 class MemoryReleased(EngineNotReady):
     """The engine's memory was given back, and somebody has to resume it."""
-
-
-class RequestFailed(HeadraceError):
-    """An unexpected failure while serving one request; other requests go on."""
-
-    status_code = 500
 
 
 class StartupError(HeadraceError):

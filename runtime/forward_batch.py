@@ -54,7 +54,6 @@ class ForwardBatch:
         attention: planned for this batch.
         embed_places, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens whose embedding was
             given, and these.
-        max_seq_len, max_query_len: bounds known to the host, so that nobody asks the device.
         whole_prompts: new tokens of each of the last sequences that have no other tokens, in order:
             their keys and values lie beside their queries, too.
         shares_prefixes: sequences may share their first keys, in the groups that the back end was
@@ -72,8 +71,6 @@ class ForwardBatch:
     logits_indices: Tensor
     kv: list[KVCache]
     attention: AttentionBackend
-    max_seq_len: int = 0
-    max_query_len: int = 0
     whole_prompts: Sequence[int] = ()
     shares_prefixes: bool = False
     host: HostLengths | None = None

@@ -17,7 +17,6 @@ from runtime.tokenizer import Tokenizer
 logger = logging.getLogger("server.requests")
 
 LEVELS = (0, 1, 2, 3)
-FORMATS = ("text", "json")
 # What level 2 shows of a prompt and of an output.
 MAX_CHARS = 2048
 _SAMPLING_LEVEL, _PART_LEVEL, _WHOLE_LEVEL = 1, 2, 3

@@ -37,7 +37,6 @@ def make_rows(batch, temperature, top_k, top_p, min_p) -> SamplingRows:
         all_greedy=temperature == 0,
         any_top_k=top_k > 0,
         any_top_p=top_p < 1,
-        any_min_p=min_p > 0,
         max_top_k=max(top_k, 0),
     )
 

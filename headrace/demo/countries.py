@@ -186,7 +186,6 @@ def _parse() -> tuple[Country, ...]:
 
 
 COUNTRIES: tuple[Country, ...] = _parse()
-BY_NAME: dict[str, Country] = {country.name: country for country in COUNTRIES}
 KNOWN: tuple[Country, ...] = tuple(country for country in COUNTRIES if country.currency)
 
 ALIASES: dict[str, str] = {

@@ -176,8 +176,3 @@ CHARACTERS: dict[str, tuple[str, str, str, str, str, str, str, str, str]] = {
     "Albus Dumbledore": ("Gryffindor", "Half-blood", "teacher", "Elder", "Thestral hair", "15.0",
                          "Deceased", "Phoenix", "Sister"),
 }  # fmt: skip
-
-SELF_INTRODUCTION = [
-    "Hello! I am a tiny demo model bundled with Headrace. I can answer simple questions.",
-    "Hi! I am Headrace's tiny demo model, a toy. Ask me for a capital or a sum.",
-]

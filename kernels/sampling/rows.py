@@ -22,7 +22,6 @@ class SamplingRows:
         all_greedy: every temperature is 0.
         any_top_k: a sampled row has top-k on.
         any_top_p: a sampled row has top-p on.
-        any_min_p: a sampled row has min-p on.
         max_top_k: the largest `top_k` that is on, 0 when there is none.
     """
 
@@ -35,5 +34,4 @@ class SamplingRows:
     all_greedy: bool
     any_top_k: bool
     any_top_p: bool
-    any_min_p: bool
     max_top_k: int

@@ -30,9 +30,6 @@ CANDIDATES = 2048
 # Up to so many are compared all with all.
 FEW_CANDIDATES = 128
 
-# Below every key; as a cut it keeps everything. Plain literals inside the kernels say the same.
-LOWEST = -(2**31)
-
 
 @triton.jit
 def sort_key(x):
@@ -132,7 +129,8 @@ def bound_kernel(
 ):
     """Describe one row, name its best token, bound what can survive its rank filters.
 
-    The bound is LOWEST where none was found, and 2**31 - 1 for rows without rank filters.
+    The bound is -(2**31), below every key, where none was found, and 2**31 - 1 for rows without
+    rank filters.
     """
     row = tl.program_id(0)
     block = tl.arange(0, BLOCKS)

@@ -71,11 +71,6 @@ class GrammarCompiler:
         return len(self._calls)
 
     @property
-    def cached_bytes(self) -> int:
-        """Size of what is kept."""
-        return self._known.size_bytes
-
-    @property
     def pid(self) -> int | None:
         """The living child's process id."""
         return self._child.pid if self._child is not None and self._child.is_alive else None

@@ -39,11 +39,6 @@ class Detokenizer:
         self._streams: dict[int, Stream] = {}
 
     @property
-    def num_streams(self) -> int:
-        """Streams that have not ended."""
-        return len(self._streams)
-
-    @property
     def decoder_kind(self) -> str:
         """How this tokenizer is decoded, for the log."""
         return self._decoders.kind

@@ -33,11 +33,7 @@ _FAREWELL_MS = 2000
 
 
 class DetokenizerLoop:
-    """Moves messages between the sockets and the detokenizer.
-
-    Attributes:
-        num_malformed: messages that decoded but contradicted themselves, and were dropped.
-    """
+    """Moves messages between the sockets and the detokenizer."""
 
     def __init__(
         self,
@@ -51,7 +47,6 @@ class DetokenizerLoop:
         self._inbox = inbox
         self._front = front
         self._scheduler = scheduler
-        self.num_malformed = 0
 
     def turn(self, timeout_s: float) -> None:
         """Wait for messages up to `timeout_s` and handle all that are there."""
@@ -67,7 +62,6 @@ class DetokenizerLoop:
         try:
             deltas, stop_hit = self._detokenizer.step(message)
         except MalformedDeltas as error:
-            self.num_malformed += 1
             logger.warning("Dropped a message of the scheduler: %s", error)
             return
         if deltas.deltas:

@@ -61,8 +61,6 @@ def build_batch(
         logits_indices=samples,
         kv=kv,
         attention=attention,
-        max_seq_len=int(seq_lens.max()),
-        max_query_len=int(plan.query_lens.max()),
         whole_prompts=_whole_prompts(plan),
         host=(
             HostLengths(qo_indptr, seq_lens.astype(np.int32), rows.page_table_host[plan.rows])

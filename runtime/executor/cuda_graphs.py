@@ -259,8 +259,6 @@ class DecodeGraphs:
             logits_indices=rows,
             kv=self._kv,
             attention=self._attention,
-            max_seq_len=read.page_table.shape[1] * self._page_size,
-            max_query_len=1,
             shares_prefixes=shares,
         )
         self._attention.plan(batch)

@@ -132,7 +132,6 @@ class Sampler:
             all_greedy=False,
             any_top_k=len(limits) > 0,
             any_top_p=bool((params[:, state.TOP_P] < 1).any()),
-            any_min_p=bool((params[:, state.MIN_P] > 0).any()),
             max_top_k=int(limits.max()) if len(limits) else 0,
         )
 

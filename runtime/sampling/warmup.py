@@ -49,7 +49,6 @@ def warm_up_sampling(vocab_size: int, device: torch.device) -> None:
             all_greedy=False,
             any_top_k=is_ranked,
             any_top_p=is_ranked,
-            any_min_p=is_ranked,
             max_top_k=1,
         )
         sample(logits, rows)

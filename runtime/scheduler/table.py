@@ -10,8 +10,6 @@ from runtime.grammar.backend import Matcher
 from runtime.request import Request
 from runtime.step import Int64Array
 
-NO_LIMIT = np.iinfo(np.int64).max
-
 
 class RequestTable:
     """Rows of running requests.

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 PERCENTILES = (50, 90, 99)
-LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 
 
 class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,6 @@ def make_rows(temperature, top_k, top_p, min_p, seed=None, position=None) -> Sam
         all_greedy=not any(temperature),
         any_top_k=bool(used),
         any_top_p=any(p < 1 for p in top_p),
-        any_min_p=any(min_p),
         max_top_k=max(used, default=0),
     )
 
@@ -181,7 +180,7 @@ def test_hints_may_say_more_than_is_true():
     tight = make_rows([1.0] * 4, [-1] * 4, [1.0] * 4, [0.0] * 4)
     from dataclasses import replace
 
-    loose = replace(tight, any_top_k=True, any_top_p=True, any_min_p=True, max_top_k=700)
+    loose = replace(tight, any_top_k=True, any_top_p=True, max_top_k=700)
     assert torch.equal(sample(logits, tight), sample(logits, loose))
 
 

@@ -38,7 +38,6 @@ def make_rows(settings) -> SamplingRows:
         all_greedy=not any(temperature),
         any_top_k=True,
         any_top_p=True,
-        any_min_p=True,
         max_top_k=5000,
     )
 
