@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -108,6 +110,10 @@ def _chat(options: argparse.Namespace) -> int:
                 temperature=options.temperature,
             )
             return converse(session, sys.stdin, sys.stdout, sys.stderr)
+    except BrokenPipeError:
+        # `headrace chat | head`: what is left in the buffer at exit must not be tried again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except ChatFailed as error:
         print(f"headrace: {error}", file=sys.stderr)
         return 1

@@ -95,14 +95,14 @@ def admit(
         if not limits.allow_auto_truncate:
             raise TooLong(
                 f"The input ({num_prompt} tokens) is longer than the model's context length "
-                f"({limits.context_len} tokens)."
+                f"({limits.context_len} tokens), of which the output needs one."
             )
         num_prompt = limits.context_len - 1
     if num_prompt >= limits.max_total_num_tokens:
         if not limits.allow_auto_truncate:
             raise TooLong(
                 f"The input ({num_prompt} tokens) is longer than the KV pool holds "
-                f"({limits.max_total_num_tokens} tokens)."
+                f"({limits.max_total_num_tokens} tokens), of which the output needs one."
             )
         num_prompt = limits.max_total_num_tokens - 1
     room = limits.max_req_len - num_prompt

@@ -143,12 +143,13 @@ def main() -> None:
 
     def write(payload: bytes) -> None:
         sys.stdout.buffer.write(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
+        # A record that waited here would be lost when the first process is stopped.
+        sys.stdout.buffer.flush()
 
     async def run() -> list[RequestRecord]:
         job = msgspec.msgpack.decode(read(), type=ClientJob)
         target = make_target(job)
         write(b"ready")
-        sys.stdout.buffer.flush()
         start = msgspec.msgpack.decode(read(), type=float)
         watch_parent()
         return await drive(
@@ -162,7 +163,6 @@ def main() -> None:
     uvloop.run(run())
     # An empty frame says that this was all.
     write(b"")
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

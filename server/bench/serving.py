@@ -101,32 +101,38 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; 1 when it could not or when a request failed."""
+    """Run the benchmark; 1 when it could not or a request failed, 130 when Ctrl-C cut it short."""
     options = build_parser().parse_args(argv)
+    records: list[RequestRecord] = []
+    is_cut = False
     try:
         check(options)
         source = token_source(options)
         requests = make_requests(options, source)
         warm_up = warm_up_requests(options, requests, source)
-        records = uvloop.run(measure(options, requests, warm_up, source.rng))
+        uvloop.run(measure(options, requests, warm_up, source.rng, records))
     except HeadraceError as error:
         return fail(error.message)
     except (OSError, TimeoutError) as error:
         return fail(f"{options.url} cannot be reached: {error or 'no answer in time'}.")
     except KeyboardInterrupt:
-        return 130
+        if not records:
+            return 130
+        is_cut = True
+        print(f"Stopped: {len(records)} of {len(requests)} requests had ended, and count.")
+    records.sort(key=lambda record: record.index)
     summary = summarize(records, objectives(options.goodput))
     print(environment_line(describe_environment()))
     print("\n".join(summary_lines(summary)), flush=True)
     if options.output_file is not None:
-        content = result_file("serving", options, (), summary)
+        content = result_file("serving", options, (), {**summary, "stopped_early": is_cut})
         if options.output_details:
             content["requests"] = [msgspec.to_builtins(record) for record in records]
         write_json(options.output_file, content)
     if options.plot is not None:
         rate = f"{summary['output_tok_per_s']:.0f} output tokens/s"
         write_plot(options.plot, f"{options.backend}: {len(records)} requests, {rate}", records)
-    return 1 if summary["num_failed"] else 0
+    return 130 if is_cut else 1 if summary["num_failed"] else 0
 
 
 def check(options: argparse.Namespace) -> None:
@@ -257,8 +263,9 @@ async def measure(
     requests: Sequence[BenchRequest],
     warm_up: Sequence[BenchRequest],
     rng: random.Random,
-) -> list[RequestRecord]:
-    """Warm up, then send everything.
+    records: list[RequestRecord],
+) -> None:
+    """Warm up, then send everything; `records` gets each request when it ends.
 
     Raises:
         HeadraceError: the warm-up failed, so the rest would.
@@ -287,12 +294,14 @@ async def measure(
         for index, (offset, request) in enumerate(zip(offsets, requests, strict=True))
     ]
     progress = Progress(len(requests), enabled=not options.no_progress)
+
+    def on_done(record: RequestRecord) -> None:
+        records.append(record)
+        progress.add()
+
     try:
-        return await send_all(
-            msgspec.structs.replace(job, requests=timed),
-            options.num_client_processes,
-            lambda _: progress.add(),
-        )
+        job = msgspec.structs.replace(job, requests=timed)
+        await send_all(job, options.num_client_processes, on_done)
     finally:
         progress.close()
 

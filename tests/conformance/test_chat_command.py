@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,18 @@ def test_piped_questions(fake_api: Any) -> None:
     assert done.returncode == 0
     # The address that OpenAI's client is given.
     assert headrace("chat", "--url", f"{fake_api.url}/v1", text="Hello\n").stdout == "Hello\n"
+
+
+def test_a_reader_that_leaves_is_no_error(fake_api: Any) -> None:
+    command = [sys.executable, "-m", "headrace.cli", "chat", "--url", fake_api.url]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as chat:
+        assert chat.stdout is not None
+        chat.stdout.close()
+        _, said = chat.communicate(b"Hello\n" * 3, timeout=60)
+    assert said == b""
+    assert chat.returncode == 128 + signal.SIGPIPE
 
 
 def test_nobody_answers() -> None:

@@ -174,6 +174,32 @@ def test_ctrl_c_ends_the_clients_without_a_word(server: ServerProcess) -> None:
     wait_until(lambda: not is_busy(), 20)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ctrl_c_keeps_what_was_measured(
+    server: ServerProcess, tmp_path: Path, processes: int
+) -> None:
+    path = tmp_path / "out.json"
+
+    def num_answered() -> int:
+        return sum(" POST /generate 200 " in line for line in server.lines)
+
+    before = num_answered()
+    arguments = ["--url", server.url, "--random-input-len", "8", "--random-output-len", "8"]
+    arguments += ["--vocab-size", str(VOCAB_SIZE), "--num-prompts", "100000", "--no-progress"]
+    arguments += ["--warmup-requests", "0", "--num-client-processes", str(processes)]
+    arguments += ["--max-concurrency", "4", "--output-file", str(path), "--output-details"]
+    code, words = interrupted(["serving", *arguments], lambda _: num_answered() > before + 30)
+    assert code == 130
+    summary = result(path)
+    assert summary["stopped_early"] is True
+    records = json.loads(path.read_text())["requests"]
+    assert len(records) == summary["num_completed"] >= 10
+    assert summary["num_failed"] == 0
+    assert summary["output_tokens"] == 8 * len(records)
+    assert f"Stopped: {len(records)} of 100000 requests" in words
+    assert "output tok/s" in words
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_worker_of_one_batch_ends_with_it(number: signal.Signals) -> None:
     workers: list[int] = []
