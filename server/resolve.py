@@ -34,6 +34,8 @@ MAX_REPLICAS = 64
 # Of the reference, when none is given.
 DETERMINISTIC_SEED = 42
 # No braces: the framework would take them for a pattern.
+# Of those that both its FlashAttention-2 and its FlashAttention-3 kernels are compiled for.
+_FLASHINFER_HEAD_DIMS = (64, 128, 256)
 _ROUTE = re.compile(r"/[A-Za-z0-9._:/@-]+")
 # Attention implementations that know one kind of device only.
 ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}
@@ -115,7 +117,7 @@ def resolve(
         max_running = choices.pick("max_running_requests", size, f"default for {device}")
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     policy = _schedule_policy(scheduling)
-    attention = _attention_backend(config, device, dtype, choices)
+    attention = _attention_backend(config, device, dtype, model.head_dim, choices)
     _check_fit(config, device, page_size)
     _check_deterministic(config, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
@@ -232,7 +234,9 @@ def _schedule_policy(scheduling: SchedulingArgs) -> str:
     return "priority" if scheduling.enable_priority_scheduling else scheduling.schedule_policy
 
 
-def _attention_backend(config: ServerConfig, device: str, dtype: str, choices: _Choices) -> str:
+def _attention_backend(
+    config: ServerConfig, device: str, dtype: str, head_dim: int, choices: _Choices
+) -> str:
     asked = config.kernels.attention_backend
     if asked != "flashinfer":
         return asked
@@ -241,6 +245,12 @@ def _attention_backend(config: ServerConfig, device: str, dtype: str, choices: _
         return str(choices.pick("attention_backend", "auto", "flashinfer needs an NVIDIA device"))
     if dtype == "float32":
         raise StartupError("--attention-backend flashinfer has no float32; use --dtype bfloat16.")
+    if head_dim not in _FLASHINFER_HEAD_DIMS:
+        known = ", ".join(map(str, _FLASHINFER_HEAD_DIMS))
+        raise StartupError(
+            f"--attention-backend flashinfer has no kernels for heads of {head_dim}, as this model "
+            f"has, only for {known}; leave the option away."
+        )
     if find_spec("flashinfer") is None:
         raise StartupError(
             "--attention-backend flashinfer: it is not installed; pip install 'headrace[cuda]', "

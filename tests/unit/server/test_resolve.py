@@ -76,19 +76,22 @@ def test_a_cpu_build_of_torch_does_not_choose_the_gpu():
 def test_flashinfer_is_taken_when_asked_for_and_there(monkeypatch):
     asked = KernelArgs(attention_backend="flashinfer")
     monkeypatch.setattr(server.resolve, "find_spec", lambda name: object())
-    assert choose(GPU, kernels=asked).worker.attention_backend == "flashinfer"
+    model = fake_model_config(head_dim=128)
+    assert choose(GPU, model, kernels=asked).worker.attention_backend == "flashinfer"
     on_cpu = choose(CPU, kernels=asked)
     assert on_cpu.worker.attention_backend == on_cpu.config.kernels.attention_backend == "auto"
     assert "attention_backend: auto (flashinfer needs an NVIDIA device)" in on_cpu.choices
     config = ServerConfig(kernels=asked, model=ModelArgs(dtype="float32"))
     with pytest.raises(StartupError, match="no float32; use --dtype bfloat16"):
         resolve(config, fake_model_config(), GPU, FOLDERS, 7)
+    with pytest.raises(StartupError, match=r"for heads of 96, .* only for 64, 128, 256;"):
+        choose(GPU, fake_model_config(head_dim=96), kernels=asked)
     both = dataclasses.replace(asked, enable_deterministic_inference=True)
     with pytest.raises(StartupError, match="flashinfer is not batch-invariant"):
-        choose(GPU, kernels=both)
+        choose(GPU, model, kernels=both)
     monkeypatch.setattr(server.resolve, "find_spec", lambda name: None)
     with pytest.raises(StartupError, match=r"flashinfer: it is not installed; pip install"):
-        choose(GPU, kernels=asked)
+        choose(GPU, model, kernels=asked)
 
 
 def test_whole_prefill_is_a_budget_of_one_context():
