@@ -63,12 +63,13 @@ def reserve_port(host: str, start: int = 30000, end: int = 40000) -> tuple[int, 
     random.shuffle(ports)
     for port in ports:
         reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             reserved.bind((host, port))
         except OSError:
             reserved.close()
             continue
+        # Set before, it would let whoever else draws ports bind this one, too.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return port, reserved
     raise RuntimeError(f"No free port in [{start}, {end}) on {host}.")
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -22,6 +21,7 @@ from headrace.utils import (
     wait_for_http_ready,
     wait_for_server,
 )
+from tests.support.processes import children
 
 SERVER = """
 import json, os, subprocess, sys
@@ -35,10 +35,6 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args): pass
 HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
 """
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_server_is_started_waited_for_and_ended(tmp_path):
@@ -105,6 +101,13 @@ def test_commands_without_a_command_are_refused():
 def test_no_port_left():
     with pytest.raises(RuntimeError, match="No free port"):
         reserve_port("127.0.0.1", 30000, 30000)
+
+
+def test_a_port_is_drawn_once():
+    # Two notebooks, or two tests with the same seed, draw the same numbers.
+    port, reserved = reserve_port("127.0.0.1")
+    with reserved, pytest.raises(RuntimeError, match="No free port"):
+        reserve_port("127.0.0.1", port, port + 1)
 
 
 def test_notebook_helpers(monkeypatch, capsys, tmp_path):

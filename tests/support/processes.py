@@ -1,0 +1,32 @@
+"""What `/proc` says of processes that may end while it is read: one that has ended is nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+from pathlib import Path
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the children of `pid`, whichever of its threads started them."""
+    found: list[int] = []
+    for path in glob.glob(f"/proc/{pid}/task/*/children"):
+        # The thread, too, may have ended meanwhile.
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in Path(path).read_text().split()]
+    return found
+
+
+def command(pid: int) -> list[str]:
+    """The words of its command line; none of a process that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+    return []
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs: it is there, and more than an exit code for its parent to read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
