@@ -38,8 +38,9 @@ from runtime.transport import AsyncInbox, Outbox, front_address, scheduler_addre
 logger = logging.getLogger(__name__)
 
 # A child that dies at once every time must not be restarted in a busy loop.
-RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+RESTART_DELAYS_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 60.0
+LAST_MESSAGE_S = 0.5
 
 
 class Owner(Protocol):
@@ -202,20 +203,19 @@ class Replica:
 
     def _exited_on_thread(self, child: Child, code: int) -> None:
         assert self._loop is not None
+        later = self._loop.call_later
+        # A busy loop hears of its end before it reads its last message: why it cannot start.
+        delay_s = 0.0 if self._owner.status.has_started else LAST_MESSAGE_S
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(self._exited, child, code)
+            self._loop.call_soon_threadsafe(later, delay_s, self._exited, child, code)
 
     def _exited(self, child: Child, code: int) -> None:
         if self._stopping or child not in (self._worker, self._detokenizer):
             return
         why = f"The {child.entry} process{self._whose} {describe_exit(code)}."
-        if not self._owner.restarts:
+        started = self._owner.status.has_started
+        if not self._owner.restarts or (child is self._worker and not started):
             self._end(child, code, why)
-            return
-        if child is self._worker and not self._owner.status.has_started:
-            message = self.status.last_failure or why
-            self._set(phase="failed", last_failure=message)
-            self._owner.ended(message)
             return
         logger.error("%s Requests in flight there fail; starting it again.", why)
         self._link.ready = False
@@ -243,10 +243,7 @@ class Replica:
         name = child.entry
         lived_s = time.monotonic() - self._started_at[name]
         self._failures[name] = 0 if lived_s > STABLE_AFTER_S else self._failures[name] + 1
-        delays = RESTART_DELAYS_S
-        await asyncio.sleep(
-            delays[min(self._failures[name], len(delays)) - 1] if self._failures[name] else 0
-        )
+        await asyncio.sleep(RESTART_DELAYS_S[min(self._failures[name], len(RESTART_DELAYS_S) - 1)])
         if self._stopping:
             return
         if child is self._worker:

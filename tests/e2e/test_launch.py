@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,7 +15,13 @@ import httpx
 import psutil
 import pytest
 
+from runtime.errors import StartupError
+from server.args import parse_args
+from server.assemble import assemble
+from server.context import Lifecycle
+from server.prepare import prepare_engine
 from tests.faults.test_kill import children_by_name
+from tests.support.processes import alive
 from tests.support.server import READY_LINE, ServerProcess, free_port
 from tests.support.tiny_models import copy_of, edit_json, tiny_model
 
@@ -80,6 +87,26 @@ def test_a_bad_option_is_one_line(args, text):
     path = str(tiny_model("qwen3"))
     line = _one_line_failure("--model-path", path, *args, found_by_worker=text in BY_WORKER)
     assert text in line
+
+
+async def test_a_busy_front_hears_why_its_worker_cannot_start():
+    args = ["--model-path", str(tiny_model("qwen3")), "--max-total-tokens", "1000000000"]
+    host, _ = assemble(prepare_engine(parse_args(args).config), Lifecycle())
+    await host.start()
+    try:
+        (replica,) = host._replicas
+        worker = replica._worker
+        assert worker is not None
+        # It waits for messages, and then does something else for so long that it meets the reason
+        # and the end at once.
+        await asyncio.sleep(0.1)
+        while worker.is_alive:
+            time.sleep(0.02)  # noqa: ASYNC251
+        worker._thread.join(5)
+        with pytest.raises(StartupError, match="--max-total-tokens"):
+            await host.wait_ready()
+    finally:
+        await host.stop()
 
 
 def test_a_missing_folder_is_one_line():
@@ -230,8 +257,7 @@ def test_a_killed_worker_is_replaced_behind_the_open_port(tmp_path):
         server.wait_ready()
         body = {"text": "The", "sampling_params": {"max_new_tokens": 8000, "ignore_eos": True}}
         thread, events = _stream_in_thread(server, body)
-        worker = server.child_pids()[0]
-        os.kill(worker, signal.SIGKILL)
+        os.kill(children_by_name(server)["scheduler"], signal.SIGKILL)
         thread.join(10)
         assert not thread.is_alive()
         assert json.loads(events[-2])["error"]["code"] == 503
@@ -278,7 +304,7 @@ def test_the_orphaned_children_leave_with_a_killed_front():
     children = server.child_pids()
     server.process.kill()
     server.wait_exit()
-    deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in children):
+    deadline = time.monotonic() + 10
+    while any(map(alive, children)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
