@@ -14,9 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported here: its idle threads sleep instead of holding a core.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("here")
 
 HERE = Path(__file__).parent
 # The long ones first, so that none of them is what everybody waits for in the end.

@@ -17,6 +17,7 @@ from tests.support.native import (
     generate,
     load,
     refused,
+    slowed,
     stream,
     tokenize,
     until_idle,
@@ -123,7 +124,7 @@ def test_check_12_names(server):
     assert [each["meta_info"]["id"] for each in answers] == ["a_0", "a_1"]
     assert generate(server, text="The", rid="b", sampling_params=SHORT)["meta_info"]["id"] == "b"
     params = {"max_new_tokens": 250, "ignore_eos": True}
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, slowed(server, 0.005):
         task = pool.submit(generate, server, text=["The"] * 8, rid="twice", sampling_params=params)
         while not load(server)["num_running_reqs"]:
             assert not task.done()

@@ -1,6 +1,5 @@
 """Every benchmark end to end: the engine's processes, the worker alone, a server over HTTP."""
 
-import contextlib
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ from headrace.cli import main as headrace
 from server.bench import latency, offline, one_batch, serving
 from server.bench.shapes import write_shape
 from tests.support.guard import unwatch, watch
+from tests.support.processes import alive, children, command
 from tests.support.server import ServerProcess, python_path, running_server
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 
@@ -205,15 +205,10 @@ def test_the_worker_of_one_batch_ends_with_it(number: signal.Signals) -> None:
     workers: list[int] = []
 
     def has_worker(pid: int) -> bool:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         # Others come and go, which are asked about the machine.
-        with contextlib.suppress(FileNotFoundError):
-            for child in children:
-                words = Path(f"/proc/{child}/cmdline").read_bytes()
-                # Its second thread begins when it has read what it is to do.
-                if b"one_batch" in words and len(os.listdir(f"/proc/{child}/task")) > 1:
-                    workers[:] = [int(child)]
-        return bool(workers)
+        workers[:] = [child for child in children(pid) if "one_batch" in command(child)]
+        # Its second thread begins when it has read what it is to do.
+        return any(len(os.listdir(f"/proc/{worker}/task")) > 1 for worker in workers)
 
     arguments = ["--input-len", "64", "--output-len", "64", "--num-iters", "100000"]
     code, words = interrupted(["one-batch", *ENGINE, *arguments], has_worker, number)
@@ -222,7 +217,7 @@ def test_the_worker_of_one_batch_ends_with_it(number: signal.Signals) -> None:
         assert (code, words.count("\n")) == (130, 1)
     else:
         assert code == -number
-    wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 10)
+    wait_until(lambda: not any(map(alive, workers)), 10)
 
 
 @pytest.mark.parametrize(

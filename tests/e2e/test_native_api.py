@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.support.native import GREEDY, TEXT, generate, load, refused, until_idle
+from tests.support.native import GREEDY, TEXT, generate, load, refused, slowed, until_idle
 from tests.support.server import READY_LINE, ServerProcess, running_server
 from tests.support.tiny_models import VOCAB_SIZE
 
@@ -51,11 +51,11 @@ def test_a_higher_priority_runs_sooner():
 
     def ask(priority: int, num: int) -> None:
         params = {**GREEDY, "max_new_tokens": num}
-        generate(server, text="The", priority=priority, sampling_params=params)
-        ended.append(priority)
+        answer = generate(server, text="The", priority=priority, sampling_params=params)
+        # The threads that wait for the answers may be woken in another order.
+        ended.append((answer["meta_info"]["response_sent_to_client_ts"], priority))
 
-    server.client.post("/slow_down", json={"forward_sleep_time": 0.02}).raise_for_status()
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    with slowed(server), concurrent.futures.ThreadPoolExecutor(4) as pool:
         tasks = []
         for total, (priority, num) in enumerate([(0, 100), (1, 5), (-3, 5), (7, 5)], 1):
             tasks.append(pool.submit(ask, priority, num))
@@ -64,7 +64,7 @@ def test_a_higher_priority_runs_sooner():
                 time.sleep(0.01)
         for task in tasks:
             task.result()
-    assert ended == [0, 7, 1, -3]
+    assert [priority for _, priority in sorted(ended)] == [0, 7, 1, -3]
 
 
 def test_a_seed_repeats(server):
@@ -109,7 +109,8 @@ def test_no_limit_fills_the_context(server):
 def test_health_generate_makes_a_token(server):
     started_at = time.monotonic()
     assert server.client.get("/health_generate").status_code == 200
-    assert time.monotonic() - started_at < 5
+    # Not by the limit of a request that nobody answers.
+    assert time.monotonic() - started_at < 15
 
 
 @pytest.mark.alone

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from headrace.trainer import tensor_body
 from tests.support.fake_checkpoint import expected_tensors, write_config
+from tests.support.native import load, queues, slowed, until, until_running
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import tiny_model, write_tokenizer
 
@@ -32,15 +33,6 @@ def generate(server: ServerProcess, num: int = 16, **fields: Any) -> dict[str, A
     answer = post(server, "/generate", sampling_params=sampling, **{"text": "wheel"} | fields)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def load(server: ServerProcess) -> dict[str, Any]:
-    return server.client.get("/v1/loads").json()["loads"][0]
-
-
-def until_running(server: ServerProcess, num: int = 1) -> None:
-    while load(server)["num_running_reqs"] < num:
-        time.sleep(0.005)
 
 
 @pytest.fixture(params=[1, 2], ids=["one-rank", "two-ranks"])
@@ -67,9 +59,10 @@ def assert_nothing_moves(server: ServerProcess, *futures: Future[Any]) -> None:
 def test_in_place_freezes_and_goes_on(server: ServerProcess, pool: ThreadPoolExecutor) -> None:
     expected = generate(server, LONG)["output_ids"]
     expected_short = generate(server, text="miller")["output_ids"]
-    running = pool.submit(generate, server, LONG)
-    until_running(server)
-    answer = post(server, "/pause_generation", mode="in_place")
+    with slowed(server):
+        running = pool.submit(generate, server, LONG)
+        until_running(server)
+        answer = post(server, "/pause_generation", mode="in_place")
     assert answer.json() == {"message": "Generation paused successfully.", "status": "ok"}
     newcomer = pool.submit(generate, server, text="miller")
     assert_nothing_moves(server, running, newcomer)
@@ -95,12 +88,10 @@ def test_retract_gives_pages_up_and_goes_on(
     server: ServerProcess, pool: ThreadPoolExecutor
 ) -> None:
     expected = generate(server, LONG)["output_ids"]
-    # So slow that nobody comes to the end before the pause.
-    assert post(server, "/slow_down", forward_sleep_time=0.02).status_code == 200
-    running = [pool.submit(generate, server, LONG) for _ in range(3)]
-    until_running(server, 3)
-    assert post(server, "/pause_generation", mode="retract").status_code == 200
-    assert post(server, "/slow_down").status_code == 200
+    with slowed(server):
+        running = [pool.submit(generate, server, LONG) for _ in range(3)]
+        until_running(server, 3)
+        assert post(server, "/pause_generation", mode="retract").status_code == 200
     assert_nothing_moves(server, *running)
     assert load(server)["num_running_reqs"] == 0
     assert load(server)["num_waiting_reqs"] == 3
@@ -119,11 +110,12 @@ def test_retract_gives_pages_up_and_goes_on(
 
 
 def test_abort_is_the_default(server: ServerProcess, pool: ThreadPoolExecutor) -> None:
-    running = [pool.submit(generate, server, LONG) for _ in range(3)]
-    until_running(server, 3)
-    assert server.client.post("/pause_generation", json={}).status_code == 200
+    with slowed(server):
+        running = [pool.submit(generate, server, LONG) for _ in range(3)]
+        until_running(server, 3)
+        assert server.client.post("/pause_generation", json={}).status_code == 200
     for future in running:
-        meta = future.result(5)["meta_info"]
+        meta = future.result(20)["meta_info"]
         assert meta["finish_reason"]["type"] == "abort"
         assert 0 < meta["completion_tokens"] < LONG
     newcomer = pool.submit(generate, server)
@@ -136,22 +128,23 @@ def test_requests_that_wait_can_be_aborted(server: ServerProcess, pool: ThreadPo
     assert post(server, "/pause_generation", mode="in_place").status_code == 200
     named = pool.submit(generate, server, rid="held-back")
     others = [pool.submit(generate, server) for _ in range(2)]
-    time.sleep(0.3)
+    until(lambda: queues(server)["paused"] == 3)
     assert post(server, "/abort_request", rid="unknown").status_code == 200
     assert post(server, "/abort_request", rid="held-back").status_code == 200
     reason = {"type": "abort", "message": "Abort in waiting queue"}
-    assert named.result(5)["meta_info"]["finish_reason"] == reason
+    assert named.result(20)["meta_info"]["finish_reason"] == reason
     assert_nothing_moves(server, *others)
     assert post(server, "/abort_request", abort_all=True).status_code == 200
     for future in others:
-        assert future.result(5)["meta_info"]["finish_reason"]["type"] == "abort"
+        assert future.result(20)["meta_info"]["finish_reason"]["type"] == "abort"
 
 
 def test_abort_all_returns_what_there_is(server: ServerProcess, pool: ThreadPoolExecutor) -> None:
-    running = pool.submit(generate, server, LONG)
-    until_running(server)
-    assert post(server, "/abort_request", abort_all=True).status_code == 200
-    answer = running.result(5)
+    with slowed(server):
+        running = pool.submit(generate, server, LONG)
+        until_running(server)
+        assert post(server, "/abort_request", abort_all=True).status_code == 200
+    answer = running.result(20)
     assert answer["meta_info"]["finish_reason"] == {"type": "abort", "message": "Aborted"}
     assert answer["text"]
 
@@ -163,9 +156,10 @@ def test_weights_change_under_a_frozen_request(
     name = "model.layers.0.mlp.down_proj.weight"
     kept = torch.tensor(post(server, "/get_weights_by_name", name=name, truncate_size=10**6).json())
     prompt = "The miller opens the gate, the wheel turns, and the stones grind wheat. " * 2
-    running = pool.submit(generate, server, LONG, text=prompt[:100])
-    until_running(server)
-    assert post(server, "/pause_generation", mode="in_place").status_code == 200
+    with slowed(server):
+        running = pool.submit(generate, server, LONG, text=prompt[:100])
+        until_running(server)
+        assert post(server, "/pause_generation", mode="in_place").status_code == 200
     update = post(
         server,
         "/update_weights_from_tensor",
@@ -186,10 +180,11 @@ def test_a_new_version_aborts_unless_told_not_to(
     server: ServerProcess, pool: ThreadPoolExecutor
 ) -> None:
     for abort, kind in ((None, "abort"), (True, "abort"), (False, "length")):
-        running = pool.submit(generate, server, LONG)
-        until_running(server)
         fields = {} if abort is None else {"abort_all_requests": abort}
-        answer = post(server, "/update_weight_version", new_version="label", **fields)
+        with slowed(server):
+            running = pool.submit(generate, server, LONG)
+            until_running(server)
+            answer = post(server, "/update_weight_version", new_version="label", **fields)
         assert answer.json() == {
             "success": True,
             "message": "Weight version updated to label",
@@ -219,9 +214,10 @@ def test_bad_bodies(path: str, body: dict[str, Any]) -> None:
 
 
 def test_release_is_refused_while_busy(server: ServerProcess, pool: ThreadPoolExecutor) -> None:
-    running = pool.submit(generate, server, LONG)
-    until_running(server)
-    refused = post(server, "/release_memory_occupation")
+    with slowed(server):
+        running = pool.submit(generate, server, LONG)
+        until_running(server)
+        refused = post(server, "/release_memory_occupation")
     assert refused.status_code == 400
     assert "1 requests are running" in refused.json()["error"]["message"]
     assert running.result()["meta_info"]["finish_reason"]["type"] == "length"

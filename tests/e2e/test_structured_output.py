@@ -11,13 +11,14 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Self
 
 import httpx
 import pytest
 
 from tests.support.grammar_backends import BACKENDS, needs_grammars
+from tests.support.native import queues, until
+from tests.support.processes import command
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import tiny_model
 
@@ -245,7 +246,7 @@ def test_a_stall_at_every_attack_is_noticed() -> None:
 
 def compiler_pid(server: ServerProcess) -> int:
     for pid in server.child_pids():
-        if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"\0grammar\0"):
+        if command(pid)[-1:] == ["grammar"]:
             return pid
     raise AssertionError("no grammar process")
 
@@ -265,7 +266,7 @@ def test_a_killed_compiler_is_started_again(server: ServerProcess) -> None:
         target=lambda: answers.append(generate(server, regex="[g-i]{3}", temperature=1.0))
     )
     waiter.start()
-    time.sleep(0.3)
+    until(lambda: queues(server)["grammar"] == 1)
     assert "num_grammar_queue_reqs" in server.client.get("/metrics").text
     os.kill(compiler_pid(server), signal.SIGKILL)
     waiter.join()
@@ -283,7 +284,7 @@ def test_an_abort_reaches_a_request_that_waits_for_its_grammar(server: ServerPro
             target=lambda: answers.append(server.client.post("/generate", json=body))
         )
         waiter.start()
-        time.sleep(0.3)
+        until(lambda: queues(server)["grammar"] == 1)
         server.client.post("/abort_request", json={"rid": "waits"})
         waiter.join(10)
         assert answers[0].json()["meta_info"]["finish_reason"]["type"] == "abort"

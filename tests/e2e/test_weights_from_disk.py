@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.native import queues, slowed, until, until_running
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import copy_of, edit_json, other_weights, tiny_model
 
@@ -36,11 +37,6 @@ def generate(server: ServerProcess, num: int = 16, text: str = PROMPT) -> dict[s
 
 def load(server: ServerProcess, path: Path, **options: Any) -> httpx.Response:
     return post(server, "/update_weights_from_disk", model_path=str(path), **options)
-
-
-def until_running(server: ServerProcess) -> None:
-    while not server.client.get("/v1/loads").json()["loads"][0]["num_running_reqs"]:
-        time.sleep(0.01)
 
 
 def model_info(server: ServerProcess) -> dict[str, Any]:
@@ -225,12 +221,18 @@ def test_an_update_waits_for_a_long_request_and_newcomers_wait_for_it(
         ended[name] = time.monotonic()
         return result
 
-    with ThreadPoolExecutor(3) as pool:
-        running = pool.submit(timed, "long", lambda: generate(server, 150, "wheel"))
-        until_running(server)
-        update = pool.submit(timed, "update", lambda: load(server, folder, weight_version="new"))
-        time.sleep(0.2)
-        newcomer = pool.submit(timed, "newcomer", lambda: generate(server))
+    with ThreadPoolExecutor(16) as pool:
+        with slowed(server):
+            running = pool.submit(timed, "long", lambda: generate(server, 150, "wheel"))
+            until_running(server)
+            update = pool.submit(
+                timed, "update", lambda: load(server, folder, weight_version="new")
+            )
+            # Nothing tells from outside when it has begun, but that newcomers are held back.
+            while not queues(server)["paused"]:
+                assert not running.done()
+                newcomer = pool.submit(timed, "newcomer", lambda: generate(server))
+                time.sleep(0.2)
         # Old weights to the end, the new ones from the beginning, and nobody saw an error.
         assert running.result()["output_ids"] == long_before
         assert running.result()["meta_info"]["weight_version"] != "new"
@@ -245,9 +247,11 @@ def test_an_update_may_abort_instead(served: tuple[str, ServerProcess]) -> None:
     model, server = served
     found: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: found.append(generate(server, 200, "wheel")))
-    thread.start()
-    until_running(server)
-    assert load(server, tiny_model(model), abort_all_requests=True).json()["success"] is True
+    with slowed(server):
+        thread.start()
+        until_running(server)
+        answer = load(server, tiny_model(model), abort_all_requests=True)
+    assert answer.json()["success"] is True
     thread.join()
     assert found[0]["meta_info"]["finish_reason"]["type"] == "abort"
     assert 0 < found[0]["meta_info"]["completion_tokens"] < 200
@@ -268,8 +272,7 @@ def test_a_worker_that_dies_comes_back_with_the_weights_it_had(tmp_path: Path) -
         ]
         worker.kill()
         server.wait_for_line("starting it again")
-        while server.client.get("/ready").status_code != 200:
-            time.sleep(0.1)
+        until(lambda: server.client.get("/ready").status_code == 200, 60)
         answer = generate(server)
         assert answer["output_ids"] == expected
         assert answer["meta_info"]["weight_version"] == "kept"

@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import orjson
 
-from tests.faults.test_kill import alive, is_ready, wait_until
+from tests.faults.test_kill import is_ready, wait_until
+from tests.support.processes import alive, command
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_model
 
@@ -51,7 +52,7 @@ def workers(server: ServerProcess) -> dict[int, int]:
     found = {}
     for pid in server.child_pids():
         # The detokenizer maps them, too.
-        if b"scheduler" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if "scheduler" not in command(pid):
             continue
         maps = Path(f"/proc/{pid}/maps").read_text()
         for rank in range(2):
@@ -69,10 +70,16 @@ def answer(server: ServerProcess, rank: int) -> httpx.Response:
     return server.client.post("/generate", json=body, timeout=30)
 
 
+def post(server: ServerProcess, path: str, **body: object) -> None:
+    server.client.post(path, json=body, timeout=30).raise_for_status()
+
+
 def kill_one(server: ServerProcess, victim: int) -> None:
     before = workers(server)
     num_restarts = restarts(server)
     assert set(before) == {0, 1}
+    # So slow that none has come to its end when the last one has begun.
+    post(server, "/slow_down", forward_sleep_time=0.01)
     streams = {rank: [Stream(server.url, rank) for _ in range(2)] for rank in (0, 1)}
     for stream in (*streams[0], *streams[1]):
         assert stream.started.wait(20)
@@ -88,6 +95,7 @@ def kill_one(server: ServerProcess, victim: int) -> None:
         assert meta["completion_tokens"] == NUM_TOKENS
         assert meta["dp_rank"] == 1 - victim
     wait_until(lambda: answer(server, victim).status_code == 200, 40, "it never came back")
+    post(server, "/slow_down")
     assert restarts(server) == num_restarts + 1
     after = workers(server)
     assert after[1 - victim] == before[1 - victim]
@@ -103,11 +111,7 @@ def test_a_killed_replica_hurts_only_its_own_requests() -> None:
         left = server.child_pids()
         assert len(left) >= 4
         server.stop()
-        wait_until(lambda: not any(map(alive, left)), 3.0, "an orphan is left")
-
-
-def post(server: ServerProcess, path: str, **body: object) -> None:
-    server.client.post(path, json=body, timeout=30).raise_for_status()
+        wait_until(lambda: not any(map(alive, left)), 10, "an orphan is left")
 
 
 def test_replicas_never_differ_in_weights_or_memory() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.support.server import ServerProcess
@@ -52,9 +54,39 @@ def load(server: ServerProcess) -> dict[str, Any]:
     return found
 
 
+def queues(server: ServerProcess) -> dict[str, Any]:
+    """How many requests wait at each place before they run."""
+    found: dict[str, Any] = server.client.get("/v1/loads?include=queues").json()["loads"][0]
+    return dict(found["queues"])
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Wait until `condition` holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.005)
+
+
+def until_running(server: ServerProcess, num: int = 1) -> None:
+    """Wait until so many requests run; only inside `slowed` are they sure to run still."""
+    until(lambda: load(server)["num_running_reqs"] >= num)
+
+
+@contextmanager
+def slowed(server: ServerProcess, step_s: float = 0.02) -> Iterator[None]:
+    """Have each step take so long that a request is met while it runs, however busy we are."""
+    body = {"forward_sleep_time": step_s}
+    server.client.post("/slow_down", json=body).raise_for_status()
+    try:
+        yield
+    finally:
+        server.client.post("/slow_down", json={}).raise_for_status()
+
+
 def until_idle(server: ServerProcess) -> None:
     """Wait until nothing runs, waits or holds pages."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while True:
         now = load(server)
         if not now["num_total_reqs"] and not now["num_used_tokens"]:

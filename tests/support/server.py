@@ -22,6 +22,7 @@ import httpx
 
 from tests.support.grammar_backends import BACKENDS
 from tests.support.guard import unwatch, watch
+from tests.support.processes import children
 from tests.support.tiny_models import tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,8 +119,7 @@ class ServerProcess:
 
     def child_pids(self) -> list[int]:
         """Process ids of its living children."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+        return children(self.process.pid)
 
     def stop(self) -> int:
         """Ask it to stop, then insist; the exit code."""

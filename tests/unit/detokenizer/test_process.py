@@ -41,6 +41,7 @@ from runtime.transport import (
     remove_run_folder,
     scheduler_address,
 )
+from tests.support.processes import alive
 from tests.support.tiny_tokenizers import llama3, write_folder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -172,16 +173,9 @@ def test_it_leaves_when_its_parent_is_killed(folder):
     parent.wait()
     parent.stdout.close()
     deadline = time.monotonic() + 10
-    while is_running(pid):
+    while alive(pid):
         assert time.monotonic() < deadline, "the child outlived its parent"
         time.sleep(0.05)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_missing_tokenizer_is_reported(tmp_path):
