@@ -19,6 +19,9 @@ access_logger = logging.getLogger("server.access")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _UNPRINTABLE = re.compile(r"[^!-~]")
 MAX_LOGGED_PATH = 128
+# Of what an error says; it may repeat a little of the request.
+_LOGGED_REASON = re.compile(rb'"message":"((?:[^"\\]|\\.)+)')
+_MAX_REASON = 160
 # Asked every second or so, by probes and routers: at the usual level they would drown the rest.
 _POLLED_PATHS = OPEN_PATHS | {"/v1/loads", "/get_load", "/ping"}
 
@@ -62,9 +65,10 @@ class EntryMiddleware:
         scope.setdefault("state", {})["request_id"] = request_id.decode("ascii")
         started_at = time.perf_counter()
         status_code = 0
+        reason = ""
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status_code
+            nonlocal status_code, reason
             if message["type"] == "http.response.start":
                 status_code = message["status"]
                 headers = list(message.get("headers", ()))
@@ -73,6 +77,10 @@ class EntryMiddleware:
                     # The next request of this client must find another server.
                     headers.append((b"connection", b"close"))
                 message["headers"] = headers
+            elif status_code >= 400 and (found := _LOGGED_REASON.search(message.get("body", b""))):
+                reason = " " + _UNPRINTABLE.sub(
+                    " ", found[1][:_MAX_REASON].decode("ascii", "replace")
+                )
             await send(message)
 
         for observer in self._observers:
@@ -88,7 +96,7 @@ class EntryMiddleware:
         finally:
             for observer in self._observers:
                 observer.on_response(scope, status_code or 499)
-            _log(scope, status_code or 499, time.perf_counter() - started_at)
+            _log(scope, status_code or 499, time.perf_counter() - started_at, reason)
 
 
 def _request_id(scope: Scope) -> bytes:
@@ -98,7 +106,7 @@ def _request_id(scope: Scope) -> bytes:
     return uuid.uuid4().hex.encode()
 
 
-def _log(scope: Scope, status_code: int, seconds: float) -> None:
+def _log(scope: Scope, status_code: int, seconds: float, reason: str) -> None:
     level = logging.DEBUG if scope["path"] in _POLLED_PATHS else logging.INFO
     if not access_logger.isEnabledFor(level):
         return
@@ -106,11 +114,12 @@ def _log(scope: Scope, status_code: int, seconds: float) -> None:
     path = _UNPRINTABLE.sub("?", scope["path"][:MAX_LOGGED_PATH])
     access_logger.log(
         level,
-        "%s %s %s %d %.1f ms id=%s",
+        "%s %s %s %d %.1f ms id=%s%s",
         client[0] if client else "-",
         scope["method"],
         path,
         status_code,
         1000 * seconds,
         scope["state"]["request_id"],
+        reason,
     )

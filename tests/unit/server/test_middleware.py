@@ -179,3 +179,41 @@ async def test_a_client_that_leaves_while_sending_is_no_failure_of_ours(tmp_path
     await server.app({**scope, "query_string": b"", "http_version": "1.1"}, receive, send)
     assert sent[0]["status"] == 499
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+HOSTILE = "two\n\x1b[31mé" + "x" * 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "a", "sampling_params": {"n": "two"}}),
+        ("/generate", {"text": "a", "sampling_params": {HOSTILE: 1}}),
+        ("/v1/completions", {"prompt": "a", "model": "m", "logit_bias": {HOSTILE: 1}}),
+        ("/v1/completions", {"model": "m"}),
+    ],
+)
+async def test_the_access_log_says_why_a_request_was_refused(tmp_path, caplog, path, body):
+    caplog.set_level("INFO", logger="server.access")
+    server = FakeServer(tmp_path)
+    headers = {"x-request-id": "mine"}
+    response = await server.client.post(path, json=body, headers=headers)
+    assert response.status_code == 400
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "server.access"]
+    head, _, reason = line.partition(" ms id=mine ")
+    assert head.split()[1:4] == ["POST", path, "400"]
+    answer = response.json()
+    message = answer.get("error", answer)["message"]
+    assert reason[:12] == message[:12] != ""
+    assert len(reason) <= 160
+    assert reason.isascii()
+    assert reason.isprintable()
+
+
+async def test_the_access_log_of_an_answer_ends_with_its_id(tmp_path, caplog):
+    caplog.set_level("INFO", logger="server.access")
+    server = FakeServer(tmp_path)
+    response = await server.client.get("/get_model_info", headers={"x-request-id": "mine"})
+    assert response.status_code == 200
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "server.access"]
+    assert line.endswith(" ms id=mine")
