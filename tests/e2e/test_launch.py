@@ -20,7 +20,7 @@ from server.args import parse_args
 from server.assemble import assemble
 from server.context import Lifecycle
 from server.prepare import prepare_engine
-from tests.faults.test_kill import children_by_name
+from tests.faults.test_kill import children_by_name, wait_until
 from tests.support.processes import alive
 from tests.support.server import READY_LINE, ServerProcess, free_port
 from tests.support.tiny_models import copy_of, edit_json, tiny_model
@@ -137,6 +137,10 @@ def test_from_start_to_ready_and_out(tmp_path):
     with ServerProcess(*args, "--port", str(port), cwd=tmp_path) as server:
         phases = set()
         cpu_s_before_livez = None
+        # Held until the front has answered: on a busy machine it might be ready before.
+        wait_until(lambda: "scheduler" in children_by_name(server), 60, "no worker")
+        worker = children_by_name(server)["scheduler"]
+        os.kill(worker, signal.SIGSTOP)
         while READY_LINE not in server.log:
             assert server.process.poll() is None, server.log
             try:
@@ -152,6 +156,7 @@ def test_from_start_to_ready_and_out(tmp_path):
                 cpu_s_before_livez = used.user + used.system
                 assert not body["ready"]
                 assert server.client.get("/v1/models").status_code == 200
+                os.kill(worker, signal.SIGCONT)
             phases.add(body["phase"])
             if not body["ready"]:
                 assert answer.status_code == 503
