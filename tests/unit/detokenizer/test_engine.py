@@ -75,7 +75,7 @@ class Run:
             out, hit = detokenizer.step(message([begin] if index == 0 else [], {1: step}, ends))
             self.deltas += out.deltas
             self.hits += 0 if hit is None else len(hit.request_ids)
-        assert detokenizer.num_streams == 0
+        assert len(detokenizer._streams) == 0
         assert [d.reason is not None for d in self.deltas] == [False] * (len(self.deltas) - 1) + [
             True
         ]
@@ -231,7 +231,7 @@ def test_the_scheduler_hears_of_a_stop_once_and_may_be_late(tokenizer):
         out, hit = detokenizer.step(late)
         assert out.deltas == []
         assert hit is None
-    assert detokenizer.num_streams == 0
+    assert len(detokenizer._streams) == 0
 
 
 def test_nothing_generated_is_an_answer_too(tokenizer):
@@ -264,7 +264,7 @@ def test_reset_forgets_everything(tokenizer):
     detokenizer = Detokenizer(tokenizer)
     detokenizer.step(message([start()], {1: [3]}))
     detokenizer.reset()
-    assert detokenizer.num_streams == 0
+    assert len(detokenizer._streams) == 0
     assert detokenizer.step(message(tokens={1: [3]}))[0].deltas == []
 
 
@@ -294,7 +294,7 @@ def test_a_start_that_cannot_be_used_ends_its_own_request_only(tokenizer):
     out, hit = detokenizer.step(message([start(1, prompt_tail=b"odd"), start(2)], {1: [3], 2: [3]}))
     assert [d.request_id for d in out.deltas if d.reason] == [1]
     assert hit.request_ids == [1]
-    assert detokenizer.num_streams == 1
+    assert len(detokenizer._streams) == 1
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_logprobs_travel_with_their_tokens(tokenizer):
             assert num_outputs == len(unpack(delta.token_ids))
             seen += delta.logprobs
     assert seen == [first, *blocks]
-    assert not detokenizer.num_streams
+    assert not detokenizer._streams
 
 
 def test_a_pattern_that_ends_with_the_output_is_found_there(tokenizer):
