@@ -264,6 +264,8 @@ class Replica:
         self._set(detokenizer_ready=False)
         if old is not None and old.is_alive:
             await asyncio.to_thread(old.stop)
+        if self._stopping:
+            return
         self._detokenizer_config = dataclasses.replace(
             self._detokenizer_config,
             generation=self._worker_config.generation,
