@@ -294,9 +294,9 @@ class Replica:
                 self._client.on_control_reply(self.status.rank, message)
             case Progress():
                 self._set(phase=message.phase, fraction=message.fraction, detail=message.detail)
-            case WorkerReady():
-                capacity = message.max_total_num_tokens
-                self._link.prefixes.max_tokens = min(capacity, MAX_TOKENS)
+            # What a dead one said may be read late.
+            case WorkerReady() if self._worker is not None and self._worker.is_alive:
+                self._link.prefixes.max_tokens = min(message.max_total_num_tokens, MAX_TOKENS)
                 self._link.num_rows = message.max_running_requests
                 self._set(worker=message)
                 self._client.repeat_options(self.status.rank)

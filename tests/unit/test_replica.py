@@ -1,0 +1,130 @@
+"""One replica's children: who is started again, and who is not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq.asyncio
+
+from runtime.client import replica as module
+from runtime.client.replica import Replica
+from runtime.client.status import ReplicaStatus
+from runtime.config import ServerConfig
+from runtime.messages import DetokenizerReady
+from runtime.shared_state import SharedState
+from server.hardware import Hardware
+from server.resolve import Folders, resolve
+from tests.support.fake_engine import FakeEngine, fake_model_config
+from tests.support.fake_server import WORKER
+
+
+class Process:
+    """A child that lives until it dies or is stopped, which takes until it `may_end`."""
+
+    def __init__(self, entry: str, exited: Callable[[Any, int], None]) -> None:
+        self.entry, self.exited = entry, exited
+        self.is_alive, self.pid, self.last_words = True, 1, ""
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def stop(self) -> None:
+        assert self.may_end.wait(20)
+        self.is_alive = False
+
+    def die(self) -> None:
+        self.is_alive = False
+        self.exited(self, 1)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
+    """Every child in the order of their start."""
+    processes: list[Process] = []
+
+    def start(entry: str, config: Any, exited: Any, environment: Any, **_: Any) -> Process:
+        processes.append(Process(entry, exited))
+        return processes[-1]
+
+    monkeypatch.setattr(module, "Child", start)
+    return processes
+
+
+@pytest.fixture
+def replica(tmp_path: Path, started: list[Process]) -> Replica:
+    hardware = Hardware(num_gpus=0, torch_has_cuda=False, cpu_has_bf16=False, num_cores=1)
+    folders = Folders(tmp_path, tmp_path, tmp_path)
+    resolved = resolve(ServerConfig(), fake_model_config(), hardware, folders, seed=7)
+    status = ReplicaStatus(shared=SharedState(tmp_path / "state", create=True))
+    owner = SimpleNamespace(
+        restarts=True,
+        status=SimpleNamespace(has_started=True),
+        changed=lambda: None,
+        worker_died=lambda: None,
+        ended=lambda why: pytest.fail(why),
+    )
+    client = FakeEngine().client
+    return Replica(
+        status, resolved.worker, resolved.detokenizer, client, zmq.asyncio.Context(), owner
+    )
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 what it looks at has no event
+            await asyncio.sleep(0.005)
+
+
+async def test_both_children_are_replaced_when_the_worker_dies(
+    replica: Replica, started: list[Process]
+) -> None:
+    replica.start()
+    started[0].die()
+    await until(lambda: len(started) == 4)
+    assert [child.entry for child in started] == ["scheduler", "detokenizer"] * 2
+    assert [child.is_alive for child in started] == [False, False, True, True]
+    await replica.stop()
+    assert not any(child.is_alive for child in started)
+
+
+async def test_a_worker_that_died_is_not_ready_though_it_said_so(
+    replica: Replica, started: list[Process]
+) -> None:
+    replica.start()
+    replica._dispatch(DetokenizerReady())
+    worker, _ = started
+    worker.is_alive = False
+    replica._exited(worker, 1)
+    replica._dispatch(WORKER)
+    assert not replica.status.is_ready
+    await until(lambda: len(started) == 4)
+    replica._dispatch(DetokenizerReady())
+    replica._dispatch(WORKER)
+    assert replica.status.is_ready
+    await replica.stop()
+
+
+async def test_a_stop_while_a_detokenizer_is_replaced_starts_no_other(
+    replica: Replica, started: list[Process]
+) -> None:
+    replica.start()
+    worker, detokenizer = started
+    detokenizer.may_end.clear()
+    worker.die()
+    await until(lambda: len(started) == 3)
+    started[2].may_end.clear()
+    stopping = asyncio.create_task(replica.stop())
+    await asyncio.sleep(0)
+    # While the new worker takes its time to end, the old detokenizer has ended.
+    detokenizer.may_end.set()
+    await until(lambda: not detokenizer.is_alive)
+    await asyncio.sleep(0.05)
+    started[2].may_end.set()
+    await stopping
+    assert [child.entry for child in started] == ["scheduler", "detokenizer", "scheduler"]
+    assert not any(child.is_alive for child in started)
