@@ -376,7 +376,8 @@ def test_vertex(server):
 
 
 def test_vertex_and_sagemaker_on_the_demo_model(demo):
-    body = {"instances": [{"text": "The capital of France is"}]}
+    parameters = {"sampling_params": {"temperature": 0}}
+    body = {"instances": [{"text": "The capital of France is"}], "parameters": parameters}
     answer = demo.client.post("/predict", json=body)
     assert answer.json()["predictions"][0]["text"].startswith(" Paris")
     assert demo.client.post("/vertex_generate", json=body).status_code == 404
