@@ -309,7 +309,7 @@ def test_the_orphaned_children_leave_with_a_killed_front():
     children = server.child_pids()
     server.process.kill()
     server.wait_exit()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 5
     while any(map(alive, children)):
         assert time.monotonic() < deadline
         time.sleep(0.05)

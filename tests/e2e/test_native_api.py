@@ -109,8 +109,7 @@ def test_no_limit_fills_the_context(server):
 def test_health_generate_makes_a_token(server):
     started_at = time.monotonic()
     assert server.client.get("/health_generate").status_code == 200
-    # Not by the limit of a request that nobody answers.
-    assert time.monotonic() - started_at < 15
+    assert time.monotonic() - started_at < 5
 
 
 @pytest.mark.alone

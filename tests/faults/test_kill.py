@@ -95,7 +95,7 @@ def test_a_killed_child_is_replaced_behind_an_open_port(victim: str) -> None:
             clients.wait_started()
             pid = children_by_name(server)[victim]
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: not is_ready(server), 10, "readiness stayed true")
+            wait_until(lambda: not is_ready(server), 1.0, "readiness stayed true")
             clients.join()
             assert server.client.get("/v1/models").status_code == 200
             wait_until(lambda: is_ready(server), 30, "never ready again")
@@ -139,15 +139,15 @@ def test_nothing_outlives_a_killed_front() -> None:
         assert len(children) >= 2
         server.signal(signal.SIGKILL)
         clients.join()
-        wait_until(lambda: not any(map(alive, children)), 10, "an orphan is left")  # noqa: B023
+        wait_until(lambda: not any(map(alive, children)), 2.0, "an orphan is left")  # noqa: B023
         server.wait_exit()
 
 
 def test_a_front_killed_while_loading_leaves_nothing() -> None:
     server = ServerProcess("--model-path", str(tiny_model("qwen3")))
     server.wait_for_line("Starting the worker")
-    wait_until(lambda: len(server.child_pids()) >= 2, 20, "no children")
+    wait_until(lambda: len(server.child_pids()) >= 2, 5, "no children")
     children = server.child_pids()
     server.signal(signal.SIGKILL)
-    wait_until(lambda: not any(map(alive, children)), 10, "an orphan is left")
+    wait_until(lambda: not any(map(alive, children)), 3.0, "an orphan is left")
     server.wait_exit()

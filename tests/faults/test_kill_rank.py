@@ -35,7 +35,7 @@ def test_a_killed_rank_ends_the_worker_which_is_replaced(server: ServerProcess) 
     clients = Clients(server.url, 3)
     clients.wait_started()
     os.kill(rank, signal.SIGKILL)
-    wait_until(lambda: not is_ready(server), 10, "readiness stayed true")
+    wait_until(lambda: not is_ready(server), 3.0, "readiness stayed true")
     clients.join()
     assert len(clients.endings) == 3
     wait_until(lambda: is_ready(server), 40, "never ready again")
@@ -47,7 +47,7 @@ def test_a_killed_rank_ends_the_worker_which_is_replaced(server: ServerProcess) 
     assert server.client.post("/generate", json=body, timeout=30).status_code == 200
     left = [*server.child_pids(), *_ranks(server)]
     server.stop()
-    wait_until(lambda: not any(map(alive, left)), 10, "an orphan is left")
+    wait_until(lambda: not any(map(alive, left)), 3.0, "an orphan is left")
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "front"])
@@ -62,13 +62,13 @@ def test_no_rank_outlives_its_parents(server: ServerProcess, victim: str) -> Non
     else:
         os.kill(children_by_name(server)["scheduler"], signal.SIGKILL)
     clients.join()
-    wait_until(lambda: not any(map(alive, ranks)), 10, "an orphan is left")
+    wait_until(lambda: not any(map(alive, ranks)), 3.0, "an orphan is left")
     if victim == "scheduler":
         wait_until(lambda: is_ready(server), 40, "never ready again")
 
 
 def test_a_rank_that_dies_while_loading_is_one_line(server: ServerProcess) -> None:
-    wait_until(lambda: bool(_ranks(server)), 20, "no rank was started")
+    wait_until(lambda: bool(_ranks(server)), 10, "no rank was started")
     os.kill(_ranks(server)[0], signal.SIGKILL)
     assert server.wait_exit() == 1
     errors = [line for line in server.lines if line.startswith("headrace: ")]

@@ -111,7 +111,7 @@ def test_a_killed_replica_hurts_only_its_own_requests() -> None:
         left = server.child_pids()
         assert len(left) >= 4
         server.stop()
-        wait_until(lambda: not any(map(alive, left)), 10, "an orphan is left")
+        wait_until(lambda: not any(map(alive, left)), 3.0, "an orphan is left")
 
 
 def test_replicas_never_differ_in_weights_or_memory() -> None:

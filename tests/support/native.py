@@ -86,7 +86,7 @@ def slowed(server: ServerProcess, step_s: float = 0.02) -> Iterator[None]:
 
 def until_idle(server: ServerProcess) -> None:
     """Wait until nothing runs, waits or holds pages."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 10
     while True:
         now = load(server)
         if not now["num_total_reqs"] and not now["num_used_tokens"]:
