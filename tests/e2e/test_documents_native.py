@@ -31,8 +31,8 @@ def test_every_cell_runs(printed):
 
 def test_generate(printed):
     answer = ast.literal_eval(printed[2].strip())
-    # Sampled from all the model knows: about one in 300 answers is of another place.
-    assert re.search("Paris|capital|France", answer["text"])
+    # Sampled at temperature 1, with the seed that the cells start the server with.
+    assert "Paris" in answer["text"]
     assert answer["meta_info"]["finish_reason"]["type"] in ("stop", "length")
 
 
