@@ -119,11 +119,11 @@ async def test_a_stop_while_a_detokenizer_is_replaced_starts_no_other(
     await until(lambda: len(started) == 3)
     started[2].may_end.clear()
     stopping = asyncio.create_task(replica.stop())
-    await asyncio.sleep(0)
+    await until(lambda: replica._stopping)
     # While the new worker takes its time to end, the old detokenizer has ended.
     detokenizer.may_end.set()
-    await until(lambda: not detokenizer.is_alive)
-    await asyncio.sleep(0.05)
+    # What replaces it has done all it will; the one left receives messages.
+    await until(lambda: len(replica._tasks) == 1)
     started[2].may_end.set()
     await stopping
     assert [child.entry for child in started] == ["scheduler", "detokenizer", "scheduler"]
