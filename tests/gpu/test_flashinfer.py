@@ -13,7 +13,9 @@ from tests.gpu.test_precision import SHAPES, SIZES
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import write_tokenizer
 
-# The rounding of a logit of this size of model.
+# What the log-probabilities of two ways of computing differ by, in a model of this size.
+ROUNDING = {"bfloat16": 0.15, "float16": 0.04}
+# The lead of a token where two ways may part.
 TIE = {"bfloat16": 0.1, "float16": 0.04}
 
 
@@ -58,7 +60,7 @@ def test_tokens_equal_those_of_triton(tmp_path: Path, dtype: str, graphs: bool) 
         equal += first is None
         for n in range(len(ours) if first is None else first):
             (best, _), (other, _) = (engine.outputs[i][n].top[0] for engine in engines.values())
-            assert abs(best - other) < 2 * TIE[dtype], f"request {i}, token {n}: {best} {other}"
+            assert abs(best - other) < ROUNDING[dtype], f"request {i}, token {n}: {best} {other}"
         if first is not None:
             (best, _), (second, _) = engines["triton"].outputs[i][first].top
             assert best - second < TIE[dtype], (
