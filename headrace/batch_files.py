@@ -62,13 +62,13 @@ class BatchOutput:
         """Open or make the file at `path`.
 
         Raises:
-            BatchFileError: it is a folder, or holds something that this command did not write.
+            BatchFileError: it is no regular file, or holds what this command did not write.
         """
         self.path = path
         self.finished: dict[int, Any] = {}
         if path.exists():
             if not path.is_file():
-                raise BatchFileError(f"{path} is no file.")
+                raise BatchFileError(f"{path} is no regular file.")
             self._keep_answers()
         self._file = path.open("a", encoding="utf-8")
 

@@ -33,9 +33,9 @@ MAX_PORT = 65535
 MAX_REPLICAS = 64
 # Of the reference, when none is given.
 DETERMINISTIC_SEED = 42
-# No braces: the framework would take them for a pattern.
-# Of those that both its FlashAttention-2 and its FlashAttention-3 kernels are compiled for.
+# Those that both its FlashAttention-2 and its FlashAttention-3 kernels are made for.
 _FLASHINFER_HEAD_DIMS = (64, 128, 256)
+# No braces: the framework would take them for a pattern.
 _ROUTE = re.compile(r"/[A-Za-z0-9._:/@-]+")
 # Attention implementations that know one kind of device only.
 ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}

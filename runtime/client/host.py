@@ -23,12 +23,7 @@ from runtime.config import DetokenizerConfig, GrammarConfig, WorkerConfig
 from runtime.errors import StartupError
 from runtime.messages import GrammarReply
 from runtime.shared_state import SHARED_STATE_FILE, SharedState
-from runtime.transport import (
-    AsyncInbox,
-    create_replica_folder,
-    front_address,
-    remove_run_folder,
-)
+from runtime.transport import AsyncInbox, create_replica_folder, front_address, remove_run_folder
 
 logger = logging.getLogger(__name__)
 

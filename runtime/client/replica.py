@@ -37,9 +37,10 @@ from runtime.transport import AsyncInbox, Outbox, front_address, scheduler_addre
 
 logger = logging.getLogger(__name__)
 
-# A child that dies at once every time must not be restarted in a busy loop.
+# By deaths in a row: a child that always dies at once must not be restarted in a busy loop.
 RESTART_DELAYS_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 60.0
+# So long after the end of a child that has not started, its last message counts before its end.
 LAST_MESSAGE_S = 0.5
 
 
@@ -204,7 +205,7 @@ class Replica:
     def _exited_on_thread(self, child: Child, code: int) -> None:
         assert self._loop is not None
         later = self._loop.call_later
-        # A busy loop hears of its end before it reads its last message: why it cannot start.
+        # A busy loop may hear of its end before it reads why it cannot start.
         delay_s = 0.0 if self._owner.status.has_started else LAST_MESSAGE_S
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(later, delay_s, self._exited, child, code)

@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 when it could not or a request failed, 130 when Ctrl-C cut it short."""
     options = build_parser().parse_args(argv)
     records: list[RequestRecord] = []
-    is_cut = False
+    stopped_early = False
     try:
         check(options)
         source = token_source(options)
@@ -118,21 +118,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         if not records:
             return 130
-        is_cut = True
+        stopped_early = True
         print(f"Stopped: {len(records)} of {len(requests)} requests had ended, and count.")
     records.sort(key=lambda record: record.index)
     summary = summarize(records, objectives(options.goodput))
     print(environment_line(describe_environment()))
     print("\n".join(summary_lines(summary)), flush=True)
     if options.output_file is not None:
-        content = result_file("serving", options, (), {**summary, "stopped_early": is_cut})
+        content = result_file("serving", options, (), {**summary, "stopped_early": stopped_early})
         if options.output_details:
             content["requests"] = [msgspec.to_builtins(record) for record in records]
         write_json(options.output_file, content)
     if options.plot is not None:
         rate = f"{summary['output_tok_per_s']:.0f} output tokens/s"
         write_plot(options.plot, f"{options.backend}: {len(records)} requests, {rate}", records)
-    return 130 if is_cut else 1 if summary["num_failed"] else 0
+    return 130 if stopped_early else 1 if summary["num_failed"] else 0
 
 
 def check(options: argparse.Namespace) -> None:

@@ -19,7 +19,7 @@ access_logger = logging.getLogger("server.access")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _UNPRINTABLE = re.compile(r"[^!-~]")
 MAX_LOGGED_PATH = 128
-# Of what an error says; it may repeat a little of the request.
+# What an error says and how many characters of it are shown; it may repeat a little of the request.
 _LOGGED_REASON = re.compile(rb'"message":"((?:[^"\\]|\\.)+)')
 _MAX_REASON = 160
 # Asked every second or so, by probes and routers: at the usual level they would drown the rest.
