@@ -29,6 +29,10 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
+// GCC 12 takes `_tile_loadconfig` to read 8 bytes, and `_tile_loadd` none: without this it may leave
+// out what was written for them, or write it later.
+inline void amx_fence(const void *read) { asm volatile("" : : "r"(read) : "memory"); }
+
 // Tiles 0-3: sums; 4, 5: activations; 6, 7: weights. `rows` rows of activations, 1 to 16.
 inline void amx_configure(int64_t rows) {
     TileConfig config;
@@ -36,12 +40,14 @@ inline void amx_configure(int64_t rows) {
         config.row_bytes[i] = 64;
         config.rows[i] = (uint8_t)(i < 6 ? rows : 16);
     }
+    amx_fence(&config);
     _tile_loadconfig(&config);
 }
 
 // One row of tiles (`a`, configured rows) against the NR = 64 columns of a panel.
 inline void amx_rows(const uint32_t *a, int64_t lda, const uint32_t *panel, int64_t words,
                      float *c) {
+    amx_fence(a);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -69,6 +75,7 @@ inline void amx_rows(const uint32_t *a, int64_t lda, const uint32_t *panel, int6
 // Two full rows of tiles against 32 columns: each loaded tile serves two products.
 inline void amx_square(const uint32_t *a, int64_t lda, const uint32_t *panel, int64_t words,
                        float *c) {
+    amx_fence(a);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -116,6 +123,8 @@ template <int N, bool ACCUMULATE>
 inline void amx_strip(const uint32_t *a, int64_t lda, const uint32_t *b, int64_t ldb, int64_t k,
                       float *c, int64_t ldc) {
     const int64_t stride = ldc * 4;
+    amx_fence(a);
+    amx_fence(c);
     if (ACCUMULATE) {
         _tile_loadd(0, c, stride);
         if (N > 1) _tile_loadd(1, c + 16, stride);
