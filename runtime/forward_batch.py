@@ -49,7 +49,8 @@ class ForwardBatch:
         page_table: `[num_seqs, max_pages]` int32.
         num_decodes: the first so many sequences have exactly one new token; `None` when only the
             device knows.
-        logits_indices: `[num_samples]` int64, the tokens whose logits are wanted.
+        logits_indices: `[num_samples]` int64, the tokens whose logits are wanted, and of which
+            alone the model gives its output; `None`: every token.
         kv: one entry per layer.
         attention: planned for this batch.
         embed_places, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens whose embedding was
@@ -68,7 +69,7 @@ class ForwardBatch:
     seq_lens: Tensor
     page_table: Tensor
     num_decodes: int | None
-    logits_indices: Tensor
+    logits_indices: Tensor | None
     kv: list[KVCache]
     attention: AttentionBackend
     whole_prompts: Sequence[int] = ()

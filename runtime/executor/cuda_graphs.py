@@ -256,7 +256,7 @@ class DecodeGraphs:
             seq_lens=read.seq_lens,
             page_table=read.page_table,
             num_decodes=size,
-            logits_indices=rows,
+            logits_indices=None,
             kv=self._kv,
             attention=self._attention,
             shares_prefixes=shares,

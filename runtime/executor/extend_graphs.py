@@ -260,7 +260,7 @@ class ExtendGraphs:
             attention=self._attention,
         )
         self._attention.plan(batch)
-        hidden = self._model.forward(batch).index_select(0, batch.logits_indices)
+        hidden = self._model.forward(batch)
         # Kept only where somebody may ask: a tensor that lives on is memory no other graph uses.
         captured.hidden = hidden if self._keep_hidden else None
         assert self._logits is not None

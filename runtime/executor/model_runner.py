@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.greedy import NAN_TOKEN
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
-from runtime.executor.batch import build_batch
+from runtime.executor.batch import build_batch, sampled_tokens
 from runtime.executor.causal_model import CausalModel
 from runtime.executor.cuda_graphs import DecodeGraphs
 from runtime.executor.extend_graphs import ExtendGraphs, GraphResult
@@ -300,7 +300,8 @@ class ModelRunner:
         if not len(rows):
             return Computed(input_logprobs=input_logprobs, input_hidden=input_hidden)
         if len(rows) != len(hidden):
-            hidden = hidden.index_select(0, batch.logits_indices)
+            (places,) = to_device(self._rows.device, sampled_tokens(plan))
+            hidden = hidden.index_select(0, places)
         logits = self._model.compute_logits(hidden)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
         sampled = self._sampler.sample(logits, rows, positions, plan.take_masks())

@@ -33,7 +33,7 @@ class CausalLM(ABC):
         """Run all layers.
 
         Returns:
-            `[num_tokens, hidden_size]`, the final norm applied.
+            `[num_outputs, hidden_size]`, the final norm applied: of `batch.logits_indices`.
         """
 
     @abstractmethod

@@ -59,10 +59,9 @@ class LlamaAttention:
             window_left=-1 if window is None else window - 1,
         )
 
-    def forward(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
-        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
-        qkv = self.qkv_proj.apply(hidden)
-        return self.o_proj.apply(batch.attention.run(self.attention, qkv, batch))
+    def attend(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """Map `[num_tokens, hidden_size]` to what `o_proj` takes, a new tensor."""
+        return batch.attention.run(self.attention, self.qkv_proj.apply(hidden), batch)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""
@@ -113,8 +112,8 @@ class LlamaDecoderLayer:
         self.input_layernorm = RMSNorm(size, eps, context)
         self.post_attention_layernorm = RMSNorm(size, eps, context)
 
-    def forward(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch) -> Tensor:
-        """Run the layer.
+    def attend(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch) -> Tensor:
+        """Run the layer's first half, in which tokens see one another.
 
         Args:
             hidden: `[num_tokens, hidden_size]`, the previous layer's output that `residual` still
@@ -123,13 +122,25 @@ class LlamaDecoderLayer:
             batch: the step.
 
         Returns:
-            This layer's output that `residual` still lacks.
+            `[num_tokens, num_heads * head_dim]`, what `finish` takes.
         """
         if hidden is None:
             hidden = self.input_layernorm.forward(residual)
         else:
             hidden = self.input_layernorm.add_forward(hidden, residual)
-        hidden = self.self_attn.forward(hidden, batch)
+        return self.self_attn.attend(hidden, batch)
+
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """Run the second half, in which each token is by itself.
+
+        Args:
+            attended: `[n, num_heads * head_dim]`, rows of what `attend` returned.
+            residual: these rows of the stream, `[n, hidden_size]`, changed in place.
+
+        Returns:
+            `[n, hidden_size]`, this layer's output that `residual` still lacks.
+        """
+        hidden = self.self_attn.o_proj.apply(attended)
         hidden = self.post_attention_layernorm.add_forward(hidden, residual)
         return self.mlp.forward(hidden)
 
@@ -163,15 +174,22 @@ class LlamaModel:
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Return `[num_tokens, hidden_size]`, normed."""
+        """Return `[num_outputs, hidden_size]`, normed."""
         # A fresh tensor, so the stream may be changed in place.
         residual = self.embed_tokens.forward(batch.input_ids)
         batch.put_embeds(residual)
         hidden: Tensor | None = None
-        for layer in self.layers:
-            hidden = layer.forward(hidden, residual, batch)
-        assert hidden is not None
-        return self.norm.add_forward(hidden, residual)
+        *layers, last = self.layers
+        for layer in layers:
+            hidden = layer.finish(layer.attend(hidden, residual, batch), residual)
+        attended = last.attend(hidden, residual, batch)
+        wanted = batch.logits_indices
+        if wanted is not None:
+            # Nobody reads more of the other tokens than the last layer's keys and values.
+            attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
+            if not len(wanted):
+                return residual
+        return self.norm.add_forward(last.finish(attended, residual), residual)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""

@@ -117,14 +117,14 @@ class Driver:
             seq_lens=torch.tensor([seq.computed for seq, _ in plan], dtype=torch.int32),
             page_table=torch.tensor(table, dtype=torch.int32),
             num_decodes=sum(count == 1 for _, count in plan),
-            logits_indices=torch.arange(len(ids)),
+            logits_indices=None,
             kv=self.kv,
             attention=self.attention,
         )
         with torch.inference_mode():
             self.attention.plan(batch)
             hidden = self.model.forward(batch)
-            logits = self.model.compute_logits(hidden[batch.logits_indices])
+            logits = self.model.compute_logits(hidden)
         rows = logits.split([count for _, count in plan])
         by_entry = dict(zip(order, rows, strict=True))
         return [by_entry[i] for i in range(len(work))]
