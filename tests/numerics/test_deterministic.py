@@ -90,16 +90,16 @@ def test_plain_torch_does_not_pass_this_test(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_has_no_invariant_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StartupError, match=r"float16, has no 'cpu' product; use bfloat16"):
-        make_engine("qwen3", "float16")
+        make_engine("qwen3", "float16", device="cpu")
     with pytest.raises(StartupError, match="--attention-backend torch is not batch-invariant"):
-        make_engine("qwen3", "float32", attention_backend="torch")
+        make_engine("qwen3", "float32", device="cpu", attention_backend="torch")
     with monkeypatch.context() as patch:
         patch.setattr(cpu_attention, "_MAX_HEAD_DIM", 16)
         with pytest.raises(StartupError, match="heads of 32 in float32 have no batch-invariant"):
-            make_engine("qwen3", "float32")
+            make_engine("qwen3", "float32", device="cpu")
     monkeypatch.setattr(LINEAR, "unavailable", lambda name: "there is no compiler")
     with pytest.raises(StartupError, match="nothing batch-invariant runs on cpu: cpu: there is no"):
-        make_engine("qwen3", "float32")
+        make_engine("qwen3", "float32", device="cpu")
 
 
 @pytest.mark.parametrize("threads", [1, 2])

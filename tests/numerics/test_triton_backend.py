@@ -85,7 +85,12 @@ assert run(False, chunked_prefill_size=11, overlap=True) == alone, "in chunks, i
 def run(script: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "HEADRACE_TEST_DEVICE": "cpu",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        },
         capture_output=True,
         text=True,
         timeout=240,
