@@ -13,7 +13,7 @@ class CausalModel(Protocol):
     """A decoder with a head; `runtime.models` holds the implementations."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Hidden states `[num_tokens, hidden_size]` after the last norm."""
+        """Hidden states `[num_outputs, hidden_size]` of `batch.logits_indices`, normed."""
         ...
 
     def score(self, hidden: Tensor) -> Tensor:

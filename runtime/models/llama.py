@@ -141,6 +141,8 @@ class LlamaDecoderLayer:
             `[n, hidden_size]`, this layer's output that `residual` still lacks.
         """
         hidden = self.self_attn.o_proj.apply(attended)
+        # Its memory is free for the feed-forward block: no caller holds on to it.
+        del attended
         hidden = self.post_attention_layernorm.add_forward(hidden, residual)
         return self.mlp.forward(hidden)
 
@@ -179,17 +181,19 @@ class LlamaModel:
         residual = self.embed_tokens.forward(batch.input_ids)
         batch.put_embeds(residual)
         hidden: Tensor | None = None
-        *layers, last = self.layers
-        for layer in layers:
-            hidden = layer.finish(layer.attend(hidden, residual, batch), residual)
-        attended = last.attend(hidden, residual, batch)
         wanted = batch.logits_indices
+        for layer in self.layers if wanted is None else self.layers[:-1]:
+            hidden = layer.finish(layer.attend(hidden, residual, batch), residual)
         if wanted is not None:
             # Nobody reads more of the other tokens than the last layer's keys and values.
-            attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
+            last = self.layers[-1]
+            attended = last.attend(hidden, residual, batch).index_select(0, wanted)
+            residual = residual.index_select(0, wanted)
             if not len(wanted):
                 return residual
-        return self.norm.add_forward(last.finish(attended, residual), residual)
+            hidden = last.finish(attended, residual)
+        assert hidden is not None
+        return self.norm.add_forward(hidden, residual)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""

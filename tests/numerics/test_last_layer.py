@@ -1,13 +1,16 @@
-"""Of the last layer, tokens whose output nobody reads need keys and values only."""
+"""Of the last layer, what lies behind attention is computed for tokens whose output is read."""
 
 from __future__ import annotations
+
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 from torch import Tensor
 
 from runtime.messages import LogprobSpec
-from runtime.models.llama import LlamaDecoderLayer
+from runtime.models.llama import LlamaDecoderLayer, LlamaMLP
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
 
@@ -85,3 +88,28 @@ def test_outputs_are_those_of_a_prompt_computed_whole(name: str, options: dict[s
         [position.logprob for position in engine.outputs[1]] for engine in (alone, beside)
     )
     assert found == pytest.approx(wanted, abs=1e-3)
+
+
+@pytest.mark.parametrize("spec", [None, LogprobSpec(0, 2)], ids=["one token", "all tokens"])
+def test_what_attention_gave_is_gone_when_the_next_block_needs_memory(
+    monkeypatch: pytest.MonkeyPatch, spec: LogprobSpec | None
+) -> None:
+    engine = InProcessEngine(tiny_model("llama"), **EAGER)
+    attend, forward = LlamaDecoderLayer.attend, LlamaMLP.forward
+    given: list[weakref.ref[Tensor]] = []
+
+    def attend_and_note(layer: LlamaDecoderLayer, *arguments: Any) -> Tensor:
+        attended = attend(layer, *arguments)
+        given.append(weakref.ref(attended))
+        return attended
+
+    def forward_and_look(mlp: LlamaMLP, hidden: Tensor) -> Tensor:
+        assert given[-1]() is None
+        return forward(mlp, hidden)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "attend", attend_and_note)
+    monkeypatch.setattr(LlamaMLP, "forward", forward_and_look)
+    engine.add(1, PROMPT, 2, spec, ignore_eos=True)
+    engine.run()
+    assert given
+    assert engine.reasons[1].type == "length"
