@@ -62,6 +62,8 @@ class Shape:
         qkv = self.queries + 2 * kv_heads * head_dim
         mlp = 3 * config["intermediate_size"]
         self.layer_weights = self.hidden * (qkv + self.queries + mlp)
+        # What stands behind attention.
+        self.finish_weights = self.hidden * (self.queries + mlp)
         self.head_weights = self.hidden * config["vocab_size"]
         self.kv_bytes = 2 * self.layers * 2 * kv_heads * head_dim
 
@@ -70,8 +72,9 @@ class Shape:
         return 2 * (self.layers * self.layer_weights + self.head_weights) + keys * self.kv_bytes
 
     def prompt_flop(self, length: int) -> float:
-        """Operations of a prompt, the head for its last token only."""
+        """Operations of a prompt; head and last layer's second half for its last token only."""
         products = 2 * self.layers * self.layer_weights * length + 2 * self.head_weights
+        products -= 2 * self.finish_weights * (length - 1)
         # Two products of queries and keys; half of the pairs are ahead of the query.
         return products + self.layers * 4 * self.queries * length * length / 2
 
