@@ -124,14 +124,16 @@ def test_held_reasoning_comes_in_one_piece() -> None:
 @pytest.mark.parametrize("flood", ["<", " ", "\n", "<tool_call", "<tool_call>", "</think", "{"])
 def test_floods_take_linear_time(flood: str) -> None:
     # The process's own time, and against itself: neither a busy nor a slow machine makes an
-    # algorithm quadratic.
+    # algorithm quadratic. Nor does what the tests before it left to collect, so the best counts.
     def seconds(length: int) -> float:
-        started = time.process_time()
-        parse(list(flood * (length // len(flood))))
-        parse(list("<think>" + flood * (length // len(flood))))
-        return time.process_time() - started
+        taken = []
+        for _ in range(3):
+            started = time.process_time()
+            parse(list(flood * (length // len(flood))))
+            parse(list("<think>" + flood * (length // len(flood))))
+            taken.append(time.process_time() - started)
+        return min(taken)
 
-    seconds(1000)
     short, long = seconds(5000), seconds(40_000)
     assert long < 8 * 3 * max(short, 0.002)
 
