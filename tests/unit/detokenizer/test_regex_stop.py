@@ -170,12 +170,15 @@ def test_all_patterns_together_are_bounded():
 )
 def test_patterns_that_trap_backtracking_take_linear_time(pattern):
     def seconds(length: int) -> float:
-        matcher = RegexStopMatcher([pattern], keep_match=False)
-        started_at = time.process_time()
-        for _ in range(length):
-            matcher.push("a")
-        return time.process_time() - started_at
+        taken = []
+        # What other tests left to collect is not the matcher's: the best counts.
+        for _ in range(3):
+            matcher = RegexStopMatcher([pattern], keep_match=False)
+            started_at = time.process_time()
+            for _ in range(length):
+                matcher.push("a")
+            taken.append(time.process_time() - started_at)
+        return min(taken)
 
-    seconds(500)
     short, long = seconds(2000), seconds(16000)
     assert long < 8 * 3 * max(short, 0.002)
