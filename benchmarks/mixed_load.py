@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import json
 import random
+import re
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.h200.server_process import free_port, wait_ready
+from server.bench.environment import describe_environment, write_json
 from server.bench.http_stream import HttpClient
 
 WORDS = [
@@ -180,10 +182,17 @@ async def loads(client: HttpClient) -> dict[str, Any]:
     return {name: sum(load[name] for load in every) for name in names}
 
 
+async def num_retractions(client: HttpClient) -> int:
+    """How often a full pool put a request back to be computed again."""
+    _, text = await client.call("GET", "/metrics")
+    found = re.findall(r"^\w+:num_retractions_total\{.*\} (\S+)$", text.decode(), re.MULTILINE)
+    return sum(int(float(count)) for count in found)
+
+
 async def run(options: argparse.Namespace, server: list[str]) -> dict[str, Any]:
     port = free_port()
     command = [sys.executable, "-m", "server.launch", "--port", str(port), "--log-level", "warning"]
-    command += ["--max-total-tokens", str(options.pool), *server]
+    command += ["--max-total-tokens", str(options.pool), "--enable-metrics", *server]
     process = await asyncio.create_subprocess_exec(*command)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -213,6 +222,7 @@ async def run(options: argparse.Namespace, server: list[str]) -> dict[str, Any]:
                 break
             await asyncio.sleep(0.2)
             idle = await loads(client)
+        put_back = await num_retractions(client)
         client.close()
     finally:
         if process.returncode is None:
@@ -225,6 +235,7 @@ async def run(options: argparse.Namespace, server: list[str]) -> dict[str, Any]:
         "requests": dict(traffic.done),
         "output_tokens": traffic.tokens,
         "most_of_the_pool_used": traffic.most_used,
+        "times_a_request_was_put_back": put_back,
         "grammars": traffic.has_grammars,
         "gauges_afterwards": idle,
         "wrong": traffic.wrong,
@@ -241,7 +252,7 @@ def main() -> int:
     options, server = parser.parse_known_args()
     result = asyncio.run(run(options, [each for each in server if each != "--"]))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1))
+        write_json(options.json, {"environment": describe_environment(), **result})
     wrong = result.pop("wrong")
     print(json.dumps(result))
     print(f"{len(wrong)} wrong", *Counter(wrong).most_common(10), sep="\n  ")

@@ -28,6 +28,7 @@ from benchmarks.h200.timing import graph_us
 from kernels.linear.triton import TritonLinear
 from runtime.distributed.group import TensorGroup
 from runtime.distributed.one_shot import OneShotAllReduce
+from server.bench.environment import describe_environment, write_json
 
 NUM_SUMS = 64
 WIDTHS = (896, 4096)
@@ -157,7 +158,7 @@ def main() -> None:
     if options.rank is not None:
         rank, size, store = options.rank
         rank_main(int(rank), int(size), Path(store), only_check=options.check)
-    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "wrong": {}, "rows": []}
+    report: dict[str, Any] = {"sums": {}, "wrong": {}, "rows": []}
     found = torch.cuda.device_count()
     sizes = options.ranks or [size for size in (2, 4) if size <= found]
     if not sizes or max(sizes) > found:
@@ -166,12 +167,13 @@ def main() -> None:
         wrong, rows = run(size, only_check=options.check)
         sums = NUM_SUMS * (REPLAYS + 1)
         print(f"{size} ranks, {sums} sums of {len(wrong)} sizes, elements that are wrong: {wrong}")
+        report["sums"][str(size)] = sums
         report["wrong"][str(size)] = wrong
         report["rows"] += rows
         for row in rows:
             print(" ".join(f"{key}={round(value, 2)}" for key, value in row.items()), flush=True)
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(options.json, {"environment": describe_environment(), **report})
     if any(any(wrong.values()) for wrong in report["wrong"].values()):
         raise SystemExit("sums are wrong")
 

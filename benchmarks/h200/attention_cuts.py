@@ -4,7 +4,6 @@ python3 -m benchmarks.h200.attention_cuts [--shape 8B 0.5B] [--json FILE]
 """
 
 import argparse
-import json
 import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 
 from benchmarks.h200 import shared_prefix
 from benchmarks.h200.attention import (
-    DEVICE,
     SHAPES,
     decode_seqs,
     make_step,
@@ -24,6 +22,7 @@ from benchmarks.h200.timing import graph_us, relative_error
 from kernels.paged_attention import reference, triton_plan
 from kernels.paged_attention import triton as ours
 from kernels.paged_attention.triton_tiles import Tile
+from server.bench.environment import describe_environment, write_json
 
 Seqs = list[tuple[int, int]]
 EXTEND: dict[str, Seqs] = {
@@ -146,8 +145,7 @@ def main() -> None:
             chosen = took.pop(None)
             add(model, name, chosen, [(us, cut_name(None, tile)) for tile, us in took.items()])
     if args.json:
-        report = {"device": torch.cuda.get_device_name(DEVICE), "table": table}
-        args.json.write_text(json.dumps(report, indent=1))
+        write_json(args.json, {"environment": describe_environment(), "table": table})
 
 
 def cut_name(rows: int | None, tile: Tile) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from server.bench.environment import describe_environment, write_json
 from server.bench.shapes import SHAPES
 
 COPY_BYTES = 4 * 2**30
@@ -108,7 +109,7 @@ def main() -> None:
     for name, figures in report.items():
         print(name, *(f"{key} {value:.4g}" for key, value in figures.items()))
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(options.json, {"environment": describe_environment(), **report})
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ import argparse
 import faulthandler
 import gc
 import importlib
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+
+from server.bench.environment import describe_environment, environment_line, write_json
 
 SECTIONS = ("linear", "attention", "rows", "engine", "cost")
 
@@ -35,12 +35,9 @@ def main() -> None:
     # A crash of a compiler or a driver should say where.
     faulthandler.enable()
     torch.manual_seed(1)
-    report: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-    }
-    print(*report.values(), sep=", ", flush=True)
+    environment = describe_environment()
+    report: dict[str, Any] = {"environment": environment}
+    print(environment_line(environment), flush=True)
     kernels = importlib.import_module("benchmarks.h200.deterministic_kernels")
     engines = importlib.import_module("benchmarks.h200.deterministic_engine")
     wrong: list[str] = []
@@ -55,7 +52,7 @@ def main() -> None:
             print(f"WRONG {line}")
         print(f"   {len(found)} wrong, {time.perf_counter() - began:.0f} s", flush=True)
         if options.json:
-            options.json.write_text(json.dumps(report, indent=1))
+            write_json(options.json, report)
         gc.collect()
         torch.cuda.empty_cache()
     if wrong:

@@ -13,7 +13,6 @@ anywhere; there the launch computes and nothing is waited for.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -27,6 +26,7 @@ from runtime.executor.model_runner import ModelRunner, PendingStep
 from runtime.messages import TokenDeltas
 from runtime.step import StepPlan, StepResult
 from runtime.transport import Outbox
+from server.bench.environment import describe_environment, write_json
 from server.bench.shapes import SHAPES, write_shape
 from tests.support.engine import InProcessEngine
 
@@ -163,7 +163,7 @@ def main() -> None:
         for name, row in report.items():
             print(name, {key: round(value, 3) for key, value in row.items()})
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(options.json, {"environment": describe_environment(), **report})
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@ python3 -m benchmarks.h200.kernels [--only SECTION ...] [--tune] [--no-measure] 
 
 import argparse
 import importlib
-import json
-import platform
 from pathlib import Path
 
 import torch
-import triton
+
+from server.bench.environment import describe_environment, write_json
 
 SECTIONS = ("attention", "prompt_attention", "shared_prefix", "layer_ops", "sampling", "linear")
 
@@ -23,12 +22,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args()
     torch.manual_seed(1)
-    report: dict[str, object] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-    }
+    report: dict[str, object] = {"environment": describe_environment()}
     wrong: list[str] = []
     table: list[dict[str, object]] = []
     for name in args.only:
@@ -42,8 +36,7 @@ def main() -> None:
     report["wrong"] = wrong
     report["measured"] = table
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(report, indent=1))
+        write_json(args.out, report)
     show(table)
     if wrong:
         raise SystemExit(f"{len(wrong)} checks failed")

@@ -25,6 +25,7 @@ import numpy as np
 
 from runtime.client.logprobs import PositionLogprobs
 from runtime.messages import LogprobSpec
+from server.bench.environment import describe_environment
 from server.bench.shapes import SHAPES, write_shape
 
 NUM_PROMPTS, NUM_NEW = 8, 48
@@ -134,6 +135,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     if options.json and options.json.exists():
         results = json.loads(options.json.read_text())
+    results["environment"] = describe_environment()
     for shape in options.shape:
         for tp_size in options.tp:
             key = f"{shape} tp{tp_size}"

@@ -1,0 +1,89 @@
+"""The kernels of one decode step in the order of their starts, by torch's profiler.
+
+    python -m benchmarks.h200.timeline 0.5b --batch 64 --length 300 [--json FILE]
+
+Dependent launches let a kernel begin while the one ahead still runs: what it adds to the step is
+the time from that one's end to its own. The profiler makes a step a few microseconds longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.h200.engine_in_process import add, engine
+from server.bench.environment import describe_environment, write_json
+from server.bench.shapes import SHAPES, write_shape
+
+STEPS = 12
+LAST_KERNEL = "_decode_outputs_kernel"
+
+
+def record(shape: str, batch: int, length: int) -> list[dict[str, Any]]:
+    """Kernels and copies from the end of one step to the end of the next, microseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours = engine(write_shape(shape, Path(folder) / "model"), max_total_tokens=400_000)
+        rng = np.random.default_rng(0)
+        vocab_size = SHAPES[shape]["vocab_size"]
+        add(ours, 1, [rng.integers(1, vocab_size, length) for _ in range(batch)], 400)
+        while int(ours.scheduler._table.is_decoding.sum()) != batch:
+            ours.scheduler.step()
+        for _ in range(50):
+            ours.scheduler.step()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+            for _ in range(STEPS):
+                ours.scheduler.step()
+            torch.cuda.synchronize()
+    events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda event: event.time_range.start)
+    ends = [i for i, event in enumerate(events) if event.name == LAST_KERNEL]
+    first, last = ends[STEPS // 2], ends[STEPS // 2 + 1]
+    begin = events[first].time_range.end
+    return [
+        {
+            "name": event.name[:60],
+            "start_us": event.time_range.start - begin,
+            "end_us": event.time_range.end - begin,
+        }
+        for event in events[first + 1 : last + 1]
+    ]
+
+
+def added(kernels: list[dict[str, Any]]) -> Counter[str]:
+    """What each kind of kernel adds to the step, microseconds; `(nothing)` where none runs."""
+    times: Counter[str] = Counter()
+    until = 0.0
+    for each in kernels:
+        times["(nothing)"] += max(0.0, each["start_us"] - until)
+        times[each["name"]] += max(0.0, each["end_us"] - max(until, each["start_us"]))
+        until = max(until, each["end_us"])
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", choices=list(SHAPES))
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--length", type=int, default=300, help="tokens of each prompt")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    kernels = record(options.shape, options.batch, options.length)
+    for each in kernels:
+        print(f"{each['start_us']:9.1f} {each['end_us']:9.1f} {each['name']}")
+    times = added(kernels)
+    print(*(f"{us:9.1f} {name}" for name, us in times.most_common()), sep="\n")
+    if options.json:
+        result = {"batch": options.batch, "length": options.length, "added_us": times}
+        environment = {"environment": describe_environment()}
+        write_json(options.json, environment | result | {"kernels": kernels})
+
+
+if __name__ == "__main__":
+    main()

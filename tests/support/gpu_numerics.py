@@ -1,0 +1,135 @@
+"""bf16 on a GPU: how near to float32, and the same tokens however a step is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.messages import LogprobSpec
+from tests.support.engine import InProcessEngine
+from tests.support.ties import assert_same_but_for_ties
+from tests.support.tiny_models import write_tokenizer
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 8,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.05,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 2},
+    "Qwen2ForCausalLM": {"num_attention_heads": 16, "num_key_value_heads": 2},
+    "Qwen3ForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "eager, plain": {"disable_cuda_graph": True, "overlap": False},
+    "eager, overlapped": {"disable_cuda_graph": True, "overlap": True},
+    "graphs, plain": {"disable_cuda_graph": False, "overlap": False},
+    "graphs, overlapped": {"disable_cuda_graph": False, "overlap": True},
+}
+NUM_PROMPTS = 7
+OPTIONS: dict[str, Any] = {"context_len": 1024, "max_total_tokens": 8192}
+
+
+def write_model(architecture: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Write a random model with a tokenizer, and return `transformers`' form of it."""
+    import transformers
+
+    torch.manual_seed(0)
+    model_class = getattr(transformers, architecture)
+    model = model_class(model_class.config_class(**SIZES, **SHAPES[architecture])).to(dtype)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
+def errors(
+    architecture: str, backend: str, folder: Path, device: str = "cuda"
+) -> Iterator[dict[str, Any]]:
+    """Yield, for prompts of three lengths, how far log-probabilities are from float32's.
+
+    The norms of the differences over a hundred ids of every position: ours, and `transformers`'.
+    """
+    theirs = write_model(architecture, folder).to(device).eval()
+    prompts = [
+        np.random.default_rng(i).integers(3, 4000, n).tolist() for i, n in enumerate((9, 200, 900))
+    ]
+    asked = list(range(0, 4096, 41))
+    engine = InProcessEngine(
+        folder,
+        device=device,
+        dtype="bfloat16",
+        chunked_prefill_size=4096,
+        attention_backend=backend,
+        overlap=True,
+        **OPTIONS,
+    )
+    for i, prompt in enumerate(prompts):
+        engine.add(i + 1, prompt, 8, LogprobSpec(0, 0, asked), ignore_eos=True)
+    engine.run()
+    exact = type(theirs).from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    for i, prompt in enumerate(prompts):
+        ids = torch.tensor([[*prompt, *engine.tokens[i + 1]]], device=device)
+        with torch.no_grad():
+            want = torch.log_softmax(exact(ids).logits[0, :-1].double(), -1)[:, asked]
+            near = torch.log_softmax(theirs(ids).logits[0, :-1].double(), -1)[:, asked]
+        found = [*engine.inputs[i + 1], *engine.outputs[i + 1]]
+        mine = torch.tensor([each.id_values for each in found], dtype=torch.float64, device=device)
+        assert mine.shape == want.shape
+        yield {
+            "model": architecture,
+            "attention": backend,
+            "prompt": len(prompt),
+            "ours": float((mine - want).norm()),
+            "transformers": float((near - want).norm()),
+        }
+
+
+def same_tokens(
+    architecture: str,
+    folder: Path,
+    ways: dict[str, dict[str, Any]],
+    dtype: str = "bfloat16",
+    device: str = "cuda",
+) -> dict[str, int]:
+    """Compare each of `ways` with the first: how many of `NUM_PROMPTS` have the same tokens.
+
+    Args:
+        architecture: one of `SHAPES`.
+        folder: the model is written there.
+        ways: options of an engine each.
+        dtype: that of the weights, and computed in.
+        device: where.
+
+    Raises:
+        AssertionError: requests part at a token that led by more than a tie of this type.
+    """
+    write_model(architecture, folder, getattr(torch, dtype))
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(3, 4000, n).tolist() for n in (5, 40, 300, 301, 700, 900)]
+    # A beginning that is found in the cache.
+    prompts.append(prompts[-1][:640] + rng.integers(3, 4000, 30).tolist())
+    assert len(prompts) == NUM_PROMPTS
+    numbers = range(1, NUM_PROMPTS + 1)
+    engines: dict[str, InProcessEngine] = {}
+    for way, options in ways.items():
+        # Prompts are cut: later chunks have a prefix, and decoding rows beside them.
+        engine = engines[way] = InProcessEngine(
+            folder, device=device, dtype=dtype, chunked_prefill_size=256, **OPTIONS, **options
+        )
+        for i, prompt in zip(numbers, prompts, strict=True):
+            engine.add(i, prompt, 40, LogprobSpec(-1, 2), ignore_eos=True)
+        engine.run()
+    first, *others = ways
+    return {
+        way: assert_same_but_for_ties(engines[first], engines[way], numbers, dtype)
+        for way in others
+    }

@@ -1,0 +1,42 @@
+"""Greedy tokens of two ways of computing in 16 bits: the same, but where two tokens tie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.support.engine import InProcessEngine
+
+# What the log-probabilities of two ways of computing differ by, in a model of `SIZES`.
+ROUNDING = {"bfloat16": 0.15, "float16": 0.04}
+# The lead of a token where two ways may part.
+TIE = {"bfloat16": 0.1, "float16": 0.04}
+
+
+def assert_same_but_for_ties(
+    reference: InProcessEngine, other: InProcessEngine, requests: Iterable[int], dtype: str
+) -> int:
+    """Compare tokens, and log-probabilities up to where two requests part.
+
+    Args:
+        reference: has run the requests with `LogprobSpec(-1, 2)`, greedily.
+        other: likewise.
+        requests: their numbers.
+        dtype: that both compute in.
+
+    Returns:
+        How many requests have the same tokens to the end.
+    """
+    equal = 0
+    for i in requests:
+        ours, theirs = reference.tokens[i], other.tokens[i]
+        first = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
+        equal += first is None
+        for n in range(len(ours) if first is None else first):
+            (best, _), (also, _) = (engine.outputs[i][n].top[0] for engine in (reference, other))
+            assert abs(best - also) < ROUNDING[dtype], f"request {i}, token {n}: {best} {also}"
+        if first is not None:
+            (best, _), (second, _) = reference.outputs[i][first].top
+            assert best - second < TIE[dtype], (
+                f"request {i} parts at token {first}: {best} {second}"
+            )
+    return equal
