@@ -19,8 +19,8 @@ class KVCache:
     """One layer's pages.
 
     Attributes:
-        k, v: `[num_pages, num_kv_heads, page_size, head_dim]`. Page 0 belongs to nobody: padding
-            may write there.
+        k, v: `[num_pages, num_kv_heads, page_size, head_dim]`, of the model's dtype; an fp8 pool's
+            scales would stand here. Page 0 belongs to nobody: padding may write there.
     """
 
     k: Tensor

@@ -84,6 +84,31 @@ def test_a_step_waits_for_nothing(folder: Path, graphs: bool, errors_on_sync: No
         assert all(reason.type == "length" for reason in engine.reasons.values())
 
 
+def test_steps_that_share_a_prefix_wait_for_nothing(folder: Path, errors_on_sync: None) -> None:
+    """Cached prompts, the groups that are sent ahead of a step, and reported hidden states."""
+    options = CUDA | {"disable_radix_cache": False, "enable_return_hidden_states": True}
+    engine = InProcessEngine(folder, **options)
+    shared = prompt(4000)
+    for round_number in range(2):
+        for i in range(30):
+            request_id = 1 + i + 100 * round_number
+            engine.add(
+                request_id,
+                shared + prompt(20 + i, request_id),
+                40,
+                hidden_states="" if i % 10 else "last",
+                ignore_eos=True,
+            )
+        torch.cuda.set_sync_debug_mode("error" if round_number else "default")
+        for _ in range(30):
+            engine.scheduler.step()
+        torch.cuda.set_sync_debug_mode("default")
+        engine.run()
+        assert all(reason.type == "length" for reason in engine.reasons.values())
+    assert engine.runner._graphs is not None
+    assert engine.runner._graphs._sharing, "no step read a prefix once for all"
+
+
 @pytest.fixture
 def wide_engine(graphs: None, tmp_path: Path) -> InProcessEngine:
     """Two layers that need a gigabyte for a long prompt, and are computed in no time.
