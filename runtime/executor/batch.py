@@ -10,7 +10,7 @@ from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
 from runtime.forward_batch import ForwardBatch, HostLengths, KVCache
 from runtime.staging import to_device
-from runtime.step import Int64Array, StepPlan
+from runtime.step import StepPlan
 
 
 def build_batch(
@@ -33,8 +33,6 @@ def build_batch(
         first = np.repeat(plan.start_lens - qo_indptr[:-1], plan.query_lens)
         positions = np.arange(int(qo_indptr[-1]), dtype=np.int64) + first
     pages = rows.page_table_host[token_rows, positions // page_size].astype(np.int64)
-    places = sampled_tokens(plan)
-    wants_all = plan.input_spans or plan.hidden_spans or len(places) == qo_indptr[-1]
     row_index, positions_t, slots, indptr, lens, samples, chunk = to_device(
         rows.device,
         plan.rows,
@@ -42,7 +40,7 @@ def build_batch(
         pages * page_size + positions % page_size,
         qo_indptr,
         seq_lens.astype(np.int32),
-        places,
+        (qo_indptr[1:] - 1)[plan.samples].astype(np.int64),
         plan.chunk_tokens.astype(np.int64),
     )
     page_table = rows.page_table
@@ -60,7 +58,7 @@ def build_batch(
         seq_lens=lens,
         page_table=page_table.index_select(0, row_index),
         num_decodes=num_decodes,
-        logits_indices=None if wants_all else samples,
+        logits_indices=None if len(samples) == qo_indptr[-1] else samples,
         kv=kv,
         attention=attention,
         whole_prompts=_whole_prompts(plan),
@@ -72,12 +70,6 @@ def build_batch(
         embed_places=embed_places,
         embeds=embeds,
     )
-
-
-def sampled_tokens(plan: StepPlan) -> Int64Array:
-    """Places of the tokens whose logits are wanted, `[num_samples]`."""
-    last: Int64Array = np.cumsum(plan.query_lens, dtype=np.int64) - 1
-    return last[plan.samples]
 
 
 def _whole_prompts(plan: StepPlan) -> list[int]:

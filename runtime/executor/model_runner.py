@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.greedy import NAN_TOKEN
 from runtime.attention.backend import AttentionBackend
 from runtime.batch_rows import BatchRows
-from runtime.executor.batch import build_batch, sampled_tokens
+from runtime.executor.batch import build_batch
 from runtime.executor.causal_model import CausalModel
 from runtime.executor.cuda_graphs import DecodeGraphs
 from runtime.executor.extend_graphs import ExtendGraphs, GraphResult
@@ -293,14 +293,16 @@ class ModelRunner:
         self._rows.send_pages()
         batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
         self._attention.plan(batch)
+        places = batch.logits_indices
+        if plan.input_spans or plan.hidden_spans:
+            batch.logits_indices = None
         hidden = self._model.forward(batch)
         input_logprobs = self._input_logprobs(plan, hidden) if plan.input_spans else []
         input_hidden = of_prompts(plan, hidden)
         rows = plan.sample_rows
         if not len(rows):
             return Computed(input_logprobs=input_logprobs, input_hidden=input_hidden)
-        if len(rows) != len(hidden):
-            (places,) = to_device(self._rows.device, sampled_tokens(plan))
+        if places is not None and len(rows) != len(hidden):
             hidden = hidden.index_select(0, places)
         logits = self._model.compute_logits(hidden)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
