@@ -3,7 +3,7 @@
     python -m benchmarks.h200.numerics [--json FILE]
 
 Random models of Llama's, Qwen2's and Qwen3's shape. Errors are norms over log-probabilities of
-prompts and outputs. Tokens are greedy, 40 for each of seven prompts, with CUDA graphs and without,
+prompts and outputs. Tokens are greedy, 40 for each of six prompts, with CUDA graphs and without,
 overlapped and plain; where two ways part, the token must have led by no more than a tie of bf16.
 """
 

@@ -35,7 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "graphs, plain": {"disable_cuda_graph": False, "overlap": False},
     "graphs, overlapped": {"disable_cuda_graph": False, "overlap": True},
 }
-NUM_PROMPTS = 7
+PROMPT_LENGTHS = (5, 40, 300, 301, 700, 900)
 OPTIONS: dict[str, Any] = {"context_len": 1024, "max_total_tokens": 8192}
 
 
@@ -100,7 +100,7 @@ def same_tokens(
     dtype: str = "bfloat16",
     device: str = "cuda",
 ) -> dict[str, int]:
-    """Compare each of `ways` with the first: how many of `NUM_PROMPTS` have the same tokens.
+    """Compare each of `ways` with the first: 40 greedy tokens of each of `PROMPT_LENGTHS`.
 
     Args:
         architecture: one of `SHAPES`.
@@ -109,16 +109,16 @@ def same_tokens(
         dtype: that of the weights, and computed in.
         device: where.
 
+    Returns:
+        For each way but the first, requests that are equal to the end.
+
     Raises:
         AssertionError: requests part at a token that led by more than a tie of this type.
     """
     write_model(architecture, folder, getattr(torch, dtype))
     rng = np.random.default_rng(3)
-    prompts = [rng.integers(3, 4000, n).tolist() for n in (5, 40, 300, 301, 700, 900)]
-    # A beginning that is found in the cache.
-    prompts.append(prompts[-1][:640] + rng.integers(3, 4000, 30).tolist())
-    assert len(prompts) == NUM_PROMPTS
-    numbers = range(1, NUM_PROMPTS + 1)
+    prompts = [rng.integers(3, 4000, length).tolist() for length in PROMPT_LENGTHS]
+    numbers = range(1, len(prompts) + 1)
     engines: dict[str, InProcessEngine] = {}
     for way, options in ways.items():
         # Prompts are cut: later chunks have a prefix, and decoding rows beside them.
