@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import headrace as sgl
 from headrace.trainer import broadcast_weights, describe_tensors, init_update_group
-from tests.support.offline import ROOT, until
+from tests.support.offline import ROOT, slowed, until
 from tests.support.server import free_port
 from tests.support.tiny_models import other_weights, tiny_model
 
@@ -38,6 +38,8 @@ def engine() -> Iterator[sgl.Engine]:
 def fresh(engine: sgl.Engine) -> Iterator[sgl.Engine]:
     """The engine, with its first weights before and after."""
     yield engine
+    # A test that failed leaves no pause behind, in which the next would wait for ever.
+    engine.continue_generation()
     success, message, paused = engine.update_weights_from_disk(
         str(tiny_model("qwen3")), weight_version="default"
     )
@@ -147,9 +149,10 @@ def test_while_a_broadcast_is_awaited_requests_can_be_ended(fresh: sgl.Engine) -
         assert fresh.init_weights_update_group("127.0.0.1", port, 1, 2, "silent", "gloo")[0]
         # As with NCCL: nothing computes until everything has come.
         fresh.context.weights._host_groups.clear()
-        frozen = fresh.generate(PROMPT, LONG, rid="frozen", stream=True)
-        next(frozen)
-        fresh.pause_generation("in_place")
+        with slowed(fresh):
+            frozen = fresh.generate(PROMPT, LONG, rid="frozen", stream=True)
+            next(frozen)
+            fresh.pause_generation("in_place")
         body = {"names": [NAME], "dtypes": ["float32"], "shapes": [[64, 96]]}
         update = pool.submit(
             fresh.update_weights_from_distributed, **body, group_name="silent", timeout=60.0
@@ -175,11 +178,12 @@ def test_while_a_broadcast_is_awaited_requests_can_be_ended(fresh: sgl.Engine) -
 
 async def test_awaited_while_a_request_is_frozen(fresh: sgl.Engine) -> None:
     expected = (await fresh.async_generate(PROMPT, LONG))["output_ids"]
-    running = asyncio.create_task(fresh.async_generate(PROMPT, LONG))
-    shared = fresh.context.status.replicas[0].shared
-    while not shared["num_running_reqs"]:  # noqa: ASYNC110  # a gauge tells nobody
-        await asyncio.sleep(0.005)
-    await fresh.async_pause_generation("retract")
+    with slowed(fresh):
+        running = asyncio.create_task(fresh.async_generate(PROMPT, LONG))
+        shared = fresh.context.status.replicas[0].shared
+        while not shared["num_running_reqs"]:  # noqa: ASYNC110  # a gauge tells nobody
+            await asyncio.sleep(0.005)
+        await fresh.async_pause_generation("retract")
     waiting = asyncio.create_task(fresh.async_generate(PROMPT, SHORT))
     path = str(tiny_model("qwen3"))
     success, _, paused = await fresh.async_update_weights_from_disk(path, weight_version="again")
@@ -205,11 +209,12 @@ def test_memory(engine: sgl.Engine) -> None:
         engine.release_memory_occupation(["what"])
     with pytest.raises(ValueError, match="got `str` - at `tags`"):
         engine.release_memory_occupation("weights")
-    stream = engine.generate(PROMPT, LONG, stream=True)
-    next(stream)
-    with pytest.raises(ValueError, match="1 requests are running"):
-        engine.release_memory_occupation()
-    stream.close()
+    with slowed(engine):
+        stream = engine.generate(PROMPT, LONG, stream=True)
+        next(stream)
+        with pytest.raises(ValueError, match="1 requests are running"):
+            engine.release_memory_occupation()
+        stream.close()
     until(lambda: not engine.context.client.num_in_flight)
 
 

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import headrace as sgl
 from headrace.demo import MODEL_PATH
+from runtime.messages import SlowDown
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(MODEL_PATH)
@@ -35,6 +37,21 @@ def is_idle(engine: sgl.Engine) -> bool:
     """Whether neither the client nor the worker has a request."""
     context = engine.context
     return context.client.num_in_flight == 0 and not context.status.total("num_running_reqs")
+
+
+@contextmanager
+def slowed(engine: sgl.Engine, step_s: float = 0.02) -> Iterator[None]:
+    """Have each step take so long that a request is met while it runs, however busy we are."""
+
+    def sleep(seconds: float) -> None:
+        told = engine.context.client.control(lambda call_id: SlowDown(call_id, seconds))
+        assert engine._core.call(told).success
+
+    sleep(step_s)
+    try:
+        yield
+    finally:
+        sleep(0.0)
 
 
 def run_script(code: str, *, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
