@@ -83,15 +83,17 @@ def _describe(
     temperature: Tensor | None,
     top_k: Tensor | None,
     top_p: Tensor | None,
+    min_p: Tensor | None,
     ranks: Tensor | None,
 ) -> _Stats:
-    """Run the first two kernels; `top_k` and `top_p` are None when no row is ranked.
+    """Run the first two kernels; `top_k`, `top_p`, `min_p` are None when no row is ranked.
 
     Args:
         logits: `[batch, vocab_size]` float32.
         temperature: `[batch]`, or None for 1.
         top_k: `[batch]` int32.
         top_p: `[batch]` float32.
+        min_p: `[batch]` float32.
         ranks: `[batch]` float32, above 0 where a row is ranked at all.
     """
     assert logits.dtype is torch.float32
@@ -136,6 +138,7 @@ def _describe(
         logits if ranks is None else ranks,
         logits if top_k is None else top_k,
         logits if top_p is None else top_p,
+        logits if min_p is None else min_p,
         block_max,
         block_sum,
         block_best,
@@ -232,7 +235,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     if batch == 0:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     if rows.all_greedy:
-        return _describe(logits, None, None, None, None).best
+        return _describe(logits, None, None, None, None, None).best
     ranked = rows.any_top_k or rows.any_top_p
     temperature = rows.temperature
     stats = _describe(
@@ -240,6 +243,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
         temperature,
         rows.top_k if ranked else None,
         rows.top_p if ranked else None,
+        rows.min_p if ranked else None,
         temperature,
     )
     cut_key, cut_ties = stats.count, stats.count
@@ -328,7 +332,7 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, top_k: int) -> tuple[Tens
     # One more than the vocabulary means off, and every token is then a survivor.
     wanted = torch.full((batch,), top_k, dtype=torch.int32, device=device) if is_ranked else None
     ones = torch.ones(batch, dtype=torch.float32, device=device) if is_ranked else None
-    stats = _describe(logits, None, wanted, ones, ones)
+    stats = _describe(logits, None, wanted, ones, ones, ones)
     chosen = _look_up(logits, token_ids, stats)
     if top_k > _MOST_LOGPROBS:
         ids = top_candidates(logits, top_k)[1]

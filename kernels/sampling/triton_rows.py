@@ -6,7 +6,8 @@ A row is read in blocks, side by side, so that one row is as fast as many:
    sub-blocks.
 2. `bound_kernel`: the row's maximum and normaliser. The k-th largest of the sub-blocks' maxima
    is at most the k-th largest logit, and the maxima above a value hold no more mass than all
-   logits above it, so either gives a bound below which nothing can survive top-k or top-p.
+   logits above it, so either gives a bound below which nothing can survive top-k or top-p. With
+   min-p, top-p is judged on the mass of what top-k leaves: then only top-k gives one.
 3. `collect_kernel`: the few logits at or above the bound, from the blocks that hold any.
 4. `cut_candidates_kernel`: the exact cut among those. `cut_row_kernel`: or, when the distribution
    is so flat that they are too many, by search over the row itself with seven pivots a pass.
@@ -113,6 +114,7 @@ def bound_kernel(
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
+    min_p_ptr,
     block_max_ptr,
     block_sum_ptr,
     block_best_ptr,
@@ -148,7 +150,8 @@ def bound_kernel(
         top_k = tl.load(top_k_ptr + row)
         top_p = tl.load(top_p_ptr + row)
         use_k = (top_k > 0) & (top_k < vocab_size)
-        use_p = top_p < 1.0
+        of_all = (tl.load(min_p_ptr + row) <= 0) | (top_k <= 0) | (top_k >= vocab_size)
+        use_p = (top_p < 1.0) & of_all
         bound = 2147483647
         if (tl.load(temperature_ptr + row) > 0) & (use_k | use_p):
             sub = tl.arange(0, BLOCKS * SUBS)

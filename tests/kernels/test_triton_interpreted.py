@@ -22,12 +22,11 @@ MODELS = "(qwen3-triton or mistral_window-triton) and not invariant"
 @pytest.mark.parametrize(
     "files",
     [
-        [
-            *("test_layer_ops.py", "test_step_ops.py", "triton_linear_cases.py"),
-            "triton_gated_cases.py",
-            "../numerics/test_models.py",
-        ],
-        ["test_attention.py", "triton_attention_cases.py", "triton_sampling_cases.py"],
+        ["test_layer_ops.py", "test_step_ops.py", "triton_linear_cases.py"],
+        ["triton_gated_cases.py"],
+        ["../numerics/test_models.py"],
+        ["test_attention.py", "triton_attention_cases.py"],
+        ["triton_sampling_cases.py"],
         ["triton_invariant_linear_cases.py", "triton_invariant_attention_cases.py"],
     ],
     ids=lambda files: files[0],

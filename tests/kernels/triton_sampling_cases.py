@@ -169,3 +169,14 @@ def test_the_warm_up_launches_every_kernel(impl, monkeypatch):
     warm_up_sampling(3 * triton_rows.BLOCK + 5, torch.device("cpu"))
     assert len(named) >= 12
     assert launched == named
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+@pytest.mark.parametrize(("vocab", "top_k", "top_p"), [(9001, 200, 0.3), (300, 29, 0.7)])
+def test_with_min_p_top_p_is_judged_on_what_top_k_left(impl, vocab, top_k, top_p):
+    """Also where the best few already hold `top_p` of everything: top-k must see them all."""
+    logits = torch.randn(vocab) - 4
+    logits[torch.randperm(vocab)[:8]] = 4 - torch.arange(8) * 0.4
+    batch = logits.repeat(24, 1)
+    rows = make_rows([(1.0, top_k, top_p, 1e-3)] * 24)
+    assert (triton.sample(batch, rows) != reference.sample(batch, rows)).sum() <= 1

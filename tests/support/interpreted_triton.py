@@ -1,8 +1,9 @@
-"""A pytest plugin for runs with TRITON_INTERPRET=1: mends four slips of Triton's interpreter.
+"""A pytest plugin for runs with TRITON_INTERPRET=1: mends five slips of Triton's interpreter.
 
 - It multiplies the bits of bfloat16 matrices as if they were integers.
 - It cuts float32 off where a GPU rounds to nearest, ties to even, when it makes a bfloat16.
 - A scalar condition that joins a mask turns it into integers, which loads and stores refuse.
+- Up to Triton 3.6 a bound of a loop stays an array, which newer numpy does not take for a number.
 - It puts its own functions into the whole language again at every call of a device function, which
   takes a third of the time; once a launch is enough.
 """
@@ -38,6 +39,11 @@ def _dot(self, a, b, *args):
     return _create_dot(self, a, b, *args)
 
 
+def _patch_tensor(tensor, scope):
+    _patch_lang_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
 _patched = []
 
 
@@ -56,6 +62,7 @@ def _launch_patched(self, *args, **kwargs):
 
 _Builder = interpreter.InterpreterBuilder
 interpreter._convert_float = _convert_rounded
+_patch_lang_tensor, interpreter._patch_lang_tensor = interpreter._patch_lang_tensor, _patch_tensor
 _patch_lang, _launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
 interpreter._patch_lang = _patch_once
 interpreter.GridExecutor.__call__ = _launch_patched
