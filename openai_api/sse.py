@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import orjson
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from openai_api.errors import describe_error, error_event
 from runtime.errors import HeadraceError
@@ -79,12 +79,51 @@ class EventStream(Response):
             await self._events.aclose()
 
     async def _write(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
-        async for chunk in self._events:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        async with _SendInTime(send, SEND_TIMEOUT_S) as send_in_time:
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send_in_time(start)
+            async for chunk in self._events:
+                await send_in_time({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send_in_time({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _SendInTime:
+    """`send`, each call of which may take `limit_s`; one that takes longer ends the block.
+
+    One timer watches them all: a timer for each took a fifth of the time that an event takes.
+
+    Raises:
+        TimeoutError: from the block, when a call took too long.
+    """
+
+    def __init__(self, send: Send, limit_s: float) -> None:
+        self._send = send
+        self._limit_s = limit_s
+        self._since: float | None = None
+        self._limit = asyncio.timeout(None)
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(limit_s, self._check)
+
+    async def __call__(self, message: Message) -> None:
+        self._since = self._loop.time()
+        await self._send(message)
+        self._since = None
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        left_s = self._limit_s if self._since is None else self._since + self._limit_s - now
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._check)
+        else:
+            self._limit.reschedule(now)
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        self._timer.cancel()
+        await self._limit.__aexit__(*raised)
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -93,19 +132,23 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
     Raises:
         ClientGone: the client went away.
     """
-    task = asyncio.create_task(work)
-    watcher = asyncio.create_task(_until_disconnected(receive))
+    # A limit of time that is over when the client has left: `work` needs no task of its own.
+    limit = asyncio.timeout(None)
+    watcher = asyncio.create_task(_end_when_disconnected(receive, limit))
     try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone("The client closed the connection.")
+        async with limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            raise ClientGone("The client closed the connection.") from None
+        raise
     finally:
-        for pending in (task, watcher):
-            pending.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
+        watcher.cancel()
 
 
-async def _until_disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _end_when_disconnected(receive: Receive, limit: asyncio.Timeout) -> None:
+    # A connection that fails is one that has ended.
+    with contextlib.suppress(Exception):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    limit.reschedule(asyncio.get_running_loop().time())

@@ -7,8 +7,8 @@ makes that cheap, so a session costs four bytes a token and nothing on the devic
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -193,7 +193,7 @@ class Sessions:
                 param="timeout",
             )
         if session_id is None:
-            session_id = uuid.uuid4().hex
+            session_id = secrets.token_hex(16)
         if not 0 < len(session_id) <= MAX_ID_CHARS or not session_id.isprintable():
             raise InvalidRequest(
                 f"session_id must be 1 to {MAX_ID_CHARS} printable characters.", param="session_id"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import time
-import uuid
 from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -103,7 +103,7 @@ def _request_id(scope: Scope) -> bytes:
     sent = [value for name, value in scope["headers"] if name == b"x-request-id"]
     if len(sent) == 1 and _REQUEST_ID.fullmatch(sent[0]):
         return bytes(sent[0])
-    return uuid.uuid4().hex.encode()
+    return secrets.token_hex(16).encode()
 
 
 def _log(scope: Scope, status_code: int, seconds: float, reason: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -249,15 +249,14 @@ def _prompts(body: GenerateBody, features: Features) -> tuple[Prompts, list[byte
 def _ids(ids: list[int | list[int]], *, may_be_empty: bool) -> tuple[list[list[int]], bool]:
     if not ids and not may_be_empty:
         raise InvalidRequest("input_ids cannot be empty.", param="input_ids")
-    flat = [each for each in ids if isinstance(each, int)]
-    if len(flat) == len(ids):
-        return [flat], True
-    nested = [each for each in ids if isinstance(each, list)]
-    if len(nested) != len(ids):
+    kinds = set(map(type, ids))
+    if all(issubclass(kind, int) for kind in kinds):
+        return [cast("list[int]", ids)], True
+    if kinds != {list}:
         raise InvalidRequest(
             "input_ids must be a list of integers or a list of such lists.", param="input_ids"
         )
-    return nested, False
+    return cast("list[list[int]]", ids), False
 
 
 def _sampling_fields(body: GenerateBody, num_prompts: int) -> list[SamplingFields]:
@@ -305,7 +304,7 @@ def _rids(rid: str | list[str] | None, num_prompts: int, is_one_prompt: bool, n:
     if len(set(rids)) != len(rids):
         raise InvalidRequest("rid must not repeat within a request.", param="rid")
     if not rids or n > 1:
-        return [uuid.uuid4().hex for _ in range(num_prompts * n)]
+        return [secrets.token_hex(16) for _ in range(num_prompts * n)]
     return rids
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
-import uuid
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -93,7 +93,7 @@ async def _token_came(context: ServerContext) -> bool:
     try:
         stream = context.client.generate_unrecorded(
             GenerationInput(
-                rid=f"HEALTH_CHECK_{uuid.uuid4().hex}",
+                rid=f"HEALTH_CHECK_{secrets.token_hex(16)}",
                 input_ids=[0],
                 sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
                 stream=False,

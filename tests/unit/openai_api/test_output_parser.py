@@ -128,10 +128,10 @@ def test_floods_take_linear_time(flood: str) -> None:
     def seconds(length: int) -> float:
         taken = []
         for _ in range(3):
-            started = time.process_time()
+            started = time.thread_time()
             parse(list(flood * (length // len(flood))))
             parse(list("<think>" + flood * (length // len(flood))))
-            taken.append(time.process_time() - started)
+            taken.append(time.thread_time() - started)
         return min(taken)
 
     short, long = seconds(5000), seconds(40_000)

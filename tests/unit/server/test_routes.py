@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 import time
 
 import orjson
@@ -27,7 +28,7 @@ def events_of(response) -> list:
 
 
 async def until_in_flight(server: FakeServer, count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while server.context.client.num_in_flight < count:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -168,7 +169,7 @@ async def test_a_client_that_leaves_ends_its_request(tmp_path, stream):
     task = asyncio.create_task(server.app(scope, receive, send))
     await until_in_flight(server, 2)
     gone.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 60)
     assert server.context.client.num_in_flight == 0
     assert len(server.engine.aborted) == 2
 
@@ -295,7 +296,7 @@ async def test_a_long_wait_for_weights_is_no_illness_but_no_welcome(tmp_path):
     assert (await server.client.get("/health")).status_code == 200
     ready = await server.client.get("/readyz")
     assert ready.status_code == 503
-    assert "waited for new weights for 42 s" in ready.json()["reason"]
+    assert re.search(r"waited for new weights for 4\d s", ready.json()["reason"])
     gate.open(UPDATE)
     assert (await server.client.get("/readyz")).status_code == 200
 
@@ -325,7 +326,7 @@ async def test_health_follows_the_state(tmp_path):
     server.shared["detokenizer_time"] = time.monotonic() - 301
     assert await statuses() == [503, 503, 503, 503, 503, 200]
     reason = (await server.client.get("/readyz")).json()["reason"]
-    assert reason == "The detokenizer has not turned its loop for 301 s."
+    assert re.fullmatch(r"The detokenizer has not turned its loop for 30\d s\.", reason)
     server.shared.beat_detokenizer()
     assert await statuses() == up
     server.context.lifecycle.draining = True
