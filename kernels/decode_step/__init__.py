@@ -7,7 +7,14 @@ from torch import Tensor
 
 from kernels.table import Entry, Table
 
-__all__ = ["DECODE_STEP", "DecodeInputs", "DecodeStepKernels", "decode_inputs", "decode_outputs"]
+__all__ = [
+    "DECODE_STEP",
+    "DecodeInputs",
+    "DecodeStepKernels",
+    "decode_inputs",
+    "decode_outputs",
+    "fetch_inputs",
+]
 
 
 class DecodeInputs(NamedTuple):
@@ -30,6 +37,9 @@ class DecodeInputs(NamedTuple):
 
 class DecodeStepKernels(Protocol):
     """What an implementation of these ops offers."""
+
+    def fetch_inputs(self, lines: Tensor, turn: Tensor, inputs: Tensor) -> None:
+        """See `kernels.decode_step.fetch_inputs`."""
 
     def decode_inputs(
         self,
@@ -66,6 +76,18 @@ DECODE_STEP: Table[DecodeStepKernels] = Table(
 @cache
 def _kernels(device_type: str) -> DecodeStepKernels:
     return DECODE_STEP.choose(device_type).kernels
+
+
+def fetch_inputs(lines: Tensor, turn: Tensor, inputs: Tensor) -> None:
+    """Copy the next line to the device; waits for nothing, may be captured in a graph.
+
+    Args:
+        lines: `[num_turns, line_length]` int64, contiguous; may be pinned memory of the host, which
+            may write the line again once an event behind this launch has happened.
+        turn: `[1]` int64, the line that was copied last; becomes the next one, in a circle.
+        inputs: `[count]` int64, contiguous, gets that many of the line's first numbers.
+    """
+    _kernels(inputs.device.type).fetch_inputs(lines, turn, inputs)
 
 
 def decode_inputs(

@@ -6,6 +6,13 @@ from torch import Tensor
 from kernels.decode_step import DecodeInputs
 
 
+def fetch_inputs(lines: Tensor, turn: Tensor, inputs: Tensor) -> None:
+    """Copy the next line; see `kernels.decode_step.fetch_inputs`."""
+    turn.copy_((turn + 1) % len(lines))
+    line = lines.index_select(0, turn.to(lines.device))
+    inputs.copy_(line[0, : len(inputs)])
+
+
 def decode_inputs(
     rows: Tensor,
     seq_lens: Tensor,

@@ -11,6 +11,9 @@ from runtime.detokenizer.regex_stop import StopSearch, stop_search
 from runtime.messages import FinishReason, HiddenBlock, LogprobBlock, StreamStart, TextDelta
 
 _ID_BYTES = 4
+# Tokens that wait to be decoded, where nobody waits for their text. All of them at the end would
+# keep the next batch waiting: 32,768 tokens took 13 milliseconds, 50 the first time.
+_MAX_UNDECODED = 16
 
 
 class Stream:
@@ -26,6 +29,7 @@ class Stream:
         "_keep_stop",
         "_logprobs",
         "_matcher",
+        "_max_undecoded",
         "_num_unsent",
         "_request_id",
         "_text",
@@ -44,6 +48,8 @@ class Stream:
         self._due = 1 if start.stream else sys.maxsize
         self._num_unsent = 0
         self._undecoded: list[int] = []
+        # Streams that began together are decoded one after the other.
+        self._max_undecoded = start.request_id % _MAX_UNDECODED + 1
         self._data: list[bytes] = []
         self._text: list[str] = []
         self._logprobs: list[LogprobBlock] = []
@@ -84,6 +90,12 @@ class Stream:
             self._text.append(self._decode())
             self._text.append(self._decoder.finish())
         if reason is None and self._num_unsent < self._due:
+            if len(self._undecoded) > self._max_undecoded:
+                self._max_undecoded = _MAX_UNDECODED
+                # The newest may turn out to be what ended the request.
+                newest = self._undecoded.pop()
+                self._text.append(self._decode())
+                self._undecoded.append(newest)
             return None
         if self._undecoded:
             self._text.append(self._decode())

@@ -1,9 +1,10 @@
 """Decode steps as CUDA graphs, one per padded batch size.
 
-A graph reads which rows decode, how long they are and their new pages from one static buffer;
-everything else (input tokens, page table, KV pages) is read from device memory at addresses that
-never change. Steps whose sequences begin with the same pages have graphs of their own, which read
-such keys once for all. Its tokens go straight to the host's memory, to another line each time.
+A graph begins by fetching from the host's memory which rows decode, how long they are and their
+new pages, from another line each time; everything else (input tokens, page table, KV pages) is
+read from device memory at addresses that never change. Steps whose sequences begin with the same
+pages have graphs of their own, which read such keys once for all. Its tokens go straight to the
+host's memory, to another line each time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.decode_step import decode_inputs, decode_outputs
+from kernels.decode_step import decode_inputs, decode_outputs, fetch_inputs
 from kernels.greedy import greedy_tokens
 from runtime.attention.backend import AttentionBackend, SharesPrefixes
 from runtime.batch_rows import BatchRows
@@ -46,16 +47,22 @@ def graph_sizes(max_batch: int) -> list[int]:
 
 
 class _Layout:
-    """Where each input lies in the buffer of int64 numbers."""
+    """Where each input of a graph lies in a line of int64 numbers."""
 
-    def __init__(self, max_batch: int) -> None:
-        self.first_len, self.first_page = max_batch, 2 * max_batch
-        self.rows = slice(0, max_batch)
-        self.seq_lens = slice(max_batch, 2 * max_batch)
-        self.new_pages = slice(2 * max_batch, 3 * max_batch)
-        self.turn = slice(3 * max_batch, 3 * max_batch + 1)
-        self.wants_logits = slice(3 * max_batch + 1, 3 * max_batch + 2)
-        self.size = 3 * max_batch + 2
+    def __init__(self, batch: int) -> None:
+        # Each part begins at a multiple of 16 bytes, which kernels are compiled for.
+        width = batch + batch % 2
+        self.rows = slice(0, batch)
+        self.seq_lens = slice(width, width + batch)
+        self.new_pages = slice(2 * width, 2 * width + batch)
+        self.wants_logits = slice(3 * width, 3 * width + 1)
+        self.size = 3 * width + 1
+
+    def pad(self, line: Int64Array, padding_row: int) -> None:
+        """Let a line of the host say that nobody decodes."""
+        line[: self.size] = 0
+        line[self.rows] = padding_row
+        line[self.seq_lens] = 1
 
 
 class DecodeGraphs:
@@ -102,9 +109,12 @@ class DecodeGraphs:
         # Sizes that there was no memory for, and whether for sharing.
         self._refused: set[tuple[int, bool]] = set()
         device = rows.device
-        self._layout = _Layout(max_batch)
-        self._inputs = torch.zeros(self._layout.size, dtype=torch.int64, device=device)
-        self._host = HostBuffers(self._layout.size, device)
+        self._layouts = {size: _Layout(size) for size in self._sizes}
+        most = self._layouts[max_batch].size
+        self._inputs = torch.zeros(most, dtype=torch.int64, device=device)
+        self._host = HostBuffers(most, device)
+        # The device's count of the host's lines: which one it read last.
+        self._turn = torch.zeros(1, dtype=torch.int64, device=device)
         self._kept = host_numbers(device, NUM_HOST_BUFFERS, max_batch)
         self._kept_lines = list(self._kept.numpy())
         # A token a sequence: the bounds are the same in every step.
@@ -139,18 +149,19 @@ class DecodeGraphs:
             self._capture_later(first[-1], pool, shares=True)
 
     def _capture(self, size: int, pool: GraphPool, *, shares: bool = False) -> None:
-        # Steps that ran before have left rows here that belong to somebody.
-        layout = self._layout
-        self._inputs.zero_()
-        self._inputs[layout.rows] = self._rows.padding_row
-        self._inputs[layout.seq_lens] = 1
-        # Tokens of the latest steps may not have been read yet.
-        self._inputs[layout.turn] = self._host.following
+        # What is captured runs before, on lines that no step under way reads or writes: those of
+        # earlier steps have rows that belong to somebody by now.
+        layout = self._layouts[size]
+        for line in self._host.free():
+            layout.pad(line.numpy(), self._rows.padding_row)
         graphs = self._graphs
         if shares and self._prefixes is not None:
             graphs = self._sharing
             self._prefixes.clear()
-        graphs[size] = capture_graph(lambda: self._decode(size, shares=shares), pool)
+        try:
+            graphs[size] = capture_graph(lambda: self._decode(size, shares=shares), pool)
+        finally:
+            self._turn.fill_(self._host.turn)
 
     def _capture_later(self, size: int, pool: GraphPool, *, shares: bool) -> None:
         started = time.perf_counter()
@@ -160,6 +171,9 @@ class DecodeGraphs:
             # Out of memory has many names in what a capture calls; whatever it is, trying it again
             # at every step would be worse than doing without.
             self._refused.add((size, shares))
+            if self._turn.is_cuda:
+                # What was launched of it reads a line that the next step writes.
+                torch.cuda.synchronize()
             instead = "reads shared prefixes row by row" if shares else "runs without"
             logger.warning("No CUDA graph for batch %d: it %s (%s)", size, instead, error)
             return
@@ -218,17 +232,17 @@ class DecodeGraphs:
         if prefixes is not None and prefixes.find(rows, seq_lens) and self._has(size, shares=True):
             prefixes.send()
             graph = self._sharing[size]
-        host = self._host.next()
-        turn, layout, view = self._host.turn, self._layout, host.numpy()
-        view[:size], view[layout.first_len : layout.first_len + size] = self._rows.padding_row, 1
-        view[:batch] = rows
-        view[layout.first_len : layout.first_len + batch] = seq_lens
-        view[layout.new_pages] = 0
+        turn, layout = self._host.following, self._layouts[size]
+        view = self._host.lines[turn].numpy()
+        layout.pad(view, self._rows.padding_row)
+        view[layout.rows][:batch] = rows
+        view[layout.seq_lens][:batch] = seq_lens
         if new_pages is not None:
-            view[layout.first_page : layout.first_page + batch] = new_pages
-        view[layout.turn], view[layout.wants_logits] = turn, wants_logits
-        self._inputs.copy_(host, non_blocking=True)
+            view[layout.new_pages][:batch] = new_pages
+        view[layout.wants_logits] = wants_logits
         graph.replay()
+        # Both counts go on together: a graph that could not be launched counts on neither side.
+        self._host.turn = turn
         self._rows.has_inputs = True
         return self._kept_lines[turn][:batch]
 
@@ -237,12 +251,14 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _decode(self, size: int, *, shares: bool) -> None:
-        inputs, layout, state = self._inputs, self._layout, self._rows
-        rows = inputs[layout.rows][:size]
+        layout, state = self._layouts[size], self._rows
+        inputs = self._inputs[: layout.size]
+        fetch_inputs(self._host.lines, self._turn, inputs)
+        rows = inputs[layout.rows]
         read = decode_inputs(
             rows,
-            inputs[layout.seq_lens][:size],
-            inputs[layout.new_pages][:size],
+            inputs[layout.seq_lens],
+            inputs[layout.new_pages],
             state.last_token,
             state.latest_input,
             state.page_table,
@@ -273,4 +289,4 @@ class DecodeGraphs:
         )
         if self._share is not None:
             token_ids = self._share(token_ids)
-        decode_outputs(token_ids, rows, inputs[layout.turn], state.last_token, self._kept)
+        decode_outputs(token_ids, rows, self._turn, state.last_token, self._kept)

@@ -35,8 +35,10 @@ from runtime.step import Int64Array, StepPlan
 logger = logging.getLogger(__name__)
 
 TOKEN_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-# A prompt or a few alone, and newcomers beside a decoding batch.
-SEQ_SIZES = (4, 96)
+# A prompt or a few alone.
+FEW_PROMPTS = 4
+# Newcomers beside a decoding batch: sequences altogether.
+MIXED_SIZES = (96, 256)
 # Launching a step's kernels from Python takes 14 to 25 milliseconds for 32 layers, by the host; a
 # step that computes for longer hides it, and padding would only add work.
 _LAUNCH_BOUND_S = 15e-3
@@ -50,6 +52,26 @@ def graph_token_sizes(num_parameters: int, max_tokens: int) -> list[int]:
     """Token counts up to `max_tokens` whose step is bound by launches, for a model's size."""
     most = min(_LAUNCH_BOUND_S * _MATRIX_FLOPS / (2 * num_parameters), max_tokens)
     return [size for size in TOKEN_SIZES if size <= most]
+
+
+class _Shape(NamedTuple):
+    """What steps a graph holds; where rows decode, attention needs another kernel too."""
+
+    num_tokens: int
+    num_seqs: int
+    has_decodes: bool
+
+
+def _shapes(token_sizes: list[int], max_seqs: int) -> list[_Shape]:
+    """Return every graph's, so that the first one that holds a step is the smallest."""
+    kinds = [(min(FEW_PROMPTS, max_seqs), False)]
+    if max_seqs > 1:
+        # None for which the largest could stand as well.
+        largest = min(MIXED_SIZES[-1], max_seqs)
+        sizes = [size for size in MIXED_SIZES if 4 * size <= 3 * largest]
+        kinds += [(size, True) for size in [*sizes, largest]]
+    shapes = [_Shape(tokens, *kind) for kind in kinds for tokens in token_sizes]
+    return [shape for shape in shapes if shape.num_seqs <= shape.num_tokens]
 
 
 class GraphResult(NamedTuple):
@@ -92,9 +114,9 @@ class _Layout:
 class _Captured:
     """One graph with its static input and outputs."""
 
-    def __init__(self, num_tokens: int, num_seqs: int, rows: BatchRows, page_size: int) -> None:
-        self.num_tokens = num_tokens
-        self.num_seqs = num_seqs
+    def __init__(self, shape: _Shape, rows: BatchRows, page_size: int) -> None:
+        self.shape = shape
+        num_tokens, num_seqs, _ = shape
         self.layout = _Layout(num_tokens, num_seqs, page_size)
         self.host = HostBuffers(self.layout.size, rows.device)
         self.inputs = torch.zeros(self.layout.size, dtype=torch.int64, device=rows.device)
@@ -127,39 +149,33 @@ class ExtendGraphs:
         self._kv = kv
         self._rows = rows
         self._page_size = page_size
-        self._token_sizes = token_sizes
         # An entry that stays as it is, whoever writes there.
         self._padding_place = rows.padding_row * rows.page_table.shape[1]
-        self._seq_sizes = [size for size in SEQ_SIZES if size <= rows.padding_row]
-        self._graphs: dict[tuple[int, int], _Captured] = {}
+        self._shapes = _shapes(token_sizes, rows.padding_row)
+        self._graphs: dict[_Shape, _Captured] = {}
         # One for all graphs: of a large vocabulary it takes more memory than a graph itself.
         self._logits: Tensor | None = None
 
     def capture(self, pool: GraphPool, progress: Callable[[float], None]) -> None:
         """Capture every graph, largest first."""
         started = time.perf_counter()
-        pairs = [
-            (tokens, seqs)
-            for tokens in reversed(self._token_sizes)
-            for seqs in reversed(self._seq_sizes)
-            if seqs <= tokens
-        ]
         rows = self._rows
         self._logits = torch.zeros(
-            max(self._seq_sizes, default=0),
+            max((shape.num_seqs for shape in self._shapes), default=0),
             rows.vocab_size,
             dtype=torch.float32,
             device=rows.device,
         )
-        for done, (tokens, seqs) in enumerate(pairs):
-            progress(done / len(pairs))
-            captured = _Captured(tokens, seqs, rows, self._page_size)
+        largest_first = sorted(self._shapes, key=lambda shape: shape[:2], reverse=True)
+        for done, shape in enumerate(largest_first):
+            progress(done / len(self._shapes))
+            captured = _Captured(shape, rows, self._page_size)
             self._fill_padding(captured)
             captured.graph = capture_graph(lambda c=captured: self._extend(c), pool)  # type: ignore[misc]
-            self._graphs[tokens, seqs] = captured
-        if pairs:
+            self._graphs[shape] = captured
+        if self._shapes:
             seconds = time.perf_counter() - started
-            logger.info("Captured %d prompt graphs in %.2f s", len(pairs), seconds)
+            logger.info("Captured %d prompt graphs in %.2f s", len(self._shapes), seconds)
 
     def drop(self) -> None:
         """Forget every graph; `capture` makes them again."""
@@ -171,12 +187,10 @@ class ExtendGraphs:
         num_tokens, num_seqs = int(plan.query_lens.sum()), len(plan.rows)
         if num_tokens > _MANY_TOKENS and int(plan.query_lens.max()) > _LONG_PROMPT:
             return None
-        for seqs in self._seq_sizes:
-            # The small graphs know prompts only; decoding rows need the other kernel.
-            if num_seqs <= seqs and (seqs != SEQ_SIZES[0] or not plan.num_decodes):
-                for tokens in self._token_sizes:
-                    if num_tokens <= tokens and (tokens, seqs) in self._graphs:
-                        return self._graphs[tokens, seqs]
+        for shape in self._shapes:
+            is_large_enough = num_tokens <= shape.num_tokens and num_seqs <= shape.num_seqs
+            if is_large_enough and (shape.has_decodes or not plan.num_decodes):
+                return self._graphs.get(shape)
         return None
 
     def run(self, captured: _Captured, plan: StepPlan) -> GraphResult:
@@ -246,7 +260,6 @@ class ExtendGraphs:
         new_pages = inputs[layout.pages].to(torch.int32)
         state.page_table.view(-1).index_copy_(0, inputs[layout.places], new_pages)
         last = state.inputs(inputs[layout.rows_of_tokens])
-        only_prompts = captured.num_seqs == SEQ_SIZES[0]
         batch = ForwardBatch(
             input_ids=torch.where(given < 0, last, given),
             positions=inputs[layout.positions],
@@ -254,7 +267,7 @@ class ExtendGraphs:
             qo_indptr=inputs[layout.indptr].to(torch.int32),
             seq_lens=inputs[layout.seq_lens].to(torch.int32),
             page_table=state.page_table.index_select(0, rows),
-            num_decodes=0 if only_prompts else None,
+            num_decodes=None if captured.shape.has_decodes else 0,
             logits_indices=inputs[layout.samples],
             kv=self._kv,
             attention=self._attention,
@@ -264,7 +277,8 @@ class ExtendGraphs:
         # Kept only where somebody may ask: a tensor that lives on is memory no other graph uses.
         captured.hidden = hidden if self._keep_hidden else None
         assert self._logits is not None
-        token_ids = greedy_tokens(self._model.score(hidden), self._logits[: captured.num_seqs])
+        logits = self._logits[: captured.shape.num_seqs]
+        token_ids = greedy_tokens(self._model.score(hidden), logits)
         if self._share is not None:
             token_ids = self._share(token_ids)
         decode_outputs(token_ids, rows, inputs[layout.turn], state.last_token, captured.kept)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# Host buffers in turn: with two steps in flight the third oldest is no longer being copied.
+# Host buffers in turn: with two steps in flight the third oldest is no longer being read.
 NUM_HOST_BUFFERS = 4
 
 
@@ -55,26 +55,33 @@ def capture_graph(work: Callable[[], None], pool: GraphPool) -> torch.cuda.CUDAG
 
 
 class HostBuffers:
-    """Pinned int64 buffers used in turn as the source of a graph's input copy.
+    """Lines of pinned int64 numbers, used in turn as a graph's inputs.
 
     Attributes:
-        turn: which one `next` gave last.
+        lines: `[NUM_HOST_BUFFERS, size]`.
+        turn: the line of the latest step.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """Make the buffers, each of `size` numbers, for copies to `device`."""
-        self._buffers = host_numbers(device, NUM_HOST_BUFFERS, size)
+        """Make the lines, each of `size` numbers, for graphs on `device`."""
+        self.lines = host_numbers(device, NUM_HOST_BUFFERS, size)
         self.turn = 0
 
     def next(self) -> torch.Tensor:
-        """The buffer whose last copy is the longest ago."""
+        """The line that was read the longest ago, which is now the latest."""
         self.turn = self.following
-        return self._buffers[self.turn]
+        return self.lines[self.turn]
 
     @property
     def following(self) -> int:
-        """Which one `next` gives."""
+        """Which line `next` gives."""
         return (self.turn + 1) % NUM_HOST_BUFFERS
+
+    def free(self) -> list[torch.Tensor]:
+        """The lines of no step under way: all but the latest two."""
+        return [
+            self.lines[(self.turn + i) % NUM_HOST_BUFFERS] for i in range(1, NUM_HOST_BUFFERS - 1)
+        ]
 
 
 def host_numbers(device: torch.device, *shape: int) -> torch.Tensor:

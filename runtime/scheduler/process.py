@@ -78,7 +78,8 @@ def main(payload: bytes) -> None:
             scheduler.step()
         else:
             scheduler.rest()
-            inbox.wait(IDLE_WAIT_S)
+            if not inbox.wait(IDLE_WAIT_S):
+                scheduler.check_when_idle()
 
 
 def _fail(context: zmq.Context[zmq.Socket[bytes]], front: Outbox, message: str) -> NoReturn:

@@ -77,3 +77,24 @@ def test_pages_of_a_request_that_could_not_take_its_row(
     assert engine.reasons[900].status_code == 500
     assert engine.generate(ids, NUM_NEW, ignore_eos=True) == expected
     assert engine.cached[max(engine.cached)] == 64
+
+
+@pytest.mark.parametrize(("num_rows", "most"), [(1, 2), (5, 6), (97, 110)])
+def test_a_newcomer_beside_rows_has_a_graph(
+    num_rows: int, most: int, graphs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether more or fewer requests may run than sequences fit into the usual graphs."""
+    engine = small_engine(tiny_model("llama"), max_running_requests=most)
+    newcomer = prompt(20, 0)
+    expected = engine.generate(newcomer, NUM_NEW, ignore_eos=True)
+    alone = engine.generate(prompt(3, 1), 2 * NUM_NEW, ignore_eos=True)
+    for i in range(num_rows):
+        engine.add(100 + i, prompt(3, 1 + i), 2 * NUM_NEW, ignore_eos=True)
+    while any(len(engine.tokens.get(100 + i, ())) < 3 for i in range(num_rows)):
+        engine.scheduler.step()
+    counts = count_graphs(engine, monkeypatch)
+    engine.add(900, newcomer, NUM_NEW, ignore_eos=True)
+    engine.run()
+    assert counts["prompt"] == 1
+    assert engine.tokens[900] == expected
+    assert engine.tokens[100] == alone

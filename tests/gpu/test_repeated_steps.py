@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,3 +54,33 @@ def test_nobody_gets_other_tokens(
     assert failures == [2], "the step did not fail as planned"
     assert [engine.tokens[100 + i] for i in range(len(KINDS))] == alone
     assert all(engine.reasons[100 + i].type == "length" for i in range(len(KINDS)))
+
+
+@pytest.mark.also_cpu
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_graph_that_is_not_launched_reads_no_inputs(graphs: None, times: int) -> None:
+    """The steps after it read their own: host and device count alike which are next."""
+    engine = small_engine(tiny_model("llama"))
+    prompts = [prompt(9 + i, i) for i in range(4)]
+    alone = [engine.generate(ids, 30, ignore_eos=True) for ids in prompts]
+    decode = engine.runner._graphs
+    assert decode is not None
+    failures: list[int] = []
+
+    class Unreliable:
+        def __init__(self, replay: Callable[[], None]) -> None:
+            self._replay = replay
+
+        def replay(self) -> None:
+            if len(failures) < times and len(engine.tokens.get(100, ())) >= 8:
+                failures.append(1)
+                raise torch.OutOfMemoryError("planted")
+            self._replay()
+
+    for size, graph in list(decode._graphs.items()):
+        decode._graphs[size] = Unreliable(graph.replay)  # type: ignore[assignment]
+    for i, ids in enumerate(prompts):
+        engine.add(100 + i, ids, 30, ignore_eos=True)
+    engine.run()
+    assert len(failures) == times
+    assert [engine.tokens[100 + i] for i in range(4)] == alone

@@ -14,6 +14,18 @@ NAMES = ["reference", "triton"] if os.environ.get("TRITON_INTERPRET") == "1" els
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("count", [1, 5, 1024, 2500])
+def test_lines_are_fetched_in_a_circle(name, count):
+    lines = torch.arange(3 * 2600).view(3, 2600)
+    turn, inputs = torch.tensor([1]), torch.full((2600,), -7)
+    for line in (2, 0, 1, 2):
+        DECODE_STEP.load(name).fetch_inputs(lines, turn, inputs[:count])
+        assert turn.tolist() == [line]
+        assert torch.equal(inputs[:count], lines[line, :count])
+        assert (inputs[count:] == -7).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("max_pages", [3, 1500])
 def test_inputs_are_those_of_the_rows(name, max_pages):
     generator = torch.Generator().manual_seed(0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ class InProcessEngine:
 
     def __init__(self, model_folder: Path, **options: Any) -> None:
         folder = Path(tempfile.mkdtemp(prefix="engine-test-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         config = WorkerConfig(
             run_folder=str(folder),
             generation=0,
@@ -165,6 +168,7 @@ class InProcessEngine:
         while self.scheduler.has_work:
             self.scheduler.step()
         self.scheduler.rest()
+        self.scheduler.check_when_idle()
 
     def generate(self, prompt: list[int], max_new_tokens: int, **sampling: Any) -> list[int]:
         request_id = max(self.tokens, default=0) + 1

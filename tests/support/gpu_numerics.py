@@ -40,7 +40,7 @@ OPTIONS: dict[str, Any] = {"context_len": 1024, "max_total_tokens": 8192}
 
 
 def write_model(architecture: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """Write a random model with a tokenizer, and return `transformers`' form of it."""
+    """Write a random model with a tokenizer, and return its class in `transformers`."""
     import transformers
 
     torch.manual_seed(0)
@@ -48,7 +48,7 @@ def write_model(architecture: str, folder: Path, dtype: torch.dtype = torch.bflo
     model = model_class(model_class.config_class(**SIZES, **SHAPES[architecture])).to(dtype)
     model.save_pretrained(folder)
     write_tokenizer(folder)
-    return model
+    return model_class
 
 
 def errors(
@@ -58,7 +58,9 @@ def errors(
 
     The norms of the differences over a hundred ids of every position: ours, and `transformers`'.
     """
-    theirs = write_model(architecture, folder).to(device).eval()
+    model_class = write_model(architecture, folder)
+    # Loaded, not cast: a cast takes the rotary frequencies along, which are wrong then.
+    theirs = model_class.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
     prompts = [
         np.random.default_rng(i).integers(3, 4000, n).tolist() for i, n in enumerate((9, 200, 900))
     ]
@@ -75,7 +77,7 @@ def errors(
     for i, prompt in enumerate(prompts):
         engine.add(i + 1, prompt, 8, LogprobSpec(0, 0, asked), ignore_eos=True)
     engine.run()
-    exact = type(theirs).from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    exact = model_class.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     for i, prompt in enumerate(prompts):
         ids = torch.tensor([[*prompt, *engine.tokens[i + 1]]], device=device)
         with torch.no_grad():

@@ -60,7 +60,7 @@ def queues(server: ServerProcess) -> dict[str, Any]:
     return dict(found["queues"])
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait until `condition` holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -74,7 +74,7 @@ def until_running(server: ServerProcess, num: int = 1) -> None:
 
 
 @contextmanager
-def slowed(server: ServerProcess, step_s: float = 0.02) -> Iterator[None]:
+def slowed(server: ServerProcess, step_s: float = 0.05) -> Iterator[None]:
     """Have each step take so long that a request is met while it runs, however busy we are."""
     body = {"forward_sleep_time": step_s}
     server.client.post("/slow_down", json=body).raise_for_status()
@@ -86,7 +86,7 @@ def slowed(server: ServerProcess, step_s: float = 0.02) -> Iterator[None]:
 
 def until_idle(server: ServerProcess) -> None:
     """Wait until nothing runs, waits or holds pages."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         now = load(server)
         if not now["num_total_reqs"] and not now["num_used_tokens"]:

@@ -25,7 +25,7 @@ SHORT = {"temperature": 0, "max_new_tokens": 8}
 LONG = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait until `condition` holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -39,19 +39,20 @@ def is_idle(engine: sgl.Engine) -> bool:
     return context.client.num_in_flight == 0 and not context.status.total("num_running_reqs")
 
 
-@contextmanager
-def slowed(engine: sgl.Engine, step_s: float = 0.02) -> Iterator[None]:
+def slow_down(engine: sgl.Engine, step_s: float = 0.05) -> None:
     """Have each step take so long that a request is met while it runs, however busy we are."""
+    told = engine.context.client.control(lambda call_id: SlowDown(call_id, step_s))
+    assert engine._core.call(told).success
 
-    def sleep(seconds: float) -> None:
-        told = engine.context.client.control(lambda call_id: SlowDown(call_id, seconds))
-        assert engine._core.call(told).success
 
-    sleep(step_s)
+@contextmanager
+def slowed(engine: sgl.Engine, step_s: float = 0.05) -> Iterator[None]:
+    """`slow_down`, and back."""
+    slow_down(engine, step_s)
     try:
         yield
     finally:
-        sleep(0.0)
+        slow_down(engine, 0.0)
 
 
 def run_script(code: str, *, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:

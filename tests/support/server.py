@@ -106,7 +106,7 @@ class ServerProcess:
         self.wait_for_line(READY_LINE, timeout_s)
         return self
 
-    def wait_exit(self, timeout_s: float = 20.0) -> int:
+    def wait_exit(self, timeout_s: float = 60.0) -> int:
         """Wait for its end; the exit code."""
         code = self.process.wait(timeout_s)
         unwatch(self.process.pid)

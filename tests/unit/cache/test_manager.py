@@ -1,6 +1,7 @@
 """Pages are never lost or doubled, whatever order requests come, share, grow and go in."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,23 @@ def test_second_request_reuses_the_pages_of_the_first() -> None:
     assert manager.attach_prefix(second, prompt, "") == 4
     assert second.held().tolist() == pages[:2].tolist()
     manager.check_invariants([second])
+
+
+@pytest.mark.parametrize("fault", ["lost", "doubled", "both", 0, -1, 9])
+def test_lost_and_doubled_pages_are_noticed(fault: str | int) -> None:
+    manager = CacheManager(8, 2)
+    hold = PageHold()
+    assert manager.extend(hold, 16)
+    manager.check_invariants([hold])
+    pages = hold.held()
+    if fault == "lost":
+        hold.num_pages -= 1
+    elif fault == "doubled":
+        hold.append(pages[:1].copy())
+    else:
+        pages[-1] = pages[1] if isinstance(fault, str) else fault
+    with pytest.raises(AssertionError, match="lost or doubled"):
+        manager.check_invariants([hold])
 
 
 def test_a_whole_cached_prompt_leaves_one_token_to_compute() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.detokenizer.decoders import REPLACEMENT, PieceDecoder
 from runtime.detokenizer.engine import Detokenizer, MalformedDeltas
+from runtime.detokenizer.stream import _MAX_UNDECODED, Stream
 from runtime.messages import FinishReason, LogprobBlock, StreamEnd, StreamStart, TokenDeltas
 from runtime.tokenizer import Tokenizer
 from tests.support.text_strategies import SNIPPETS, splits, texts
@@ -189,6 +190,38 @@ def test_the_first_token_at_once_then_by_interval(tokenizer):
     run = Run(tokenizer, [[i] for i in ids], stream_interval=4)
     counts = [len(d.token_ids) // 4 for d in run.deltas]
     assert counts == [1, *[4] * ((len(ids) - 1) // 4), *filter(None, [(len(ids) - 1) % 4])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("changes", [{"stream": False}, {"stream_interval": 500}])
+def test_what_is_not_due_is_decoded_on_the_way(tokenizers, kind, changes, monkeypatch):
+    """The end of a long answer is no more work than its middle."""
+    tokenizer = tokenizers[kind]
+    ids = tokenizer.encode("Ünïcode and 🦙 words, again and again. " * 30)[:300]
+    decoded: list[int] = []
+    decode = Stream._decode
+
+    def count(stream):
+        decoded.append(len(stream._undecoded))
+        return decode(stream)
+
+    monkeypatch.setattr(Stream, "_decode", count)
+    run = Run(tokenizer, [[each] for each in ids], **changes)
+    assert max(decoded) <= _MAX_UNDECODED + 1
+    assert sum(decoded) == len(ids)
+    whole = Run(tokenizer, [ids], **changes)
+    assert (run.text, run.ids) == (whole.text, whole.ids)
+    assert run.text
+
+
+def test_a_token_that_turns_out_to_be_the_stop_is_not_shown(tokenizer):
+    """Its end may come a message later, also where the tokens before were decoded on the way."""
+    ids = tokenizer.encode("a few words that are longer than what waits to be decoded at once")
+    ids = (ids * 2)[: _MAX_UNDECODED + 1]
+    reason = FinishReason("stop", matched=ids[-1])
+    found = Run(tokenizer, [*([each] for each in ids), []], reason=reason, stream=False)
+    assert found.ids == ids
+    assert found.text == Run(tokenizer, [ids[:-1]], stream=False).text
 
 
 def test_a_stop_token_is_reported_and_not_shown(tokenizer):

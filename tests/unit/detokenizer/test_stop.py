@@ -102,7 +102,7 @@ def test_regular_expression_characters_are_plain():
 def test_long_hostile_stop_strings_cost_little():
     stops = ["a" * (1000 + n) + "b" for n in range(24)]
     matcher = StopMatcher(stops, keep_match=False)
-    start = time.process_time()
+    start = time.thread_time()
     for _ in range(5000):
         matcher.push("a")
-    assert time.process_time() - start < 2.0
+    assert time.thread_time() - start < 2.0

@@ -250,7 +250,11 @@ def test_the_log_says_when_another_rank_had_less() -> None:
 
 
 def test_swap_counts_where_it_may() -> None:
-    assert available_memory_bytes(with_swap=True) >= available_memory_bytes() * 0.9 > 0
+    # Somebody may end, or begin, in between.
+    around = [available_memory_bytes()]
+    with_swap = available_memory_bytes(with_swap=True)
+    around.append(available_memory_bytes())
+    assert with_swap >= min(around) * 0.9 > 0
 
 
 @pytest.mark.parametrize(("tp_size", "fits"), [(1, False), (2, True)])

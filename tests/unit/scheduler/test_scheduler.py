@@ -106,6 +106,7 @@ class Harness:
             self.scheduler.step()
         assert not self.scheduler.has_work, "the scheduler never came to rest"
         self.scheduler.step()
+        self.scheduler.check_when_idle()
 
 
 def expected(prompt: list[int], count: int) -> list[int]:
@@ -118,6 +119,22 @@ def expected(prompt: list[int], count: int) -> list[int]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
+
+
+def test_a_lost_page_is_noticed_once_nothing_runs(folder: Path) -> None:
+    harness = Harness(folder)
+    harness.scheduler.check_when_idle()
+    harness.add(1, [1, 2, 3], 8)
+    harness.scheduler.step()
+    lost = harness.cache.pool.take(1)
+    harness.scheduler.check_when_idle()
+    with pytest.raises(AssertionError, match="lost or doubled"):
+        harness.run()
+    harness.cache.pool.give_back(lost)
+    harness.scheduler.check_when_idle()
+    harness.cache.pool.take(1)
+    # Nothing has run since, so it does not look again.
+    harness.scheduler.check_when_idle()
 
 
 @pytest.mark.parametrize("overlap", [False, True])
