@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +93,22 @@ def _turn(*, alone: bool) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(_ROOM, fcntl.LOCK_UN)
+
+
+def _seed_torch(item: pytest.Item) -> None:
+    # pytest-randomly has numpy and `random` draw what does not depend on the order of the tests.
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(zlib.crc32(item.nodeid.encode()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _seed_torch(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    _seed_torch(item)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -113,7 +113,7 @@ def test_check_49_flush_cache_idle_and_busy(server):
         assert server.client.request(method, "/flush_cache").status_code == 200
     body = {"text": "The", "stream": True, "sampling_params": ENDLESS}
     # Slowed down, so that the request surely runs while the cache is asked to go.
-    server.client.post("/slow_down", json={"forward_sleep_time": 0.02}).raise_for_status()
+    server.client.post("/slow_down", json={"forward_sleep_time": 0.05}).raise_for_status()
     try:
         with server.client.stream("POST", "/generate", json=body) as answer:
             lines = answer.iter_lines()  # held: a dropped iterator closes the connection
@@ -127,7 +127,7 @@ def test_check_49_flush_cache_idle_and_busy(server):
 
 
 def test_check_50_abort(server):
-    server.client.post("/slow_down", json={"forward_sleep_time": 0.02}).raise_for_status()
+    server.client.post("/slow_down", json={"forward_sleep_time": 0.05}).raise_for_status()
     try:
         with ThreadPoolExecutor(1) as pool:
             body = {"text": ["The"] * 3, "sampling_params": ENDLESS}
@@ -136,7 +136,7 @@ def test_check_50_abort(server):
             time.sleep(0.1)
             abort = server.client.post("/abort_request", json={"abort_all": True})
             assert (abort.status_code, abort.content) == (200, b"")
-            answer = call.result(20)
+            answer = call.result(60)
     finally:
         server.client.post("/slow_down", json={}).raise_for_status()
     assert answer.status_code == 200
@@ -281,16 +281,18 @@ def test_check_62_a_full_queue(limited):
     def send(_: int) -> httpx.Response:
         return limited.client.post("/generate", json=body, headers=bearer("user"), timeout=60)
 
-    slow = {"forward_sleep_time": 0.004}
-    limited.client.post("/slow_down", json=slow, headers=bearer("admin")).raise_for_status()
-    try:
-        with ThreadPoolExecutor(5) as pool:
-            first = pool.submit(send, 0)
+    slow = {"forward_sleep_time": 0.05}
+    with ThreadPoolExecutor(5) as pool:
+        limited.client.post("/slow_down", json=slow, headers=bearer("admin")).raise_for_status()
+        try:
+            calls = [pool.submit(send, 0)]
             # Until it runs, it is the one that may wait.
             until(lambda: load(limited, "user")["num_running_reqs"] == 1, "never ran")
-            answers = [*pool.map(send, range(1, 5)), first.result()]
-    finally:
-        limited.client.post("/slow_down", headers=bearer("admin")).raise_for_status()
+            calls += [pool.submit(send, number) for number in range(1, 5)]
+            until(lambda: sum(call.done() for call in calls) == 3, "never refused")
+        finally:
+            limited.client.post("/slow_down", headers=bearer("admin")).raise_for_status()
+        answers = [call.result() for call in calls]
     refused = [answer for answer in answers if answer.status_code == 503]
     served = [answer for answer in answers if answer.status_code == 200]
     assert len(refused) == 3

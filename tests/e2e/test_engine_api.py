@@ -21,6 +21,7 @@ from tests.support.offline import (
     SHORT,
     is_idle,
     run_script,
+    slowed,
     until,
 )
 from tests.support.server import ServerProcess
@@ -347,9 +348,10 @@ def test_leaving_a_stream_ends_the_request(engine):
         break
     del chunk
     until(lambda: is_idle(engine))
-    never_read = engine.generate(FRANCE, LONG, stream=True)
-    assert not is_idle(engine)
-    never_read.close()
+    with slowed(engine):
+        never_read = engine.generate(FRANCE, LONG, stream=True)
+        assert not is_idle(engine)
+        never_read.close()
     until(lambda: is_idle(engine))
     assert list(never_read) == []
     dropped = engine.generate([FRANCE, JAPAN], LONG, stream=True)
@@ -360,13 +362,14 @@ def test_leaving_a_stream_ends_the_request(engine):
 
 async def test_cancelling_ends_the_request(engine):
     for call in (engine.async_generate(FRANCE, LONG), read_all(engine)):
-        task = asyncio.create_task(call)
-        await asyncio.sleep(0.3)
-        assert not task.done()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        until(lambda: is_idle(engine))
+        with slowed(engine):
+            task = asyncio.create_task(call)
+            await asyncio.sleep(0.3)
+            assert not task.done()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            until(lambda: is_idle(engine))
     async for _ in await engine.async_generate([FRANCE, JAPAN], LONG, stream=True):
         break
     until(lambda: is_idle(engine))
@@ -390,25 +393,29 @@ def ctrl_c_interrupts():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_ctrl_c_ends_the_request(engine, stream, ctrl_c_interrupts):
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        for _ in engine.generate([FRANCE] * 3, LONG, stream=stream):
-            pass
+    def interrupt() -> None:
+        until(lambda: engine.context.status.total("num_running_reqs") == 3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with slowed(engine):
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            for _ in engine.generate([FRANCE] * 3, LONG, stream=stream):
+                pass
     until(lambda: is_idle(engine))
     assert engine.generate(FRANCE, SHORT)["text"].startswith(" Paris")
 
 
 def test_abort_keeps_the_text_so_far(engine):
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, slowed(engine):
         one = pool.submit(engine.generate, FRANCE, LONG, rid="one")
         two = pool.submit(engine.generate, [JAPAN, FRANCE], LONG, rid="two")
         until(lambda: engine.context.status.total("num_running_reqs") == 3)
         engine.abort("one")
-        assert one.result(10)["meta_info"]["finish_reason"]["type"] == "abort"
+        assert one.result(60)["meta_info"]["finish_reason"]["type"] == "abort"
         assert one.result()["text"].startswith(" Paris")
         engine.abort(abort_all=True)
-        assert {each["meta_info"]["finish_reason"]["type"] for each in two.result(10)} == {"abort"}
+        assert {each["meta_info"]["finish_reason"]["type"] for each in two.result(60)} == {"abort"}
 
 
 def test_flush_cache_and_information(engine):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import headrace as sgl
-from tests.support.offline import FRANCE, JAPAN, LONG, PLAIN, SHORT, is_idle, until
+from tests.support.offline import FRANCE, JAPAN, LONG, PLAIN, SHORT, is_idle, slowed, until
 
 QUERY = "The capital of France is"
 ITEMS = [" Paris. It is", " Lyon. It is", " a"]
@@ -143,26 +143,28 @@ def test_the_tokenizer_manager_tokenizes_and_aborts(engine):
     assert manager.tokenizer.decode(ids, skip_special_tokens=True) == FRANCE
     assert engine.generate(FRANCE, SHORT)["meta_info"]["prompt_tokens"] == len(ids)
     assert manager.tokenizer.decode([manager.tokenizer.eos_token_id], False)
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, slowed(engine):
         one = pool.submit(engine.generate, FRANCE, LONG, rid="one")
         two = pool.submit(engine.generate, FRANCE, LONG, rid="two")
         until(lambda: engine.context.status.total("num_running_reqs") == 2)
         manager.abort_request(rid="one")
-        assert one.result(10)["meta_info"]["finish_reason"]["type"] == "abort"
+        assert one.result(60)["meta_info"]["finish_reason"]["type"] == "abort"
         assert not two.done()
         manager.abort_request(abort_all=True)
-        assert two.result(10)["meta_info"]["finish_reason"]["type"] == "abort"
+        assert two.result(60)["meta_info"]["finish_reason"]["type"] == "abort"
     until(lambda: is_idle(engine))
 
 
 async def test_the_tokenizer_manager_pauses(engine):
     manager = engine.tokenizer_manager
     for pause, ends_as in ((SimpleNamespace(mode="in_place"), "length"), ("abort", "abort")):
-        task = asyncio.create_task(engine.async_generate(FRANCE, {**LONG, "max_new_tokens": 300}))
-        async with asyncio.timeout(10):
-            while not engine.context.status.total("num_running_reqs"):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        await manager.pause_generation(pause)
+        with slowed(engine):
+            params = {**LONG, "max_new_tokens": 300}
+            task = asyncio.create_task(engine.async_generate(FRANCE, params))
+            async with asyncio.timeout(60):
+                while not engine.context.status.total("num_running_reqs"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await manager.pause_generation(pause)
         try:
             late = asyncio.create_task(engine.async_generate(JAPAN, SHORT))
             await asyncio.sleep(0.5)

@@ -16,23 +16,24 @@ from starlette.testclient import TestClient
 
 import headrace as sgl
 from runtime.process import Child
-from tests.support.offline import FRANCE, LONG, MODEL, PLAIN, ROOT, SHORT, is_idle, until
+from tests.support.offline import FRANCE, LONG, MODEL, PLAIN, ROOT, SHORT, is_idle, slow_down, until
 
 EXAMPLES = ROOT / "examples" / "engine"
 
 
 def test_death_is_told_and_hurts_nobody_else():
-    mine = subprocess.Popen(["sleep", "60"])
+    mine = subprocess.Popen(["sleep", "600"])
     other = sgl.Engine(**PLAIN)
     try:
         with sgl.Engine(model_path=MODEL) as doomed:
             pids = doomed._core.host.pids()
+            slow_down(doomed)
             with ThreadPoolExecutor(1) as pool:
                 pending = pool.submit(doomed.generate, FRANCE, LONG)
                 until(lambda: not is_idle(doomed))
                 os.kill(pids["scheduler"], signal.SIGKILL)
                 with pytest.raises(sgl.EngineDeadError, match="SIGKILL"):
-                    pending.result(10)
+                    pending.result(60)
             for call in (lambda: doomed.generate(FRANCE), doomed.flush_cache):
                 with pytest.raises(sgl.EngineDeadError, match="SIGKILL"):
                     call()
@@ -81,12 +82,13 @@ def test_the_traceback_of_the_worker_comes_along(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with sgl.Engine(**PLAIN) as engine:
         assert engine.generate(FRANCE, SHORT)["text"].startswith(" Paris")
+        slow_down(engine)
         with ThreadPoolExecutor(1) as pool:
             pending = pool.submit(engine.generate, FRANCE, LONG)
             until(lambda: not is_idle(engine))
             breaks.touch()
             with pytest.raises(sgl.EngineDeadError) as caught:
-                pending.result(10)
+                pending.result(60)
         for words in ("Traceback", "in failing", "RuntimeError: the wheel broke"):
             assert words in str(caught.value)
         with pytest.raises(sgl.EngineDeadError, match="the wheel broke"):
@@ -103,7 +105,7 @@ def test_a_worker_that_hangs_is_ended_and_told():
 def test_last_words_of_a_child_are_kept(capfd):
     ended = threading.Event()
     child = Child("no such entry", {}, lambda *_: ended.set(), relays_stderr=True)
-    assert ended.wait(20)
+    assert ended.wait(60)
     assert child.last_words.startswith("Traceback")
     assert "Unknown child process 'no such entry'" in child.last_words
     assert child.last_words in capfd.readouterr().err
@@ -111,12 +113,13 @@ def test_last_words_of_a_child_are_kept(capfd):
 
 def test_pending_calls_end_with_the_engine():
     engine = sgl.Engine(**PLAIN)
+    slow_down(engine)
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(engine.generate, FRANCE, LONG)
         until(lambda: not is_idle(engine))
         engine.shutdown()
         with pytest.raises(sgl.EngineDeadError):
-            pending.result(10)
+            pending.result(60)
     again = sgl.Engine(**PLAIN)
     assert again.generate(FRANCE, SHORT)["text"].startswith(" Paris")
     again.shutdown()

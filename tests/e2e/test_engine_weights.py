@@ -163,12 +163,12 @@ def test_while_a_broadcast_is_awaited_requests_can_be_ended(fresh: sgl.Engine) -
         until(lambda: fresh.context.client.is_running("held"))
         for rid in ("held", "frozen"):
             fresh.abort(rid)
-        assert held.result(10)["meta_info"]["finish_reason"]["type"] == "abort"
+        assert held.result(60)["meta_info"]["finish_reason"]["type"] == "abort"
         assert list(frozen)[-1]["meta_info"]["finish_reason"]["type"] == "abort"
         assert not update.done()
         # The wait itself can be ended, too.
         assert fresh.destroy_weights_update_group("silent")[0]
-        success, message = update.result(10)
+        success, message = update.result(60)
         assert not success
         assert "There is no group 'silent'" in message
         trainer.communicate()
@@ -181,10 +181,14 @@ async def test_awaited_while_a_request_is_frozen(fresh: sgl.Engine) -> None:
     with slowed(fresh):
         running = asyncio.create_task(fresh.async_generate(PROMPT, LONG))
         shared = fresh.context.status.replicas[0].shared
-        while not shared["num_running_reqs"]:  # noqa: ASYNC110  # a gauge tells nobody
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(60):
+            while not shared["num_running_reqs"]:  # noqa: ASYNC110  # a gauge tells nobody
+                await asyncio.sleep(0.005)
         await fresh.async_pause_generation("retract")
     waiting = asyncio.create_task(fresh.async_generate(PROMPT, SHORT))
+    async with asyncio.timeout(60):
+        while not fresh.context.client.gate.num_held:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
     path = str(tiny_model("qwen3"))
     success, _, paused = await fresh.async_update_weights_from_disk(path, weight_version="again")
     assert success

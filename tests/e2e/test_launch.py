@@ -178,7 +178,8 @@ def test_from_start_to_ready_and_out(tmp_path):
         asked_at = time.monotonic()
         server.signal()
         assert server.wait_exit() == 0
-        assert time.monotonic() - asked_at < 2.0
+        # Of an idle server's two seconds there is a test below.
+        assert time.monotonic() - asked_at < 15
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
@@ -193,7 +194,7 @@ def _stream_in_thread(server: ServerProcess, body: dict) -> tuple[threading.Thre
 
     thread = threading.Thread(target=read)
     thread.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     # Until its first token came, an error is a status and no event.
     while not events:
         assert time.monotonic() < deadline, server.log
@@ -212,11 +213,11 @@ def _slow_model(tmp_path: Path) -> str:
 def test_sigterm_lets_streams_finish_and_refuses_new_requests(tmp_path):
     with ServerProcess("--model-path", _slow_model(tmp_path)) as server:
         server.wait_ready()
-        server.client.post("/slow_down", json={"forward_sleep_time": 0.01}).raise_for_status()
+        server.client.post("/slow_down", json={"forward_sleep_time": 0.03}).raise_for_status()
         body = {"text": "The", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
         thread, events = _stream_in_thread(server, body)
         server.signal()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while server.client.get("/health").status_code == 200:
             assert time.monotonic() < deadline
         refused = server.client.post("/generate", json=LONG)
@@ -240,14 +241,28 @@ def test_the_drain_timeout_aborts_with_a_final_event(tmp_path):
         thread, events = _stream_in_thread(server, body)
         server.signal()
         assert server.wait_exit() == 0
-        thread.join(10)
+        thread.join(60)
         assert events[-1] == "[DONE]"
         assert json.loads(events[-2])["meta_info"]["finish_reason"]["type"] == "abort"
 
 
-def test_a_second_signal_stops_now(tmp_path):
-    with ServerProcess("--model-path", _slow_model(tmp_path)) as server:
+def test_an_idle_server_leaves_at_once():
+    def leave() -> float:
+        with ServerProcess("--model-path", str(tiny_model("qwen3"))) as server:
+            server.wait_ready()
+            asked_at = time.monotonic()
+            server.signal()
+            assert server.wait_exit() == 0
+            return time.monotonic() - asked_at
+
+    # A busy machine may hold it up, hardly every time.
+    assert any(leave() < 2.0 for _ in range(3))
+
+
+def _second_signal_s(folder: str) -> float:
+    with ServerProcess("--model-path", folder) as server:
         server.wait_ready()
+        server.client.post("/slow_down", json={"forward_sleep_time": 0.01}).raise_for_status()
         body = {"text": "The", "sampling_params": {"max_new_tokens": 8000, "ignore_eos": True}}
         thread, _ = _stream_in_thread(server, body)
         server.signal(signal.SIGINT)
@@ -256,8 +271,16 @@ def test_a_second_signal_stops_now(tmp_path):
         asked_at = time.monotonic()
         server.signal(signal.SIGINT)
         assert server.wait_exit() == 0
-        assert time.monotonic() - asked_at < 3.0
-        thread.join(10)
+        took_s = time.monotonic() - asked_at
+        # The answer would take 80 s, and is waited for 60 s.
+        assert took_s < 20
+        thread.join(60)
+    return took_s
+
+
+def test_a_second_signal_stops_now(tmp_path):
+    folder = _slow_model(tmp_path)
+    assert any(_second_signal_s(folder) < 3.0 for _ in range(3))
 
 
 def test_a_killed_worker_is_replaced_behind_the_open_port(tmp_path):
@@ -265,15 +288,21 @@ def test_a_killed_worker_is_replaced_behind_the_open_port(tmp_path):
         server.wait_ready()
         body = {"text": "The", "sampling_params": {"max_new_tokens": 8000, "ignore_eos": True}}
         thread, events = _stream_in_thread(server, body)
-        os.kill(children_by_name(server)["scheduler"], signal.SIGKILL)
-        thread.join(10)
+        killed = children_by_name(server)["scheduler"]
+        os.kill(killed, signal.SIGKILL)
+        thread.join(60)
         assert not thread.is_alive()
         assert json.loads(events[-2])["error"]["code"] == 503
         assert events[-1] == "[DONE]"
+        # Held where it begins, so that it is surely not ready yet.
+        wait_until(lambda: children_by_name(server).get("scheduler", killed) != killed, 60, "none")
+        begun = children_by_name(server)["scheduler"]
+        os.kill(begun, signal.SIGSTOP)
         assert server.client.get("/livez").status_code == 200
         assert server.client.get("/health").status_code == 503
         refused = server.client.post("/generate", json=LONG)
         assert refused.status_code == 503
+        os.kill(begun, signal.SIGCONT)
         deadline = time.monotonic() + 60
         while server.client.get("/health").status_code != 200:
             assert time.monotonic() < deadline, server.log
@@ -285,7 +314,7 @@ def test_a_killed_worker_is_replaced_behind_the_open_port(tmp_path):
 
 @pytest.mark.parametrize("child", ["scheduler", "detokenizer"])
 def test_a_stuck_child_is_unready_then_replaced(child):
-    args = ["--model-path", str(tiny_model("qwen3")), "--watchdog-timeout", "3"]
+    args = ["--model-path", str(tiny_model("qwen3")), "--watchdog-timeout", "6"]
     with ServerProcess(*args) as server:
         server.wait_ready()
         pid = children_by_name(server)[child]
@@ -300,7 +329,7 @@ def test_a_stuck_child_is_unready_then_replaced(child):
         while pid in server.child_pids():
             assert time.monotonic() < deadline, server.log
             time.sleep(0.1)
-        thread.join(30)
+        thread.join(60)
         assert answers == [503]
         while server.client.get("/health").status_code != 200:
             assert time.monotonic() < deadline, server.log
@@ -308,11 +337,11 @@ def test_a_stuck_child_is_unready_then_replaced(child):
 
 
 def test_the_orphaned_children_leave_with_a_killed_front():
-    server = ServerProcess("--model-path", str(tiny_model("qwen3"))).wait_ready()
-    children = server.child_pids()
-    server.process.kill()
-    server.wait_exit()
-    deadline = time.monotonic() + 5
-    while any(map(alive, children)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    def orphaned_s() -> float:
+        server = ServerProcess("--model-path", str(tiny_model("qwen3"))).wait_ready()
+        children = server.child_pids()
+        server.process.kill()
+        server.wait_exit()
+        return wait_until(lambda: not any(map(alive, children)), 30, "an orphan is left")
+
+    assert any(orphaned_s() < 5 for _ in range(3))

@@ -1,6 +1,7 @@
 """The native API over HTTP against a real engine with a tiny random model."""
 
 import concurrent.futures
+import statistics
 import time
 
 import pytest
@@ -55,13 +56,14 @@ def test_a_higher_priority_runs_sooner():
         # The threads that wait for the answers may be woken in another order.
         ended.append((answer["meta_info"]["response_sent_to_client_ts"], priority))
 
-    with slowed(server), concurrent.futures.ThreadPoolExecutor(4) as pool:
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
         tasks = []
-        for total, (priority, num) in enumerate([(0, 100), (1, 5), (-3, 5), (7, 5)], 1):
-            tasks.append(pool.submit(ask, priority, num))
-            while load(server)["num_total_reqs"] < total:
-                assert not tasks[0].done(), "too fast for the others to wait"
-                time.sleep(0.01)
+        with slowed(server, 0.1):
+            for total, (priority, num) in enumerate([(0, 100), (1, 5), (-3, 5), (7, 5)], 1):
+                tasks.append(pool.submit(ask, priority, num))
+                while load(server)["num_total_reqs"] < total:
+                    assert not tasks[0].done(), "too fast for the others to wait"
+                    time.sleep(0.01)
         for task in tasks:
             task.result()
     assert [priority for _, priority in sorted(ended)] == [0, 7, 1, -3]
@@ -107,13 +109,21 @@ def test_no_limit_fills_the_context(server):
 
 
 def test_health_generate_makes_a_token(server):
+    # A busy machine may hold it up, hardly every time.
+    assert any(health_s(server, "/health_generate") < 5 for _ in range(3))
+
+
+def health_s(server: ServerProcess, path: str = "/health") -> float:
+    """Seconds until `path` answers."""
     started_at = time.monotonic()
-    assert server.client.get("/health_generate").status_code == 200
-    assert time.monotonic() - started_at < 5
+    assert server.client.get(path).status_code == 200
+    return time.monotonic() - started_at
 
 
 @pytest.mark.alone
 def test_health_is_quick_while_prompts_are_long(server):
+    # How quick it can be while others keep the machine busy.
+    calm_s = statistics.median(health_s(server) for _ in range(50))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         params = {"max_new_tokens": 100, "ignore_eos": True}
         tasks = [
@@ -122,9 +132,7 @@ def test_health_is_quick_while_prompts_are_long(server):
         ]
         times = []
         while not all(task.done() for task in tasks):
-            started_at = time.monotonic()
-            assert server.client.get("/health").status_code == 200
-            times.append(time.monotonic() - started_at)
+            times.append(health_s(server))
             time.sleep(0.01)
-    assert sorted(times)[len(times) // 2] < 0.05
+    assert statistics.median(times) < max(0.05, 4 * calm_s)
     until_idle(server)

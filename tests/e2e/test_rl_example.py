@@ -11,6 +11,7 @@ import sys
 import torch
 from safetensors.torch import load_file
 
+from tests.support.native import slowed
 from tests.support.server import ROOT, running_server
 from tests.support.tiny_models import tiny_model
 
@@ -20,17 +21,19 @@ LINE = re.compile(r"round-(\d): reward [\d.]+, (\d) of 8 rollouts .* at most (\S
 def test_the_loop_in_miniature() -> None:
     folder = tiny_model("qwen3")
     server = running_server("qwen3", "--num-threads", "1", "--random-seed", "1", "--tp-size", "1")
-    done = subprocess.run(
-        [
-            *(sys.executable, str(ROOT / "examples" / "rl" / "loop.py"), "--url", server.url),
-            *("--model-path", str(folder), "--rounds", "2", "--num-tokens", "120"),
-            *("--learning-rate", "5"),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    # Rollouts take seconds: the pause, which comes after other work, finds them under way.
+    with slowed(server, 0.03):
+        done = subprocess.run(
+            [
+                *(sys.executable, str(ROOT / "examples" / "rl" / "loop.py"), "--url", server.url),
+                *("--model-path", str(folder), "--rounds", "2", "--num-tokens", "120"),
+                *("--learning-rate", "5"),
+            ],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
     assert done.returncode == 0, done.stderr
     rounds = LINE.findall(done.stdout)
     assert [number for number, _, _ in rounds] == ["0", "1"]

@@ -132,6 +132,8 @@ def hostile(backend: str, constraints: list[dict[str, str]]) -> list[dict[str, s
 
 @pytest.mark.alone
 def test_hostile_grammars_are_refused(server: ServerProcess, backend: str) -> None:
+    # The compiler is all there once it has answered.
+    output(generate(server, regex="a"))
     for constraint in hostile(backend, HOSTILE):
         started = time.perf_counter()
         response = generate(server, **constraint)
@@ -286,7 +288,7 @@ def test_an_abort_reaches_a_request_that_waits_for_its_grammar(server: ServerPro
         waiter.start()
         until(lambda: queues(server)["grammar"] == 1)
         server.client.post("/abort_request", json={"rid": "waits"})
-        waiter.join(10)
+        waiter.join(60)
         assert answers[0].json()["meta_info"]["finish_reason"]["type"] == "abort"
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -115,7 +115,7 @@ def test_mixed_requests_leave_nothing_behind() -> None:
         before = [resident_kb(pid) for pid in pids]
         outcomes = [o for seed in (1, 2) for o in asyncio.run(traffic(server.url, seed))]
         assert {"bad", "left", "aborted", "chat", "batch", "good"} <= set(outcomes)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while any(gauges(server).values()) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert gauges(server) == dict.fromkeys(IDLE_GAUGES, 0.0)
@@ -123,7 +123,7 @@ def test_mixed_requests_leave_nothing_behind() -> None:
         grown = [now - then for now, then in zip(after, before, strict=True)]
         assert max(grown) < 24_000, f"grown by {grown} kB"
         # The pool's own books are checked whenever it comes to rest; a flush needs them right.
-        assert server.client.post("/flush_cache").status_code == 200
+        assert server.client.post("/flush_cache?timeout=10").status_code == 200
         assert "Traceback" not in server.log
         # Nobody died.
         assert set(pids[1:]) <= set(server.child_pids())

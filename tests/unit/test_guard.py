@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[2]
 RUN = """
 import subprocess, time
 from tests.support.guard import unwatch, watch
-waits = ["sleep", "60"]
+waits = ["sleep", "600"]
 ended, left = subprocess.Popen(waits), subprocess.Popen(waits)
-group = subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True)
+group = subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True)
 watch(ended.pid), watch(left.pid), watch(-group.pid), unwatch(ended.pid)
 print(ended.pid, left.pid, group.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -33,7 +33,7 @@ def test_a_killed_run_leaves_only_what_nobody_watched() -> None:
     run.kill()
     run.wait()
     try:
-        _, alive = psutil.wait_procs(watched, timeout=10)
+        _, alive = psutil.wait_procs(watched, timeout=60)
         assert not alive
         assert len(watched) == 3
         assert ended.is_running()

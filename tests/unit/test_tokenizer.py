@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -209,15 +208,14 @@ def test_huge_texts(backends, kind, text):
 @pytest.mark.alone
 async def test_a_long_text_does_not_hold_up_the_loop(backends):
     tokenizer = Tokenizer(backends["llama3"], {})
-    longest, last = 0.0, time.perf_counter()
+    num_turns = 0
     task = asyncio.create_task(tokenizer.encode_async("😀 and words " * 80_000))
     while not task.done():
         await asyncio.sleep(0.001)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
+        num_turns += 1
     assert len(await task) > 80_000
-    # The encode itself takes about two seconds; the margin is for a busy machine.
-    assert longest < 0.5
+    # The encode takes about two seconds. A loop that is held up meanwhile turns once or twice.
+    assert num_turns > 20
     assert await tokenizer.encode_async("short") == tokenizer.encode("short")
 
 

@@ -79,7 +79,7 @@ async def serving(server: RawServer) -> AsyncIterator[RawServer]:
 async def test_events_come_whole_however_they_are_cut(piece: int) -> None:
     stream = chunked(b"data: one\n", b"\ndata: two\r\n\r\n: comment\n\nda", b"ta:three\n\n")
     async with serving(RawServer(lambda *_: stream, piece)) as server:
-        client = HttpClient(server.url, {}, 5.0)
+        client = HttpClient(server.url, {}, 60.0)
         seen: list[bytes] = []
         for _ in range(2):
             await client.stream("/x", b"{}", lambda _, data: seen.append(data))
@@ -91,7 +91,7 @@ async def test_events_come_whole_however_they_are_cut(piece: int) -> None:
 async def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     answer = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: one\n\n"
     async with serving(RawServer(lambda *_: answer)) as server:
-        client = HttpClient(server.url, {}, 5.0)
+        client = HttpClient(server.url, {}, 60.0)
         seen: list[bytes] = []
         for _ in range(2):
             await client.stream("/x", b"{}", lambda _, data: seen.append(data))
@@ -101,7 +101,7 @@ async def test_an_answer_without_a_length_ends_with_its_connection() -> None:
 
 async def test_another_status_is_an_error_with_its_text() -> None:
     async with serving(RawServer(lambda *_: plain(b"too  much\n", "503 Busy"))) as server:
-        client = HttpClient(server.url, {}, 5.0)
+        client = HttpClient(server.url, {}, 60.0)
         with pytest.raises(HeadraceError, match="HTTP 503: too much"):
             await client.stream("/x", b"{}", lambda *_: None)
         client.close()
@@ -110,7 +110,7 @@ async def test_another_status_is_an_error_with_its_text() -> None:
 async def test_a_connection_that_breaks_in_an_answer_is_an_error() -> None:
     broken = chunked(b"data: one\n\n")[:-8] + b"connection: close"
     async with serving(RawServer(lambda *_: broken)) as server:
-        client = HttpClient(server.url, {}, 5.0)
+        client = HttpClient(server.url, {}, 60.0)
         with pytest.raises((OSError, HeadraceError)):
             await client.stream("/x", b"{}", lambda *_: None)
 
@@ -118,7 +118,7 @@ async def test_a_connection_that_breaks_in_an_answer_is_an_error() -> None:
 async def test_an_idle_connection_that_the_server_closed_is_replaced() -> None:
     answers = iter([plain(b"a"), None, plain(b"b")])
     async with serving(RawServer(lambda *_: next(answers))) as server:
-        client = HttpClient(server.url, {}, 5.0)
+        client = HttpClient(server.url, {}, 60.0)
         assert await client.call("GET", "/a") == (200, b"a")
         assert await client.call("GET", "/b") == (200, b"b")
         client.close()
@@ -134,7 +134,7 @@ async def test_a_server_that_never_answers_is_not_waited_for() -> None:
 @pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
 async def test_a_url_may_end_as_openais_clients_want_it(path: str) -> None:
     async with serving(RawServer(lambda *_: plain(b"ok"))) as server:
-        client = HttpClient(server.url + path, {}, 5.0)
+        client = HttpClient(server.url + path, {}, 60.0)
         await client.connect()
         await client.call("GET", "/v1/models")
         client.close()
@@ -156,7 +156,7 @@ def test_a_header_cannot_begin_another() -> None:
 async def ask(backend: str, request: BenchRequest, *values: object, **wire) -> tuple:
     stream = chunked(events(*values) + b"data: [DONE]\n\n")
     async with serving(RawServer(lambda *_: stream)) as server:
-        client = HttpClient(server.url, {"Authorization": "Bearer key"}, 5.0)
+        client = HttpClient(server.url, {"Authorization": "Bearer key"}, 60.0)
         target = HttpTarget(client, BACKENDS[backend](), Wire(**wire))
         record = RequestRecord(index=0)
         await target.send(request, record)
@@ -216,7 +216,7 @@ async def test_an_answer_that_breaks_off_is_no_answer(backend: str) -> None:
     errors = []
     for answer in answers:
         async with serving(RawServer(lambda *_, answer=answer: head + answer)) as server:
-            target = HttpTarget(HttpClient(server.url, {}, 5.0), BACKENDS[backend](), Wire())
+            target = HttpTarget(HttpClient(server.url, {}, 60.0), BACKENDS[backend](), Wire())
             (record,) = await drive([(0, 0.0, BenchRequest(text="x", output_len=2))], target)
             errors.append(record.error)
     assert errors[0] == "The answer broke off before [DONE]."
@@ -287,7 +287,7 @@ async def test_the_first_model_is_found_or_asked_for() -> None:
     body = json.dumps({"data": [{"id": "first"}, {"id": "second"}]}).encode()
     answers = iter([plain(body), plain(b"{}", "404 Not Found")])
     async with serving(RawServer(lambda *_: next(answers))) as server:
-        client = HttpClient(server.url, {}, 5.0)
+        client = HttpClient(server.url, {}, 60.0)
         assert await first_model(client) == "first"
         with pytest.raises(StartupError, match="--model"):
             await first_model(client)

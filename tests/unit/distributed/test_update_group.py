@@ -71,7 +71,7 @@ def test_nobody_waits_for_a_group_that_ends_slowly(
     until_joined(groups)
     began = time.monotonic()
     groups.leave(NAME)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     with pytest.raises(InvalidRequest, match="There is no group"):
         groups.is_joined(NAME)
     # Another one of that name comes when the first has ended.
@@ -97,11 +97,18 @@ def test_a_group_that_was_left_before_it_was_complete_ends_once_it_is(
     groups.join(JoinGroup("127.0.0.1", port, 1, 2, NAME, "gloo"))
     groups.leave(NAME)
     trainer = f"""
+import sys
 from runtime.distributed.update_group import create_group
-create_group("127.0.0.1", {port}, 0, 2, {NAME!r}, "gloo")
+group = create_group("127.0.0.1", {port}, 0, 2, {NAME!r}, "gloo")
+sys.stdin.read()
 """
-    subprocess.run([sys.executable, "-c", trainer], cwd=ROOT, check=True, timeout=60)
-    assert ended.wait(30)
+    # It stays until we have joined, too: the addresses are in its memory.
+    with subprocess.Popen(
+        [sys.executable, "-c", trainer], cwd=ROOT, stdin=subprocess.PIPE
+    ) as process:
+        assert ended.wait(60)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
     groups.join(alone())
     until_joined(groups)
 
@@ -114,7 +121,11 @@ from runtime.distributed.update_group import create_group
 from headrace.trainer import broadcast_weights
 
 first, second = map(int, sys.argv[1:])
-dist.destroy_process_group(create_group("127.0.0.1", first, 0, 2, "update", "gloo"))
+group = create_group("127.0.0.1", first, 0, 2, "update", "gloo")
+sys.stdin.readline()
+dist.destroy_process_group(group)
+# Connections close with the object.
+del group
 group = create_group("127.0.0.1", second, 0, 2, "update", "gloo")
 broadcast_weights({"a": torch.arange(4.0)}, group)
 sys.stdin.read()
@@ -129,6 +140,9 @@ def test_after_a_trainer_that_left_another_is_met_by_the_same_name(groups: Updat
     with trainer:
         groups.join(JoinGroup("127.0.0.1", ports[0], 1, 2, NAME, "gloo"))
         until_joined(groups)
+        assert trainer.stdin is not None
+        trainer.stdin.write(b"on\n")
+        trainer.stdin.flush()
         with pytest.raises(InvalidRequest, match="failed, and the group with it"):
             received(groups)
         groups.join(JoinGroup("127.0.0.1", ports[1], 1, 2, NAME, "gloo"))
@@ -166,7 +180,7 @@ def test_a_broadcast_that_never_comes(groups: UpdateGroups) -> None:
         began = time.monotonic()
         with pytest.raises(InvalidRequest, match="group with it: nothing came for 1 s"):
             received(groups, timeout_s=1.0)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
         with pytest.raises(InvalidRequest, match="There is no group"):
             groups.is_received(NAME)
         # The name is free again soon, and a group that waits can be destroyed.
@@ -177,8 +191,8 @@ def test_a_broadcast_that_never_comes(groups: UpdateGroups) -> None:
             began = time.monotonic()
             groups.join(JoinGroup("127.0.0.1", port, 1, 2, NAME, "gloo"))
             until_joined(groups)
-            assert time.monotonic() - began < 20
-            groups.receive(ReceiveTensors(NAME, [TENSOR], timeout_s=5.0))
+            assert time.monotonic() - began < 60
+            groups.receive(ReceiveTensors(NAME, [TENSOR], timeout_s=20.0))
             with pytest.raises(InvalidRequest, match="still waits for another"):
                 groups.receive(ReceiveTensors(NAME, [TENSOR]))
             assert not groups.is_received(NAME)

@@ -14,10 +14,10 @@ from runtime.sampling_params import GrammarKind, GrammarSpec, SamplingFields, gr
 
 
 def refusal(kind: GrammarKind, text: str) -> str:
-    started = time.process_time()
+    started = time.thread_time()
     with pytest.raises(InvalidRequest) as caught:
         check_grammar(GrammarSpec(kind, text))
-    assert time.process_time() - started < 1.0
+    assert time.thread_time() - started < 1.0
     assert caught.value.param in (kind, "pattern")
     assert len(caught.value.message) < 500
     return caught.value.message
