@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import httpx
 import pytest
@@ -155,12 +155,19 @@ WORST: list[dict[str, str]] = [
 ]
 
 
+class Gaps(NamedTuple):
+    """Between tokens: what 99 of a hundred are within, and the longest."""
+
+    p99_s: float
+    worst_s: float
+
+
 class Streams:
-    """Sixteen endless streams, and the longest wait of any of them for its next token."""
+    """Sixteen endless streams, and how long each of their tokens came after the one before."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._url = server.url
-        self._worst = 0.0
+        self._gaps_s: list[float] = []
         self._stopping = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._read_all()))
 
@@ -178,14 +185,16 @@ class Streams:
                     now = time.perf_counter()
                     if line.startswith("data: {"):
                         # The first token of a new request has waited for its prompt.
-                        self._worst = max(self._worst, now - last if last else 0.0)
+                        if last:
+                            self._gaps_s.append(now - last)
                         last = now
 
-    def worst_gap_s(self, until: Callable[[], object]) -> float:
-        """The worst gap while `until` runs."""
-        self._worst = 0.0
+    def gaps(self, until: Callable[[], object]) -> Gaps:
+        """Those while `until` runs."""
+        self._gaps_s = []
         until()
-        return self._worst
+        gaps_s = sorted(self._gaps_s)
+        return Gaps(p99_s=gaps_s[len(gaps_s) * 99 // 100], worst_s=gaps_s[-1])
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -196,33 +205,44 @@ class Streams:
         self._thread.join()
 
 
+def never_seen(constraints: list[dict[str, str]], number: int) -> list[bytes]:
+    """Requests for them with an end of their own: an answer from before would cost nothing.
+
+    As bytes, since making them would keep the reader of the streams waiting.
+    """
+    ends = {"regex": f"z{number}", "ebnf": f'\nz{number} ::= "z"'}
+    made = [{kind: text + ends[kind]} for each in constraints for kind, text in each.items()]
+    return [json.dumps({"text": "water", "sampling_params": each}).encode() for each in made]
+
+
 @pytest.mark.alone
-def test_nobody_notices_a_hostile_grammar(server: ServerProcess, backend: str) -> None:
+def test_nobody_notices_hostile_grammars(server: ServerProcess, backend: str) -> None:
     # Some pass every limit, and are found out only by being compiled or tried.
     worst = hostile(backend, WORST)
-    took: list[float] = []
-
-    def attack() -> None:
-        for constraint in worst:
-            started = time.perf_counter()
-            assert generate(server, **constraint).status_code == 400
-            took.append(time.perf_counter() - started)
-
     generate(server, regex="a")
-    disturbed: list[float] = []
-    calm: list[float] = []
-    in_time: list[bool] = []
+    tries: list[tuple[Gaps, Gaps, float]] = []
     with Streams(server) as streams:
         time.sleep(1.0)
-        while (quiet := quiet_tries(disturbed, calm, in_time)) < NUM_QUIET:
-            text = f"{quiet} quiet; worst gaps {disturbed} s, without the attack {calm} s"
-            assert len(disturbed) < MAX_TRIES, f"{text}; answers in time: {in_time}"
-            took.clear()
-            disturbed.append(streams.worst_gap_s(attack))
-            in_time.append(max(took) < 2.0)
-            calm.append(streams.worst_gap_s(lambda: time.sleep(sum(took))))
+        while (quiet := quiet_tries(tries)) < NUM_QUIET:
+            assert len(tries) < MAX_TRIES, f"{quiet} quiet of {tries}"
+            bodies = never_seen(worst, len(tries))
+            took_s: list[float] = []
+
+            def attack(bodies: list[bytes] = bodies, took_s: list[float] = took_s) -> None:
+                for body in bodies:
+                    started = time.perf_counter()
+                    assert server.client.post("/generate", content=body).status_code == 400
+                    took_s.append(time.perf_counter() - started)
+                    time.sleep(max(0.0, ATTACK_EVERY_S - took_s[-1]))
+
+            disturbed = streams.gaps(attack)
+            tries.append((disturbed, streams.gaps(lambda: time.sleep(1.0)), max(took_s)))
 
 
+# The front reads what is sent, a megabyte in some ten milliseconds: how often is the attacker's.
+ATTACK_EVERY_S = 0.8
+# Compiling what is slow to compile takes four times as long.
+STALL_S = 0.25
 # A grammar that is compiled or tried where tokens are made stalls the streams at every try. A
 # machine that others use, too, stalls them now and then, with and without an attack: with five busy
 # processes on two cores half of the tries were lost. So a few must be quiet, not most; and what is
@@ -231,19 +251,28 @@ NUM_QUIET = 3
 MAX_TRIES = 20
 
 
-def quiet_tries(disturbed: list[float], calm: list[float], in_time: list[bool]) -> int:
-    """How many attacks were answered in time and let no gap grow by half of a calm one."""
-    if not calm:
+def quiet_tries(tries: list[tuple[Gaps, Gaps, float]]) -> int:
+    """How many attacks were answered in time, and let nearly no gap grow by half and none stall.
+
+    Of each the gaps with the attack, those without, and the seconds that its longest answer took.
+    """
+    if not tries:
         return 0
-    bound_s = 1.5 * statistics.median(calm)
-    return sum(gap <= bound_s and ok for gap, ok in zip(disturbed, in_time, strict=True))
+    bound_s = 1.5 * statistics.median(calm.p99_s for _, calm, _ in tries)
+    return sum(
+        disturbed.p99_s <= bound_s and disturbed.worst_s < STALL_S and longest_s < 2.0
+        for disturbed, _, longest_s in tries
+    )
 
 
 def test_a_stall_at_every_attack_is_noticed() -> None:
-    # One calm gap that is long by chance excuses nothing.
-    assert quiet_tries([0.3] * 9, [0.1] * 8 + [0.9], [True] * 9) == 0
-    assert quiet_tries([0.12] * 3 + [0.3] * 6, [0.1] * 9, [True] * 9) == 3
-    assert quiet_tries([0.12] * 3, [0.1] * 3, [False, True, True]) == 2
+    quiet, slow = Gaps(0.012, 0.1), Gaps(0.03, 0.1)
+    calm, chance = Gaps(0.01, 0.05), Gaps(0.09, 0.9)
+    # One calm time that is long by chance excuses nothing.
+    assert quiet_tries([(slow, calm, 0.1)] * 8 + [(slow, chance, 0.1)]) == 0
+    assert quiet_tries([(quiet, calm, 0.1)] * 3 + [(slow, calm, 0.1)] * 6) == 3
+    assert quiet_tries([(quiet, calm, 2.1), (quiet, calm, 0.1), (quiet, calm, 0.1)]) == 2
+    assert quiet_tries([(Gaps(0.012, 0.3), calm, 0.1), (quiet, calm, 0.1)]) == 1
 
 
 def compiler_pid(server: ServerProcess) -> int:
