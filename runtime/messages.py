@@ -410,11 +410,16 @@ class RequestError(_Message, frozen=True):
 
 
 class GrammarReply(_Message, frozen=True):
-    """What has become of a constraint: `payload` when it can be used, else `error`."""
+    """What has become of a constraint: `payload` when it can be used, else `error`.
+
+    Attributes:
+        got_no_processor: it was given up because the machine was busy, whatever it is like.
+    """
 
     call_id: int
     payload: bytes = b""
     error: str = ""
+    got_no_processor: bool = False
 
 
 FrontInbound = (

@@ -88,7 +88,8 @@ class GrammarCompiler:
     def compile(self, spec: GrammarSpec) -> tuple[bytes, asyncio.Future[bytes]]:
         """The key of a constraint and, in time, its compiled form.
 
-        The future fails with `InvalidRequest` when the constraint cannot be used.
+        The future fails with `InvalidRequest` when the constraint cannot be used, and with
+        `Overloaded` when the machine was too busy to find out.
 
         Raises:
             InvalidRequest: it is refused before anything is compiled.
@@ -123,7 +124,9 @@ class GrammarCompiler:
         if call is None:
             return
         self._by_key.pop(call.key, None)
-        self._known.put(call.key, reply, len(reply.payload) + len(reply.error) + len(call.key))
+        if not reply.got_no_processor:
+            size = len(reply.payload) + len(reply.error) + len(call.key)
+            self._known.put(call.key, reply, size)
         _settle(call.future, reply)
 
     def _exited_on_thread(self, child: Child, code: int) -> None:
@@ -171,7 +174,9 @@ class GrammarCompiler:
 
 
 def _settle(future: asyncio.Future[bytes], reply: GrammarReply) -> None:
-    if reply.error:
+    if reply.got_no_processor:
+        _fail(future, Overloaded(reply.error))
+    elif reply.error:
         _fail(future, InvalidRequest(reply.error, param=reply.error.split(" ", 1)[0]))
     elif not future.done():
         future.set_result(reply.payload)

@@ -36,9 +36,11 @@ NICENESS = 10
 _IDLE_WAIT_MS = 1000
 _READ_BYTES = 1 << 20
 _COMPILED, _REFUSED = b"+", b"-"
+# Of the time it was given: a fork that ran for less says nothing of its grammar.
+_LEAST_SHARE = 0.25
 
 
-class _Job:
+class Job:
     """A fork that compiles, and the pipe it answers through."""
 
     def __init__(self, message: CompileGrammar, compiler: _Compiler) -> None:
@@ -48,7 +50,8 @@ class _Job:
         if self.pid == 0:
             compiler.compile_and_exit(message, writer)
         os.close(writer)
-        self.deadline = time.monotonic() + compiler.config.compile_timeout_s
+        self._timeout_s = compiler.config.compile_timeout_s
+        self.deadline = time.monotonic() + self._timeout_s
         self._parts: list[bytes] = []
 
     def read(self) -> bool:
@@ -64,9 +67,12 @@ class _Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         os.close(self.reader)
-        _, status = os.waitpid(self.pid, 0)
+        _, status, usage = os.wait4(self.pid, 0)
         answer = b"".join(self._parts)
         call_id, kind = self.message.call_id, self.message.grammar.kind
+        if timed_out and usage.ru_utime + usage.ru_stime < _LEAST_SHARE * self._timeout_s:
+            error = f"The machine was too busy to compile the {kind}; please try again."
+            return GrammarReply(call_id, error=error, got_no_processor=True)
         if timed_out:
             error = "compiling it takes too long"
         elif answer[:1] == _COMPILED:
@@ -141,7 +147,7 @@ def _serve(compiler: _Compiler, inbox: Inbox[CompileGrammar], front: Outbox) -> 
     poller = zmq.Poller()
     inbox.register(poller)
     waiting: deque[CompileGrammar] = deque()
-    jobs: dict[int, _Job] = {}
+    jobs: dict[int, Job] = {}
     while True:
         now = time.monotonic()
         next_deadline = min((job.deadline for job in jobs.values()), default=None)
@@ -159,6 +165,6 @@ def _serve(compiler: _Compiler, inbox: Inbox[CompileGrammar], front: Outbox) -> 
                 del jobs[job.reader]
                 front.send(job.end(timed_out=timed_out))
         while waiting and len(jobs) < compiler.config.max_parallel:
-            job = _Job(waiting.popleft(), compiler)
+            job = Job(waiting.popleft(), compiler)
             jobs[job.reader] = job
             poller.register(job.reader, zmq.POLLIN)
