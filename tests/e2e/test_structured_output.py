@@ -130,14 +130,27 @@ def hostile(backend: str, constraints: list[dict[str, str]]) -> list[dict[str, s
     return constraints + (ONLY_SLOW_TO_COMPILE if backend == "xgrammar" else [])
 
 
+def settled(server: ServerProcess, body: bytes) -> tuple[httpx.Response, float]:
+    """An answer that says what the grammar is like, and the seconds that it took.
+
+    A busy machine may not get round to finding that out, and says so.
+    """
+    for _ in range(10):
+        started = time.perf_counter()
+        response = server.client.post("/generate", content=body)
+        took_s = time.perf_counter() - started
+        if response.status_code != 503:
+            break
+    return response, took_s
+
+
 @pytest.mark.alone
 def test_hostile_grammars_are_refused(server: ServerProcess, backend: str) -> None:
     # The compiler is all there once it has answered.
     output(generate(server, regex="a"))
     for constraint in hostile(backend, HOSTILE):
-        started = time.perf_counter()
-        response = generate(server, **constraint)
-        took_s = time.perf_counter() - started
+        body = {"text": "water", "sampling_params": constraint}
+        response, took_s = settled(server, json.dumps(body).encode())
         (name,) = constraint
         assert response.status_code == 400, (constraint[name][:60], response.text)
         assert name in response.json()["error"]["message"], response.text
@@ -230,10 +243,10 @@ def test_nobody_notices_hostile_grammars(server: ServerProcess, backend: str) ->
 
             def attack(bodies: list[bytes] = bodies, took_s: list[float] = took_s) -> None:
                 for body in bodies:
-                    started = time.perf_counter()
-                    assert server.client.post("/generate", content=body).status_code == 400
-                    took_s.append(time.perf_counter() - started)
-                    time.sleep(max(0.0, ATTACK_EVERY_S - took_s[-1]))
+                    response, answered_s = settled(server, body)
+                    assert response.status_code == 400
+                    took_s.append(answered_s)
+                    time.sleep(max(0.0, ATTACK_EVERY_S - answered_s))
 
             disturbed = streams.gaps(attack)
             tries.append((disturbed, streams.gaps(lambda: time.sleep(1.0)), max(took_s)))
