@@ -21,8 +21,11 @@ from hypothesis import HealthCheck, settings
 # Before torch is imported here: its idle threads sleep instead of holding a core.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says how busy the machine is. A change is judged by the same examples as
+# the one before; `--hypothesis-profile=explore` looks for others.
+_HERE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("here", _HERE, derandomize=True, database=None)
+settings.register_profile("explore", _HERE, derandomize=False)
 settings.load_profile("here")
 
 HERE = Path(__file__).parent

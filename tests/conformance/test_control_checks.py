@@ -328,10 +328,12 @@ def test_check_65_a_mixed_crowd_leaves_nothing_behind(server):
         {"text": "x" * 5000},
     ]
 
+    # Nobody waits for its end, and it cannot have come that soon.
+    left = {"text": "The miller opens the gate", "sampling_params": ENDLESS}
+
     def send(index: int) -> int:
-        body = bodies[index % len(bodies)]
+        body, timeout = (left, 0.03) if index % 7 == 0 else (bodies[index % len(bodies)], 60)
         try:
-            timeout = 0.03 if index % 7 == 0 else 60
             return server.client.post("/generate", json=body, timeout=timeout).status_code
         except httpx.TimeoutException:
             return 0

@@ -1,12 +1,13 @@
 """Every benchmark end to end: the engine's processes, the worker alone, a server over HTTP."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from headrace.cli import main as headrace
 from server.bench import latency, offline, one_batch, serving
 from server.bench.shapes import write_shape
 from tests.support.guard import unwatch, watch
+from tests.support.native import slowed
 from tests.support.processes import alive, children, command
 from tests.support.server import ServerProcess, python_path, running_server
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
@@ -27,6 +29,16 @@ ENGINE = ("--shape", "tiny", "--num-threads", "1", "--device", "cpu")
 @pytest.fixture(scope="module")
 def server() -> ServerProcess:
     return running_server("qwen3")
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """A benchmark sets up the logs of its process, which is that of later tests, too."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def result(path: Path) -> dict:
@@ -170,7 +182,9 @@ def test_ctrl_c_ends_the_clients_without_a_word(server: ServerProcess) -> None:
     arguments = ["--url", server.url, "--random-input-len", "8", "--random-output-len", "200"]
     arguments += ["--vocab-size", str(VOCAB_SIZE)]
     arguments += ["--warmup-requests", "0", "--num-client-processes", "2"]
-    assert interrupted(["serving", *arguments], is_busy) == (130, "")
+    # What has ended would be told of.
+    with slowed(server):
+        assert interrupted(["serving", *arguments], is_busy) == (130, "")
     wait_until(lambda: not is_busy(), 20)
 
 

@@ -28,15 +28,17 @@ from tests.support.tiny_models import tiny_model
 ROOT = Path(__file__).resolve().parents[2]
 READY_LINE = "The server is fired up and ready to roll!"
 # Where the system takes no ports for outgoing connections: none is gone before a server listens.
-_PORTS = range(10_000, 30_000)
+# Each worker of a run has its own.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = list(range(10_000 + _WORKER, 30_000, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))))
 # Tests draw the same numbers in every process; ports must differ.
-_draw = random.SystemRandom()
+random.SystemRandom().shuffle(_PORTS)
 
 
 def free_port() -> int:
-    """A port nobody listens on just now."""
-    for _ in range(100):
-        port = _draw.choice(_PORTS)
+    """A port nobody listens on just now, another one each time."""
+    while _PORTS:
+        port = _PORTS.pop()
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -28,8 +28,8 @@ class Clock:
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        # For the bar, which has a clock of its own.
-        time.sleep(seconds)
+        # For the bar, which has a clock of its own, and draws no sooner than after 0.1 s of it.
+        time.sleep(1.5 * seconds)
         self._now += seconds
 
 
