@@ -6,7 +6,6 @@ starts with the library loaded, so a small grammar takes some ten milliseconds.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
@@ -63,9 +62,8 @@ class Job:
 
     def end(self, *, timed_out: bool) -> GrammarReply:
         """Collect the process and say what came out."""
-        if timed_out:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        # One that has said all is waited for in any case.
+        os.kill(self.pid, signal.SIGKILL)
         os.close(self.reader)
         _, status, usage = os.wait4(self.pid, 0)
         answer = b"".join(self._parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -11,9 +12,11 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Self
 
 import httpx
+import psutil
 import pytest
 
 from tests.support.grammar_backends import BACKENDS, needs_grammars
@@ -335,6 +338,31 @@ def test_an_abort_reaches_a_request_that_waits_for_its_grammar(server: ServerPro
     finally:
         os.kill(pid, signal.SIGCONT)
     output(generate(server, regex="never{7}"))
+
+
+def test_what_the_machine_had_no_time_for_may_be_sent_again(server: ServerProcess) -> None:
+    output(generate(server, regex="x"))
+    compiler = psutil.Process(compiler_pid(server))
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(100):
+            constraint = {"regex": f"[a-z]{{3}}{number}", "temperature": 1.0}
+            answer = pool.submit(generate, server, **constraint)
+            while not stop_fork_of(compiler) and not answer.done():
+                pass
+            # It may have said all when it was stopped.
+            if (refused := answer.result()).status_code == 503:
+                break
+    assert "too busy to compile the regex" in refused.json()["message"]
+    assert int(refused.headers["retry-after"]) >= 1
+    assert re.fullmatch(f"[a-z]{{3}}{number}", output(generate(server, **constraint)))
+
+
+def stop_fork_of(process: psutil.Process) -> bool:
+    for fork in process.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            fork.suspend()
+            return fork.status() == psutil.STATUS_STOPPED
+    return False
 
 
 def test_without_a_backend_it_says_so() -> None:
