@@ -37,7 +37,7 @@ class TooLong(InvalidRequest):
 
 
 class Overloaded(HeadraceError):
-    """The waiting queue is full, or the server is draining."""
+    """The waiting queue is full, the server is draining, or the machine is too busy for it."""
 
     status_code = 503
     retry_after_s = 1
