@@ -62,7 +62,7 @@ class Job:
 
     def end(self, *, timed_out: bool) -> GrammarReply:
         """Collect the process and say what came out."""
-        # One that has said all is waited for in any case.
+        # Whatever it does behind its answer must not keep this process waiting.
         os.kill(self.pid, signal.SIGKILL)
         os.close(self.reader)
         _, status, usage = os.wait4(self.pid, 0)
