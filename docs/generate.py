@@ -18,8 +18,8 @@ from openai_api import errors as openai_errors
 from runtime import errors
 from runtime.client.gate import RequestGate
 from runtime.client.status import EngineStatus, ReplicaStatus
-from runtime.config import ServerConfig
-from runtime.shared_state import SharedState
+from runtime.config.options import ServerConfig
+from runtime.ipc.shared_state import SharedState
 from server.args import option_name
 from server.context import ServerContext
 from server.metrics import Metrics

@@ -14,9 +14,9 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.client.sessions import SessionParams, Sessions
-from runtime.config import ServerConfig
-from runtime.detokenizer.pieces import TokenPieces
-from runtime.tokenizer import Tokenizer
+from runtime.config.options import ServerConfig
+from runtime.text.token_pieces import TokenPieces
+from runtime.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

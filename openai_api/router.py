@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from openai_api.context import OpenAIContext
 from openai_api.errors import describe_error, error_response
-from runtime.registry import load_object
+from runtime.config.registry import load_object
 
 Handler = Callable[[Request, OpenAIContext], Awaitable[Response]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from runtime.config import HttpArgs
+from runtime.config.options import HttpArgs
 from server.context import ServerContext
 
 logger = logging.getLogger(__name__)

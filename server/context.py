@@ -11,9 +11,9 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.client.recorder import RecordingClient
 from runtime.client.sessions import Sessions
 from runtime.client.status import EngineStatus
-from runtime.config import ServerConfig
-from runtime.detokenizer.pieces import TokenPieces
-from runtime.tokenizer import Tokenizer
+from runtime.config.options import ServerConfig
+from runtime.text.token_pieces import TokenPieces
+from runtime.text.tokenizer import Tokenizer
 from server.native.tensor_request import Features
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from runtime.checkpoint.check import check_model_folder
 from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.hub import resolve_model_folder
 from runtime.checkpoint.model_config import ModelConfig
-from runtime.config import ServerConfig
+from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
-from runtime.tokenizer import Tokenizer
-from runtime.transport import create_run_folder, remove_run_folder
+from runtime.ipc.transport import create_run_folder, remove_run_folder
+from runtime.text.tokenizer import Tokenizer
 from server.hardware import detect_hardware
 from server.resolve import Folders, Resolved, check_options, resolve
 

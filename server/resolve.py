@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from runtime.checkpoint.model_config import ModelConfig
-from runtime.config import (
+from runtime.config.options import (
     DetokenizerConfig,
     GrammarConfig,
     ParallelArgs,
@@ -23,7 +23,7 @@ from runtime.config import (
     WorkerConfig,
 )
 from runtime.errors import InvalidRequest, StartupError
-from runtime.sampling_params import SamplingFields, resolve_sampling
+from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 from server.hardware import Hardware
 
 _DTYPES = {"half": "float16", "float": "float32"}

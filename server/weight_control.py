@@ -22,8 +22,8 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.client.gate import PAUSE, SESSION, UPDATE
 from runtime.client.host import EngineHost
 from runtime.errors import HeadraceError, InvalidRequest, StartupError
-from runtime.messages import ControlReply, SchedulerInbound
-from runtime.weight_messages import (
+from runtime.ipc.messages import ControlReply, SchedulerInbound
+from runtime.ipc.weight_messages import (
     MEMORY_TAGS,
     ContinueGeneration,
     GroupStatus,

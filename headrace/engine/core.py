@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from headrace.engine.errors import EngineDeadError, EngineError, translated
 from headrace.engine.loop_thread import LoopClosed, LoopThread
 from runtime.client.host import EngineHost
-from runtime.config import ServerConfig
+from runtime.config.options import ServerConfig
 from runtime.errors import EngineDead
 from server.assemble import assemble, watch
 from server.context import Lifecycle, ServerContext

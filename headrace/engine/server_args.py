@@ -1,6 +1,6 @@
 """The server's arguments as one flat dataclass, and as keyword arguments of `Engine`.
 
-Names, types, defaults and help are those of `runtime.config`; nothing is declared twice.
+Names, types, defaults and help are those of `runtime.config.options`; nothing is declared twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.config import (
+from runtime.config.options import (
     HttpArgs,
     KernelArgs,
     LoggingArgs,

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runtime.forward_batch import ForwardBatch
+from runtime.models.forward_batch import ForwardBatch
 
 
 class CausalModel(Protocol):

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from kernels.decode_step import decode_inputs, decode_outputs, fetch_inputs
 from kernels.greedy import greedy_tokens
-from runtime.attention.backend import AttentionBackend, SharesPrefixes
-from runtime.batch_rows import BatchRows
+from runtime.executor.batch_rows import BatchRows
 from runtime.executor.causal_model import CausalModel
 from runtime.executor.graph_capture import (
     NUM_HOST_BUFFERS,
@@ -30,8 +29,9 @@ from runtime.executor.graph_capture import (
     host_numbers,
 )
 from runtime.executor.prefix_groups import MIN_BATCH, PrefixGroups
-from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.step import Int32Array, Int64Array
+from runtime.executor.step_plan import Int32Array, Int64Array
+from runtime.models.attention.backend import AttentionBackend, SharesPrefixes
+from runtime.models.forward_batch import ForwardBatch, KVCache
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from kernels.decode_step import decode_outputs
 from kernels.greedy import greedy_tokens
-from runtime.attention.backend import AttentionBackend
-from runtime.batch_rows import BatchRows
+from runtime.executor.batch_rows import BatchRows
 from runtime.executor.causal_model import CausalModel
 from runtime.executor.graph_capture import (
     NUM_HOST_BUFFERS,
@@ -29,8 +28,9 @@ from runtime.executor.graph_capture import (
     capture_graph,
     host_numbers,
 )
-from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.step import Int64Array, StepPlan
+from runtime.executor.step_plan import Int64Array, StepPlan
+from runtime.models.attention.backend import AttentionBackend
+from runtime.models.forward_batch import ForwardBatch, KVCache
 
 logger = logging.getLogger(__name__)
 

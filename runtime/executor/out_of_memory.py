@@ -12,7 +12,7 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.weights import decoder_weights
 from runtime.errors import StartupError
 from runtime.executor.memory import GIB, available_memory_bytes
-from runtime.layers.context import BuildContext
+from runtime.models.layers.build_context import BuildContext
 
 # What `StepResult.failed` says of a sequence.
 STEP_OUT_OF_MEMORY = f"Internal error: {torch.OutOfMemoryError.__name__}"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from runtime.checkpoint.model_config import ModelConfig
-from runtime.forward_batch import ForwardBatch
-from runtime.layers.context import BuildContext
-from runtime.layers.parameter import WeightHolder
+from runtime.models.forward_batch import ForwardBatch
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.parameter import WeightHolder
 
 
 class CausalLM(ABC):

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from runtime.attention.backend import AttentionLayer
 from runtime.checkpoint.model_config import ModelConfig
-from runtime.forward_batch import ForwardBatch
-from runtime.layers.context import BuildContext
-from runtime.layers.embedding import Embedding
-from runtime.layers.linear import Linear, column, heads
-from runtime.layers.norm import RMSNorm
-from runtime.layers.parameter import WeightHolder
-from runtime.layers.rope import cos_sin_table
+from runtime.models.attention.backend import AttentionLayer
 from runtime.models.causal_lm import CausalLM
+from runtime.models.forward_batch import ForwardBatch
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.embedding import Embedding
+from runtime.models.layers.linear import Linear, column, heads
+from runtime.models.layers.norm import RMSNorm
+from runtime.models.layers.parameter import WeightHolder
+from runtime.models.layers.rope import cos_sin_table
 
 
 class LlamaAttention:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.registry import Registry
+from runtime.config.registry import Registry
 
 if TYPE_CHECKING:
     from runtime.models.causal_lm import CausalLM

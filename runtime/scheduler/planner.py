@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.cache.manager import CacheManager
-from runtime.messages import FinishReason
-from runtime.request import Request
-from runtime.scheduler.budget import TokenBudget
-from runtime.scheduler.table import RequestTable
-from runtime.scheduler.waiting import WaitingQueue
-from runtime.step import (
+from runtime.executor.step_plan import (
     BoolArray,
     EmbedSpan,
     HiddenSpan,
@@ -24,6 +19,11 @@ from runtime.step import (
     RowJoin,
     StepPlan,
 )
+from runtime.ipc.messages import FinishReason
+from runtime.scheduler.budget import TokenBudget
+from runtime.scheduler.request import Request
+from runtime.scheduler.table import RequestTable
+from runtime.scheduler.waiting import WaitingQueue
 
 logger = logging.getLogger(__name__)
 

@@ -13,16 +13,16 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from runtime.config import RankConfig
-from runtime.distributed.plan_message import PlanMessage, from_message
+from runtime.config.options import RankConfig
 from runtime.errors import HeadraceError
-from runtime.logging import configure_logging
-from runtime.messages import Phase, WorkerCommand
+from runtime.executor.plan_message import PlanMessage, from_message
+from runtime.ipc.logging import configure_logging
+from runtime.ipc.messages import Phase, WorkerCommand
+from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
+from runtime.ipc.weight_messages import RankCall, WeightOp
 from runtime.scheduler.commands import CommandedRunner
 from runtime.scheduler.ranks import DEATH_NOTICE_S, failure_file
 from runtime.scheduler.scheduler import Pending
-from runtime.transport import Inbox, Outbox, rank_address, rank_replies_address
-from runtime.weight_messages import RankCall, WeightOp
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.cache.radix_tree import Tokens
+from runtime.executor.step_plan import Int64Array
 from runtime.grammar.backend import Matcher
-from runtime.request import Request
-from runtime.step import Int64Array
+from runtime.scheduler.request import Request
 
 
 class RequestTable:

@@ -13,33 +13,29 @@ from typing import Any, Protocol
 import torch
 
 from kernels.linear import GATED_TOKENS
-from runtime.attention.backend import (
-    ATTENTION_BACKENDS,
-    DEFAULT_ATTENTION,
-    AttentionBackend,
-    StepLimits,
-)
-from runtime.batch_rows import BatchRows
 from runtime.cache.manager import CacheManager
 from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.model_config import ModelConfig
-from runtime.config import WorkerConfig
+from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.errors import StartupError
+from runtime.executor.batch_rows import BatchRows
 from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.extend_graphs import graph_token_sizes
+from runtime.executor.invariance import (
+    invariant_attention,
+    invariant_linear,
+    require_invariance,
+)
 from runtime.executor.kernel_choices import log_kernels
 from runtime.executor.memory import GIB, PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import GraphLimits, ModelRunner
 from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
 from runtime.executor.profiler import Profiler
-from runtime.forward_batch import KVCache
+from runtime.executor.sampling.compile_ahead import warm_up_sampling
+from runtime.executor.warmup_steps import Prompts, compute_prompts, prompts_to_compile, warm_up
 from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend
-from runtime.layers.context import BuildContext, parse_dtype
-from runtime.loader.files import WeightFiles
-from runtime.loader.live import LiveWeights
-from runtime.loader.load import load_model, parameter_bytes
-from runtime.messages import (
+from runtime.ipc.messages import (
     ControlReply,
     FrontInbound,
     Phase,
@@ -47,23 +43,27 @@ from runtime.messages import (
     WorkerCommand,
     WorkerReady,
 )
+from runtime.ipc.shared_state import SharedState
+from runtime.models.attention.backend import (
+    ATTENTION_BACKENDS,
+    DEFAULT_ATTENTION,
+    AttentionBackend,
+    StepLimits,
+)
 from runtime.models.causal_lm import CausalLM
-from runtime.sampling.warmup import warm_up_sampling
+from runtime.models.forward_batch import KVCache
+from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.commands import CommandedRunner
 from runtime.scheduler.grammars import Grammars
-from runtime.scheduler.invariance import (
-    invariant_attention,
-    invariant_linear,
-    require_invariance,
-)
-from runtime.scheduler.rank_weights import RankWeights
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.scheduler import Runner, Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
-from runtime.scheduler.warmup import Prompts, compute_prompts, prompts_to_compile, warm_up
-from runtime.scheduler.weight_updates import WeightUpdates
-from runtime.shared_state import SharedState
+from runtime.weights.live_weights import LiveWeights
+from runtime.weights.load_model import load_model, parameter_bytes
+from runtime.weights.rank_weights import RankWeights
+from runtime.weights.weight_files import WeightFiles
+from runtime.weights.weight_updates import WeightUpdates
 
 logger = logging.getLogger(__name__)
 

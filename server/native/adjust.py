@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from runtime.client.json_body import decode_body
 from runtime.errors import HeadraceError, InvalidRequest
-from runtime.messages import FreezeGarbage, SetLogLevel, SlowDown
+from runtime.ipc.messages import FreezeGarbage, SetLogLevel, SlowDown
 from server.context import ServerContext
 from server.errors import json_response
 from server.native.options import change_options

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
-from runtime.messages import Ping
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.messages import Ping
+from runtime.requests.sampling_params import SamplingParams
 from server.context import ServerContext
 from server.errors import json_response
 from server.health import (

@@ -10,7 +10,7 @@ from runtime.checkpoint.check import describe
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.weights import decoder_weights
 from runtime.errors import InvalidRequest
-from runtime.weight_messages import (
+from runtime.ipc.weight_messages import (
     BROADCAST_TIMEOUT_S,
     CheckAction,
     CudaHandle,

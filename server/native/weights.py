@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from runtime.client.json_body import InvalidBody, decode_body
 from runtime.errors import InvalidRequest
-from runtime.weight_messages import CheckWeights, LeaveGroup, ReadWeight
+from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, ReadWeight
 from server.context import ServerContext
 from server.errors import json_response
 from server.native.schema import body_schema

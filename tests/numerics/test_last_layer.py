@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from runtime.messages import LogprobSpec
+from runtime.ipc.messages import LogprobSpec
 from runtime.models.llama import LlamaDecoderLayer, LlamaMLP
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.attention.backend import ATTENTION_BACKENDS
 from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.families import FAMILIES
-from runtime.layers.rope import cos_sin_table
+from runtime.models.attention.backend import ATTENTION_BACKENDS
+from runtime.models.layers.rope import cos_sin_table
 from runtime.models.registry import MODELS
 from tests.support.driver import Driver, load
 from tests.support.fake_checkpoint import write_config

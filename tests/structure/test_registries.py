@@ -10,13 +10,13 @@ import pytest
 
 import openai_api
 import runtime
-import runtime.process
-from runtime.attention.backend import ATTENTION_BACKENDS, INVARIANT_ATTENTION
-from runtime.config import KernelArgs
-from runtime.registry import Registry
+import runtime.ipc.process
+from runtime.config.options import KernelArgs
+from runtime.config.registry import Registry
+from runtime.models.attention.backend import ATTENTION_BACKENDS, INVARIANT_ATTENTION
 
 # Imported as children only: their start-up belongs to a process of its own.
-SKIPPED = ["runtime.process"]
+SKIPPED = ["runtime.ipc.process"]
 # Modules whose library is an extra of its own.
 OPTIONAL = {
     "runtime.grammar.xgrammar": "xgrammar",
@@ -33,7 +33,7 @@ def modules(package: ModuleType) -> list[ModuleType]:
 
 def registries() -> dict[str, Registry[object]]:
     found: dict[int, tuple[str, Registry[object]]] = {}
-    for module in [*modules(runtime), *modules(openai_api), runtime.process]:
+    for module in [*modules(runtime), *modules(openai_api), runtime.ipc.process]:
         for name, value in vars(module).items():
             if isinstance(value, Registry):
                 found.setdefault(id(value), (f"{module.__name__}.{name}", value))

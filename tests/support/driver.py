@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.checkpoint.config_json import load_model_config
-from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.layers.context import BuildContext, parse_dtype
-from runtime.loader.load import load_model
+from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.models.causal_lm import CausalLM
+from runtime.models.forward_batch import ForwardBatch, KVCache
+from runtime.models.layers.build_context import BuildContext, parse_dtype
+from runtime.weights.load_model import load_model
 
 
 def load(folder: Path, dtype: str = "float32") -> CausalLM:

@@ -15,13 +15,14 @@ import pytest
 import torch
 import zmq
 
-from runtime.batch_rows import BatchRows
 from runtime.checkpoint.config_json import load_model_config
 from runtime.client.grammars import grammar_key
 from runtime.client.logprobs import PositionLogprobs, read_blocks
-from runtime.config import WorkerConfig
+from runtime.config.options import WorkerConfig
+from runtime.executor.batch_rows import BatchRows
 from runtime.executor.model_runner import ModelRunner
-from runtime.messages import (
+from runtime.executor.step_plan import RowJoin
+from runtime.ipc.messages import (
     ControlReply,
     FinishReason,
     FrontInbound,
@@ -30,12 +31,11 @@ from runtime.messages import (
     LogprobSpec,
     TokenDeltas,
 )
-from runtime.sampling_params import GrammarSpec, SamplingParams
+from runtime.ipc.shared_state import SharedState
+from runtime.ipc.weight_messages import WeightCall, WeightOp
+from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
-from runtime.shared_state import SharedState
-from runtime.step import RowJoin
-from runtime.weight_messages import WeightCall, WeightOp
 
 # The numerics tests run on a GPU too: HEADRACE_TEST_DEVICE=cuda make test ARGS=tests/numerics
 DEVICE = os.environ.get("HEADRACE_TEST_DEVICE", "cpu")

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from runtime.checkpoint.model_config import ModelConfig, RopeConfig
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
-from runtime.messages import (
+from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
     FinishReason,
@@ -27,7 +27,7 @@ from runtime.messages import (
     TextDelta,
     TextDeltas,
 )
-from runtime.tokenizer import Tokenizer
+from runtime.text.tokenizer import Tokenizer
 
 IM_START, IM_END, BOS = "<|im_start|>", "<|im_end|>", "<s>"
 SPECIALS = (BOS, IM_START, IM_END)

@@ -20,13 +20,13 @@ from kernels import activation, linear, norm, rope, sampling
 from kernels.paged_attention.prefix_group import PrefixGroup
 from kernels.rope.reference import rope_kv_write
 from kernels.table import Table
-from runtime.attention.backend import ATTENTION_BACKENDS, AttentionLayer, StepLimits
-from runtime.batch_rows import BatchRows
 from runtime.executor import cuda_graphs, extend_graphs, model_runner
+from runtime.executor.batch_rows import BatchRows
 from runtime.executor.model_runner import GraphLimits
-from runtime.forward_batch import ForwardBatch
+from runtime.executor.step_plan import Int32Array, Int64Array
+from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionLayer, StepLimits
+from runtime.models.forward_batch import ForwardBatch
 from runtime.scheduler import worker
-from runtime.step import Int32Array, Int64Array
 
 
 class EagerGraph:

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from runtime.checkpoint.config_json import load_model_config
-from runtime.layers.context import BuildContext
-from runtime.loader.load import load_model, parameter_bytes
+from runtime.models.layers.build_context import BuildContext
+from runtime.weights.load_model import load_model, parameter_bytes
 
 
 def anonymous_bytes() -> int:

@@ -24,7 +24,7 @@ from runtime.executor.memory import (
 )
 from runtime.executor.model_runner import ModelRunner
 from runtime.executor.out_of_memory import is_out_of_memory, memory_for, require_room, step_failure
-from runtime.layers.context import BuildContext
+from runtime.models.layers.build_context import BuildContext
 from runtime.models.llama import LlamaForCausalLM
 from runtime.scheduler import worker
 from tests.support.engine import InProcessEngine

@@ -10,8 +10,8 @@ from headrace.demo import MODEL_PATH
 from runtime.checkpoint.config_json import load_model_config
 from runtime.grammar.backend import GRAMMAR_BACKENDS, num_words
 from runtime.grammar.blanks import MAX_BLANKS, BlankTokens
-from runtime.sampling_params import GrammarSpec
-from runtime.tokenizer import Tokenizer
+from runtime.requests.sampling_params import GrammarSpec
+from runtime.text.tokenizer import Tokenizer
 
 BACKENDS = [name for name in ("xgrammar", "llguidance") if find_spec(name) is not None]
 FOLDER = Path(MODEL_PATH)

@@ -14,10 +14,10 @@ from headrace.demo import MODEL_PATH
 from runtime.checkpoint.config_json import load_model_config
 from runtime.grammar.backend import GRAMMAR_BACKENDS
 from runtime.grammar.cache import ByteCache, loaded_size
-from runtime.messages import GenerateRequest
-from runtime.request import Request
-from runtime.sampling_params import GrammarSpec, SamplingParams
+from runtime.ipc.messages import GenerateRequest
+from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.grammars import Grammars
+from runtime.scheduler.request import Request
 from tests.support.grammar_backends import BACKENDS
 
 CACHE_BYTES = 16 * 2**20

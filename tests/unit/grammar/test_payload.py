@@ -11,7 +11,7 @@ from headrace.demo import MODEL_PATH
 from runtime.checkpoint.config_json import load_model_config
 from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarError, num_words
 from runtime.grammar.cache import loaded_size
-from runtime.sampling_params import GrammarSpec
+from runtime.requests.sampling_params import GrammarSpec
 
 BACKENDS = [name for name in ("xgrammar", "llguidance") if find_spec(name) is not None]
 SPECS = [

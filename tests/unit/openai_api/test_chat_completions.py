@@ -16,8 +16,8 @@ from openai_api.generation import open_streams
 from openai_api.schemas.chat import DECODER
 from runtime.client.generation import GenerationInput
 from runtime.errors import InvalidRequest
-from runtime.messages import FinishReason
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.messages import FinishReason
+from runtime.requests.sampling_params import SamplingParams
 from tests.support.fake_engine import EOS_ID, FakeEngine
 
 TOOLS = [

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.cache.manager import CacheManager
-from runtime.messages import (
+from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
     ControlReply,
@@ -19,11 +19,11 @@ from runtime.messages import (
     StopHit,
     TokenDeltas,
 )
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.shared_state import SharedState
+from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
-from runtime.shared_state import SharedState
 from tests.support.hash_runner import HashRunner, next_token
 
 PAGE = 4

@@ -12,9 +12,9 @@ from kernels.paged_attention.triton_tiles import MAX_BLOCK_ROWS, Tile, block_row
 from kernels.prompt_attention.cudnn import MIN_LENGTH
 from runtime.errors import StartupError
 from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
+from runtime.executor.step_plan import StepPlan
+from runtime.executor.warmup_steps import Prompts, compute_prompts, prompts_to_compile
 from runtime.scheduler import worker
-from runtime.scheduler.warmup import Prompts, compute_prompts, prompts_to_compile
-from runtime.step import StepPlan
 from tests.support.engine import InProcessEngine
 from tests.support.fake_checkpoint import write_model
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from runtime.config import LoggingArgs
+from runtime.config.options import LoggingArgs
 from server.middleware.auth import ADMIN_PATHS, OPEN_PATHS
 from tests.support.fake_server import FakeServer
 

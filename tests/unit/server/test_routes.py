@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.client.gate import PAUSE, UPDATE
-from runtime.config import LoggingArgs, SchedulingArgs
-from runtime.messages import ControlReply, FinishReason
+from runtime.config.options import LoggingArgs, SchedulingArgs
+from runtime.ipc.messages import ControlReply, FinishReason
 from tests.support.fake_server import FakeServer
 
 
