@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.recorder import RecordingClient
 from runtime.client.sessions import Sessions
 from runtime.client.status import EngineStatus
@@ -46,7 +46,7 @@ class ServerContext:
     """
 
     config: ServerConfig
-    model: ModelConfig
+    model: ModelSpec
     tokenizer: Tokenizer
     client: RecordingClient
     status: EngineStatus

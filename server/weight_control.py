@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.headers import read_tensor_infos
 from runtime.checkpoint.hub import RepositoryNotFound, resolve_model_folder
-from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.gate import PAUSE, SESSION, UPDATE
 from runtime.client.host import EngineHost
 from runtime.errors import HeadraceError, InvalidRequest, StartupError
@@ -43,6 +42,7 @@ from runtime.ipc.weight_messages import (
     WeightOp,
     WeightUpdate,
 )
+from runtime.models.registry import read_model_spec
 from server.context import ServerContext
 
 logger = logging.getLogger(__name__)
@@ -394,17 +394,22 @@ def _find(model_path: str) -> Path:
     return folder
 
 
-def _check(folder: Path, model: ModelConfig) -> None:
+def _check(folder: Path, model: ModelSpec) -> None:
     """Compare a folder with the model that serves.
 
     Raises:
         StartupError: other shapes, or another model; one line.
     """
     if (folder / "config.json").is_file():
-        other = load_model_config(folder)
+        other = read_model_spec(folder)
+        if other.architecture != model.architecture:
+            raise StartupError(
+                f"{folder} holds another model than the one that serves: architecture is "
+                f"{other.architecture!r}, not {model.architecture!r}"
+            )
         different = [
             f"{field.name} is {getattr(other, field.name)!r}, not {getattr(model, field.name)!r}"
-            for field in dataclasses.fields(ModelConfig)
+            for field in dataclasses.fields(model)
             if field.name not in _IRRELEVANT
             and getattr(other, field.name) != getattr(model, field.name)
         ]

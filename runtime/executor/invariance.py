@@ -20,9 +20,9 @@ from kernels.rope import ROPE
 from kernels.sampling import SAMPLING
 from runtime.errors import StartupError
 from runtime.models.attention.backend import INVARIANT_ATTENTION
-from runtime.models.causal_lm import CausalLM
 from runtime.models.layers.embedding import Embedding
 from runtime.models.layers.linear import Linear
+from runtime.models.model import Model
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def invariant_attention(backend: str, device_type: str) -> str:
     return name
 
 
-def require_invariance(model: CausalLM, linear: str, attention: str) -> None:
+def require_invariance(model: Model, linear: str, attention: str) -> None:
     """Check a loaded model: every product and every head's shape has an invariant kernel.
 
     Args:
@@ -93,12 +93,12 @@ def require_invariance(model: CausalLM, linear: str, attention: str) -> None:
     if attention == "cpu":
         from kernels.paged_attention.cpu import supports
 
-        head_dim = model.config.head_dim
-        if not supports(model.context.dtype, head_dim):
-            raise StartupError(
-                f"{OPTION}: heads of {head_dim} in {_dtype(model)} have no batch-invariant "
-                "attention on the CPU."
-            )
+        for head_dim in sorted(model.spec.head_dims):
+            if not supports(model.context.dtype, head_dim):
+                raise StartupError(
+                    f"{OPTION}: heads of {head_dim} in {_dtype(model)} have no batch-invariant "
+                    "attention on the CPU."
+                )
     logger.info(
         "Deterministic inference: %s linears, %s attention, sums over ranks in order; "
         "a request's result does not depend on its batch",
@@ -107,5 +107,5 @@ def require_invariance(model: CausalLM, linear: str, attention: str) -> None:
     )
 
 
-def _dtype(model: CausalLM) -> str:
+def _dtype(model: Model) -> str:
     return str(model.context.dtype).removeprefix("torch.")

@@ -13,7 +13,6 @@ from torch import Tensor
 from kernels.greedy import NAN_TOKEN
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.build_batch import build_batch
-from runtime.executor.causal_model import CausalModel
 from runtime.executor.cuda_graphs import DecodeGraphs
 from runtime.executor.extend_graphs import ExtendGraphs, GraphResult
 from runtime.executor.gather_hidden import StepHidden, of_prompts, of_samples
@@ -26,6 +25,7 @@ from runtime.executor.staging import to_device
 from runtime.executor.step_plan import Int32Array, Int64Array, StepPlan, StepResult
 from runtime.models.attention.backend import AttentionBackend
 from runtime.models.forward_batch import KVCache
+from runtime.models.model import CausalLM
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: CausalModel,
+        model: CausalLM,
         attention: AttentionBackend,
         kv: list[KVCache],
         rows: BatchRows,

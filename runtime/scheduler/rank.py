@@ -40,14 +40,14 @@ def main(payload: bytes) -> None:
     which = f" of worker {worker.dp_rank}" if worker.dp_size > 1 else ""
     configure_logging(level, f"rank {config.rank}{which}")
     try:
-        from runtime.scheduler.worker import build_executor, build_rank_weights, command
+        from runtime.scheduler.worker import build_rank, build_rank_weights, command
 
         folder, context = Path(worker.run_folder), zmq.Context[zmq.Socket[bytes]]()
         inbox: Inbox[RankInbound] = Inbox(
             context, rank_address(folder, worker.generation, config.rank), RankInbound
         )
         outbox = Outbox(context, rank_replies_address(folder, worker.generation))
-        executor = build_executor(worker, config.rank, _keep_silent)
+        executor = build_rank(worker, config.rank, _keep_silent)
         runner = command(executor, worker, config.rank)
         weights = build_rank_weights(executor, worker, config.rank, lambda: None)
     except HeadraceError as error:

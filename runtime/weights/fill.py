@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from runtime.checkpoint.check import describe
-from runtime.checkpoint.weights import WeightSpec, decoder_weights, is_ignored
+from runtime.checkpoint.model_spec import WeightSpec
 from runtime.errors import StartupError
-from runtime.models.causal_lm import CausalLM
-from runtime.models.layers.parameter import Slot, WeightHolder
+from runtime.models.layers.parameter import WeightHolder, WeightShard
+from runtime.models.model import Model
 
 
 def load_weights(
-    model: CausalLM,
+    model: Model,
     tensors: Iterable[tuple[str, Tensor]],
     *,
     partial: bool = False,
@@ -27,8 +27,8 @@ def load_weights(
 
     Args:
         model: fresh, or loaded before.
-        tensors: (checkpoint name, tensor); shapes as in `decoder_weights`, or those of this rank's
-            parts, as `slots_of` has them; any device.
+        tensors: (checkpoint name, tensor); shapes as in `ModelSpec.weights`, or those of this
+            rank's parts, as `shards_of` has them; any device.
         partial: accept that tensors are missing and keep what the model has there; only for a
             model that was loaded before.
         before: called with each layer's name before its first tensor is written.
@@ -48,68 +48,68 @@ def load_weights(
         raise
 
 
-def slots_of(model: CausalLM) -> dict[str, Slot]:
+def shards_of(model: Model) -> dict[str, WeightShard]:
     """Return which part of each checkpoint tensor this rank takes, by the tensor's name."""
     holders = dict(model.holders())
     found = {}
-    for spec in decoder_weights(model.config):
+    for spec in model.spec.weights:
         holder_name, _, parameter = spec.target.rpartition(".")
-        found[spec.name] = dict(holders[holder_name].parameters())[parameter].slots[spec.slot]
+        found[spec.name] = dict(holders[holder_name].parameters())[parameter].shards[spec.shard]
     return found
 
 
 class _Fill:
-    """Which slots of which holders are still open."""
+    """Which shards of which holders are still open."""
 
-    def __init__(self, model: CausalLM, before: Callable[[str, WeightHolder], None] | None) -> None:
+    def __init__(self, model: Model, before: Callable[[str, WeightHolder], None] | None) -> None:
         self.before = before
-        self.config = model.config
+        self.spec = model.spec
         self.holders: dict[str, WeightHolder] = dict(model.holders())
-        self.specs = {spec.name: spec for spec in decoder_weights(model.config)}
+        self.specs = {spec.name: spec for spec in model.spec.weights}
         self.open: dict[str, dict[tuple[str, str], WeightSpec]] = {}
         for spec in self.specs.values():
             holder_name, _, parameter = spec.target.rpartition(".")
-            self.open.setdefault(holder_name, {})[parameter, spec.slot] = spec
-        self.sizes = {name: len(slots) for name, slots in self.open.items()}
+            self.open.setdefault(holder_name, {})[parameter, spec.shard] = spec
+        self.sizes = {name: len(shards) for name, shards in self.open.items()}
 
     def take(self, name: str, tensor: Tensor) -> None:
         spec = self.specs.get(name)
         if spec is None:
-            if is_ignored(name, self.config):
+            if self.spec.is_ignored(name):
                 return
-            raise StartupError(f"Unexpected tensor {name!r} for {self.config.architecture}")
+            raise StartupError(f"Unexpected tensor {name!r} for {self.spec.architecture}")
         holder_name, _, parameter_name = spec.target.rpartition(".")
-        slots = self.open[holder_name]
+        shards = self.open[holder_name]
         holder = self.holders[holder_name]
         parameter = dict(holder.parameters())[parameter_name]
-        if tuple(tensor.shape) not in (spec.shape, parameter.slots[spec.slot].local_shape):
+        if tuple(tensor.shape) not in (spec.shape, parameter.shards[spec.shard].local_shape):
             raise StartupError(
                 f"Tensor {name!r} is {list(tensor.shape)}, expected {list(spec.shape)}"
             )
         if not tensor.is_floating_point():
             raise StartupError(f"Tensor {name!r} is {tensor.dtype}, expected a floating type")
-        if self.before is not None and len(slots) == self.sizes[holder_name]:
+        if self.before is not None and len(shards) == self.sizes[holder_name]:
             self.before(holder_name, holder)
-        if slots.pop((parameter_name, spec.slot), None) is None:
+        if shards.pop((parameter_name, spec.shard), None) is None:
             raise StartupError(f"Tensor {name!r} comes twice")
-        parameter.fill(spec.slot, tensor)
-        if not slots:
+        parameter.fill(spec.shard, tensor)
+        if not shards:
             holder.finalize([])
 
     def touched(self) -> list[WeightHolder]:
         """Return the holders that were filled in part."""
         return [
             self.holders[name]
-            for name, slots in self.open.items()
-            if 0 < len(slots) < self.sizes[name]
+            for name, shards in self.open.items()
+            if 0 < len(shards) < self.sizes[name]
         ]
 
     def finish(self, partial: bool) -> None:
-        missing = [spec.name for slots in self.open.values() for spec in slots.values()]
+        missing = [spec.name for shards in self.open.values() for spec in shards.values()]
         if missing and not partial:
             raise StartupError(
-                f"{self.config.architecture} cannot be loaded: {describe('missing', missing)}"
+                f"{self.spec.architecture} cannot be loaded: {describe('missing', missing)}"
             )
-        for name, slots in self.open.items():
-            if 0 < len(slots) < self.sizes[name]:
-                self.holders[name].finalize(list(slots))
+        for name, shards in self.open.items():
+            if 0 < len(shards) < self.sizes[name]:
+                self.holders[name].finalize(list(shards))

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtime.checkpoint.check import describe
-from runtime.checkpoint.weights import WeightSpec, decoder_weights, is_ignored
+from runtime.checkpoint.model_spec import WeightSpec
 from runtime.errors import InvalidRequest
-from runtime.models.causal_lm import CausalLM
-from runtime.models.layers.parameter import Slot, WeightHolder
+from runtime.models.layers.parameter import WeightHolder, WeightShard
+from runtime.models.model import Model
 from runtime.weights.fill import load_weights
 from runtime.weights.load_model import dummy_tensors
 from runtime.weights.weight_files import WeightFiles
@@ -39,7 +39,7 @@ class LiveWeights:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: Model,
         source: WeightFiles | None,
         beat: Callable[[], None],
         spill_folder: Path,
@@ -75,14 +75,14 @@ class LiveWeights:
             StartupError: the files do not fit, and nothing was changed; or they could not be read
                 to the end, and `undo` must follow.
         """
-        files = WeightFiles.open(folder, self._model.config)
+        files = WeightFiles.open(folder, self._model.spec)
         self._load(files.tensors(), partial=False)
         self._source = files
 
     def load_dummy(self, seed: int) -> None:
         """Replace every weight by the random number that `seed` gives."""
         device = self._model.context.device
-        self._load(dummy_tensors(self._model.config, seed, device), partial=False)
+        self._load(dummy_tensors(self._model.spec, seed, device), partial=False)
 
     def load_tensors(
         self, shapes: Mapping[str, Sequence[int]], tensors: Iterable[tuple[str, Tensor]]
@@ -107,11 +107,9 @@ class LiveWeights:
             InvalidRequest: some are wrong, or the weights are released.
         """
         self._check_present()
-        specs = {spec.name: spec for spec in decoder_weights(self._model.config)}
+        specs = {spec.name: spec for spec in self._model.spec.weights}
         unknown = [
-            name
-            for name in shapes
-            if name not in specs and not is_ignored(name, self._model.config)
+            name for name in shapes if name not in specs and not self._model.spec.is_ignored(name)
         ]
         wrong = [
             f"{name} is {list(shape)}, expected {list(specs[name].shape)}"
@@ -168,27 +166,24 @@ class LiveWeights:
 
     # ---- reading ----
 
-    def read(self, name: str, num_rows: int) -> tuple[Tensor, Slot]:
+    def read(self, name: str, num_rows: int) -> tuple[Tensor, WeightShard]:
         """This rank's part of a weight's first rows.
 
         Returns:
-            A float32 copy on the host, and the slot that says where the part belongs.
+            A float32 copy on the host, and the shard that says where the part belongs.
 
         Raises:
             InvalidRequest: no such weight.
         """
         self._check_present()
-        tensor, slot = self._part(self._spec(name))
-        if slot.shard_dim == 0:
-            num_rows = max(0, min(num_rows - slot.start, slot.length))
-        return tensor[:num_rows].to("cpu", torch.float32, copy=True).contiguous(), slot
+        tensor, shard = self._part(self._spec(name))
+        if shard.shard_dim == 0:
+            num_rows = max(0, min(num_rows - shard.start, shard.length))
+        return tensor[:num_rows].to("cpu", torch.float32, copy=True).contiguous(), shard
 
     def _spec(self, name: str) -> WeightSpec:
-        config = self._model.config
-        wanted = name
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            wanted = "model.embed_tokens.weight"
-        for spec in decoder_weights(config):
+        wanted = self._model.spec.aliases.get(name, name)
+        for spec in self._model.spec.weights:
             if spec.name == wanted:
                 return spec
         raise InvalidRequest(
@@ -197,11 +192,11 @@ class LiveWeights:
             param="name",
         )
 
-    def _part(self, spec: WeightSpec) -> tuple[Tensor, Slot]:
+    def _part(self, spec: WeightSpec) -> tuple[Tensor, WeightShard]:
         holder_name, _, parameter_name = spec.target.rpartition(".")
         holder = self._holders[holder_name]
-        slot = dict(holder.parameters())[parameter_name].slots[spec.slot]
-        return holder.plain(parameter_name).narrow(0, slot.offset, slot.num_rows), slot
+        shard = dict(holder.parameters())[parameter_name].shards[spec.shard]
+        return holder.plain(parameter_name).narrow(0, shard.offset, shard.num_rows), shard
 
     # ---- a trainer's tests ----
 
@@ -209,7 +204,7 @@ class LiveWeights:
         """SHA-256 of this rank's part of each weight, by checkpoint name."""
         self._check_present()
         found = {}
-        for spec in decoder_weights(self._model.config):
+        for spec in self._model.spec.weights:
             tensor, _ = self._part(spec)
             data = tensor.to("cpu").contiguous().view(-1).view(torch.uint8).numpy()
             found[spec.name] = hashlib.sha256(data).hexdigest()  # type: ignore[arg-type]  # arrays have buffers

@@ -162,17 +162,17 @@ class RankWeights:
             give_back()
 
     def _read(self, op: ReadWeight) -> bytes:
-        part, slot = self._weights.read(op.name, op.num_rows)
+        part, shard = self._weights.read(op.name, op.num_rows)
         whole_len = 0
-        if slot.shard_dim is not None:
-            whole_len = slot.shape[slot.shard_dim]
-            if slot.shard_dim == 0:
+        if shard.shard_dim is not None:
+            whole_len = shard.shape[shard.shard_dim]
+            if shard.shard_dim == 0:
                 whole_len = min(whole_len, op.num_rows)
         return msgspec.msgpack.encode(
             WeightPart(
                 shape=list(part.shape),
-                shard_dim=slot.shard_dim,
-                start=slot.start,
+                shard_dim=shard.shard_dim,
+                start=shard.start,
                 whole_len=whole_len,
                 data=part.numpy().tobytes(),
             )

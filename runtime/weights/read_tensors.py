@@ -18,7 +18,7 @@ from torch import Tensor
 from runtime.checkpoint.check import CheckpointSummary
 from runtime.checkpoint.headers import TensorInfo
 from runtime.errors import StartupError
-from runtime.models.layers.parameter import Slot
+from runtime.models.layers.parameter import WeightShard
 
 # One thread moves 3 to 6 GB/s from the page cache to a GPU, several about three times as much.
 _READERS = 4
@@ -27,13 +27,13 @@ _AHEAD_BYTES = 2 * 2**30
 
 
 def checkpoint_tensors(
-    summary: CheckpointSummary, device: torch.device, slots: Mapping[str, Slot]
+    summary: CheckpointSummary, device: torch.device, shards: Mapping[str, WeightShard]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a checked folder one by one, in the order of the bytes on disk.
 
     For the CPU they are views of the mapped file: use them before the next one, or copy. For a GPU
     several threads read and copy ahead, from as many shards as there are, and of each tensor only
-    the part in `slots`.
+    the part in `shards`.
 
     Raises:
         StartupError: a file changed since it was checked.
@@ -41,7 +41,7 @@ def checkpoint_tensors(
     if device.type == "cpu":
         yield from _views(summary.tensors.values())
     else:
-        yield from copies(list(summary.tensors.values()), device, slots)
+        yield from copies(list(summary.tensors.values()), device, shards)
 
 
 def _views(infos: Iterable[TensorInfo]) -> Iterator[tuple[str, Tensor]]:
@@ -55,14 +55,14 @@ def _views(infos: Iterable[TensorInfo]) -> Iterator[tuple[str, Tensor]]:
 
 
 def copies(
-    infos: list[TensorInfo], device: torch.device, slots: Mapping[str, Slot]
+    infos: list[TensorInfo], device: torch.device, shards: Mapping[str, WeightShard]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield copies on `device`, in the order of `infos`, made by several threads.
 
     Args:
         infos: what to read.
         device: where to.
-        slots: by name, which part of a tensor is wanted; others are copied whole.
+        shards: by name, which part of a tensor is wanted; others are copied whole.
 
     Raises:
         StartupError: a file cannot be read.
@@ -84,8 +84,8 @@ def copies(
                     view: Tensor = files[info.file].get_tensor(info.name)
             except (SafetensorError, OSError) as error:
                 raise _unreadable(info.file, error) from error
-            if info.name in slots:
-                view = slots[info.name].local_part(view)
+            if info.name in shards:
+                view = shards[info.name].local_part(view)
             return view.to(device, copy=True)
 
         pool = stack.enter_context(ThreadPoolExecutor(_READERS, thread_name_prefix="weights"))

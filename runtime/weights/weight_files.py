@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runtime.checkpoint.check import CheckpointSummary, check_model_folder
 from runtime.checkpoint.headers import TensorInfo
-from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.errors import StartupError
 
 DTYPES = {
@@ -41,7 +41,7 @@ class WeightFiles:
     stamps: dict[Path, _Stamp]
 
     @classmethod
-    def open(cls, folder: Path, config: ModelConfig) -> WeightFiles:
+    def open(cls, folder: Path, config: ModelSpec) -> WeightFiles:
         """Look at the headers in `folder`.
 
         Raises:

@@ -12,8 +12,10 @@ import openai_api
 import runtime
 import runtime.ipc.process
 from runtime.config.options import KernelArgs
-from runtime.config.registry import Registry
+from runtime.config.registry import Registry, load_object
 from runtime.models.attention.backend import ATTENTION_BACKENDS, INVARIANT_ATTENTION
+from runtime.models.model import Model
+from runtime.models.registry import FAMILIES
 
 # Imported as children only: their start-up belongs to a process of its own.
 SKIPPED = ["runtime.ipc.process"]
@@ -53,6 +55,21 @@ def test_every_entry_loads(where: str) -> None:
     for name, path in registry.entries.items():
         if path.partition(":")[0] not in SKIPPED:
             assert registry.load(name) is not None
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_family_loads(architecture: str) -> None:
+    family = FAMILIES[architecture]
+    assert callable(load_object(family.spec))
+    model = load_object(family.model)
+    assert isinstance(model, type) and issubclass(model, Model)
+
+
+def test_every_family_is_registered() -> None:
+    named = {family.spec.split(":")[0] for family in FAMILIES.values()}
+    specs = {module.__name__ for module in modules(runtime) if module.__name__.endswith(".spec")}
+    # What dense decoders share is not a family.
+    assert specs - {"runtime.models.decoder.spec"} == named
 
 
 def test_every_attention_backend_can_be_asked_for() -> None:

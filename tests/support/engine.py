@@ -15,7 +15,6 @@ import pytest
 import torch
 import zmq
 
-from runtime.checkpoint.config_json import load_model_config
 from runtime.client.grammars import grammar_key
 from runtime.client.logprobs import PositionLogprobs, read_blocks
 from runtime.config.options import WorkerConfig
@@ -33,6 +32,7 @@ from runtime.ipc.messages import (
 )
 from runtime.ipc.shared_state import SharedState
 from runtime.ipc.weight_messages import WeightCall, WeightOp
+from runtime.models.registry import read_model_spec
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
@@ -55,7 +55,7 @@ class InProcessEngine:
             dtype="float32",
             device=DEVICE,
             context_len=256,
-            eos_token_ids=list(load_model_config(model_folder).eos_token_ids),
+            eos_token_ids=list(read_model_spec(model_folder).eos_token_ids),
             random_seed=0,
             mem_fraction_static=None,
             max_total_tokens=16 * 256,
@@ -73,7 +73,7 @@ class InProcessEngine:
             stream_interval=1,
             tokenizer_folder=str(model_folder),
         )
-        self.hidden_size = load_model_config(model_folder).hidden_size
+        self.hidden_size = read_model_spec(model_folder).hidden_size
         self.shared = SharedState(folder / "state", create=True)
         self.tokens: dict[int, list[int]] = {}
         self.cached: dict[int, int] = {}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.linear import PackedLinear, pack
 from runtime.models.layers.build_context import BuildContext
-from runtime.models.layers.parameter import Parameter, Slot, WeightHolder, whole
+from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard, whole
 
 
 @dataclass(frozen=True)
@@ -18,30 +18,30 @@ class Output:
     """One of the projections that a fused linear computes.
 
     Attributes:
-        slot: its name in the weight map, such as `q`.
+        shard: its name in the weight map, such as `q`.
         size: rows of its weight over all ranks.
         start, length: the rows of this rank.
     """
 
-    slot: str
+    shard: str
     size: int
     start: int
     length: int
 
 
-def column(slot: str, size: int, context: BuildContext) -> Output:
+def column(shard: str, size: int, context: BuildContext) -> Output:
     """Cut `size` output rows evenly among ranks.
 
     Raises:
         ValueError: they do not divide.
     """
     if size % context.tp_size:
-        raise ValueError(f"{size} rows of {slot!r} cannot be cut among {context.tp_size} ranks")
+        raise ValueError(f"{size} rows of {shard!r} cannot be cut among {context.tp_size} ranks")
     length = size // context.tp_size
-    return Output(slot, size, context.tp_rank * length, length)
+    return Output(shard, size, context.tp_rank * length, length)
 
 
-def heads(slot: str, num_heads: int, head_dim: int, context: BuildContext) -> Output:
+def heads(shard: str, num_heads: int, head_dim: int, context: BuildContext) -> Output:
     """Cut whole heads among ranks; where there are fewer heads than ranks, ranks share one.
 
     Raises:
@@ -50,13 +50,13 @@ def heads(slot: str, num_heads: int, head_dim: int, context: BuildContext) -> Ou
     if num_heads >= context.tp_size:
         if num_heads % context.tp_size:
             raise ValueError(
-                f"{num_heads} heads of {slot!r} cannot be cut among {context.tp_size} ranks"
+                f"{num_heads} heads of {shard!r} cannot be cut among {context.tp_size} ranks"
             )
-        return column(slot, num_heads * head_dim, context)
+        return column(shard, num_heads * head_dim, context)
     if context.tp_size % num_heads:
-        raise ValueError(f"{context.tp_size} ranks cannot share {num_heads} heads of {slot!r}")
+        raise ValueError(f"{context.tp_size} ranks cannot share {num_heads} heads of {shard!r}")
     head = context.tp_rank * num_heads // context.tp_size
-    return Output(slot, num_heads * head_dim, head * head_dim, head_dim)
+    return Output(shard, num_heads * head_dim, head * head_dim, head_dim)
 
 
 class Linear(WeightHolder):
@@ -114,13 +114,13 @@ class Linear(WeightHolder):
         cls, in_features: int, outputs: list[Output], bias: bool, context: BuildContext
     ) -> Linear:
         """One product for several projections of the same input, output rows cut among ranks."""
-        weights: dict[str, Slot] = {}
-        biases: dict[str, Slot] = {}
+        weights: dict[str, WeightShard] = {}
+        biases: dict[str, WeightShard] = {}
         rows = 0
         for output in outputs:
             place = (rows, 0, output.start, output.length)
-            weights[output.slot] = Slot((output.size, in_features), *place)
-            biases[output.slot] = Slot((output.size,), *place)
+            weights[output.shard] = WeightShard((output.size, in_features), *place)
+            biases[output.shard] = WeightShard((output.size,), *place)
             rows += output.length
         return cls(
             Parameter((rows, in_features), weights, context.dtype, context.device),
@@ -140,9 +140,9 @@ class Linear(WeightHolder):
         if in_features % context.tp_size:
             raise ValueError(f"{in_features} columns cannot be cut among {context.tp_size} ranks")
         length = in_features // context.tp_size
-        slot = Slot((out_features, in_features), 0, 1, context.tp_rank * length, length)
+        shard = WeightShard((out_features, in_features), 0, 1, context.tp_rank * length, length)
         return cls(
-            Parameter((out_features, length), {"": slot}, context.dtype, context.device),
+            Parameter((out_features, length), {"": shard}, context.dtype, context.device),
             Parameter((out_features,), whole((out_features,)), context.dtype, context.device)
             if bias
             else None,
@@ -171,11 +171,11 @@ class Linear(WeightHolder):
         """Pack the filled weight and drop the plain one."""
         old = self.packed
         if old is not None:
-            for parameter, slot_name in kept:
+            for parameter, shard_name in kept:
                 if parameter == "weight":
-                    slot = self.weight.slots[slot_name]
-                    present = old.unpack().narrow(0, slot.offset, slot.num_rows)
-                    self.weight.rows(slot_name).copy_(present)
+                    shard = self.weight.shards[shard_name]
+                    present = old.unpack().narrow(0, shard.offset, shard.num_rows)
+                    self.weight.rows(shard_name).copy_(present)
         weight, self.weight.tensor = self.weight.allocate(), None
         bias = self.bias.allocate() if self.bias is not None and self.adds_bias else None
         if old is not None:

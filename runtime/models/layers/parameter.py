@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Slot:
+class WeightShard:
     """Where one checkpoint tensor goes.
 
     Attributes:
@@ -42,30 +42,30 @@ class Slot:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the parameter that this slot fills."""
+        """Rows of the parameter that this shard fills."""
         return self.length if self.shard_dim == 0 else self.shape[0]
 
 
 class Parameter:
-    """A tensor of this rank, filled slot by slot.
+    """A tensor of this rank, filled shard by shard.
 
     Attributes:
         shape: of this rank's tensor.
-        slots: by name; a parameter that one checkpoint tensor fills has the slot `""`.
+        shards: by name; a parameter that one checkpoint tensor fills has the shard `""`.
         tensor: `None` until memory is needed, and again once the holder has packed it away.
     """
 
-    __slots__ = ("device", "dtype", "shape", "slots", "tensor")
+    __slots__ = ("device", "dtype", "shape", "shards", "tensor")
 
     def __init__(
         self,
         shape: tuple[int, ...],
-        slots: Mapping[str, Slot],
+        shards: Mapping[str, WeightShard],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.shape = shape
-        self.slots = dict(slots)
+        self.shards = dict(shards)
         self.dtype = dtype
         self.device = device
         self.tensor: Tensor | None = None
@@ -76,16 +76,16 @@ class Parameter:
             self.tensor = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         return self.tensor
 
-    def rows(self, slot_name: str) -> Tensor:
-        """Return the view that `slot_name` fills."""
-        slot = self.slots[slot_name]
-        return self.allocate().narrow(0, slot.offset, slot.num_rows)
+    def rows(self, shard_name: str) -> Tensor:
+        """Return the view that `shard_name` fills."""
+        shard = self.shards[shard_name]
+        return self.allocate().narrow(0, shard.offset, shard.num_rows)
 
-    def fill(self, slot_name: str, tensor: Tensor) -> None:
-        """Copy a checkpoint tensor, or this rank's part of it, into its slot, cast to our dtype."""
-        slot = self.slots[slot_name]
-        is_part = tuple(tensor.shape) == slot.local_shape
-        self.rows(slot_name).copy_(tensor if is_part else slot.local_part(tensor))
+    def fill(self, shard_name: str, tensor: Tensor) -> None:
+        """Copy a checkpoint tensor, or this rank's part of it, into its shard, cast to our type."""
+        shard = self.shards[shard_name]
+        is_part = tuple(tensor.shape) == shard.local_shape
+        self.rows(shard_name).copy_(tensor if is_part else shard.local_part(tensor))
 
 
 class WeightHolder(ABC):
@@ -100,7 +100,7 @@ class WeightHolder(ABC):
         """Make what was filled effective.
 
         Args:
-            kept: (parameter, slot) pairs that were not filled and keep their present value; only
+            kept: (parameter, shard) pairs that were not filled and keep their present value; only
                 an update of a live model has any.
         """
 
@@ -125,6 +125,6 @@ class WeightHolder(ABC):
         """Bytes held."""
 
 
-def whole(shape: tuple[int, ...]) -> dict[str, Slot]:
-    """Return the slots of a parameter that one tensor fills and every rank holds entirely."""
-    return {"": Slot(shape)}
+def whole(shape: tuple[int, ...]) -> dict[str, WeightShard]:
+    """Return the shards of a parameter that one tensor fills and every rank holds entirely."""
+    return {"": WeightShard(shape)}

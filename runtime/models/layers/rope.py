@@ -11,7 +11,26 @@ import math
 import torch
 from torch import Tensor
 
-from runtime.checkpoint.model_config import RopeConfig
+from runtime.checkpoint.rope_json import RopeConfig
+
+
+class RopeTables:
+    """The tables of one model: layers that rotate alike share one."""
+
+    def __init__(self, max_positions: int, device: torch.device) -> None:
+        """Make tables of `max_positions` rows on `device`."""
+        self._max_positions = max_positions
+        self._device = device
+        self._tables: list[tuple[RopeConfig, int, Tensor]] = []
+
+    def table(self, rope: RopeConfig, head_dim: int) -> Tensor:
+        """Return what `cos_sin_table` makes, made once."""
+        for known, size, table in self._tables:
+            if known == rope and size == head_dim:
+                return table
+        table = cos_sin_table(rope, head_dim, self._max_positions, self._device)
+        self._tables.append((rope, head_dim, table))
+        return table
 
 
 def cos_sin_table(

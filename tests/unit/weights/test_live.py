@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.checkpoint.config_json import load_model_config
 from runtime.errors import InvalidRequest, StartupError
-from runtime.models.causal_lm import CausalLM
 from runtime.models.layers.build_context import BuildContext
+from runtime.models.model import CausalLM
+from runtime.models.registry import read_model_spec
 from runtime.weights import weight_files as files
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.load_model import load_model
@@ -37,7 +37,7 @@ def folder_of(path: Path, seed: int, **changes: object) -> Path:
 
 
 def live(folder: Path, linear: str | None = None) -> tuple[CausalLM, LiveWeights]:
-    config = load_model_config(folder)
+    config = read_model_spec(folder)
     context = dataclasses.replace(CONTEXT, linear=linear)
     model = load_model(folder, config, context, lambda _: None)
     source = WeightFiles.open(folder, config)

@@ -11,11 +11,10 @@ from safetensors.torch import load_file, save_file
 
 import kernels.linear
 from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.config_json import load_model_config
-from runtime.checkpoint.weights import decoder_weights
 from runtime.errors import StartupError
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.layers.linear import Linear
+from runtime.models.registry import read_model_spec
 from runtime.weights.fill import load_weights
 from runtime.weights.load_model import (
     build_model,
@@ -55,7 +54,7 @@ def read_back(model) -> dict[str, torch.Tensor]:
     """The checkpoint tensors that a model holds, cut out of its packed weights."""
     holders = dict(model.holders())
     found = {}
-    for spec in decoder_weights(model.config):
+    for spec in model.spec.weights:
         holder_name, _, parameter_name = spec.target.rpartition(".")
         holder = holders[holder_name]
         parameter = dict(holder.parameters())[parameter_name]
@@ -64,8 +63,8 @@ def read_back(model) -> dict[str, torch.Tensor]:
             tensor = holder.packed.unpack()
         else:
             tensor = parameter.tensor
-        slot = parameter.slots[spec.slot]
-        found[spec.name] = tensor.narrow(0, slot.offset, slot.num_rows)
+        shard = parameter.shards[spec.shard]
+        found[spec.name] = tensor.narrow(0, shard.offset, shard.num_rows)
     return found
 
 
@@ -77,7 +76,7 @@ def assert_holds(model, tensors):
 
 
 def load(folder, context=CONTEXT, **options):
-    return load_model(folder, load_model_config(folder), context, lambda share: None, **options)
+    return load_model(folder, read_model_spec(folder), context, lambda share: None, **options)
 
 
 @pytest.mark.parametrize("name", list(CHANGES))
@@ -108,7 +107,7 @@ def test_tensors_are_cast(tmp_path, stored, wanted):
 def test_progress_runs_from_nought_to_one(tmp_path):
     folder, _ = random_folder(tmp_path)
     shares = []
-    load_model(folder, load_model_config(folder), CONTEXT, shares.append)
+    load_model(folder, read_model_spec(folder), CONTEXT, shares.append)
     assert shares[0] == 0.0
     assert shares[-1] == 1.0
     assert shares == sorted(shares)
@@ -137,7 +136,7 @@ def test_a_folder_that_does_not_fit_is_refused_before_anything_is_read(tmp_path)
 
 def test_a_file_that_changes_after_the_check_is_one_line(tmp_path):
     folder, _ = random_folder(tmp_path)
-    summary = check_model_folder(folder, load_model_config(folder))
+    summary = check_model_folder(folder, read_model_spec(folder))
     (folder / "model.safetensors").write_bytes(b"no longer")
     with pytest.raises(StartupError, match="cannot be read"):
         list(checkpoint_tensors(summary, torch.device("cpu"), {}))
@@ -165,7 +164,7 @@ def test_a_live_model_takes_new_weights(tmp_path, name):
     # Any order will do.
     load_weights(model, reversed(replacement.items()))
     assert_holds(model, replacement)
-    if model.config.tie_word_embeddings:
+    if model.spec.tie_word_embeddings:
         head = model.model.embed_tokens.head.unpack()
         assert torch.equal(head, replacement["model.embed_tokens.weight"])
     assert norm.data_ptr() == model.model.norm.weight.data_ptr()
@@ -222,7 +221,7 @@ def test_a_gated_product_follows_its_weights(tmp_path):
 
 def test_missing_unexpected_twice_and_wrong_shapes(tmp_path):
     folder, tensors = random_folder(tmp_path)
-    config = load_model_config(folder)
+    config = read_model_spec(folder)
     norm, other = "model.norm.weight", "model.layers.9.mlp.up_proj.weight"
     streams = {
         "missing": [item for item in tensors.items() if item[0] != norm],
@@ -277,8 +276,9 @@ def test_ranks_together_hold_and_compute_the_whole(tmp_path, tp_size, implementa
     assert [layer.self_attn.attention.num_heads for layer in layers] == [4 // tp_size] * tp_size
     assert [layer.self_attn.attention.num_kv_heads for layer in layers] == [1] * tp_size
     whole = {
-        slot: x @ tensors[f"{prefix}.{slot}_proj.weight"].T + tensors[f"{prefix}.{slot}_proj.bias"]
-        for slot in "qkv"
+        shard: x @ tensors[f"{prefix}.{shard}_proj.weight"].T
+        + tensors[f"{prefix}.{shard}_proj.bias"]
+        for shard in "qkv"
     }
     rows = 16 // tp_size
     query = torch.cat([part[:, :rows] for part in parts], dim=1)
@@ -299,7 +299,7 @@ def test_ranks_together_hold_and_compute_the_whole(tmp_path, tp_size, implementa
 
 
 def test_ranks_that_cannot_divide_say_so(tmp_path):
-    config = load_model_config(write_config(tmp_path))
+    config = read_model_spec(write_config(tmp_path))
     for tp_size, message in ((3, "cannot be cut among 3"), (2, "needs context.all_reduce")):
         with pytest.raises(ValueError, match=message):
             build_model(config, dataclasses.replace(CONTEXT, tp_size=tp_size))

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.config_json import load_model_config
 from runtime.errors import StartupError
 from runtime.models.layers.build_context import BuildContext
+from runtime.models.registry import read_model_spec
 from runtime.weights import read_tensors as read
-from runtime.weights.fill import load_weights, slots_of
+from runtime.weights.fill import load_weights, shards_of
 from runtime.weights.load_model import build_model, load_model
 from tests.support.tiny_models import copy_of, tiny_model
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 def test_copies_equal_views(name: str, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "_AHEAD_BYTES", ahead)
     folder = tiny_model(name)
-    summary = check_model_folder(folder, load_model_config(folder))
+    summary = check_model_folder(folder, read_model_spec(folder))
     views = [(each, tensor.clone()) for each, tensor in read.checkpoint_tensors(summary, CPU, {})]
     copies = list(read.copies(list(summary.tensors.values()), CPU, {}))
     assert [each for each, _ in copies] == [each for each, _ in views]
@@ -33,7 +33,7 @@ def test_copies_equal_views(name: str, ahead: int, monkeypatch: pytest.MonkeyPat
 
 def test_a_file_that_went_away(tmp_path: Path) -> None:
     folder = copy_of("llama_sharded", tmp_path / "model")
-    summary = check_model_folder(folder, load_model_config(folder))
+    summary = check_model_folder(folder, read_model_spec(folder))
     next(iter(folder.glob("*.safetensors"))).unlink()
     with pytest.raises(StartupError, match="cannot be read"):
         list(read.copies(list(summary.tensors.values()), CPU, {}))
@@ -42,7 +42,7 @@ def test_a_file_that_went_away(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama_biased", "llama_sharded", "qwen3"])
 def test_ranks_copy_no_more_than_their_part(name: str) -> None:
     folder = tiny_model(name)
-    config = load_model_config(folder)
+    config = read_model_spec(folder)
     summary = check_model_folder(folder, config)
     copied: Counter[str] = Counter()
     for rank in range(2):
@@ -56,7 +56,7 @@ def test_ranks_copy_no_more_than_their_part(name: str) -> None:
         )
         usual = load_model(folder, config, context, lambda share: None)
         model = build_model(config, context)
-        parts = list(read.copies(list(summary.tensors.values()), CPU, slots_of(model)))
+        parts = list(read.copies(list(summary.tensors.values()), CPU, shards_of(model)))
         copied.update({each: tensor.nbytes for each, tensor in parts})
         load_weights(model, parts)
         for (_, mine), (_, theirs) in zip(model.holders(), usual.holders(), strict=True):

@@ -1,32 +1,33 @@
-"""What the executor and the loader may ask of a decoder."""
+"""What executor and loader may ask of a model of any family."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 
-from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.models.forward_batch import ForwardBatch
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import WeightHolder
 
 
-class CausalLM(ABC):
-    """A decoder with a language-model head.
+class Model(ABC):
+    """Layers with their weights.
 
     Attributes:
-        config: the checkpoint's shape and numbers.
+        spec: the model's numbers.
         context: where and in what type it was built.
     """
 
-    config: ModelConfig
+    spec: ModelSpec
     context: BuildContext
 
     @abstractmethod
-    def __init__(self, config: ModelConfig, context: BuildContext) -> None:
-        """Build the layers; matrices get memory when they are loaded."""
+    def __init__(self, spec: Any, context: BuildContext) -> None:
+        """Build the layers from the family's own spec; matrices get memory when they are loaded."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -37,8 +38,16 @@ class CausalLM(ABC):
         """
 
     @abstractmethod
-    def score(self, hidden: Tensor) -> Tensor:
-        """Score the vocabulary.
+    def holders(self) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield every owner of weights with its name, such as `model.layers.0.mlp.down_proj`."""
+
+
+class CausalLM(Model):
+    """A model that gives logits of the next token."""
+
+    @abstractmethod
+    def model_logits(self, hidden: Tensor) -> Tensor:
+        """Return the vocabulary's logits in the model's own type.
 
         Args:
             hidden: `[num_samples, hidden_size]`, rows of what `forward` returned.
@@ -48,9 +57,5 @@ class CausalLM(ABC):
         """
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return what `score` does, in float32."""
-        return self.score(hidden).float()
-
-    @abstractmethod
-    def holders(self) -> Iterator[tuple[str, WeightHolder]]:
-        """Yield every owner of weights with its name, such as `model.layers.0.mlp.down_proj`."""
+        """Return what `model_logits` does, in float32."""
+        return self.model_logits(hidden).float()
