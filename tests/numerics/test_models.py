@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runtime.models.attention.backend import ATTENTION_BACKENDS
 from runtime.models.layers.rope import cos_sin_table
-from runtime.models.registry import read_model_spec
+from runtime.models.registry import FAMILIES, read_model_spec
 from tests.support.driver import Driver, load
 from tests.support.fake_checkpoint import write_config
 from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, tiny_model

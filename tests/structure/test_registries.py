@@ -62,7 +62,8 @@ def test_every_family_loads(architecture: str) -> None:
     family = FAMILIES[architecture]
     assert callable(load_object(family.spec))
     model = load_object(family.model)
-    assert isinstance(model, type) and issubclass(model, Model)
+    assert isinstance(model, type)
+    assert issubclass(model, Model)
 
 
 def test_every_family_is_registered() -> None:
