@@ -91,7 +91,10 @@ def build_worker(
     scheduler = Scheduler(
         runner,
         CacheManager(
-            size.num_pages, config.page_size, enable_prefix_cache=not config.disable_radix_cache
+            size.num_pages,
+            config.page_size,
+            enable_prefix_cache=not config.disable_radix_cache,
+            window=executor.model.spec.max_window,
         ),
         SchedulerStats(shared, config.decode_log_interval),
         SchedulerOptions(

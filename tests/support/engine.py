@@ -78,6 +78,7 @@ class InProcessEngine:
         self.tokens: dict[int, list[int]] = {}
         self.cached: dict[int, int] = {}
         self.reasons: dict[int, FinishReason] = {}
+        self.retractions: dict[int, int] = {}
         self.inputs: dict[int, list[PositionLogprobs]] = {}
         self.outputs: dict[int, list[PositionLogprobs]] = {}
         self.hidden_inputs: dict[int, list[list[float]]] = {}
@@ -119,6 +120,7 @@ class InProcessEngine:
             ids = ids[count:]
         for end in message.ends:
             self.reasons[end.request_id] = end.reason
+            self.retractions[end.request_id] = end.num_retractions
 
     def _keep_reply(self, message: FrontInbound) -> None:
         if isinstance(message, ControlReply):
