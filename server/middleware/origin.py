@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from openai_api.access import Access
 from server.errors import json_response
-from server.middleware.auth import ADMIN_PATHS
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -27,7 +27,7 @@ class OriginMiddleware:
         self._allowed = frozenset(allow_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._is_foreign(scope):
+        if self._is_foreign(scope):
             await json_response({"error": "Forbidden"}, 403)(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -45,7 +45,7 @@ class OriginMiddleware:
             return False
         if scope["method"] in _SAFE_METHODS:
             # An image tag can GET without an origin; browsers then say `cross-site`.
-            return site == "cross-site" and scope["path"] in ADMIN_PATHS
+            return site == "cross-site" and scope["route"].access is Access.ADMIN
         return bool(origin) and not _is_own_page(origin, host)
 
 

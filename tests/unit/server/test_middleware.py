@@ -128,9 +128,32 @@ async def test_a_crash_is_a_500_that_tells_nothing(tmp_path, monkeypatch):
 async def test_unknown_routes_and_methods(tmp_path):
     server = FakeServer(tmp_path)
     missing = await server.client.get("/nope")
-    assert (missing.status_code, missing.json()) == (404, {"detail": "Not Found"})
+    assert (missing.status_code, missing.json()) == (
+        404,
+        {
+            "object": "error",
+            "message": "Not found: GET '/nope'.",
+            "type": "404",
+            "param": None,
+            "code": 404,
+            "detail": "Not Found",
+        },
+    )
     wrong = await server.client.get("/generate")
-    assert (wrong.status_code, wrong.json()) == (405, {"detail": "Method Not Allowed"})
+    assert (wrong.status_code, wrong.json()["detail"]) == (405, "Method Not Allowed")
+    assert wrong.json()["message"] == "Method not allowed: GET '/generate'; allowed are POST, PUT."
+    assert wrong.headers["allow"] == "POST, PUT"
+    for method, path, status in (("POST", "/v1/nope", 404), ("GET", "/v1/completions", 405)):
+        for prefix in ("", "/llm"):
+            server = FakeServer(tmp_path, fastapi_root_path="/llm")
+            answer = await server.client.request(method, prefix + path)
+            assert answer.status_code == answer.json()["code"] == status
+            assert answer.json()["error"] == {
+                "message": answer.json()["message"],
+                "type": "invalid_request_error",
+                "param": None,
+                "code": None,
+            }
 
 
 @pytest.mark.parametrize(
