@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -102,16 +101,9 @@ def create_app(context: ServerContext, openai: OpenAIContext) -> Application:
     # From the inside out: the last one wrapped is the first one asked.
     app: ASGIApp = dispatch
     app = BodyLimitMiddleware(app, int(http.max_body_mb * 2**20))
-    app = AuthMiddleware(app, Keys(http.api_key, http.admin_api_key))
-    app = OriginMiddleware(app, http.allow_origins)
-    if http.allow_origins:
-        app = CORSMiddleware(
-            app,
-            allow_origins=http.allow_origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id"],
-        )
+    keys = Keys(http.api_key, http.admin_api_key)
+    app = AuthMiddleware(app, keys)
+    app = OriginMiddleware(app, http.allow_origins, keys)
     app = EntryMiddleware(app, context.lifecycle, [metrics] if metrics else [])
     return Application(api, table, app)
 

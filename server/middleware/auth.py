@@ -12,6 +12,9 @@ from openai_api.errors import KeyRefused
 from server.errors import error_response
 from server.routing import RouteMatch
 
+# Where keys are sent: the second one is Anthropic's clients' own.
+KEY_HEADERS = frozenset({"authorization", "x-api-key"})
+
 
 class Keys:
     """The keys of this server, as digests: comparing them takes the same time for any input."""
@@ -20,6 +23,17 @@ class Keys:
         """Without `admin_api_key` the API key opens admin routes too."""
         self._api_digest = _digest(api_key.encode()) if api_key else None
         self._admin_digest = _digest(admin_api_key.encode()) if admin_api_key else None
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is one."""
+        return self._api_digest is not None or self._admin_digest is not None
+
+    def has_valid(self, scope: Scope) -> bool:
+        """Whether the request brings one of them, whatever it opens."""
+        digest = _digest(_sent_key(scope))
+        known = (self._api_digest, self._admin_digest)
+        return any(each is not None and hmac.compare_digest(digest, each) for each in known)
 
     def refusal(self, scope: Scope) -> KeyRefused | None:
         """Why the request may not have its route; None when it may."""

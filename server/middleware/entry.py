@@ -95,7 +95,8 @@ def _request_id(scope: Scope) -> bytes:
 
 def _log(scope: Scope, status_code: int, seconds: float, reason: str) -> None:
     route: RouteMatch = scope["route"]
-    is_polled = route.access is Access.OPEN or route.path in _POLLED_ROUTES
+    is_open = route.access is Access.OPEN and route.path is not None
+    is_polled = is_open or route.path in _POLLED_ROUTES
     # At the usual level probes and routers would drown the rest.
     level = logging.DEBUG if is_polled else logging.INFO
     if not access_logger.isEnabledFor(level):

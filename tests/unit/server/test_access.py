@@ -1,6 +1,7 @@
 """Every route of the application, asked with every form of key under every form of its path."""
 
 import itertools
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -11,7 +12,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, WebSocketRoute
 
 from openai_api.access import Access, AccessRouter
-from runtime.config.options import LoggingArgs
+from runtime.config.options import HttpArgs, LoggingArgs
+from server.banner import warn_if_open
 from server.routing import RouteTable
 from tests.support.fake_server import FakeServer
 
@@ -153,6 +155,20 @@ def test_every_route_is_in_one_of_the_lists(tmp_path):
     listed = {path for path, _ in routes(make_server(tmp_path))}
     assert listed == OPEN | ADMIN | CLIENTS
     assert len(OPEN) + len(ADMIN) + len(CLIENTS) == len(listed)
+
+
+def test_the_page_names_every_route_that_is_no_clients():
+    page = (Path(__file__).resolve().parents[3] / "docs" / "access.md").read_text()
+    assert [path for path in OPEN | ADMIN if f"`{path}`" not in page.replace("GET ", "")] == []
+
+
+@pytest.mark.parametrize(
+    ("api", "admin", "is_said"),
+    [("k", None, True), ("k", "a", False), (None, "a", False), (None, None, False)],
+)
+def test_a_key_that_does_everything_is_told_at_start(caplog, api, admin, is_said):
+    warn_if_open(HttpArgs(api_key=api, admin_api_key=admin))
+    assert ("--admin-api-key" in caplog.text) == is_said
 
 
 @pytest.mark.parametrize(("api", "admin"), CONFIGS)
