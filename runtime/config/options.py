@@ -73,7 +73,9 @@ class HttpArgs:
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(30000, "Port to listen on.")
     api_key: str | None = option(None, "Key that clients must send as a bearer token.")
-    admin_api_key: str | None = option(None, "Key for the routes that change the server.")
+    admin_api_key: str | None = option(
+        None, "Key for the routes that change the server; without it the API key opens them too."
+    )
     chat_template: str | None = option(None, "Chat template: a file, or the text itself.")
     reasoning_parser: str | None = option(
         None, "How reasoning is split from the answer in chat: qwen3, deepseek-r1, ..."
