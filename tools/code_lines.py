@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("kernels", "runtime", "openai_api", "server", "headrace")
-OTHERS = ("tools", "benchmarks", "examples", "docs", "tests")
+OTHERS = ("recipes", "tools", "benchmarks", "examples", "docs", "tests")
 SUFFIXES = (".py", ".cpp", ".h")
 CPP = " (C++)"
 
