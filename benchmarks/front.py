@@ -23,6 +23,7 @@ from typing import Any
 
 import uvloop
 
+from headrace.bench.environment import describe_environment, write_json
 from runtime.client.admission import EngineLimits
 from runtime.ipc.messages import (
     FinishReason,
@@ -31,7 +32,6 @@ from runtime.ipc.messages import (
     TextDelta,
     TextDeltas,
 )
-from server.bench.environment import describe_environment, write_json
 from tests.support.fake_server import FakeServer
 
 VOCAB_SIZE = 150_000

@@ -20,8 +20,8 @@ import time
 
 import uvloop
 
-from server.bench.clients import ClientJob, send_all
-from server.bench.record import BenchRequest, summarize
+from headrace.bench.clients import ClientJob, send_all
+from headrace.bench.record import BenchRequest, summarize
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"

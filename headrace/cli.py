@@ -14,11 +14,11 @@ from headrace import __version__
 DEFAULT_URL = "http://127.0.0.1:30000"
 # Modules with a `main(argv)` that returns the exit status, imported when they are asked for.
 BENCHMARKS = {
-    "serving": "server.bench.serving",
-    "offline": "server.bench.offline",
-    "latency": "server.bench.latency",
-    "one-batch": "server.bench.one_batch",
-    "shape": "server.bench.shapes",
+    "serving": "headrace.bench.serving",
+    "offline": "headrace.bench.offline",
+    "latency": "headrace.bench.latency",
+    "one-batch": "headrace.bench.one_batch",
+    "shape": "headrace.bench.shapes",
 }
 
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.bench.shapes import SHAPES, write_shape
 from runtime.ipc.messages import GenerateRequest
 from runtime.requests.sampling_params import SamplingParams
-from server.bench.shapes import SHAPES, write_shape
 from tests.support.engine import InProcessEngine
 
 

@@ -22,11 +22,11 @@ from torch.nn import functional
 
 from benchmarks.h200.sustained import Loop, Meter, Turn, in_turns, mean
 from benchmarks.h200.timing import relative_error
+from headrace.bench.environment import describe_environment, environment_line, write_json
+from headrace.bench.shapes import SHAPES
 from kernels.activation import silu_and_mul
 from kernels.linear import GATED_TOKENS
 from kernels.linear.triton_gated import CUT, Cut, gated, supports
-from server.bench.environment import describe_environment, environment_line, write_json
-from server.bench.shapes import SHAPES
 
 DEVICE = torch.device("cuda")
 # Weights and inputs of so many bytes take turns, more than the second-level cache holds.

@@ -24,12 +24,17 @@ import uvloop
 
 from benchmarks.h200.cases import FULL, SMOKE, Cases, Sizes, line, scaled
 from benchmarks.h200.server_process import running_server
+from headrace.bench.backends import BACKENDS, first_model
+from headrace.bench.clients import ClientJob, make_target
+from headrace.bench.engine import engine_config, running_engine
+from headrace.bench.environment import (
+    describe_environment,
+    environment_line,
+    options_of,
+    write_json,
+)
+from headrace.bench.shapes import SHAPES
 from runtime.errors import HeadraceError
-from server.bench.backends import BACKENDS, first_model
-from server.bench.clients import ClientJob, make_target
-from server.bench.engine import engine_config, running_engine
-from server.bench.environment import describe_environment, environment_line, options_of, write_json
-from server.bench.shapes import SHAPES
 
 OFFLINE = "ABCDE"
 

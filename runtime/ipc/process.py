@@ -29,7 +29,6 @@ CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
         "rank": "runtime.scheduler.rank:main",
         "detokenizer": "runtime.text.detokenizer_process:main",
         "grammar": "runtime.grammar.compiler:main",
-        "one_batch": "runtime.scheduler.one_batch:main",
     },
 )
 
@@ -187,14 +186,14 @@ def _read_exactly(size_bytes: int) -> bytes:
     return bytes(parts)
 
 
-def run_child(entry: str) -> None:
-    """Run `entry` with the configuration that waits on stdin."""
+def run_child(entry: Callable[[bytes], None]) -> None:
+    """Run `entry` with the configuration that waits on stdin, until the parent has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     size_bytes = int.from_bytes(_read_exactly(8), "little")
     payload = _read_exactly(size_bytes)
     watch_parent()
-    CHILD_ENTRIES.load(entry)(payload)
+    entry(payload)
 
 
 if __name__ == "__main__":
-    run_child(sys.argv[1])
+    run_child(lambda payload: CHILD_ENTRIES.load(sys.argv[1])(payload))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.bench.shapes import write_shape
 from runtime.executor import model_runner
 from runtime.ipc.messages import LogprobSpec
 from runtime.requests.sampling_params import GrammarSpec
-from server.bench.shapes import write_shape
 from tests.support.engine import InProcessEngine
 from tests.support.fake_checkpoint import write_config
 from tests.support.gpu import DEVICE

@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from headrace.bench import serving
+from headrace.bench.environment import describe_environment, options_of, write_json
+from headrace.bench.plot import check_plot_path, draw, write_plot
+from headrace.bench.progress import Progress
+from headrace.bench.record import RequestRecord
 from headrace.cli import BENCHMARKS
 from runtime.errors import StartupError
-from server.bench import serving
-from server.bench.environment import describe_environment, options_of, write_json
-from server.bench.plot import check_plot_path, draw, write_plot
-from server.bench.progress import Progress
-from server.bench.record import RequestRecord
 
 
 def records(count: int = 30) -> list[RequestRecord]:

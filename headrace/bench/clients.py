@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import uvloop
 
+from headrace.bench.backends import BACKENDS, HttpTarget, Wire
+from headrace.bench.http_stream import HttpClient
+from headrace.bench.load import OnDone, drive
+from headrace.bench.record import BenchRequest, RequestRecord
 from runtime.errors import HeadraceError
 from runtime.ipc.process import child_environment, watch_parent
-from server.bench.backends import BACKENDS, HttpTarget, Wire
-from server.bench.http_stream import HttpClient
-from server.bench.load import OnDone, drive
-from server.bench.record import BenchRequest, RequestRecord
 
 _START_DELAY_S = 0.1
 _LENGTH_BYTES = 4
@@ -96,7 +96,7 @@ def _share(job: ClientJob, which: int, num_processes: int) -> ClientJob:
 
 async def _start(job: ClientJob) -> asyncio.subprocess.Process:
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "server.bench.clients"),
+        *(sys.executable, "-P", "-m", "headrace.bench.clients"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=child_environment(),

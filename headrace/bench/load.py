@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from headrace.bench.record import BenchRequest, RequestRecord
 from runtime.errors import HeadraceError
-from server.bench.record import BenchRequest, RequestRecord
 
 OnDone = Callable[[RequestRecord], None]
 

@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from headrace.bench.record import RequestRecord, latencies_ms
 from runtime.errors import StartupError
-from server.bench.record import RequestRecord, latencies_ms
 
 Points = list[tuple[float, float]]
 

@@ -1,7 +1,7 @@
 """`headrace bench serving`: load on a server, ours or any that speaks the same APIs, and latencies.
 
 The server must be running. Requests of a data set arrive at a rate, at most so many in flight, and
-every event of their streams is noted. `python -m server.bench.serving` is the same.
+every event of their streams is noted. `python -m headrace.bench.serving` is the same.
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ from typing import Any
 import msgspec
 import uvloop
 
-from runtime.checkpoint.hub import resolve_model_folder
-from runtime.errors import HeadraceError, StartupError
-from runtime.text.tokenizer import Tokenizer
-from server.bench.backends import BACKENDS, first_model
-from server.bench.clients import ClientJob, make_target, send_all
-from server.bench.datasets import (
+from headrace.bench.backends import BACKENDS, first_model
+from headrace.bench.clients import ClientJob, make_target, send_all
+from headrace.bench.datasets import (
     DEFAULT_VOCAB_SIZE,
     TokenSource,
     add_dataset_options,
     make_requests,
     random_requests,
 )
-from server.bench.environment import (
+from headrace.bench.environment import (
     check_writable,
     describe_environment,
     environment_line,
@@ -38,11 +35,14 @@ from server.bench.environment import (
     result_file,
     write_json,
 )
-from server.bench.load import arrival_offsets, drive
-from server.bench.plot import check_plot_path, write_plot
-from server.bench.progress import Progress
-from server.bench.record import BenchRequest, RequestRecord, summarize
-from server.bench.report import summary_lines
+from headrace.bench.load import arrival_offsets, drive
+from headrace.bench.plot import check_plot_path, write_plot
+from headrace.bench.progress import Progress
+from headrace.bench.record import BenchRequest, RequestRecord, summarize
+from headrace.bench.report import summary_lines
+from runtime.checkpoint.hub import resolve_model_folder
+from runtime.errors import HeadraceError, StartupError
+from runtime.text.tokenizer import Tokenizer
 
 _OBJECTIVES = ("ttft", "tpot", "e2e")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from headrace.bench.record import BenchRequest
 from runtime.errors import StartupError
 from runtime.text.tokenizer import Tokenizer
-from server.bench.record import BenchRequest
 
 DATASETS = ("random", "shared-prefix", "jsonl")
 # Every tokenizer of a language model has these ids, and they are cheap to send.

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from headrace.bench.record import BenchRequest, RequestRecord
+from headrace.bench.shapes import write_shape
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationInput
 from runtime.client.host import EngineHost
@@ -22,8 +24,6 @@ from runtime.requests.sampling_params import SamplingParams
 from runtime.text.tokenizer import Tokenizer
 from server.args import parse_args
 from server.assemble import assemble
-from server.bench.record import BenchRequest, RequestRecord
-from server.bench.shapes import write_shape
 from server.context import Lifecycle
 from server.prepare import prepare_engine
 

@@ -16,14 +16,9 @@ from typing import Any
 
 import msgspec
 
-from runtime.config.options import ServerConfig
-from runtime.errors import HeadraceError, StartupError
-from runtime.ipc.one_batch_job import BatchJob, BatchResult
-from runtime.ipc.process import child_environment, compute_environment, send_config
-from runtime.ipc.transport import remove_run_folder
-from server.bench.engine import engine_config
-from server.bench.engine_options import engine_parser
-from server.bench.environment import (
+from headrace.bench.engine import engine_config
+from headrace.bench.engine_options import engine_parser
+from headrace.bench.environment import (
     check_writable,
     describe_environment,
     environment_line,
@@ -31,7 +26,12 @@ from server.bench.environment import (
     result_file,
     write_json,
 )
-from server.bench.record import distribution
+from headrace.bench.one_batch_job import BatchJob, BatchResult
+from headrace.bench.record import distribution
+from runtime.config.options import ServerConfig
+from runtime.errors import HeadraceError, StartupError
+from runtime.ipc.process import child_environment, compute_environment, send_config
+from runtime.ipc.transport import remove_run_folder
 from server.prepare import prepare_engine
 
 
@@ -113,7 +113,7 @@ def run(config: ServerConfig, batch_size: int, options: argparse.Namespace) -> B
 
 def _in_a_process(job: BatchJob) -> BatchResult:
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "runtime.ipc.process", "one_batch"],
+        [sys.executable, "-P", "-m", "headrace.bench.one_batch_worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=child_environment(compute_environment(job.worker.num_threads)),

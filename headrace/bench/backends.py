@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from headrace.bench.http_stream import HttpClient, OnEvent
+from headrace.bench.record import BenchRequest, RequestRecord
 from runtime.errors import HeadraceError, StartupError
-from server.bench.http_stream import HttpClient, OnEvent
-from server.bench.record import BenchRequest, RequestRecord
 
 _DONE = b"[DONE]"
 

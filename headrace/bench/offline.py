@@ -12,11 +12,10 @@ from collections.abc import Sequence
 
 import uvloop
 
-from runtime.errors import HeadraceError
-from server.bench.datasets import TokenSource, add_dataset_options, make_requests
-from server.bench.engine import EngineTarget, engine_config, running_engine
-from server.bench.engine_options import engine_parser
-from server.bench.environment import (
+from headrace.bench.datasets import TokenSource, add_dataset_options, make_requests
+from headrace.bench.engine import EngineTarget, engine_config, running_engine
+from headrace.bench.engine_options import engine_parser
+from headrace.bench.environment import (
     check_writable,
     describe_environment,
     environment_line,
@@ -24,10 +23,11 @@ from server.bench.environment import (
     result_file,
     write_json,
 )
-from server.bench.load import drive, run_at_once
-from server.bench.progress import Progress
-from server.bench.record import BenchRequest, RequestRecord, summarize
-from server.bench.report import summary_lines
+from headrace.bench.load import drive, run_at_once
+from headrace.bench.progress import Progress
+from headrace.bench.record import BenchRequest, RequestRecord, summarize
+from headrace.bench.report import summary_lines
+from runtime.errors import HeadraceError
 
 _WARM_UP_TOKENS = 4
 

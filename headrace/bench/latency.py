@@ -11,11 +11,10 @@ from typing import Any
 
 import uvloop
 
-from runtime.errors import HeadraceError, StartupError
-from server.bench.datasets import TokenSource, random_requests
-from server.bench.engine import EngineTarget, engine_config, running_engine
-from server.bench.engine_options import engine_parser
-from server.bench.environment import (
+from headrace.bench.datasets import TokenSource, random_requests
+from headrace.bench.engine import EngineTarget, engine_config, running_engine
+from headrace.bench.engine_options import engine_parser
+from headrace.bench.environment import (
     check_writable,
     describe_environment,
     environment_line,
@@ -23,9 +22,10 @@ from server.bench.environment import (
     result_file,
     write_json,
 )
-from server.bench.load import run_at_once
-from server.bench.progress import Progress
-from server.bench.record import distribution
+from headrace.bench.load import run_at_once
+from headrace.bench.progress import Progress
+from headrace.bench.record import distribution
+from runtime.errors import HeadraceError, StartupError
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from server.bench.shapes import SHAPES
+from headrace.bench.shapes import SHAPES
 
 
 def engine_parser(prog: str, description: str) -> argparse.ArgumentParser:

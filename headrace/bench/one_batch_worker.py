@@ -1,7 +1,7 @@
 """A process that times the steps of one static batch: worker and scheduler, no messages between.
 
-`python -m runtime.scheduler.one_batch` reads a `BatchJob` from standard input (msgpack) and writes
-a `BatchResult` to standard output (JSON). `headrace bench one-batch` starts it.
+`python -m headrace.bench.one_batch_worker` reads a `BatchJob` from standard input (msgpack) and
+writes a `BatchResult` to standard output (JSON). `headrace bench one-batch` starts it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import msgspec
 import numpy as np
 import zmq
 
+from headrace.bench.one_batch_job import BatchJob, BatchResult, BatchTimes
 from runtime.errors import HeadraceError
 from runtime.executor.step_plan import Int32Array
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import GenerateRequest, TokenDeltas
-from runtime.ipc.one_batch_job import BatchJob, BatchResult, BatchTimes
+from runtime.ipc.process import run_child
 from runtime.ipc.shared_state import SharedState
 from runtime.models.registry import read_model_spec
 from runtime.requests.sampling_params import SamplingParams
@@ -133,3 +134,7 @@ def main(payload: bytes) -> None:
         result = BatchResult(error=error.message)
     with output:
         output.write(msgspec.json.encode(result))
+
+
+if __name__ == "__main__":
+    run_child(main)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.bench.record import PERCENTILES
+from headrace.bench.record import PERCENTILES
 
 _COLUMNS = ("mean", *(f"p{percent}" for percent in PERCENTILES), "max")
 _ROWS = {
