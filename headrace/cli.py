@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from headrace import __version__
 
 DEFAULT_URL = "http://127.0.0.1:30000"
-# Modules with a `main(argv)` that returns the exit status, imported when they are asked for.
+# What `--help` says of each, and its module, imported when it is asked for: `main(argv)` there runs
+# the benchmark and returns the exit status.
 BENCHMARKS = {
-    "serving": "headrace.bench.serving",
-    "offline": "headrace.bench.offline",
-    "latency": "headrace.bench.latency",
-    "one-batch": "headrace.bench.one_batch",
-    "shape": "headrace.bench.shapes",
+    "serving": ("load on a running server, ours or another", "headrace.bench.serving"),
+    "offline": ("throughput of the engine without HTTP", "headrace.bench.offline"),
+    "latency": ("time of one batch, repeated, without HTTP", "headrace.bench.latency"),
+    "one-batch": ("prefill and decode steps at the worker itself", "headrace.bench.one_batch"),
+    "shape": ("a model without weights, for --load-format dummy", "headrace.bench.shapes"),
 }
 
 
@@ -65,13 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Measure a server or the engine; `headrace bench NAME --help` tells more.",
     )
     names = bench.add_subparsers(dest="benchmark", required=True, metavar="NAME")
-    for name, text in (
-        ("serving", "load on a running server, ours or another: throughput and latencies"),
-        ("offline", "throughput of the engine without HTTP"),
-        ("latency", "time of one batch, repeated, without HTTP"),
-        ("one-batch", "times of prefill and decode steps at the worker itself"),
-        ("shape", "write a model folder without weights, for --load-format dummy"),
-    ):
+    for name, (text, _) in BENCHMARKS.items():
         names.add_parser(name, help=text, add_help=False)
     return parser
 
@@ -92,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         sys.exit(run_batch(options.input, options.output, arguments[3:], sys.stderr))
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHMARKS:
-        sys.exit(importlib.import_module(BENCHMARKS[arguments[1]]).main(arguments[2:]))
+        _, module = BENCHMARKS[arguments[1]]
+        sys.exit(importlib.import_module(module).main(arguments[2:]))
     sys.exit(_chat(build_parser().parse_args(arguments)))
 
 

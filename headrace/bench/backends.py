@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,8 +16,7 @@ from runtime.errors import HeadraceError, StartupError
 _DONE = b"[DONE]"
 
 
-@dataclass(frozen=True)
-class Wire:
+class Wire(msgspec.Struct, frozen=True):
     """What is the same for every request.
 
     Attributes:
@@ -28,7 +27,7 @@ class Wire:
     model: str = ""
     ignore_eos: bool = True
     temperature: float = 0.0
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = {}
 
 
 class Backend(Protocol):
@@ -232,14 +231,13 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 }
 
 
+@dataclass(frozen=True)
 class HttpTarget:
     """A server behind a URL as something to send requests to."""
 
-    def __init__(self, client: HttpClient, backend: Backend, wire: Wire) -> None:
-        """Speak `backend` through `client`."""
-        self.client = client
-        self.backend = backend
-        self.wire = wire
+    client: HttpClient
+    backend: Backend
+    wire: Wire
 
     async def send(self, request: BenchRequest, record: RequestRecord) -> None:
         """Stream one answer into `record`."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import Any
 
 import msgspec
 import uvloop
@@ -35,21 +34,17 @@ class ClientJob(msgspec.Struct, kw_only=True):
 
     url: str
     backend: str
-    headers: dict[str, str]
-    model: str
-    ignore_eos: bool
-    temperature: float
-    extra: dict[str, Any]
+    headers: dict[str, str] = {}
+    wire: Wire = Wire()
     timeout_s: float
-    max_concurrency: int | None
-    requests: list[tuple[int, float, BenchRequest]]
+    max_concurrency: int | None = None
+    requests: list[tuple[int, float, BenchRequest]] = []
 
 
 def make_target(job: ClientJob) -> HttpTarget:
     """The server that the job names."""
     client = HttpClient(job.url, job.headers, job.timeout_s)
-    wire = Wire(job.model, job.ignore_eos, job.temperature, job.extra)
-    return HttpTarget(client, BACKENDS[job.backend](), wire)
+    return HttpTarget(client, BACKENDS[job.backend](), job.wire)
 
 
 async def send_all(

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.bench.options import check_at_least
 from headrace.bench.record import BenchRequest
 from runtime.errors import StartupError
 from runtime.text.tokenizer import Tokenizer
@@ -184,12 +185,7 @@ def make_requests(options: argparse.Namespace, source: TokenSource) -> list[Benc
         StartupError: an option or a file is wrong.
     """
     count = options.num_prompts
-    if count is not None and count < 1:
-        raise StartupError("--num-prompts must be at least 1.")
-    if min(options.random_input_len, options.random_output_len) < 1:
-        raise StartupError("--random-input-len and --random-output-len must be at least 1.")
-    if options.prefix_len < 1:
-        raise StartupError("--prefix-len must be at least 1.")
+    check_at_least(1, options, "num_prompts", "random_input_len", "random_output_len", "prefix_len")
     if not 0 <= options.random_range_ratio <= 1:
         raise StartupError("--random-range-ratio must be between 0 and 1.")
     input_len, output_len = options.random_input_len, options.random_output_len

@@ -7,10 +7,14 @@ import contextlib
 import itertools
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
+import uvloop
+
+from headrace.bench.driver import Run
 from headrace.bench.record import BenchRequest, RequestRecord
 from headrace.bench.shapes import write_shape
 from runtime.client.client import EngineClient
@@ -21,11 +25,12 @@ from runtime.errors import HeadraceError
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import WorkerReady
 from runtime.requests.sampling_params import SamplingParams
-from runtime.text.tokenizer import Tokenizer
 from server.args import parse_args
 from server.assemble import assemble
 from server.context import Lifecycle
-from server.prepare import prepare_engine
+from server.prepare import PreparedEngine, prepare_engine
+
+T = TypeVar("T")
 
 _FLUSH_TRIES = 50
 
@@ -54,26 +59,22 @@ class EngineTarget:
 
     Attributes:
         vocab_size: ids below it may be sent.
+        stream: whether tokens are asked for as they come.
         start_s: seconds from nothing to ready.
         worker: what the worker told of itself.
     """
 
     def __init__(
-        self,
-        host: EngineHost,
-        client: EngineClient,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        stream: bool,
+        self, host: EngineHost, client: EngineClient, prepared: PreparedEngine, stream: bool
     ) -> None:
-        """Wrap a host that is started; `stream` asks for tokens as they come."""
-        self.vocab_size = vocab_size
+        """Wrap a host that is started."""
+        self.vocab_size = prepared.model.vocab_size
+        self.stream = stream
         self.start_s = 0.0
         self.worker: WorkerReady | None = None
-        self.stream = stream
         self._host = host
         self._client = client
-        self._tokenizer = tokenizer
+        self._tokenizer = prepared.tokenizer
         self._rids = itertools.count()
 
     async def wait_ready(self, started: float) -> None:
@@ -132,6 +133,23 @@ class EngineTarget:
         return sizes
 
 
+def measure_engine(
+    run: Run, measure: Callable[[EngineTarget], Coroutine[Any, Any, T]], *, stream: bool = True
+) -> T:
+    """What `measure` makes of the engine that a run's options ask for.
+
+    Raises:
+        StartupError: it cannot start.
+    """
+    with engine_config(run.options.shape, run.server_options) as config:
+
+        async def whole() -> T:
+            async with running_engine(config, stream=stream) as engine:
+                return await measure(engine)
+
+        return uvloop.run(whole())
+
+
 @asynccontextmanager
 async def running_engine(
     config: ServerConfig, *, stream: bool = True
@@ -144,8 +162,7 @@ async def running_engine(
     started = time.perf_counter()
     prepared = prepare_engine(config)
     host, context = assemble(prepared, Lifecycle(), restarts=False)
-    client = context.client
-    target = EngineTarget(host, client, prepared.tokenizer, prepared.model.vocab_size, stream)
+    target = EngineTarget(host, context.client, prepared, stream)
     try:
         await host.start()
         await target.wait_ready(started)

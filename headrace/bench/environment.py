@@ -6,14 +6,12 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import StartupError
 from server.assemble import server_version
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -58,36 +56,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content`, readable, making the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_rounded(content), indent=1) + "\n", encoding="utf-8")
-
-
-def check_writable(option: str, path: Path | None) -> None:
-    """Refuse a file that could not be written after a long run; its folder is made.
-
-    Raises:
-        StartupError: why not.
-    """
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StartupError(f"{option} {path}: {error.strerror}.") from None
-    target = path if path.exists() else path.parent
-    if path.is_dir() or not os.access(target, os.W_OK):
-        raise StartupError(f"{option} {path}: it cannot be written.")
-
-
-def result_file(
-    benchmark: str, options: Any, server_options: Sequence[str], result: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The content of an `--output-file`."""
-    return {
-        "benchmark": benchmark,
-        "environment": describe_environment(),
-        "options": options_of(options),
-        "server_options": list(server_options),
-        "result": dict(result),
-    }
 
 
 def _rounded(value: Any) -> Any:
@@ -143,9 +111,3 @@ def _output(command: list[str]) -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return done.stdout.splitlines() if done.returncode == 0 else []
-
-
-def fail(message: str) -> int:
-    """Print one line to standard error; the status of a benchmark that cannot run."""
-    print(f"headrace bench: {message}", file=sys.stderr, flush=True)
-    return 1

@@ -1,7 +1,7 @@
 """`headrace bench one-batch`: times of the steps of one static batch, at the worker itself.
 
 No front, no detokenizer and no messages: what is left is the scheduler, the model and the device.
-The worker runs in a process of its own, since nothing in this package imports torch.
+The worker runs in a process of its own, since nothing else in this package imports torch.
 """
 
 from __future__ import annotations
@@ -11,22 +11,14 @@ import contextlib
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from headrace.bench.driver import Benchmark, Run
 from headrace.bench.engine import engine_config
-from headrace.bench.engine_options import engine_parser
-from headrace.bench.environment import (
-    check_writable,
-    describe_environment,
-    environment_line,
-    fail,
-    result_file,
-    write_json,
-)
 from headrace.bench.one_batch_job import BatchJob, BatchResult
+from headrace.bench.options import add_batch_options, check_batch_options
 from headrace.bench.record import distribution
 from runtime.config.options import ServerConfig
 from runtime.errors import HeadraceError, StartupError
@@ -35,55 +27,33 @@ from runtime.ipc.transport import remove_run_folder
 from server.prepare import prepare_engine
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The options, without the server's."""
-    parser = engine_parser(
-        "headrace bench one-batch", "Times of prefill and decode steps at the worker itself."
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
     parser.add_argument(
         "--batch-size", type=int, nargs="+", default=[1], metavar="N", help="one or several"
     )
-    parser.add_argument("--input-len", type=int, default=512, metavar="N")
-    parser.add_argument("--output-len", type=int, default=32, metavar="N")
-    parser.add_argument("--num-iters", type=int, default=3, metavar="N", help="counted batches")
-    parser.add_argument("--num-iters-warmup", type=int, default=1, metavar="N")
-    parser.add_argument("--seed", type=int, default=1)
-    return parser
+    add_batch_options(parser, output_len=32, num_iters=3, num_warmup=1)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; 1 when it could not."""
-    options, server_options = build_parser().parse_known_args(argv)
-    results = []
-    try:
-        check_writable("--output-file", options.output_file)
-        for name in ("input_len", "output_len", "num_iters"):
-            if getattr(options, name) < 1:
-                raise StartupError(f"--{name.replace('_', '-')} must be at least 1.")
-        if min(options.batch_size) < 1:
-            raise StartupError("--batch-size must be at least 1.")
-        print(environment_line(describe_environment()))
-        with engine_config(options.shape, server_options) as config:
-            for batch_size in options.batch_size:
-                result = figures(run(config, batch_size, options), batch_size, options.input_len)
-                results.append(result)
-                print(_line(result), flush=True)
-    except HeadraceError as error:
-        return fail(error.message)
-    except KeyboardInterrupt:
-        return 130
-    if options.output_file is not None:
-        content = result_file("one-batch", options, server_options, {"batches": results})
-        write_json(options.output_file, content)
-    return 0
-
-
-def run(config: ServerConfig, batch_size: int, options: argparse.Namespace) -> BatchResult:
-    """Time one batch size in a fresh process.
+def measure(run: Run) -> int:
+    """Time each batch size in a fresh process; a line comes as soon as its figures are there.
 
     Raises:
         HeadraceError: the worker cannot start or a request failed.
     """
+    options = run.options
+    check_batch_options(options)
+    results = []
+    with engine_config(options.shape, run.server_options) as config:
+        for batch_size in options.batch_size:
+            result = _time(config, batch_size, options)
+            results.append(figures(result, batch_size, options.input_len))
+            run.say(_line(results[-1]))
+    run.write({"batches": results})
+    return 0
+
+
+def _time(config: ServerConfig, batch_size: int, options: argparse.Namespace) -> BatchResult:
     prepared = prepare_engine(config)
     worker = prepared.resolved.worker
     try:
@@ -160,6 +130,11 @@ def _line(result: dict[str, Any]) -> str:
         )
     return text
 
+
+ONE_BATCH = Benchmark(
+    "one-batch", "Times of prefill and decode steps at the worker itself.", add_options, measure
+)
+main = ONE_BATCH.main
 
 if __name__ == "__main__":
     sys.exit(main())

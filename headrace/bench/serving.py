@@ -12,13 +12,14 @@ import math
 import random
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvloop
 
-from headrace.bench.backends import BACKENDS, first_model
+from headrace.bench.backends import BACKENDS, Wire, first_model
 from headrace.bench.clients import ClientJob, make_target, send_all
 from headrace.bench.datasets import (
     DEFAULT_VOCAB_SIZE,
@@ -27,15 +28,9 @@ from headrace.bench.datasets import (
     make_requests,
     random_requests,
 )
-from headrace.bench.environment import (
-    check_writable,
-    describe_environment,
-    environment_line,
-    fail,
-    result_file,
-    write_json,
-)
+from headrace.bench.driver import Benchmark, Run
 from headrace.bench.load import arrival_offsets, drive
+from headrace.bench.options import check_at_least, check_writable
 from headrace.bench.plot import check_plot_path, write_plot
 from headrace.bench.progress import Progress
 from headrace.bench.record import BenchRequest, RequestRecord, summarize
@@ -47,12 +42,8 @@ from runtime.text.tokenizer import Tokenizer
 _OBJECTIVES = ("ttft", "tpot", "e2e")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench serving",
-        description="Send requests to a running server and measure its answers.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="where the server is")
     parser.add_argument(
         "--backend", choices=list(BACKENDS), default="headrace", help="the API that is spoken"
@@ -93,42 +84,41 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME:MS",
         help="count requests within limits, such as ttft:500 tpot:50 e2e:10000",
     )
-    out.add_argument("--output-file", type=Path, help="write everything as JSON")
-    out.add_argument("--output-details", action="store_true", help="with every request in it")
+    out.add_argument(
+        "--output-details", action="store_true", help="with every request in --output-file"
+    )
     out.add_argument("--plot", type=Path, help="draw curves to FILE.svg, .html or .png")
     out.add_argument("--no-progress", action="store_true")
-    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; 1 when it could not or a request failed, 130 when Ctrl-C cut it short."""
-    options = build_parser().parse_args(argv)
+def measure(run: Run) -> int:
+    """Send the requests; 1 when one of them failed, 130 when Ctrl-C cut the run short.
+
+    Raises:
+        HeadraceError: an option is wrong, the server cannot be reached or refuses the first.
+    """
+    options = run.options
+    check(options)
+    source = token_source(options)
+    requests = make_requests(options, source)
+    warm_up = warm_up_requests(options, requests, source)
     records: list[RequestRecord] = []
     stopped_early = False
     try:
-        check(options)
-        source = token_source(options)
-        requests = make_requests(options, source)
-        warm_up = warm_up_requests(options, requests, source)
-        uvloop.run(measure(options, requests, warm_up, source.rng, records))
-    except HeadraceError as error:
-        return fail(error.message)
+        uvloop.run(send(options, requests, warm_up, source.rng, records))
     except (OSError, TimeoutError) as error:
-        return fail(f"{options.url} cannot be reached: {error or 'no answer in time'}.")
+        reason = error or "no answer in time"
+        raise HeadraceError(f"{options.url} cannot be reached: {reason}.") from None
     except KeyboardInterrupt:
         if not records:
-            return 130
+            raise
         stopped_early = True
-        print(f"Stopped: {len(records)} of {len(requests)} requests had ended, and count.")
+        run.say(f"Stopped: {len(records)} of {len(requests)} requests had ended, and count.")
     records.sort(key=lambda record: record.index)
     summary = summarize(records, objectives(options.goodput))
-    print(environment_line(describe_environment()))
-    print("\n".join(summary_lines(summary)), flush=True)
-    if options.output_file is not None:
-        content = result_file("serving", options, (), {**summary, "stopped_early": stopped_early})
-        if options.output_details:
-            content["requests"] = [msgspec.to_builtins(record) for record in records]
-        write_json(options.output_file, content)
+    run.say(*summary_lines(summary))
+    details = {"requests": msgspec.to_builtins(records)} if options.output_details else {}
+    run.write({**summary, "stopped_early": stopped_early}, **details)
     if options.plot is not None:
         rate = f"{summary['output_tok_per_s']:.0f} output tokens/s"
         write_plot(options.plot, f"{options.backend}: {len(records)} requests, {rate}", records)
@@ -145,16 +135,10 @@ def check(options: argparse.Namespace) -> None:
         raise StartupError("--request-rate must be above 0.")
     if not options.timeout > 0:
         raise StartupError("--timeout must be above 0.")
-    for name, least in (
-        ("max_concurrency", 1),
-        ("num_client_processes", 1),
-        ("warmup_requests", 0),
-        # Id 0 is not drawn.
-        ("vocab_size", 2),
-    ):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise StartupError(f"--{name.replace('_', '-')} must be at least {least}.")
+    check_at_least(1, options, "max_concurrency", "num_client_processes")
+    check_at_least(0, options, "warmup_requests")
+    # Id 0 is not drawn.
+    check_at_least(2, options, "vocab_size")
     limit = options.max_concurrency
     if limit is not None and limit < options.num_client_processes:
         raise StartupError("--max-concurrency must be at least --num-client-processes.")
@@ -162,7 +146,6 @@ def check(options: argparse.Namespace) -> None:
     extra_body(options.extra_body)
     if options.output_details and options.output_file is None:
         raise StartupError("--output-details needs --output-file.")
-    check_writable("--output-file", options.output_file)
     check_writable("--plot", options.plot)
     if options.plot is not None:
         check_plot_path(options.plot)
@@ -225,18 +208,14 @@ def token_source(options: argparse.Namespace) -> TokenSource:
 
 def make_job(options: argparse.Namespace, model: str) -> ClientJob:
     """What the client processes need to know, but for the requests."""
-    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    extra = extra_body(options.extra_body)
     return ClientJob(
         url=options.url,
         backend=options.backend,
-        headers=headers,
-        model=model,
-        ignore_eos=options.ignore_eos,
-        temperature=options.temperature,
-        extra=extra_body(options.extra_body),
+        headers={"Authorization": f"Bearer {options.api_key}"} if options.api_key else {},
+        wire=Wire(model, options.ignore_eos, options.temperature, extra),
         timeout_s=options.timeout,
         max_concurrency=options.max_concurrency,
-        requests=[],
     )
 
 
@@ -258,7 +237,7 @@ def _hinted(options: argparse.Namespace, error: str) -> str:
     return f"{error} ({hint})"
 
 
-async def measure(
+async def send(
     options: argparse.Namespace,
     requests: Sequence[BenchRequest],
     warm_up: Sequence[BenchRequest],
@@ -293,18 +272,24 @@ async def measure(
         (index, offset, request)
         for index, (offset, request) in enumerate(zip(offsets, requests, strict=True))
     ]
-    progress = Progress(len(requests), enabled=not options.no_progress)
+    job = msgspec.structs.replace(job, requests=timed)
+    with closing(Progress(len(requests), enabled=not options.no_progress)) as progress:
 
-    def on_done(record: RequestRecord) -> None:
-        records.append(record)
-        progress.add()
+        def on_done(record: RequestRecord) -> None:
+            records.append(record)
+            progress.add()
 
-    try:
-        job = msgspec.structs.replace(job, requests=timed)
         await send_all(job, options.num_client_processes, on_done)
-    finally:
-        progress.close()
 
+
+SERVING = Benchmark(
+    "serving",
+    "Send requests to a running server and measure its answers.",
+    add_options,
+    measure,
+    starts_engine=False,
+)
+main = SERVING.main
 
 if __name__ == "__main__":
     sys.exit(main())

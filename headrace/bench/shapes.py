@@ -13,63 +13,44 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-_QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 
-# "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B; "small" is for a CPU and "tiny" for a test.
+def _shape(
+    architecture: str, sizes: tuple[int, int, int, int], heads: tuple[int, int], **others: Any
+) -> dict[str, Any]:
+    vocab_size, hidden_size, intermediate_size, num_layers = sizes
+    return {
+        "architectures": [f"{architecture}ForCausalLM"],
+        "model_type": architecture.lower(),
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        **others,
+    }
+
+
+# "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B; "small" is for a CPU and "tiny" for a test. Sizes are
+# vocabulary, hidden, intermediate, layers; heads are those of queries and of keys and values.
 SHAPES: dict[str, dict[str, Any]] = {
-    "8b": {
-        **_LLAMA,
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 5e5,
-        "tie_word_embeddings": False,
-    },
-    "0.5b": {
-        **_QWEN2,
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": True,
-    },
-    "small": {
-        **_QWEN2,
-        "vocab_size": 8192,
-        "hidden_size": 384,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": True,
-    },
-    "tiny": {
-        **_QWEN2,
-        "vocab_size": 1024,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e4,
-        "tie_word_embeddings": True,
-    },
+    "8b": _shape(
+        "Llama",
+        (128256, 4096, 14336, 32),
+        (32, 8),
+        rms_norm_eps=1e-5,
+        rope_theta=5e5,
+        tie_word_embeddings=False,
+    ),
+    "0.5b": _shape("Qwen2", (151936, 896, 4864, 24), (14, 2)),
+    "small": _shape("Qwen2", (8192, 384, 1024, 8), (6, 2)),
+    "tiny": _shape(
+        "Qwen2", (1024, 64, 128, 2), (4, 2), max_position_embeddings=2048, rope_theta=1e4
+    ),
 }
 _END = "<|end|>"
 _NUM_BYTES = 256
@@ -114,33 +95,14 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
         "use_regex": True,
     }
     pieces = [*_byte_characters(), *(_word(i) for i in range(vocab_size - _NUM_BYTES - 1))]
+    never = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": vocab_size - 1,
-                "content": _END,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-        ],
-        "normalizer": None,
+        "added_tokens": [{"id": vocab_size - 1, "content": _END, "special": True, **never}],
         "pre_tokenizer": byte_level,
-        "post_processor": None,
         "decoder": byte_level,
         "model": {
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
             # A word of the vocabulary is taken whole, so no merges are needed.
             "ignore_merges": True,
             "vocab": {piece: index for index, piece in enumerate(pieces)},
