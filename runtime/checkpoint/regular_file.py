@@ -29,9 +29,8 @@ def open_regular(path: Path) -> FileIO:
         StartupError: something else than a regular file; one line.
         OSError: it cannot be opened.
     """
-    # Looked at before, because opening a device may do something, and after, because what the path
-    # names may have changed. Not waiting for a writer is what O_NONBLOCK does; for a regular file it
-    # does nothing.
+    # Before: opening a device may do something. After: the path may name something else by now.
+    # With O_NONBLOCK the open of a pipe does not wait for a writer.
     _require_regular(path, path.stat())
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -17,7 +17,7 @@ import zmq.asyncio
 
 from runtime.client.client import EngineClient
 from runtime.client.grammars import GrammarCompiler
-from runtime.client.replica import Replica
+from runtime.client.replica import Replica, stop_child
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config import DetokenizerConfig, GrammarConfig, WorkerConfig
 from runtime.errors import StartupError
@@ -117,7 +117,7 @@ class EngineHost:
         stops = [replica.stop() for replica in self._replicas]
         # After `end_children` nothing is left to end, and no thread may be started for it.
         if grammars is not None and grammars.pid is not None:
-            stops.append(asyncio.to_thread(grammars.stop))
+            stops.append(stop_child(grammars))
         await asyncio.gather(*stops)
         self.client.fail_all("The server was stopped.")
         if self._receiving is not None:

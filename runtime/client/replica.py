@@ -19,9 +19,11 @@ import zmq
 import zmq.asyncio
 
 from runtime.client.client import EngineClient
+from runtime.client.offload import OffloadPool
 from runtime.client.prefix_index import MAX_TOKENS
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config import DetokenizerConfig, WorkerConfig
+from runtime.errors import HeadraceError
 from runtime.messages import (
     ControlReply,
     DetokenizerReady,
@@ -42,6 +44,27 @@ RESTART_DELAYS_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 60.0
 # So long after the end of a child that has not started, its last message counts before its end.
 LAST_MESSAGE_S = 0.5
+
+_ENDINGS = OffloadPool("end of child processes", workers=64, max_queued=64, timeout_s=15.0)
+
+
+class Stoppable(Protocol):
+    """A child process, or what owns one."""
+
+    def stop(self) -> None:
+        """End it, and wait until it has ended."""
+        ...
+
+
+async def stop_child(child: Stoppable) -> None:
+    """End a child without holding the loop; one that cannot be ended in time is left to the system.
+
+    What has been killed and is not gone hangs in a driver.
+    """
+    try:
+        await _ENDINGS.run(child.stop)
+    except HeadraceError as error:
+        logger.error("A child process is left behind: %s", error.message)
 
 
 class Owner(Protocol):
@@ -125,7 +148,7 @@ class Replica:
     async def stop(self) -> None:
         """End the children and close the sockets."""
         self._stopping = True
-        await asyncio.gather(*(asyncio.to_thread(child.stop) for child in self._living()))
+        await asyncio.gather(*map(stop_child, self._living()))
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -264,7 +287,7 @@ class Replica:
         self._detokenizer = None
         self._set(detokenizer_ready=False)
         if old is not None and old.is_alive:
-            await asyncio.to_thread(old.stop)
+            await stop_child(old)
         if self._stopping:
             return
         self._detokenizer_config = dataclasses.replace(

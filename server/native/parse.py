@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import msgspec
@@ -14,6 +13,7 @@ from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.schemas.chat import MAX_TOOLS, Tool
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.client.json_body import decode_body
+from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
 from server.context import ServerContext
 from server.errors import json_response
@@ -24,6 +24,8 @@ ParserName = Annotated[str, msgspec.Meta(max_length=64)]
 
 # Characters: the output of about a quarter of a million tokens, read in a fifth of a second.
 MAX_TEXT_LEN = 1024 * 1024
+# One thread: parsing holds the interpreter, so more would only take turns with the event loop.
+_PARSING = OffloadPool("parsing", workers=1, max_queued=32, timeout_s=30.0)
 
 
 class SeparateReasoningBody(msgspec.Struct, kw_only=True):
@@ -61,7 +63,7 @@ def create_router(context: ServerContext) -> APIRouter:
             )
         _check_length(body.text)
         reasoning = REASONING_PARSERS.load(body.reasoning_parser)(prompt_is_open=False)
-        return await asyncio.to_thread(_separate, OutputParser(reasoning=reasoning), body.text)
+        return await _PARSING.run(_separate, OutputParser(reasoning=reasoning), body.text)
 
     @router.post("/parse_function_call", openapi_extra=body_schema(ParseFunctionCallBody))
     async def parse_function_call(request: Request) -> Response:
@@ -72,7 +74,7 @@ def create_router(context: ServerContext) -> APIRouter:
         _check_length(body.text)
         names = [tool.function.name for tool in body.tools]
         parser = OutputParser(tools=TOOL_PARSERS.load(body.tool_call_parser)(names, max_calls=None))
-        return await asyncio.to_thread(_find_calls, parser, body.text, names)
+        return await _PARSING.run(_find_calls, parser, body.text, names)
 
     return router
 

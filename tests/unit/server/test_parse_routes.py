@@ -1,4 +1,4 @@
-"""`/parse_function_call` and `/separate_reasoning` take any text up to a length, which they name."""
+"""`/parse_function_call` and `/separate_reasoning` take texts up to a length, and name it."""
 
 from __future__ import annotations
 
