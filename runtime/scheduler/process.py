@@ -53,11 +53,14 @@ def main(payload: bytes) -> None:
             ranks = Ranks(context, config, lambda why: _tell_start_failed(run_folder, why))
         from runtime.scheduler.worker import build_worker
 
+        shared = SharedState(run_folder / SHARED_STATE_FILE)
         inbox: Inbox[SchedulerInbound] = Inbox(
-            context, scheduler_address(run_folder, config.generation), SchedulerInbound
+            context,
+            scheduler_address(run_folder, config.generation),
+            SchedulerInbound,
+            shared.counter("rejected_by_scheduler"),
         )
         tokens = Outbox(context, detokenizer_address(run_folder, config.generation))
-        shared = SharedState(run_folder / SHARED_STATE_FILE)
         scheduler, ready = build_worker(config, shared, tokens.send, front.send, report, ranks)
     except HeadraceError as error:
         _fail(context, front, error.message)
