@@ -138,16 +138,31 @@ def _ignore(num_rejected: int) -> None:
     """Nobody counts."""
 
 
-class _Gate(Generic[M]):
-    """Lets in what is a message of one union; drops and counts everything else."""
+class _BoundSocket(Generic[M]):
+    """A bound end, which lets in what is a message of one union; all else is dropped and counted.
 
-    def __init__(self, message_type: Any, on_rejected: Callable[[int], None]) -> None:
+    Attributes:
+        num_rejected: messages that did not decode.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        message_type: Any,
+        on_rejected: Callable[[int], None] = _ignore,
+    ) -> None:
+        """Bind `address`; only messages of the union `message_type` are let in.
+
+        Of others `on_rejected` is told how many have come so far.
+        """
+        self._socket = _socket(context, zmq.PULL)
+        self._socket.bind(address)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
         self._on_rejected = on_rejected
         self.num_rejected = 0
 
-    def decode(self, payload: bytes) -> M | None:
-        """The message, `None` for bytes that are none."""
+    def _decode(self, payload: bytes) -> M | None:
         try:
             return self._decoder.decode(payload)
         # Whatever it is: msgspec raises other errors than its own, too, as for text that is not
@@ -166,28 +181,8 @@ class _Gate(Generic[M]):
             return None
 
 
-class Inbox(Generic[M]):
-    """The receiving end of a synchronous process: bound, drained without blocking, or waited on."""
-
-    def __init__(
-        self,
-        context: zmq.Context[Any],
-        address: str,
-        message_type: Any,
-        on_rejected: Callable[[int], None] = _ignore,
-    ) -> None:
-        """Bind `address`; only messages of the union `message_type` are let in.
-
-        Of others `on_rejected` is told how many have come so far.
-        """
-        self._socket = _socket(context, zmq.PULL)
-        self._socket.bind(address)
-        self._gate: _Gate[M] = _Gate(message_type, on_rejected)
-
-    @property
-    def num_rejected(self) -> int:
-        """Messages that did not decode."""
-        return self._gate.num_rejected
+class Inbox(_BoundSocket[M]):
+    """The receiving end of a synchronous process: drained without blocking, or waited on."""
 
     def register(self, poller: zmq.Poller) -> None:
         """Let `poller` wake when a message waits."""
@@ -204,33 +199,18 @@ class Inbox(Generic[M]):
                 payload = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            message = self._gate.decode(payload)
+            message = self._decode(payload)
             if message is not None:
                 yield message
 
 
-class AsyncInbox(Generic[M]):
-    """The receiving end of an asyncio process."""
-
-    def __init__(
-        self,
-        context: zmq.asyncio.Context,
-        address: str,
-        message_type: Any,
-        on_rejected: Callable[[int], None] = _ignore,
-    ) -> None:
-        """Bind `address`; only messages of the union `message_type` are let in.
-
-        Of others `on_rejected` is told how many have come so far.
-        """
-        self._socket = _socket(context, zmq.PULL)
-        self._socket.bind(address)
-        self._gate: _Gate[M] = _Gate(message_type, on_rejected)
+class AsyncInbox(_BoundSocket[M]):
+    """The receiving end of an asyncio process; its context is one of `zmq.asyncio`."""
 
     async def receive(self) -> M:
         """The next message; undecodable ones are counted and skipped."""
         while True:
-            message = self._gate.decode(await self._socket.recv())
+            message = self._decode(await self._socket.recv())
             if message is not None:
                 return message
 
