@@ -25,10 +25,16 @@ import tokenizers
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationInput
-from runtime.detokenizer.engine import Detokenizer
-from runtime.messages import DetokenizerInbound, FrontInbound, StreamStart, TextDeltas, TokenDeltas
-from runtime.sampling_params import SamplingParams
-from runtime.tokenizer import Tokenizer
+from runtime.ipc.messages import (
+    DetokenizerInbound,
+    FrontInbound,
+    StreamStart,
+    TextDeltas,
+    TokenDeltas,
+)
+from runtime.requests.sampling_params import SamplingParams
+from runtime.text.detokenizer import Detokenizer
+from runtime.text.tokenizer import Tokenizer
 from tests.support.tiny_tokenizers import CORPUS, KINDS
 
 NUM_STEPS = 200

@@ -24,7 +24,13 @@ from typing import Any
 import uvloop
 
 from runtime.client.admission import EngineLimits
-from runtime.messages import FinishReason, GenerateRequest, SchedulerInbound, TextDelta, TextDeltas
+from runtime.ipc.messages import (
+    FinishReason,
+    GenerateRequest,
+    SchedulerInbound,
+    TextDelta,
+    TextDeltas,
+)
 from server.bench.environment import describe_environment, write_json
 from tests.support.fake_server import FakeServer
 

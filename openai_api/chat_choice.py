@@ -11,8 +11,8 @@ from openai_api.logprobs import chat_logprobs
 from openai_api.output_parser import Call, ContentText, OutputEvent, OutputParser
 from openai_api.usage import TokenCount
 from runtime.client.generation import GenerationChunk
-from runtime.detokenizer.pieces import TokenPieces
-from runtime.messages import FinishReason
+from runtime.ipc.messages import FinishReason
+from runtime.text.token_pieces import TokenPieces
 
 
 @dataclass

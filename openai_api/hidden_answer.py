@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from runtime.client.generation import GenerationChunk
-from runtime.messages import HiddenMode
+from runtime.ipc.messages import HiddenMode
 
 # Numbers turned into JSON between two turns of the event loop: about a millisecond.
 _NUMBERS_PER_TURN = 16 * 1024

@@ -8,9 +8,9 @@ from typing import Any
 
 from runtime.client.generation import GenerationChunk
 from runtime.client.logprobs import PositionLogprobs
-from runtime.detokenizer.pieces import TokenPieces
 from runtime.errors import InvalidRequest
-from runtime.messages import LogprobSpec
+from runtime.ipc.messages import LogprobSpec
+from runtime.text.token_pieces import TokenPieces
 
 MAX_CHAT_TOP = 20
 MAX_COMPLETION_TOP = 5

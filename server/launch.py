@@ -9,9 +9,9 @@ from importlib import metadata
 
 import uvloop
 
-from runtime.config import ServerConfig
+from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
-from runtime.logging import configure_logging
+from runtime.ipc.logging import configure_logging
 from server.args import PROG, parse_args
 from server.prepare import prepare
 from server.serving import serve

@@ -139,8 +139,7 @@ class Metrics:
         """Count an HTTP request that ended."""
         self._http_active.dec()
         # Only routes we know become label values: a scan of random paths must not fill memory.
-        route = scope.get("route")
-        endpoint = route.path if route is not None else "other"
+        endpoint = scope["route"].path or "other"
         method = scope["method"] if scope["method"] in _METHODS else "other"
         labels = {**self._labels, "endpoint": endpoint, "method": method}
         self._http_requests.labels(**labels).inc()

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Literal
 
 from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.headers import read_tensor_infos
 from runtime.checkpoint.hub import RepositoryNotFound, resolve_model_folder
-from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.gate import PAUSE, SESSION, UPDATE
 from runtime.client.host import EngineHost
 from runtime.client.offload import OffloadPool
 from runtime.errors import HeadraceError, InvalidRequest, StartupError
-from runtime.messages import ControlReply, SchedulerInbound
-from runtime.weight_messages import (
+from runtime.ipc.messages import ControlReply, SchedulerInbound
+from runtime.ipc.weight_messages import (
     MEMORY_TAGS,
     ContinueGeneration,
     GroupStatus,
@@ -44,6 +43,7 @@ from runtime.weight_messages import (
     WeightOp,
     WeightUpdate,
 )
+from runtime.models.registry import read_model_spec
 from server.context import ServerContext
 
 logger = logging.getLogger(__name__)
@@ -393,17 +393,22 @@ class WeightControl:
             self._client.loaded.released -= set(tags or MEMORY_TAGS)
 
 
-def _check(folder: Path, model: ModelConfig) -> None:
+def _check(folder: Path, model: ModelSpec) -> None:
     """Compare a folder with the model that serves.
 
     Raises:
         StartupError: other shapes, or another model; one line.
     """
     if (folder / "config.json").is_file():
-        other = load_model_config(folder)
+        other = read_model_spec(folder)
+        if other.architecture != model.architecture:
+            raise StartupError(
+                f"{folder} holds another model than the one that serves: architecture is "
+                f"{other.architecture!r}, not {model.architecture!r}"
+            )
         different = [
             f"{field.name} is {getattr(other, field.name)!r}, not {getattr(model, field.name)!r}"
-            for field in dataclasses.fields(ModelConfig)
+            for field in dataclasses.fields(model)
             if field.name not in _IRRELEVANT
             and getattr(other, field.name) != getattr(model, field.name)
         ]

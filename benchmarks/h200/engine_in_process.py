@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.messages import GenerateRequest
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.messages import GenerateRequest
+from runtime.requests.sampling_params import SamplingParams
 from server.bench.shapes import SHAPES, write_shape
 from tests.support.engine import InProcessEngine
 

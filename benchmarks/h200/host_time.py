@@ -23,9 +23,9 @@ import torch
 import zmq
 
 from runtime.executor.model_runner import ModelRunner, PendingStep
-from runtime.messages import TokenDeltas
-from runtime.step import StepPlan, StepResult
-from runtime.transport import Outbox
+from runtime.executor.step_plan import StepPlan, StepResult
+from runtime.ipc.messages import TokenDeltas
+from runtime.ipc.transport import Outbox
 from server.bench.environment import describe_environment, write_json
 from server.bench.shapes import SHAPES, write_shape
 from tests.support.engine import InProcessEngine

@@ -25,7 +25,7 @@ from benchmarks.h200.cases import FULL
 from benchmarks.h200.engine_in_process import add, engine
 from runtime.executor.extend_graphs import MIXED_SIZES, ExtendGraphs
 from runtime.executor.model_runner import ModelRunner, PendingStep
-from runtime.step import StepPlan, StepResult
+from runtime.executor.step_plan import StepPlan, StepResult
 from server.bench.environment import describe_environment, write_json
 from server.bench.shapes import SHAPES, write_shape
 from tests.support.engine import InProcessEngine

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from runtime.client.logprobs import PositionLogprobs
-from runtime.messages import LogprobSpec
+from runtime.ipc.messages import LogprobSpec
 from server.bench.environment import describe_environment
 from server.bench.shapes import SHAPES, write_shape
 

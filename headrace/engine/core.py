@@ -13,7 +13,7 @@ from headrace.engine.errors import EngineDeadError, EngineError, translated
 from headrace.engine.loop_thread import LoopClosed, LoopThread
 from runtime.client.background import Background
 from runtime.client.host import EngineHost
-from runtime.config import ServerConfig
+from runtime.config.options import ServerConfig
 from runtime.errors import EngineDead
 from server.assemble import assemble, watch
 from server.context import Lifecycle, ServerContext

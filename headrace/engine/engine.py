@@ -19,7 +19,7 @@ from headrace.engine.scores import ScoreList
 from headrace.engine.server_args import ServerArgs, read_keywords
 from headrace.engine.tokenizer_manager import TokenizerManager
 from headrace.engine.weights import WeightMethods
-from runtime.messages import ControlReply, FreezeGarbage
+from runtime.ipc.messages import ControlReply, FreezeGarbage
 from server.context import ServerContext
 from server.native.describe import describe_model, describe_server
 from server.native.generate_request import GenerateBody

@@ -49,7 +49,7 @@ from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
-from runtime.sampling_params import SamplingParams
+from runtime.requests.sampling_params import SamplingParams
 
 
 async def create_chat_completion(request: Request, context: OpenAIContext) -> Response:

@@ -48,7 +48,7 @@ from runtime.client.admission import check_text_size, check_token_ids
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
-from runtime.messages import FinishReason
+from runtime.ipc.messages import FinishReason
 
 
 async def create_completion(request: Request, context: OpenAIContext) -> Response:

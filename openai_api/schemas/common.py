@@ -10,8 +10,8 @@ import msgspec
 from runtime.client.hidden_states import HiddenSwitch, check_offered
 from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
-from runtime.messages import HiddenMode
-from runtime.sampling_params import INT64_MAX
+from runtime.ipc.messages import HiddenMode
+from runtime.requests.sampling_params import INT64_MAX
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):

@@ -32,7 +32,7 @@ from runtime.errors import (
     MemoryReleased,
     Overloaded,
 )
-from runtime.messages import (
+from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
     ControlReply,
@@ -45,7 +45,7 @@ from runtime.messages import (
     TextDelta,
     TextDeltas,
 )
-from runtime.sampling_params import GrammarSpec
+from runtime.requests.sampling_params import GrammarSpec
 
 
 class EngineClient:

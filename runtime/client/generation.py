@@ -12,8 +12,8 @@ from runtime.client.logprobs import PositionLogprobs, read_blocks, unsent_ids
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.sessions import Turn
 from runtime.errors import HeadraceError, InvalidRequest, Overloaded
-from runtime.messages import FinishReason, HiddenBlock, HiddenMode, LogprobBlock, LogprobSpec
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.messages import FinishReason, HiddenBlock, HiddenMode, LogprobBlock, LogprobSpec
+from runtime.requests.sampling_params import SamplingParams
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from runtime.client.admission import EngineLimits
 from runtime.errors import InvalidRequest
-from runtime.messages import HiddenBlock, HiddenMode
+from runtime.ipc.messages import HiddenBlock, HiddenMode
 
 # What one request may keep in memory; in JSON each number takes some ten to twenty bytes.
 MAX_VALUES = 1 << 25

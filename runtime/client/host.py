@@ -21,11 +21,16 @@ from runtime.client.client import EngineClient
 from runtime.client.grammars import GrammarCompiler
 from runtime.client.replica import Replica, stop_child
 from runtime.client.status import EngineStatus, ReplicaStatus
-from runtime.config import DetokenizerConfig, GrammarConfig, WorkerConfig
+from runtime.config.options import DetokenizerConfig, GrammarConfig, WorkerConfig
 from runtime.errors import StartupError
-from runtime.messages import GrammarReply
-from runtime.shared_state import SHARED_STATE_FILE, SharedState
-from runtime.transport import AsyncInbox, create_replica_folder, front_address, remove_run_folder
+from runtime.ipc.messages import GrammarReply
+from runtime.ipc.shared_state import SHARED_STATE_FILE, SharedState
+from runtime.ipc.transport import (
+    AsyncInbox,
+    create_replica_folder,
+    front_address,
+    remove_run_folder,
+)
 
 logger = logging.getLogger(__name__)
 

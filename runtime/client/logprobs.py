@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from runtime.client.admission import EngineLimits
 from runtime.errors import InvalidRequest
-from runtime.messages import LogprobBlock, LogprobSpec
+from runtime.ipc.messages import LogprobBlock, LogprobSpec
 
 # What one request may keep in memory, here and in its answer.
 MAX_VALUES = 4_000_000

@@ -15,7 +15,7 @@ from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
-from runtime.sampling_params import SamplingParams
+from runtime.requests.sampling_params import SamplingParams
 
 Outcome = Literal["stop", "length", "abort", "error", "disconnect"]
 

@@ -24,9 +24,9 @@ from runtime.client.client import EngineClient
 from runtime.client.offload import OffloadPool
 from runtime.client.prefix_index import MAX_TOKENS
 from runtime.client.status import EngineStatus, ReplicaStatus
-from runtime.config import DetokenizerConfig, WorkerConfig
+from runtime.config.options import DetokenizerConfig, WorkerConfig
 from runtime.errors import HeadraceError
-from runtime.messages import (
+from runtime.ipc.messages import (
     ControlReply,
     DetokenizerReady,
     FrontInbound,
@@ -36,8 +36,8 @@ from runtime.messages import (
     TextDeltas,
     WorkerReady,
 )
-from runtime.process import Child, compute_environment, describe_exit
-from runtime.transport import AsyncInbox, Outbox, front_address, scheduler_address
+from runtime.ipc.process import Child, compute_environment, describe_exit
+from runtime.ipc.transport import AsyncInbox, Outbox, front_address, scheduler_address
 
 logger = logging.getLogger(__name__)
 

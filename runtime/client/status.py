@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from runtime.messages import Phase, WorkerReady
-from runtime.shared_state import SharedState
+from runtime.ipc.messages import Phase, WorkerReady
+from runtime.ipc.shared_state import SharedState
 
 _ORDER: dict[Phase, int] = {
     phase: at for at, phase in enumerate(("failed", *(p for p in get_args(Phase) if p != "failed")))

@@ -14,8 +14,8 @@ from kernels.linear import LINEAR
 from kernels.norm import NORM
 from kernels.sampling import SAMPLING
 from kernels.table import Choice, Table
-from runtime.attention.backend import DEFAULT_REASONS, AttentionBackend
-from runtime.config import WorkerConfig
+from runtime.config.options import WorkerConfig
+from runtime.models.attention.backend import DEFAULT_REASONS, AttentionBackend
 
 logger = logging.getLogger(__name__)
 

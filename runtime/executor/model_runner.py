@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from kernels.greedy import NAN_TOKEN
-from runtime.attention.backend import AttentionBackend
-from runtime.batch_rows import BatchRows
-from runtime.executor.batch import build_batch
-from runtime.executor.causal_model import CausalModel
+from runtime.executor.batch_rows import BatchRows
+from runtime.executor.build_batch import build_batch
 from runtime.executor.cuda_graphs import DecodeGraphs
 from runtime.executor.device_errors import losing_device, raise_if_lost
 from runtime.executor.extend_graphs import ExtendGraphs, GraphResult
+from runtime.executor.gather_hidden import StepHidden, of_prompts, of_samples
 from runtime.executor.graph_capture import GraphPool
-from runtime.executor.hidden_states import StepHidden, of_prompts, of_samples
 from runtime.executor.memory import GIB
 from runtime.executor.out_of_memory import step_failure
-from runtime.forward_batch import KVCache
-from runtime.sampling.logprobs import StepLogprobs, gather_prompt
-from runtime.sampling.sampler import Sampled, Sampler
-from runtime.staging import to_device
-from runtime.step import Int32Array, Int64Array, StepPlan, StepResult
+from runtime.executor.sampling.gather_logprobs import StepLogprobs, gather_prompt
+from runtime.executor.sampling.sampler import Sampled, Sampler
+from runtime.executor.staging import to_device
+from runtime.executor.step_plan import Int32Array, Int64Array, StepPlan, StepResult
+from runtime.models.attention.backend import AttentionBackend
+from runtime.models.forward_batch import KVCache
+from runtime.models.model import CausalLM
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: CausalModel,
+        model: CausalLM,
         attention: AttentionBackend,
         kv: list[KVCache],
         rows: BatchRows,

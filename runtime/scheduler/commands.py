@@ -9,7 +9,8 @@ import time
 from runtime.errors import HeadraceError
 from runtime.executor.device_errors import raise_if_lost
 from runtime.executor.profiler import Profiler
-from runtime.messages import (
+from runtime.executor.step_plan import StepPlan
+from runtime.ipc.messages import (
     ControlReply,
     FreezeGarbage,
     SetLogLevel,
@@ -19,7 +20,6 @@ from runtime.messages import (
     WorkerCommand,
 )
 from runtime.scheduler.scheduler import Pending, Runner
-from runtime.step import StepPlan
 
 logger = logging.getLogger(__name__)
 

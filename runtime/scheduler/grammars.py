@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.config import GRAMMAR_CACHE_BYTES
+from runtime.config.options import GRAMMAR_CACHE_BYTES
+from runtime.executor.step_plan import Int32Array, Int64Array, TokenMasks
 from runtime.grammar.backend import (
     BackendFactory,
     GrammarBackend,
@@ -23,10 +24,9 @@ from runtime.grammar.backend import (
     num_words,
 )
 from runtime.grammar.cache import ByteCache, loaded_size
-from runtime.messages import FinishReason
-from runtime.request import GrammarState, Request
+from runtime.ipc.messages import FinishReason
+from runtime.scheduler.request import GrammarState, Request
 from runtime.scheduler.table import RequestTable
-from runtime.step import Int32Array, Int64Array, TokenMasks
 
 logger = logging.getLogger(__name__)
 

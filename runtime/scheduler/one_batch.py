@@ -15,17 +15,17 @@ import msgspec
 import numpy as np
 import zmq
 
-from runtime.checkpoint.config_json import load_model_config
 from runtime.errors import HeadraceError
-from runtime.logging import configure_logging
-from runtime.messages import GenerateRequest, TokenDeltas
-from runtime.one_batch_job import BatchJob, BatchResult, BatchTimes
-from runtime.sampling_params import SamplingParams
+from runtime.executor.step_plan import Int32Array
+from runtime.ipc.logging import configure_logging
+from runtime.ipc.messages import GenerateRequest, TokenDeltas
+from runtime.ipc.one_batch_job import BatchJob, BatchResult, BatchTimes
+from runtime.ipc.shared_state import SharedState
+from runtime.models.registry import read_model_spec
+from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.worker import build_worker
-from runtime.shared_state import SharedState
-from runtime.step import Int32Array
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def run_job(job: BatchJob) -> BatchResult:
         job.worker, shared, take, lambda _: None, lambda *_: None, ranks
     )
     load_s = time.perf_counter() - started
-    vocab_size = load_model_config(Path(job.worker.model_folder)).vocab_size
+    vocab_size = read_model_spec(Path(job.worker.model_folder)).vocab_size
     rng = np.random.default_rng(job.seed)
     batches: list[BatchTimes] = []
     for iteration in range(job.num_warmup + job.num_iters):

@@ -4,20 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.messages import (
-    FinishReason,
-    HiddenBlock,
-    LogprobBlock,
-    StreamEnd,
-    StreamStart,
-    TokenDeltas,
-)
-from runtime.request import Request
-from runtime.scheduler.grammars import Grammars, Jump
-from runtime.scheduler.planner import PlannedStep, Planner
-from runtime.scheduler.table import RequestTable
-from runtime.scheduler.waiting import WaitingQueue
-from runtime.step import (
+from runtime.executor.step_plan import (
     BoolArray,
     Float32Array,
     Int32Array,
@@ -25,6 +12,19 @@ from runtime.step import (
     StepResult,
     TokenLogprobs,
 )
+from runtime.ipc.messages import (
+    FinishReason,
+    HiddenBlock,
+    LogprobBlock,
+    StreamEnd,
+    StreamStart,
+    TokenDeltas,
+)
+from runtime.scheduler.grammars import Grammars, Jump
+from runtime.scheduler.planner import PlannedStep, Planner
+from runtime.scheduler.request import Request
+from runtime.scheduler.table import RequestTable
+from runtime.scheduler.waiting import WaitingQueue
 
 
 class OutputBuffer:

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.cache.manager import CacheManager
-from runtime.messages import FinishReason
-from runtime.request import Request
-from runtime.scheduler.budget import TokenBudget
-from runtime.scheduler.table import RequestTable
-from runtime.scheduler.waiting import WaitingQueue
-from runtime.step import (
+from runtime.executor.step_plan import (
     BoolArray,
     EmbedSpan,
     HiddenSpan,
@@ -24,6 +19,11 @@ from runtime.step import (
     RowJoin,
     StepPlan,
 )
+from runtime.ipc.messages import FinishReason
+from runtime.scheduler.budget import TokenBudget
+from runtime.scheduler.request import Request
+from runtime.scheduler.table import RequestTable
+from runtime.scheduler.waiting import WaitingQueue
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ class Planner:
 
     def plan(self) -> PlannedStep | None:
         """The next step, or `None` when there is nothing to compute."""
+        self._drop_behind_windows()
         retracted_before = self.num_retractions
         decode_rows, new_pages = self._plan_decodes()
         # After a retraction pages are scarce, and a token of the retracted request may still be in
@@ -163,6 +164,19 @@ class Planner:
                 plan.embed_spans.append(EmbedSpan(first, values))
             first += chunk.length
         return input_owners, hidden_owners
+
+    def _drop_behind_windows(self) -> None:
+        """Free pages that no query from now on sees."""
+        cache, table = self._cache, self._table
+        if cache.window is None:
+            return
+        for row in (table.num_computed >= table.drops_at).nonzero()[0].tolist():
+            request = table.request(row)
+            if cache.enable_prefix_cache and request.request_id in self._unshared:
+                # A prompt is kept whole until others can find it.
+                continue
+            num_pages = cache.drop_behind(request.hold, int(table.num_computed[row]) - cache.window)
+            table.drops_at[row] = num_pages * cache.page_size + cache.window
 
     # ---- decode ----
 

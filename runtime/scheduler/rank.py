@@ -13,17 +13,17 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from runtime.config import RankConfig
-from runtime.distributed.plan_message import PlanMessage, from_message
+from runtime.config.options import RankConfig
 from runtime.errors import DeviceLost, HeadraceError
-from runtime.logging import configure_logging
-from runtime.messages import Phase, WorkerCommand
-from runtime.process import DEVICE_LOST_CODE
+from runtime.executor.plan_message import PlanMessage, from_message
+from runtime.ipc.logging import configure_logging
+from runtime.ipc.messages import Phase, WorkerCommand
+from runtime.ipc.process import DEVICE_LOST_CODE
+from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
+from runtime.ipc.weight_messages import RankCall, WeightOp
 from runtime.scheduler.commands import CommandedRunner
 from runtime.scheduler.ranks import DEATH_NOTICE_S, failure_file
 from runtime.scheduler.scheduler import Pending
-from runtime.transport import Inbox, Outbox, rank_address, rank_replies_address
-from runtime.weight_messages import RankCall, WeightOp
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +41,14 @@ def main(payload: bytes) -> None:
     which = f" of worker {worker.dp_rank}" if worker.dp_size > 1 else ""
     configure_logging(level, f"rank {config.rank}{which}")
     try:
-        from runtime.scheduler.worker import build_executor, build_rank_weights, command
+        from runtime.scheduler.worker import build_rank, build_rank_weights, command
 
         folder, context = Path(worker.run_folder), zmq.Context[zmq.Socket[bytes]]()
         inbox: Inbox[RankInbound] = Inbox(
             context, rank_address(folder, worker.generation, config.rank), RankInbound
         )
         outbox = Outbox(context, rank_replies_address(folder, worker.generation))
-        executor = build_executor(worker, config.rank, _keep_silent)
+        executor = build_rank(worker, config.rank, _keep_silent)
         runner = command(executor, worker, config.rank)
         weights = build_rank_weights(executor, worker, config.rank, lambda: None)
     except HeadraceError as error:

@@ -16,14 +16,14 @@ from typing import NoReturn, Protocol
 
 import zmq
 
-from runtime.config import RankConfig, WorkerConfig
-from runtime.distributed.plan_message import to_message
-from runtime.messages import ControlReply, WorkerCommand
-from runtime.process import Child, describe_exit
+from runtime.config.options import RankConfig, WorkerConfig
+from runtime.executor.plan_message import to_message
+from runtime.executor.step_plan import StepPlan
+from runtime.ipc.messages import ControlReply, WorkerCommand
+from runtime.ipc.process import Child, describe_exit
+from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
+from runtime.ipc.weight_messages import RankCall, RankReply, WeightOp
 from runtime.scheduler.scheduler import Pending, Runner
-from runtime.step import StepPlan
-from runtime.transport import Inbox, Outbox, rank_address, rank_replies_address
-from runtime.weight_messages import RankCall, RankReply, WeightOp
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.cache.manager import CacheManager
+from runtime.executor.step_plan import StepPlan, StepResult, TokenMasks
 from runtime.grammar.backend import GrammarError
-from runtime.messages import (
+from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
     ControlReply,
@@ -27,16 +28,7 @@ from runtime.messages import (
     TokenDeltas,
     WorkerCommand,
 )
-from runtime.request import Request
-from runtime.scheduler.budget import TokenBudget
-from runtime.scheduler.grammars import Grammars
-from runtime.scheduler.output import OutputBuffer, OutputProcessor
-from runtime.scheduler.planner import PlannedStep, Planner
-from runtime.scheduler.stats import SchedulerStats
-from runtime.scheduler.table import RequestTable
-from runtime.scheduler.waiting import WaitingQueue
-from runtime.step import StepPlan, StepResult, TokenMasks
-from runtime.weight_messages import (
+from runtime.ipc.weight_messages import (
     ContinueGeneration,
     GroupStatus,
     InvalidateCache,
@@ -45,6 +37,14 @@ from runtime.weight_messages import (
     ReleaseMemory,
     WeightCall,
 )
+from runtime.scheduler.budget import TokenBudget
+from runtime.scheduler.grammars import Grammars
+from runtime.scheduler.output import OutputBuffer, OutputProcessor
+from runtime.scheduler.planner import PlannedStep, Planner
+from runtime.scheduler.request import Request
+from runtime.scheduler.stats import SchedulerStats
+from runtime.scheduler.table import RequestTable
+from runtime.scheduler.waiting import WaitingQueue
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import msgspec
 import uvloop
 
 from runtime.errors import HeadraceError
-from runtime.process import child_environment, watch_parent
+from runtime.ipc.process import child_environment, watch_parent
 from server.bench.backends import BACKENDS, HttpTarget, Wire
 from server.bench.http_stream import HttpClient
 from server.bench.load import OnDone, drive

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from runtime.errors import StartupError
-from runtime.tokenizer import Tokenizer
+from runtime.text.tokenizer import Tokenizer
 from server.bench.record import BenchRequest
 
 DATASETS = ("random", "shared-prefix", "jsonl")

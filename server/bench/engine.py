@@ -14,12 +14,12 @@ from pathlib import Path
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationInput
 from runtime.client.host import EngineHost
-from runtime.config import ServerConfig
+from runtime.config.options import ServerConfig
 from runtime.errors import HeadraceError
-from runtime.logging import configure_logging
-from runtime.messages import WorkerReady
-from runtime.sampling_params import SamplingParams
-from runtime.tokenizer import Tokenizer
+from runtime.ipc.logging import configure_logging
+from runtime.ipc.messages import WorkerReady
+from runtime.requests.sampling_params import SamplingParams
+from runtime.text.tokenizer import Tokenizer
 from server.args import parse_args
 from server.assemble import assemble
 from server.bench.record import BenchRequest, RequestRecord

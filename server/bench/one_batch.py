@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from runtime.config import ServerConfig
+from runtime.config.options import ServerConfig
 from runtime.errors import HeadraceError, StartupError
-from runtime.one_batch_job import BatchJob, BatchResult
-from runtime.process import child_environment, compute_environment, send_config
-from runtime.transport import remove_run_folder
+from runtime.ipc.one_batch_job import BatchJob, BatchResult
+from runtime.ipc.process import child_environment, compute_environment, send_config
+from runtime.ipc.transport import remove_run_folder
 from server.bench.engine import engine_config
 from server.bench.engine_options import engine_parser
 from server.bench.environment import (
@@ -113,7 +113,7 @@ def run(config: ServerConfig, batch_size: int, options: argparse.Namespace) -> B
 
 def _in_a_process(job: BatchJob) -> BatchResult:
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "runtime.process", "one_batch"],
+        [sys.executable, "-P", "-m", "runtime.ipc.process", "one_batch"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=child_environment(compute_environment(job.worker.num_threads)),

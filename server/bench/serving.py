@@ -20,7 +20,7 @@ import uvloop
 
 from runtime.checkpoint.hub import resolve_model_folder
 from runtime.errors import HeadraceError, StartupError
-from runtime.tokenizer import Tokenizer
+from runtime.text.tokenizer import Tokenizer
 from server.bench.backends import BACKENDS, first_model
 from server.bench.clients import ClientJob, make_target, send_all
 from server.bench.datasets import (

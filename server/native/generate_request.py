@@ -13,8 +13,8 @@ from runtime.client.hidden_states import HiddenSwitch
 from runtime.client.router import wanted_rank
 from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
-from runtime.messages import HiddenMode, LogprobSpec
-from runtime.sampling_params import (
+from runtime.ipc.messages import HiddenMode, LogprobSpec
+from runtime.requests.sampling_params import (
     INT64_MAX,
     MAX_SAMPLES,
     SamplingFields,

@@ -15,8 +15,8 @@ from openai_api.hidden_answer import HiddenAnswer
 from runtime.client.admission import check_text_size
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
 from runtime.errors import InvalidRequest
-from runtime.messages import FinishReason
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.messages import FinishReason
+from runtime.requests.sampling_params import SamplingParams
 from server.context import ServerContext
 from server.native.generate_request import GeneratePlan, Sample
 from server.native.logprob_answer import LogprobAnswer

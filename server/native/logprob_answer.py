@@ -7,7 +7,7 @@ from typing import Any
 
 from runtime.client.generation import GenerationChunk
 from runtime.client.logprobs import PositionLogprobs
-from runtime.messages import LogprobSpec
+from runtime.ipc.messages import LogprobSpec
 
 TokenText = Callable[[int], str]
 Triple = list[Any]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from runtime.errors import InvalidRequest
-from runtime.messages import LogprobSpec
+from runtime.ipc.messages import LogprobSpec
 
 MAX_TOP_LOGPROBS = 1000
 MAX_TOKEN_IDS = 1000

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from openai_api.output_parser import Call, ContentText, OutputParser, ReasoningText
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.schemas.chat import MAX_TOOLS, Tool
@@ -48,10 +49,10 @@ _REASONING = msgspec.json.Decoder(SeparateReasoningBody)
 _CALLS = msgspec.json.Decoder(ParseFunctionCallBody)
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """Both routes."""
     del context
-    router = APIRouter(tags=["native"])
+    router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.post("/separate_reasoning", openapi_extra=body_schema(SeparateReasoningBody))
     async def separate_reasoning(request: Request) -> Response:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from openai_api.request_body import read_body
 from openai_api.sse import unless_disconnected
 from server.context import ServerContext
@@ -16,9 +17,9 @@ from server.native.scoring import ScoreBody, score
 _DECODER = msgspec.json.Decoder(ScoreBody)
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """The route `/v1/score`."""
-    router = APIRouter(tags=["native"])
+    router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.post("/v1/score", openapi_extra=body_schema(ScoreBody))
     async def score_items(request: Request) -> Response:

@@ -17,8 +17,8 @@ from openai_api.schemas.common import fields_of_type
 from runtime.client.admission import check_text_size
 from runtime.client.generation import GenerationInput
 from runtime.errors import HeadraceError, InvalidRequest
-from runtime.messages import LogprobSpec
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.messages import LogprobSpec
+from runtime.requests.sampling_params import SamplingParams
 from server.context import ServerContext
 from server.native.logprob_request import MAX_TOKEN_IDS
 

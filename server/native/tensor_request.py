@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from runtime.client.hidden_states import HiddenSwitch, check_offered
 from runtime.errors import InvalidRequest
-from runtime.messages import HiddenMode
+from runtime.ipc.messages import HiddenMode
 
 Row = list[float | list[float]]
 

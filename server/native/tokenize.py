@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from openai_api.request_body import check_media_type
 from runtime.client.admission import check_text_size
 from runtime.client.json_body import decode_body
@@ -41,13 +42,13 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """Both routes, also under `/v1/`."""
-    router = APIRouter(tags=["native"])
+    router = AccessRouter(Access.KEY, tags=["native"])
 
     async def tokenize(request: Request) -> Response:
         """Token ids of one text or several."""
-        if request.url.path.startswith("/v1/"):
+        if request.scope["route"].speaks_openai:
             check_media_type(request)
         body = decode_body(await request.body(), _TOKENIZE)
         if body.messages is not None:
@@ -76,7 +77,7 @@ def create_router(context: ServerContext) -> APIRouter:
 
     async def detokenize(request: Request) -> Response:
         """Text of one sequence of token ids or several."""
-        if request.url.path.startswith("/v1/"):
+        if request.scope["route"].speaks_openai:
             check_media_type(request)
         body = decode_body(await request.body(), _DETOKENIZE)
         flat = [each for each in body.tokens if isinstance(each, int)]

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from headrace.demo import MODEL_PATH
-from runtime.tokenizer import Tokenizer
+from runtime.text.tokenizer import Tokenizer
 from tests.support.notebook import DOCUMENTS, read_cells, run_document
 
 NAME = "native_api"

@@ -12,8 +12,8 @@ import httpx
 import msgspec
 import zmq
 
-from runtime.messages import DetokenizerInbound, FrontInbound, SchedulerInbound
-from runtime.transport import MAX_FRAME_BYTES, RUN_FOLDER_PREFIX
+from runtime.ipc.messages import DetokenizerInbound, FrontInbound, SchedulerInbound
+from runtime.ipc.transport import MAX_FRAME_BYTES, RUN_FOLDER_PREFIX
 from tests.support.frames import BAD_FRAMES, frame_header, push_peer
 from tests.support.processes import children, command
 from tests.support.server import ServerProcess

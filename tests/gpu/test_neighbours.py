@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runtime.messages import AbortRequests, FlushCache, HiddenMode, LogprobSpec
-from runtime.sampling_params import GrammarSpec
-from runtime.tokenizer import Tokenizer
+from runtime.ipc.messages import AbortRequests, FlushCache, HiddenMode, LogprobSpec
+from runtime.requests.sampling_params import GrammarSpec
+from runtime.text.tokenizer import Tokenizer
 from tests.support.engine import InProcessEngine
 from tests.support.gpu import count_graphs, prompt, small_engine
 from tests.support.grammar_backends import BACKENDS, needs_grammars

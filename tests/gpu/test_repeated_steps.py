@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.messages import LogprobSpec
-from runtime.sampling import sampler
+from runtime.executor.sampling import sampler
+from runtime.ipc.messages import LogprobSpec
 from tests.support.gpu import prompt, small_engine
 from tests.support.tiny_models import tiny_model
 

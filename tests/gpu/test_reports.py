@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from runtime.client.logprobs import PositionLogprobs
-from runtime.messages import HiddenMode, LogprobSpec
+from runtime.ipc.messages import HiddenMode, LogprobSpec
 from tests.support.engine import InProcessEngine
 from tests.support.gpu import PROMPTS, TOLERANCE, count_graphs, small_engine
 from tests.support.tiny_models import tiny_model

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from runtime.executor import model_runner
-from runtime.messages import LogprobSpec
-from runtime.sampling_params import GrammarSpec
+from runtime.ipc.messages import LogprobSpec
+from runtime.requests.sampling_params import GrammarSpec
 from server.bench.shapes import write_shape
 from tests.support.engine import InProcessEngine
 from tests.support.fake_checkpoint import write_config

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from headrace.demo import MODEL_PATH
-from runtime.messages import AbortRequests, FlushCache, GenerateRequest, LogprobSpec, StopHit
-from runtime.sampling_params import GrammarSpec, SamplingParams
-from runtime.tokenizer import Tokenizer
+from runtime.ipc.messages import AbortRequests, FlushCache, GenerateRequest, LogprobSpec, StopHit
+from runtime.requests.sampling_params import GrammarSpec, SamplingParams
+from runtime.text.tokenizer import Tokenizer
 from tests.support.engine import InProcessEngine
 from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.tiny_models import tiny_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime.executor import cuda_graphs, extend_graphs
-from runtime.messages import HiddenMode, LogprobSpec
+from runtime.ipc.messages import HiddenMode, LogprobSpec
 from tests.support.engine import InProcessEngine
 from tests.support.graphs import EagerGraph
 from tests.support.tiny_models import tiny_model

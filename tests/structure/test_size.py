@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("kernels", "runtime", "openai_api", "server", "headrace")
 MAX_FILE_LINES = 500
-MAX_PRODUCT_LINES = 49_594
+MAX_PRODUCT_LINES = 51_270
 
 
 def sources(*folders: str) -> list[Path]:

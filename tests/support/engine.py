@@ -15,13 +15,13 @@ import pytest
 import torch
 import zmq
 
-from runtime.batch_rows import BatchRows
-from runtime.checkpoint.config_json import load_model_config
 from runtime.client.grammars import grammar_key
 from runtime.client.logprobs import PositionLogprobs, read_blocks
-from runtime.config import WorkerConfig
+from runtime.config.options import WorkerConfig
+from runtime.executor.batch_rows import BatchRows
 from runtime.executor.model_runner import ModelRunner
-from runtime.messages import (
+from runtime.executor.step_plan import RowJoin
+from runtime.ipc.messages import (
     ControlReply,
     FinishReason,
     FrontInbound,
@@ -30,12 +30,12 @@ from runtime.messages import (
     LogprobSpec,
     TokenDeltas,
 )
-from runtime.sampling_params import GrammarSpec, SamplingParams
+from runtime.ipc.shared_state import SharedState
+from runtime.ipc.weight_messages import WeightCall, WeightOp
+from runtime.models.registry import read_model_spec
+from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
-from runtime.shared_state import SharedState
-from runtime.step import RowJoin
-from runtime.weight_messages import WeightCall, WeightOp
 
 # The numerics tests run on a GPU too: HEADRACE_TEST_DEVICE=cuda make test ARGS=tests/numerics
 DEVICE = os.environ.get("HEADRACE_TEST_DEVICE", "cpu")
@@ -55,7 +55,7 @@ class InProcessEngine:
             dtype="float32",
             device=DEVICE,
             context_len=256,
-            eos_token_ids=list(load_model_config(model_folder).eos_token_ids),
+            eos_token_ids=list(read_model_spec(model_folder).eos_token_ids),
             random_seed=0,
             mem_fraction_static=None,
             max_total_tokens=16 * 256,
@@ -73,11 +73,12 @@ class InProcessEngine:
             stream_interval=1,
             tokenizer_folder=str(model_folder),
         )
-        self.hidden_size = load_model_config(model_folder).hidden_size
+        self.hidden_size = read_model_spec(model_folder).hidden_size
         self.shared = SharedState(folder / "state", create=True)
         self.tokens: dict[int, list[int]] = {}
         self.cached: dict[int, int] = {}
         self.reasons: dict[int, FinishReason] = {}
+        self.retractions: dict[int, int] = {}
         self.inputs: dict[int, list[PositionLogprobs]] = {}
         self.outputs: dict[int, list[PositionLogprobs]] = {}
         self.hidden_inputs: dict[int, list[list[float]]] = {}
@@ -119,6 +120,7 @@ class InProcessEngine:
             ids = ids[count:]
         for end in message.ends:
             self.reasons[end.request_id] = end.reason
+            self.retractions[end.request_id] = end.num_retractions
 
     def _keep_reply(self, message: FrontInbound) -> None:
         if isinstance(message, ControlReply):

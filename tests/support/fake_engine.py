@@ -14,10 +14,10 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from runtime.checkpoint.model_config import ModelConfig, RopeConfig
+from runtime.checkpoint.rope_json import RopeConfig
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
-from runtime.messages import (
+from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
     FinishReason,
@@ -27,7 +27,8 @@ from runtime.messages import (
     TextDelta,
     TextDeltas,
 )
-from runtime.tokenizer import Tokenizer
+from runtime.models.decoder.spec import DecoderSpec
+from runtime.text.tokenizer import Tokenizer
 
 IM_START, IM_END, BOS = "<|im_start|>", "<|im_end|>", "<s>"
 SPECIALS = (BOS, IM_START, IM_END)
@@ -66,7 +67,7 @@ def byte_alphabet() -> list[str]:
     return [names[byte] for byte in range(256)]
 
 
-def fake_model_config(**changes: Any) -> ModelConfig:
+def fake_model_config(**changes: Any) -> DecoderSpec:
     """A decoder that nobody builds."""
     values: dict[str, Any] = {
         "architecture": "FakeForCausalLM",
@@ -84,7 +85,7 @@ def fake_model_config(**changes: Any) -> ModelConfig:
         "tie_word_embeddings": True,
         "eos_token_ids": (EOS_ID,),
     }
-    return ModelConfig(**{**values, **changes})
+    return DecoderSpec(**{**values, **changes})
 
 
 def echo(prompt: str) -> str:

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from runtime.step import StepPlan, StepResult
+from runtime.executor.step_plan import StepPlan, StepResult
 
 
 def next_token(sequence: np.ndarray, vocab_size: int = 1000) -> int:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.batch_rows import BatchRows
-from runtime.messages import LogprobSpec
-from runtime.sampling.logprobs import gather_prompt
-from runtime.sampling.sampler import Sampler
-from runtime.sampling_params import SamplingParams
-from runtime.step import RowJoin, TokenMasks
+from runtime.executor.batch_rows import BatchRows
+from runtime.executor.sampling.gather_logprobs import gather_prompt
+from runtime.executor.sampling.sampler import Sampler
+from runtime.executor.step_plan import RowJoin, TokenMasks
+from runtime.ipc.messages import LogprobSpec
+from runtime.requests.sampling_params import SamplingParams
 
 _PENALTIES: dict[str, Any] = {
     "frequency_penalty": 0.5,

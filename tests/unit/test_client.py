@@ -6,8 +6,8 @@ from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationInput
 from runtime.errors import InvalidRequest
-from runtime.messages import SchedulerInbound
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.messages import SchedulerInbound
+from runtime.requests.sampling_params import SamplingParams
 
 LIMITS = EngineLimits(context_len=64, max_total_num_tokens=1024, vocab_size=32)
 

@@ -10,7 +10,7 @@ from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationInput
 from runtime.errors import EngineDead, EngineNotReady, InvalidRequest
-from runtime.messages import (
+from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
     ControlReply,
@@ -21,7 +21,7 @@ from runtime.messages import (
     TextDelta,
     TextDeltas,
 )
-from runtime.sampling_params import SamplingParams
+from runtime.requests.sampling_params import SamplingParams
 
 LIMITS = EngineLimits(context_len=64, max_total_num_tokens=1024, vocab_size=32)
 

@@ -17,9 +17,9 @@ import zmq.asyncio
 from runtime.client import replica as module
 from runtime.client.replica import Replica
 from runtime.client.status import ReplicaStatus
-from runtime.config import ServerConfig
-from runtime.messages import DetokenizerReady, WorkerReady
-from runtime.shared_state import SharedState
+from runtime.config.options import ServerConfig
+from runtime.ipc.messages import DetokenizerReady, WorkerReady
+from runtime.ipc.shared_state import SharedState
 from server.hardware import Hardware
 from server.resolve import Folders, resolve
 from tests.support.fake_engine import FakeEngine, fake_model_config

@@ -15,8 +15,8 @@ import zmq.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.messages import DetokenizerInbound, FrontInbound, Ping, SchedulerInbound
-from runtime.transport import MAX_FRAME_BYTES, AsyncInbox, Inbox
+from runtime.ipc.messages import DetokenizerInbound, FrontInbound, Ping, SchedulerInbound
+from runtime.ipc.transport import MAX_FRAME_BYTES, AsyncInbox, Inbox
 from tests.support.frames import BAD_FRAMES, frame_header, push_peer
 
 GOOD = msgspec.msgpack.encode(Ping(7))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import StartupError
-from runtime.tokenizer import Tokenizer
+from runtime.text.tokenizer import Tokenizer
 from server.bench.datasets import (
     TokenSource,
     add_dataset_options,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runtime.checkpoint.config_json import load_model_config
 
 from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.json_file import read_json_object
 from runtime.errors import StartupError
 from tests.support.fake_checkpoint import write_model

@@ -16,8 +16,8 @@ from openai_api.generation import open_streams
 from openai_api.schemas.chat import DECODER
 from runtime.client.generation import GenerationInput
 from runtime.errors import InvalidRequest
-from runtime.messages import FinishReason
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.messages import FinishReason
+from runtime.requests.sampling_params import SamplingParams
 from tests.support.fake_engine import EOS_ID, FakeEngine
 
 TOOLS = [
@@ -182,6 +182,69 @@ async def test_refusals_name_the_field(
         assert body["param"] == body["error"]["param"] == param
         assert "max_new_tokens" not in body["message"]
     assert front.engine.client.num_in_flight == 0
+
+
+@pytest.mark.parametrize("role", ["user", "User", "system", "developer"])
+async def test_a_message_that_says_nothing_is_refused(make_front: Any, role: str) -> None:
+    front = make_front()
+    for said in ({}, {"content": None}, {"content": []}):
+        last = {"role": "user", "content": "Hi"}
+        answer = await front.chat(messages=[{"role": role, **said}, last])
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "messages[0].content"
+    assert (await front.chat(messages=[{"role": role, "content": ""}, last])).status_code == 200
+    for lenient in ("assistant", "tool", "function"):
+        answer = await front.chat(messages=[last, {"role": lenient}, last])
+        assert answer.status_code == 200
+
+
+def tool(parameters: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "no such type"},
+        {"type": "object", "properties": ["a"]},
+        {"type": "object", "properties": {"a": "string"}},
+        {"type": "object", "properties": {"a": {"type": "array", "items": 7}}},
+        {"type": "object", "properties": {"a": {"anyOf": {}}}},
+        {"type": "object", "required": "a"},
+        {"type": "object", "properties": {"a": {"enum": "a"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "minLength": -1}}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": 1}}},
+    ],
+)
+async def test_parameters_that_are_no_schema_are_refused(
+    make_front: Any, choice: str | None, parameters: dict[str, Any]
+) -> None:
+    answer = await make_front().chat(tools=[TOOLS[0], tool(parameters)], tool_choice=choice)
+    assert answer.status_code == 400
+    assert answer.json()["param"] == "tools[1].function.parameters"
+    assert answer.json()["message"].startswith("tools[1].function.parameters at #")
+
+
+async def test_schemas_that_no_grammar_follows_are_taken_where_none_is_needed(
+    make_front: Any,
+) -> None:
+    string = {"type": "string", "maxLength": 10**9}
+    odd = {
+        "type": "object",
+        "properties": {"a": {"not": string}, "b": {"allOf": [string, {"pattern": "("}]}},
+        "required": ["elsewhere"],
+        "if": {"properties": {"a": True}},
+        "$ref": "http://elsewhere",
+    }
+    for parameters in (odd, {}, None, {"properties": {}, "x-mine": 1}):
+        front = make_front()
+        assert (await front.chat(tools=[tool(parameters)])).status_code == 200
+    # What a walk may take is bounded over all tools together.
+    many = {"type": "object", "properties": {f"p{index}": string for index in range(11_000)}}
+    answer = await make_front().chat(tools=[tool(many), tool(many)])
+    assert answer.status_code == 400
+    assert "at most 20000 parts" in answer.json()["message"]
 
 
 async def test_too_long_conversations_have_openais_code(make_front: Any) -> None:

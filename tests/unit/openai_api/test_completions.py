@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.messages import FinishReason
+from runtime.ipc.messages import FinishReason
 from tests.support.fake_engine import EOS_ID
 
 

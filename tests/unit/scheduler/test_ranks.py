@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtime.distributed.plan_message import PlanMessage, from_message, to_message
-from runtime.sampling_params import SamplingParams
+from runtime.executor.plan_message import PlanMessage, from_message, to_message
+from runtime.executor.step_plan import EmbedSpan, HiddenSpan, PageUpdate, RowJoin, StepPlan
+from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.ranks import LeadingRunner
-from runtime.step import EmbedSpan, HiddenSpan, PageUpdate, RowJoin, StepPlan
 
 
 def plan() -> StepPlan:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.cache.manager import CacheManager
 from runtime.errors import DeviceLost
-from runtime.messages import (
+from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
     ControlReply,
@@ -20,12 +20,12 @@ from runtime.messages import (
     StopHit,
     TokenDeltas,
 )
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.shared_state import SharedState
+from runtime.ipc.weight_messages import PauseGeneration
+from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
-from runtime.shared_state import SharedState
-from runtime.weight_messages import PauseGeneration
 from tests.support.hash_runner import HashRunner, next_token
 
 PAGE = 4

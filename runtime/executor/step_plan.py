@@ -1,0 +1,237 @@
+"""The seam between scheduler and executor: plain data in, plain data out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.ipc.messages import LogprobSpec
+from runtime.requests.sampling_params import SamplingParams
+
+Int64Array = NDArray[np.int64]
+Int32Array = NDArray[np.int32]
+BoolArray = NDArray[np.bool_]
+Float32Array = NDArray[np.float32]
+
+
+@dataclass
+class RowJoin:
+    """A request takes a row: its sampling parameters are set there, once.
+
+    Attributes:
+        stop_ids: ids masked while fewer than `min_new_tokens` are generated.
+        output_ids: tokens generated before a retraction, for the penalties.
+        logprobs: what to report beside each token.
+        has_grammar: whether steps bring masks for it.
+        wants_hidden: whether hidden states are reported beside each token.
+    """
+
+    row: int
+    sampling: SamplingParams
+    num_prompt: int
+    stop_ids: list[int]
+    output_ids: Int32Array
+    logprobs: LogprobSpec | None = None
+    has_grammar: bool = False
+    wants_hidden: bool = False
+
+
+@dataclass
+class PageUpdate:
+    """Pages `pages` of the row's table from entry `start` on."""
+
+    row: int
+    start: int
+    pages: Int32Array
+
+
+@dataclass
+class InputSpan:
+    """Consecutive prompt positions whose log-probabilities are wanted.
+
+    Attributes:
+        index: of the sequence in the step.
+        offset: of the first position in the sequence's chunk.
+        targets: int32, the token that follows each position.
+    """
+
+    index: int
+    offset: int
+    targets: Int32Array
+
+
+@dataclass
+class HiddenSpan:
+    """Consecutive prompt positions whose hidden states are wanted.
+
+    Attributes:
+        index: of the sequence in the step.
+        offset: of the first position in the sequence's chunk.
+        length: positions.
+    """
+
+    index: int
+    offset: int
+    length: int
+
+
+@dataclass
+class EmbedSpan:
+    """Consecutive prompt positions that bring an embedding instead of a token.
+
+    Attributes:
+        first: place of the first one in `StepPlan.chunk_tokens`.
+        values: `[n, hidden_size]`.
+    """
+
+    first: int
+    values: Float32Array
+
+
+@dataclass
+class TokenMasks:
+    """Which tokens may be sampled, for those sequences whose output follows a grammar.
+
+    Attributes:
+        lines: `[num_masks]` int64, places in `StepPlan.sample_rows`, ascending.
+        words: `[num_masks, ceil(vocab_size / 32)]` int32, a set bit allows its token.
+    """
+
+    lines: Int64Array
+    words: Int32Array
+
+    def only(self, line: int) -> TokenMasks | None:
+        """The mask of one place, as place 0."""
+        found = np.flatnonzero(self.lines == line)
+        return TokenMasks(np.zeros(1, dtype=np.int64), self.words[found]) if len(found) else None
+
+
+@dataclass
+class StepPlan:
+    """What to compute: sequences with one new token first, then prompt chunks.
+
+    Attributes:
+        rows: `[num_seqs]` int64.
+        num_decodes: the first so many sequences decode; their token is on the device.
+        start_lens: `[num_seqs]` int64, keys and values each sequence already has.
+        query_lens: `[num_seqs]` int64, new tokens of each sequence.
+        chunk_tokens: int32, the prompt chunks' tokens, concatenated.
+        samples: `[num_seqs]` bool, sequences that get a token sampled.
+        joins, page_updates: changes of rows, applied before the step.
+        new_pages: `[num_decodes]` int32, the page that a decoding sequence's token begins, 0 for
+            none; `None` when there is no such page in the step.
+        input_spans: prompt positions that need log-probabilities, at most one span a sequence.
+        masks: for outputs that follow a grammar; `take_masks` gives them.
+        make_masks: makes `masks`; set instead of them, so that this can be done while the device
+            computes the logits.
+        hidden_spans: prompt positions whose hidden states are wanted, at most one span a sequence.
+        embed_spans: parts of `chunk_tokens` that are embeddings, ascending.
+    """
+
+    rows: Int64Array
+    num_decodes: int
+    start_lens: Int64Array
+    query_lens: Int64Array
+    chunk_tokens: Int32Array
+    samples: BoolArray
+    joins: list[RowJoin] = field(default_factory=list)
+    page_updates: list[PageUpdate] = field(default_factory=list)
+    new_pages: Int32Array | None = None
+    input_spans: list[InputSpan] = field(default_factory=list)
+    masks: TokenMasks | None = None
+    make_masks: Callable[[], TokenMasks | None] | None = None
+    hidden_spans: list[HiddenSpan] = field(default_factory=list)
+    embed_spans: list[EmbedSpan] = field(default_factory=list)
+
+    def take_masks(self) -> TokenMasks | None:
+        """The masks, made now unless they are there."""
+        if self.make_masks is not None:
+            self.masks = self.make_masks()
+            # Not before: a step that fails in there is tried again, and must not go without masks.
+            self.make_masks = None
+        return self.masks
+
+    @property
+    def sample_rows(self) -> Int64Array:
+        """Rows that get a token, in order."""
+        if self.num_decodes == len(self.rows):
+            return self.rows
+        return self.rows[self.samples]
+
+    def only(self, index: int) -> StepPlan:
+        """The same step for one of its sequences, to find out which one fails."""
+        first = (
+            int(self.query_lens[self.num_decodes : index].sum()) if index >= self.num_decodes else 0
+        )
+        last = first + int(self.query_lens[index]) if index >= self.num_decodes else 0
+        one = slice(index, index + 1)
+        masks = self.take_masks()
+        if masks is not None:
+            masks = masks.only(int(self.samples[:index].sum())) if self.samples[index] else None
+        return StepPlan(
+            rows=self.rows[one],
+            num_decodes=int(index < self.num_decodes),
+            start_lens=self.start_lens[one],
+            query_lens=self.query_lens[one],
+            chunk_tokens=self.chunk_tokens[first:last],
+            samples=self.samples[one],
+            new_pages=(
+                self.new_pages[one]
+                if self.new_pages is not None and index < self.num_decodes
+                else None
+            ),
+            input_spans=[
+                replace(span, index=0) for span in self.input_spans if span.index == index
+            ],
+            masks=masks,
+            hidden_spans=[
+                replace(span, index=0) for span in self.hidden_spans if span.index == index
+            ],
+            embed_spans=[
+                replace(span, first=span.first - first)
+                for span in self.embed_spans
+                if first <= span.first < last
+            ],
+        )
+
+
+@dataclass
+class TokenLogprobs:
+    """Log-probabilities of `n` positions of one sequence, finite numbers.
+
+    Attributes:
+        chosen: `[n]`, of the token that stands at each position.
+        top_values: `[n, top_num]`, the largest, in descending order.
+        top_ids: `[n, top_num]`, their tokens.
+        id_values: `[n, num_ids]`, of the ids that were asked for.
+    """
+
+    chosen: Float32Array
+    top_values: Float32Array
+    top_ids: Int32Array
+    id_values: Float32Array
+
+
+@dataclass
+class StepResult:
+    """What came out.
+
+    Attributes:
+        token_ids: `[num_samples]` int32, one per row of `StepPlan.sample_rows`.
+        failed: row to error text, for sequences that could not be computed; their entries of
+            `token_ids` mean nothing.
+        output_logprobs: row to its new token's, for rows that want them.
+        input_logprobs: row to those of the step's span of its prompt.
+        output_hidden: row to `[1, hidden_size]`, what its new token was made of.
+        input_hidden: row to `[n, hidden_size]`, those of the step's span of its prompt.
+    """
+
+    token_ids: Int32Array
+    failed: dict[int, str] = field(default_factory=dict)
+    output_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    input_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    output_hidden: dict[int, Float32Array] = field(default_factory=dict)
+    input_hidden: dict[int, Float32Array] = field(default_factory=dict)
