@@ -120,19 +120,25 @@ async def test_a_worker_that_died_is_not_ready_though_it_said_so(
     await replica.stop()
 
 
-async def test_restarts_that_interleave_leave_nobody_behind(
-    replica: Replica, started: list[Process]
-) -> None:
+async def _until_the_detokenizer_is_waited_for(replica: Replica, started: list[Process]) -> Process:
+    """The worker has died, and the old detokenizer takes its time to end; the new worker."""
     replica.start()
     worker, detokenizer = started
-    # While the old detokenizer takes its time to end, the new worker dies, too.
     detokenizer.may_end.clear()
     worker.die()
     await until(lambda: len(started) == 3)
-    started[2].die()
-    # The second restart has begun as far as it can.
-    await asyncio.sleep(0.1)
-    detokenizer.may_end.set()
+    return started[2]
+
+
+async def test_restarts_that_interleave_leave_nobody_behind(
+    replica: Replica, started: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESTART_DELAYS_S", (0.0,))
+    new_worker = await _until_the_detokenizer_is_waited_for(replica, started)
+    new_worker.die()
+    # Time for the second restart to go as far as it can, which is nowhere.
+    await asyncio.sleep(0.2)
+    started[1].may_end.set()
     await until(lambda: [child.entry for child in started].count("scheduler") == 3)
     await until(lambda: started[-1].entry == "detokenizer" and started[-1].is_alive)
     await until(lambda: len(alive(started)) == 2)
@@ -185,18 +191,14 @@ def _ready(worker: Process) -> WorkerReady:
 async def test_a_stop_while_a_detokenizer_is_replaced_starts_no_other(
     replica: Replica, started: list[Process]
 ) -> None:
-    replica.start()
-    worker, detokenizer = started
-    detokenizer.may_end.clear()
-    worker.die()
-    await until(lambda: len(started) == 3)
-    started[2].may_end.clear()
+    new_worker = await _until_the_detokenizer_is_waited_for(replica, started)
+    new_worker.may_end.clear()
     stopping = asyncio.create_task(replica.stop())
     await until(lambda: replica._stopping)
     # While the new worker takes its time to end, the old detokenizer has ended.
-    detokenizer.may_end.set()
+    started[1].may_end.set()
     await until(lambda: not replica._restarting.locked())
-    started[2].may_end.set()
+    new_worker.may_end.set()
     await stopping
     assert [child.entry for child in started] == ["scheduler", "detokenizer", "scheduler"]
     assert not any(child.is_alive for child in started)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runtime.checkpoint.config_json import load_model_config
 
 from runtime.checkpoint.check import check_model_folder
 from runtime.checkpoint.json_file import read_json_object
 from runtime.errors import StartupError
+from runtime.models.registry import read_model_spec
 from tests.support.fake_checkpoint import write_model
 
 # Without the refusal some of these wait for ever.
@@ -43,7 +43,7 @@ def test_weights_that_are_no_regular_file(tmp_path: Path, kind: str, through_lin
     if through_link:
         weights.symlink_to(made)
     with pytest.raises(StartupError) as caught:
-        check_model_folder(folder, load_model_config(folder))
+        check_model_folder(folder, read_model_spec(folder))
     assert caught.value.message == f"{weights} is {kind}, not a regular file"
 
 
@@ -62,7 +62,7 @@ def test_a_link_to_a_file_is_read_as_in_the_hubs_cache(tmp_path: Path) -> None:
     for path in list(folder.iterdir()):
         blob = path.rename(blobs / f"{path.name}.blob")
         path.symlink_to(blob)
-    assert check_model_folder(folder, load_model_config(folder)).tensors
+    assert check_model_folder(folder, read_model_spec(folder)).tensors
 
 
 def test_a_link_to_nothing(tmp_path: Path) -> None:
@@ -71,4 +71,4 @@ def test_a_link_to_nothing(tmp_path: Path) -> None:
     weights.unlink()
     weights.symlink_to(tmp_path / "nothing")
     with pytest.raises(StartupError, match="cannot be read: No such file"):
-        check_model_folder(folder, load_model_config(folder))
+        check_model_folder(folder, read_model_spec(folder))
