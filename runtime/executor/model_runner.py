@@ -14,6 +14,7 @@ from kernels.greedy import NAN_TOKEN
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.build_batch import build_batch
 from runtime.executor.cuda_graphs import DecodeGraphs
+from runtime.executor.device_errors import losing_device, raise_if_lost
 from runtime.executor.extend_graphs import ExtendGraphs, GraphResult
 from runtime.executor.gather_hidden import StepHidden, of_prompts, of_samples
 from runtime.executor.graph_capture import GraphPool
@@ -92,9 +93,14 @@ class PendingStep:
         return pinned.copy_(source, non_blocking=True)
 
     def wait(self) -> StepResult:
-        """Block until the step is done, and its tokens on the host."""
+        """Block until the step is done, and its tokens on the host.
+
+        Raises:
+            DeviceLost: the device failed while it computed.
+        """
         if self._event is not None:
-            self._event.synchronize()
+            with losing_device():
+                self._event.synchronize()
         result = self._tokens_of_rows()
         for each in self._outputs:
             result.output_logprobs.update(each.by_row())
@@ -241,14 +247,17 @@ class ModelRunner:
 
         A failure is traced to the sequences that cause it by computing each alone: writing keys
         and values twice is harmless, so the others lose nothing.
+
+        Raises:
+            DeviceLost: the device computes nothing right any more.
         """
         self._rows.has_inputs = False
         try:
             self._rows.apply(plan.joins, plan.page_updates)
             return PendingStep(plan, self._compute(plan), {}, self._rows.device)
-        except Exception:
-            if not self._is_alone or (torch.cuda.is_initialized() and not _device_works()):
-                # A broken CUDA context computes nothing right any more: the process must end.
+        except Exception as error:
+            raise_if_lost(error)
+            if not self._is_alone:
                 raise
             logger.exception("A step of %d sequences failed; trying each alone", len(plan.rows))
         # Not in the handler: its traceback would keep the failed step's tensors in memory, which
@@ -263,6 +272,7 @@ class ModelRunner:
             try:
                 self._rows.apply([join], [])
             except Exception as error:
+                raise_if_lost(error)
                 logger.exception("A request could not take its row; it ends")
                 failed[join.row] = step_failure(error)
         self._rows.apply([], plan.page_updates)
@@ -362,12 +372,14 @@ class ModelRunner:
                 continue
             # So many steps on their way would write over what is sent for those ahead.
             if self._rows.device.type == "cuda":
-                torch.cuda.synchronize()
+                with losing_device():
+                    torch.cuda.synchronize()
             try:
                 # Without graphs: so many runs would write over the tokens of the step before, which
                 # may not have been read.
                 result = self._compute(plan.only(index), with_graphs=False)
             except Exception as error:
+                raise_if_lost(error)
                 logger.exception("One sequence failed; its request ends")
                 failed[int(plan.rows[index])] = step_failure(error)
                 continue
@@ -378,11 +390,3 @@ class ModelRunner:
             everything.output_hidden += result.output_hidden
             everything.input_hidden += result.input_hidden
         return PendingStep(plan, everything, failed, self._rows.device)
-
-
-def _device_works() -> bool:
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return False
-    return True

@@ -363,6 +363,7 @@ class WorkerReady(_Message, frozen=True):
         max_running_requests: rows of the running batch.
         weight_bytes, kv_bytes: memory held by each.
         load_seconds: from process start to ready.
+        pid: the worker's, which tells it from one before it.
     """
 
     max_total_num_tokens: int
@@ -374,10 +375,13 @@ class WorkerReady(_Message, frozen=True):
     weight_bytes: int
     kv_bytes: int
     load_seconds: float
+    pid: int
 
 
 class DetokenizerReady(_Message, frozen=True):
-    """The detokenizer has loaded its tokenizer."""
+    """The detokenizer has loaded its tokenizer; `pid` tells it from one before it."""
+
+    pid: int
 
 
 class StartupFailed(_Message, frozen=True):

@@ -32,6 +32,9 @@ CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
     },
 )
 
+# The exit code of a process that ends because its device has failed.
+DEVICE_LOST_CODE = 71
+
 _encoder = msgspec.msgpack.Encoder()
 
 _LAST_WORDS_LINES = 40
@@ -157,6 +160,8 @@ class Child:
 
 def describe_exit(code: int) -> str:
     """How a process ended, after its name: `was ended by SIGKILL`."""
+    if code == DEVICE_LOST_CODE:
+        return "ended because its device failed"
     if code < 0:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(-code).name}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 SHARED_STATE_FILE = "state"
@@ -29,6 +30,8 @@ FIELDS = (
     "num_steps_total",
     "evicted_tokens_total",
     "decode_sum_seq_lens",
+    "rejected_by_scheduler",
+    "rejected_by_detokenizer",
 )
 _INDEX = {name: index for index, name in enumerate(FIELDS)}
 _SIZE_BYTES = 8 * len(FIELDS)
@@ -68,6 +71,14 @@ class SharedState:
 
     def __setitem__(self, name: str, value: float) -> None:
         self._cells[_INDEX[name]] = value
+
+    def counter(self, name: str) -> Callable[[int], None]:
+        """What sets the cell `name` when it is called with a count."""
+
+        def count(value: int) -> None:
+            self[name] = value
+
+        return count
 
     def reset(self) -> None:
         """Zero every cell: a new worker starts from nothing."""

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,8 @@ import zmq.asyncio
 logger = logging.getLogger(__name__)
 
 M = TypeVar("M")
+# More than msgpack can write of one text or block of bytes. Whoever sends more is cut off.
+MAX_FRAME_BYTES = 2**32
 RUN_FOLDER_PREFIX = "headrace-"
 # The run folders of this process, and the descriptors that hold their locks.
 _locks: dict[Path, int] = {}
@@ -109,6 +111,7 @@ def _socket(context: zmq.Context[Any], kind: int) -> Any:
     # Admission bounds the work in flight, so queues need no second, silent bound that drops.
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     return socket
 
 
@@ -131,15 +134,55 @@ class Outbox:
         self._socket.close(linger_ms)
 
 
-class Inbox(Generic[M]):
-    """The receiving end of a synchronous process: bound, drained without blocking, or waited on."""
+def _ignore(num_rejected: int) -> None:
+    """Nobody counts."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, message_type: Any) -> None:
-        """Bind `address`; only messages of the union `message_type` are let in."""
+
+class _BoundSocket(Generic[M]):
+    """A bound end, which lets in what is a message of one union; all else is dropped and counted.
+
+    Attributes:
+        num_rejected: messages that did not decode.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        message_type: Any,
+        on_rejected: Callable[[int], None] = _ignore,
+    ) -> None:
+        """Bind `address`; only messages of the union `message_type` are let in.
+
+        Of others `on_rejected` is told how many have come so far.
+        """
         self._socket = _socket(context, zmq.PULL)
         self._socket.bind(address)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
+        self._on_rejected = on_rejected
         self.num_rejected = 0
+
+    def _decode(self, payload: bytes) -> M | None:
+        try:
+            return self._decoder.decode(payload)
+        # Whatever it is: msgspec raises other errors than its own, too, as for text that is not
+        # UTF-8.
+        except Exception as error:
+            self.num_rejected += 1
+            self._on_rejected(self.num_rejected)
+            # At the powers of two: a flood of bytes must not become a flood of lines.
+            if self.num_rejected & (self.num_rejected - 1) == 0:
+                logger.warning(
+                    "Dropped a message of %d bytes, number %d: %s",
+                    len(payload),
+                    self.num_rejected,
+                    error,
+                )
+            return None
+
+
+class Inbox(_BoundSocket[M]):
+    """The receiving end of a synchronous process: drained without blocking, or waited on."""
 
     def register(self, poller: zmq.Poller) -> None:
         """Let `poller` wake when a message waits."""
@@ -160,34 +203,16 @@ class Inbox(Generic[M]):
             if message is not None:
                 yield message
 
-    def _decode(self, payload: bytes) -> M | None:
-        try:
-            return self._decoder.decode(payload)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            self.num_rejected += 1
-            logger.warning("Dropped a message of %d bytes: %s", len(payload), error)
-            return None
 
-
-class AsyncInbox(Generic[M]):
-    """The receiving end of an asyncio process."""
-
-    def __init__(self, context: zmq.asyncio.Context, address: str, message_type: Any) -> None:
-        """Bind `address`; only messages of the union `message_type` are let in."""
-        self._socket = _socket(context, zmq.PULL)
-        self._socket.bind(address)
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
-        self.num_rejected = 0
+class AsyncInbox(_BoundSocket[M]):
+    """The receiving end of an asyncio process; its context is one of `zmq.asyncio`."""
 
     async def receive(self) -> M:
         """The next message; undecodable ones are counted and skipped."""
         while True:
-            payload = await self._socket.recv()
-            try:
-                return self._decoder.decode(payload)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                self.num_rejected += 1
-                logger.warning("Dropped a message of %d bytes: %s", len(payload), error)
+            message = self._decode(await self._socket.recv())
+            if message is not None:
+                return message
 
     def close(self) -> None:
         """Close the socket."""

@@ -7,6 +7,7 @@ import logging
 import time
 
 from runtime.errors import HeadraceError
+from runtime.executor.device_errors import raise_if_lost
 from runtime.executor.profiler import Profiler
 from runtime.executor.step_plan import StepPlan
 from runtime.ipc.messages import (
@@ -44,12 +45,17 @@ class CommandedRunner:
         return self._runner.launch(plan)
 
     def obey(self, command: WorkerCommand) -> ControlReply:
-        """Do what `command` says; a failure is an answer, never the end of the worker."""
+        """Do what `command` says; a failure is an answer, never the end of the worker.
+
+        Raises:
+            DeviceLost: the device has failed for good.
+        """
         try:
             return ControlReply(command.call_id, True, self._do(command))
         except HeadraceError as error:
             return ControlReply(command.call_id, False, error.message)
         except Exception as error:
+            raise_if_lost(error)
             logger.exception("A command of kind %s failed", type(command).__name__)
             return ControlReply(command.call_id, False, f"{type(error).__name__}: {error}")
 

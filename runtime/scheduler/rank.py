@@ -14,10 +14,11 @@ import msgspec
 import zmq
 
 from runtime.config.options import RankConfig
-from runtime.errors import HeadraceError
+from runtime.errors import DeviceLost, HeadraceError
 from runtime.executor.plan_message import PlanMessage, from_message
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import Phase, WorkerCommand
+from runtime.ipc.process import DEVICE_LOST_CODE
 from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
 from runtime.ipc.weight_messages import RankCall, WeightOp
 from runtime.scheduler.commands import CommandedRunner
@@ -54,7 +55,7 @@ def main(payload: bytes) -> None:
         _leave(config, error.message)
     except MemoryError as error:
         _leave(config, f"Out of memory while loading the model: {error}")
-    except Exception as error:
+    except (Exception, DeviceLost) as error:
         # When another rank is gone its own words matter, and this process is ended with it.
         time.sleep(DEATH_NOTICE_S)
         logger.exception("Rank %d could not start", config.rank)
@@ -63,6 +64,12 @@ def main(payload: bytes) -> None:
     gc.freeze()
     try:
         _follow(inbox, runner, lambda op: outbox.send(weights.run(op)))
+    except DeviceLost as lost:
+        if lost.by_others:
+            time.sleep(DEATH_NOTICE_S)
+        logger.error("A step failed", exc_info=lost.__cause__)
+        logger.critical("The device of rank %d has failed: %s", config.rank, lost)
+        os._exit(DEVICE_LOST_CODE)
     except Exception:
         time.sleep(DEATH_NOTICE_S)
         logger.exception("A step failed on rank %d", config.rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -125,6 +126,7 @@ def build_worker(
         weight_bytes=executor.weight_bytes,
         kv_bytes=size.size_bytes,
         load_seconds=0.0,
+        pid=os.getpid(),
     )
     return scheduler, ready
 

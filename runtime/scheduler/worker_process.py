@@ -13,9 +13,10 @@ import msgspec
 import zmq
 
 from runtime.config.options import WorkerConfig
-from runtime.errors import HeadraceError
+from runtime.errors import DeviceLost, HeadraceError
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import Phase, Progress, SchedulerInbound, StartupFailed
+from runtime.ipc.process import DEVICE_LOST_CODE
 from runtime.ipc.shared_state import SHARED_STATE_FILE, SharedState
 from runtime.ipc.transport import (
     Inbox,
@@ -52,17 +53,20 @@ def main(payload: bytes) -> None:
             ranks = Ranks(context, config, lambda why: _tell_start_failed(run_folder, why))
         from runtime.scheduler.worker import build_worker
 
+        shared = SharedState(run_folder / SHARED_STATE_FILE)
         inbox: Inbox[SchedulerInbound] = Inbox(
-            context, scheduler_address(run_folder, config.generation), SchedulerInbound
+            context,
+            scheduler_address(run_folder, config.generation),
+            SchedulerInbound,
+            shared.counter("rejected_by_scheduler"),
         )
         tokens = Outbox(context, detokenizer_address(run_folder, config.generation))
-        shared = SharedState(run_folder / SHARED_STATE_FILE)
         scheduler, ready = build_worker(config, shared, tokens.send, front.send, report, ranks)
     except HeadraceError as error:
         _fail(context, front, error.message)
     except MemoryError as error:
         _fail(context, front, f"Out of memory while loading the model: {error}")
-    except Exception as error:
+    except (Exception, DeviceLost) as error:
         if ranks is not None:
             ranks.wait_for_a_death()
         logger.exception("The worker could not start")
@@ -71,15 +75,23 @@ def main(payload: bytes) -> None:
     # What start-up made lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    while True:
-        shared.beat()
-        scheduler.receive(inbox.drain())
-        if scheduler.can_step:
-            scheduler.step()
-        else:
-            scheduler.rest()
-            if not inbox.wait(IDLE_WAIT_S):
-                scheduler.check_when_idle()
+    try:
+        while True:
+            shared.beat()
+            scheduler.receive(inbox.drain())
+            if scheduler.can_step:
+                scheduler.step()
+            else:
+                scheduler.rest()
+                if not inbox.wait(IDLE_WAIT_S):
+                    scheduler.check_when_idle()
+    except DeviceLost as lost:
+        if ranks is not None and lost.by_others:
+            ranks.wait_for_a_death()
+        logger.error("A step failed", exc_info=lost.__cause__)
+        logger.critical("The device has failed, so the worker ends: %s", lost)
+        # No clean-up: it would wait for the device.
+        os._exit(DEVICE_LOST_CODE)
 
 
 def _fail(context: zmq.Context[zmq.Socket[bytes]], front: Outbox, message: str) -> NoReturn:

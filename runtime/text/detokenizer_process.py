@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from pathlib import Path
 
 import msgspec
@@ -93,14 +94,17 @@ def main(payload: bytes) -> None:
         front.close(_FAREWELL_MS)
         context.term()
         raise SystemExit(1) from None
+    shared = SharedState(run_folder / SHARED_STATE_FILE)
     inbox: Inbox[DetokenizerInbound] = Inbox(
-        context, detokenizer_address(run_folder, config.generation), DetokenizerInbound
+        context,
+        detokenizer_address(run_folder, config.generation),
+        DetokenizerInbound,
+        shared.counter("rejected_by_detokenizer"),
     )
     scheduler = Outbox(context, scheduler_address(run_folder, config.scheduler_generation))
     loop = DetokenizerLoop(detokenizer, inbox, front, scheduler)
-    shared = SharedState(run_folder / SHARED_STATE_FILE)
     shared.beat_detokenizer()
-    front.send(DetokenizerReady())
+    front.send(DetokenizerReady(os.getpid()))
     logger.debug("Ready, decoding by %s", detokenizer.decoder_kind)
     # What is loaded now stays: the collector need not walk a vocabulary again and again.
     gc.collect()

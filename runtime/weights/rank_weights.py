@@ -16,6 +16,7 @@ import torch
 
 from runtime.checkpoint.check import describe
 from runtime.errors import HeadraceError, InvalidRequest, StartupError
+from runtime.executor.device_errors import raise_if_lost
 from runtime.executor.device_memory import DeviceMemory, give_back
 from runtime.ipc.weight_messages import (
     MEMORY_TAGS,
@@ -78,7 +79,11 @@ class RankWeights:
         return not (self._weights.are_released or self._memory.kv_is_released)
 
     def run(self, op: WeightOp) -> RankReply:
-        """Carry `op` out; a failure is an unsuccessful reply that says why."""
+        """Carry `op` out; a failure is an unsuccessful reply that says why.
+
+        Raises:
+            DeviceLost: the device has failed for good.
+        """
         try:
             message, data = self._run(op)
         except HeadraceError as error:
@@ -87,6 +92,7 @@ class RankWeights:
             give_back()
             return RankReply(self._rank, False, f"Not enough memory: {str(error).splitlines()[0]}")
         except Exception as error:
+            raise_if_lost(error)
             logger.exception("%s failed", type(op).__name__)
             return RankReply(self._rank, False, f"{type(error).__name__}: {error}")
         return RankReply(self._rank, True, message, data)

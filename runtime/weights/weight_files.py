@@ -14,6 +14,7 @@ from torch import Tensor
 from runtime.checkpoint.check import CheckpointSummary, check_model_folder
 from runtime.checkpoint.headers import TensorInfo
 from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.regular_file import open_regular
 from runtime.errors import StartupError
 
 DTYPES = {
@@ -83,7 +84,7 @@ def read_tensors(path: Path, infos: Iterable[TensorInfo]) -> Iterator[tuple[str,
         StartupError: the file cannot be read, or ends too soon.
     """
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             for info in infos:
                 yield info.name, _read(file, info)
     except OSError as error:

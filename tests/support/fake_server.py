@@ -35,6 +35,7 @@ WORKER = WorkerReady(
     weight_bytes=2**20,
     kv_bytes=2**21,
     load_seconds=1.5,
+    pid=1,
 )
 
 

@@ -105,7 +105,7 @@ def tokens(request_id, ids, *, begins=False, stop=(), ends=None):
 
 
 def test_its_heart_beats_while_nothing_comes(peers):
-    assert peers.receive(peers.front) == [DetokenizerReady()]
+    assert peers.receive(peers.front) == [DetokenizerReady(peers.child.pid)]
     before = peers.shared["detokenizer_time"]
     assert before > 0
     deadline = time.monotonic() + 60
@@ -115,7 +115,7 @@ def test_its_heart_beats_while_nothing_comes(peers):
 
 
 def test_a_conversation_with_garbage_in_between(peers, folder):
-    assert peers.receive(peers.front) == [DetokenizerReady()]
+    assert peers.receive(peers.front) == [DetokenizerReady(peers.child.pid)]
     ids = Tokenizer.from_folder(folder).encode("Hello STOP more", add_special_tokens=False)
     raw = peers.context.socket(zmq.PUSH)
     raw.connect(detokenizer_address(peers.run_folder, 2))
