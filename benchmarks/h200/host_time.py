@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,9 +43,9 @@ class Clock:
         launch, wait = ModelRunner.launch, PendingStep.wait
         replay = torch.cuda.CUDAGraph.replay
 
-        def timed_launch(runner: ModelRunner, plan: StepPlan) -> PendingStep:
+        def timed_launch(runner: ModelRunner, plan: StepPlan, *masks: Any) -> PendingStep:
             began = time.perf_counter()
-            pending = launch(runner, plan)
+            pending = launch(runner, plan, *masks)
             self.launch_s += time.perf_counter() - began
             return pending
 

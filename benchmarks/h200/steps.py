@@ -52,9 +52,9 @@ class Watch:
             self._in_graph = True
             return run(graphs, *args)
 
-        def noted_launch(runner: ModelRunner, plan: StepPlan) -> PendingStep:
+        def noted_launch(runner: ModelRunner, plan: StepPlan, *masks: Any) -> PendingStep:
             self._in_graph = False
-            pending = launch(runner, plan)
+            pending = launch(runner, plan, *masks)
             self._kinds[id(pending)] = self._kind(plan)
             return pending
 

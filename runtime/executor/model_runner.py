@@ -23,7 +23,14 @@ from runtime.executor.out_of_memory import step_failure
 from runtime.executor.sampling.gather_logprobs import StepLogprobs, gather_prompt
 from runtime.executor.sampling.sampler import Sampled, Sampler
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import Int32Array, Int64Array, StepPlan, StepResult
+from runtime.executor.step_plan import (
+    Int32Array,
+    Int64Array,
+    MaskSource,
+    StepPlan,
+    StepResult,
+    TokenMasks,
+)
 from runtime.models.attention.backend import AttentionBackend
 from runtime.models.forward_batch import KVCache
 from runtime.models.model import CausalLM
@@ -242,8 +249,8 @@ class ModelRunner:
             if graphs is not None:
                 graphs.drop()
 
-    def launch(self, plan: StepPlan) -> PendingStep:
-        """Start computing `plan`.
+    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> PendingStep:
+        """Start computing `plan`; samples that follow a grammar need `masks`.
 
         A failure is traced to the sequences that cause it by computing each alone: writing keys
         and values twice is harmless, so the others lose nothing.
@@ -254,7 +261,7 @@ class ModelRunner:
         self._rows.has_inputs = False
         try:
             self._rows.apply(plan.joins, plan.page_updates)
-            return PendingStep(plan, self._compute(plan), {}, self._rows.device)
+            return PendingStep(plan, self._compute(plan, masks), {}, self._rows.device)
         except Exception as error:
             raise_if_lost(error)
             if not self._is_alone:
@@ -263,7 +270,7 @@ class ModelRunner:
         # Not in the handler: its traceback would keep the failed step's tensors in memory, which
         # those that are tried alone may need.
         self._rows.take_back(plan.rows[: plan.num_decodes])
-        return self._compute_each(plan, self._join_each(plan))
+        return self._compute_each(plan, masks, self._join_each(plan))
 
     def _join_each(self, plan: StepPlan) -> dict[int, str]:
         """Apply row changes one by one, once more if need be; the rows that cannot join."""
@@ -279,7 +286,9 @@ class ModelRunner:
         return failed
 
     @torch.inference_mode()
-    def _compute(self, plan: StepPlan, *, with_graphs: bool = True) -> Computed:
+    def _compute(
+        self, plan: StepPlan, masks: MaskSource | None = None, *, with_graphs: bool = True
+    ) -> Computed:
         num_seqs = len(plan.rows)
         graphs = self._graphs if with_graphs else None
         if graphs is not None and num_seqs == plan.num_decodes and graphs.takes(num_seqs):
@@ -292,14 +301,14 @@ class ModelRunner:
             if is_plain:
                 return Computed(host_tokens=tokens, output_hidden=picked)
             logits = graphs.logits[:num_seqs]
-            sampled = self._sampler.sample(logits, plan.rows, seq_lens, plan.take_masks())
+            sampled = self._sampler.sample(logits, plan.rows, seq_lens, _made(masks))
             return Computed.of(sampled, picked)
         self._rows.grow(plan, self._page_size)
         extend = self._extend_graphs if with_graphs else None
         # A graph gives each sequence's last token only, and looks every token's embedding up.
         unusable = plan.input_spans or plan.hidden_spans or plan.embed_spans
         if extend is not None and not unusable and (captured := extend.find(plan)) is not None:
-            return self._pick(plan, extend.run(captured, plan))
+            return self._pick(plan, extend.run(captured, plan), masks)
         self._rows.send_pages()
         batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
         self._attention.plan(batch)
@@ -316,7 +325,7 @@ class ModelRunner:
             hidden = hidden.index_select(0, places)
         logits = self._model.compute_logits(hidden)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
-        sampled = self._sampler.sample(logits, rows, positions, plan.take_masks())
+        sampled = self._sampler.sample(logits, rows, positions, _made(masks))
         computed = Computed.of(sampled, self._hidden_of(rows, hidden))
         computed.input_logprobs, computed.input_hidden = input_logprobs, input_hidden
         return computed
@@ -344,7 +353,7 @@ class ModelRunner:
             )
         return found
 
-    def _pick(self, plan: StepPlan, result: GraphResult) -> Computed:
+    def _pick(self, plan: StepPlan, result: GraphResult, masks: MaskSource | None) -> Computed:
         """The tokens of the sequences that want one, from a graph that computed all."""
         rows = plan.sample_rows
         if not len(rows):
@@ -361,9 +370,11 @@ class ModelRunner:
             return Computed(host_tokens=result.token_ids, host_places=places, output_hidden=picked)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
         logits = result.logits.index_select(0, wanted)
-        return Computed.of(self._sampler.sample(logits, rows, positions, plan.take_masks()), picked)
+        return Computed.of(self._sampler.sample(logits, rows, positions, _made(masks)), picked)
 
-    def _compute_each(self, plan: StepPlan, failed: dict[int, str]) -> PendingStep:
+    def _compute_each(
+        self, plan: StepPlan, masks: MaskSource | None, failed: dict[int, str]
+    ) -> PendingStep:
         token_ids = torch.zeros(len(plan.sample_rows), dtype=torch.int64)
         everything = Computed(token_ids)
         sampled = np.cumsum(plan.samples) - 1
@@ -377,7 +388,9 @@ class ModelRunner:
             try:
                 # Without graphs: so many runs would write over the tokens of the step before, which
                 # may not have been read.
-                result = self._compute(plan.only(index), with_graphs=False)
+                made = _made(masks) if plan.samples[index] else None
+                mine = None if made is None else made.only(int(sampled[index]))
+                result = self._compute(plan.only(index), mine, with_graphs=False)
             except Exception as error:
                 raise_if_lost(error)
                 logger.exception("One sequence failed; its request ends")
@@ -390,3 +403,7 @@ class ModelRunner:
             everything.output_hidden += result.output_hidden
             everything.input_hidden += result.input_hidden
         return PendingStep(plan, everything, failed, self._rows.device)
+
+
+def _made(masks: MaskSource | None) -> TokenMasks | None:
+    return None if masks is None else masks.make()

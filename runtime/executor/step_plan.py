@@ -1,11 +1,16 @@
-"""The seam between scheduler and executor: plain data in, plain data out."""
+"""The seam between scheduler and executor: plain data in, plain data out.
+
+A plan crosses processes as it is: `runtime.ipc.array_codec` writes its arrays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Protocol
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from runtime.ipc.messages import LogprobSpec
@@ -17,8 +22,11 @@ BoolArray = NDArray[np.bool_]
 Float32Array = NDArray[np.float32]
 
 
-@dataclass
-class RowJoin:
+class _Part(msgspec.Struct, array_like=True, gc=False):
+    pass
+
+
+class RowJoin(_Part):
     """A request takes a row: its sampling parameters are set there, once.
 
     Attributes:
@@ -39,8 +47,7 @@ class RowJoin:
     wants_hidden: bool = False
 
 
-@dataclass
-class PageUpdate:
+class PageUpdate(_Part):
     """Pages `pages` of the row's table from entry `start` on."""
 
     row: int
@@ -48,8 +55,7 @@ class PageUpdate:
     pages: Int32Array
 
 
-@dataclass
-class InputSpan:
+class InputSpan(_Part):
     """Consecutive prompt positions whose log-probabilities are wanted.
 
     Attributes:
@@ -63,8 +69,7 @@ class InputSpan:
     targets: Int32Array
 
 
-@dataclass
-class HiddenSpan:
+class HiddenSpan(_Part):
     """Consecutive prompt positions whose hidden states are wanted.
 
     Attributes:
@@ -78,17 +83,18 @@ class HiddenSpan:
     length: int
 
 
-@dataclass
-class EmbedSpan:
+class EmbedSpan(_Part):
     """Consecutive prompt positions that bring an embedding instead of a token.
 
     Attributes:
         first: place of the first one in `StepPlan.chunk_tokens`.
-        values: `[n, hidden_size]`.
+        length: positions.
+        values: float32 bytes, `[length, hidden_size]`.
     """
 
     first: int
-    values: Float32Array
+    length: int
+    values: bytes
 
 
 @dataclass
@@ -108,9 +114,23 @@ class TokenMasks:
         found = np.flatnonzero(self.lines == line)
         return TokenMasks(np.zeros(1, dtype=np.int64), self.words[found]) if len(found) else None
 
+    def make(self) -> TokenMasks:
+        """A `MaskSource` that has made them already."""
+        return self
 
-@dataclass
-class StepPlan:
+
+class MaskSource(Protocol):
+    """The masks of one step, which travel beside its plan.
+
+    The executor asks for them when the device has the work up to the logits: making them takes no
+    time of its own.
+    """
+
+    def make(self) -> TokenMasks | None:
+        """The masks; made when first asked for, however often a failing step is tried again."""
+
+
+class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
     """What to compute: sequences with one new token first, then prompt chunks.
 
     Attributes:
@@ -124,9 +144,6 @@ class StepPlan:
         new_pages: `[num_decodes]` int32, the page that a decoding sequence's token begins, 0 for
             none; `None` when there is no such page in the step.
         input_spans: prompt positions that need log-probabilities, at most one span a sequence.
-        masks: for outputs that follow a grammar; `take_masks` gives them.
-        make_masks: makes `masks`; set instead of them, so that this can be done while the device
-            computes the logits.
         hidden_spans: prompt positions whose hidden states are wanted, at most one span a sequence.
         embed_spans: parts of `chunk_tokens` that are embeddings, ascending.
     """
@@ -137,22 +154,12 @@ class StepPlan:
     query_lens: Int64Array
     chunk_tokens: Int32Array
     samples: BoolArray
-    joins: list[RowJoin] = field(default_factory=list)
-    page_updates: list[PageUpdate] = field(default_factory=list)
+    joins: list[RowJoin] = []
+    page_updates: list[PageUpdate] = []
     new_pages: Int32Array | None = None
-    input_spans: list[InputSpan] = field(default_factory=list)
-    masks: TokenMasks | None = None
-    make_masks: Callable[[], TokenMasks | None] | None = None
-    hidden_spans: list[HiddenSpan] = field(default_factory=list)
-    embed_spans: list[EmbedSpan] = field(default_factory=list)
-
-    def take_masks(self) -> TokenMasks | None:
-        """The masks, made now unless they are there."""
-        if self.make_masks is not None:
-            self.masks = self.make_masks()
-            # Not before: a step that fails in there is tried again, and must not go without masks.
-            self.make_masks = None
-        return self.masks
+    input_spans: list[InputSpan] = []
+    hidden_spans: list[HiddenSpan] = []
+    embed_spans: list[EmbedSpan] = []
 
     @property
     def sample_rows(self) -> Int64Array:
@@ -168,9 +175,6 @@ class StepPlan:
         )
         last = first + int(self.query_lens[index]) if index >= self.num_decodes else 0
         one = slice(index, index + 1)
-        masks = self.take_masks()
-        if masks is not None:
-            masks = masks.only(int(self.samples[:index].sum())) if self.samples[index] else None
         return StepPlan(
             rows=self.rows[one],
             num_decodes=int(index < self.num_decodes),
@@ -186,7 +190,6 @@ class StepPlan:
             input_spans=[
                 replace(span, index=0) for span in self.input_spans if span.index == index
             ],
-            masks=masks,
             hidden_spans=[
                 replace(span, index=0) for span in self.hidden_spans if span.index == index
             ],

@@ -143,7 +143,7 @@ class OutputProcessor:
 
     def process(self, step: PlannedStep, result: StepResult) -> None:
         """Append the tokens and finish what is done."""
-        for row, reason in step.ends.items():
+        for row, reason in (step.masks.ends if step.masks is not None else {}).items():
             request = self._table.requests[row]
             if request is not None:
                 self.finish(request, reason)

@@ -19,8 +19,8 @@ from runtime.executor.step_plan import (
     RowJoin,
     StepPlan,
 )
-from runtime.ipc.messages import FinishReason
 from runtime.scheduler.budget import TokenBudget
+from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.request import Request
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
@@ -40,8 +40,7 @@ class PlannedStep:
         request_ids: `[num_samples]`, whose token each sample is; rows may have changed hands since.
         prompts_done: requests whose whole prompt this step computes.
         input_owners, hidden_owners: the request of each of the plan's spans.
-        is_constrained: whether a sample follows a grammar.
-        ends: rows that end with this step whatever it gives, and why; known once it is launched.
+        masks: of the samples that follow a grammar; `None` where none does.
     """
 
     plan: StepPlan
@@ -49,8 +48,7 @@ class PlannedStep:
     prompts_done: list[Request] = field(default_factory=list)
     input_owners: list[Request] = field(default_factory=list)
     hidden_owners: list[Request] = field(default_factory=list)
-    is_constrained: bool = False
-    ends: dict[int, FinishReason] = field(default_factory=dict)
+    masks: StepMasks | None = None
 
 
 @dataclass
@@ -159,9 +157,11 @@ class Planner:
             if begin < end:
                 plan.hidden_spans.append(HiddenSpan(index, begin - chunk.start, end - begin))
                 hidden_owners.append(request)
-            if request.embeds is not None and chunk.start < request.num_prompt:
-                values = request.embeds[chunk.start : chunk.start + chunk.length]
-                plan.embed_spans.append(EmbedSpan(first, values))
+            if request.embeds and chunk.start < request.num_prompt:
+                end = min(chunk.start + chunk.length, request.num_prompt)
+                size = len(request.embeds) // request.num_prompt
+                values = request.embeds[chunk.start * size : end * size]
+                plan.embed_spans.append(EmbedSpan(first, end - chunk.start, values))
             first += chunk.length
         return input_owners, hidden_owners
 

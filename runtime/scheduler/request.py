@@ -10,7 +10,6 @@ import numpy as np
 
 from runtime.cache.manager import PageHold
 from runtime.cache.radix_tree import Tokens
-from runtime.executor.step_plan import Float32Array
 from runtime.grammar.backend import Matcher
 from runtime.ipc.messages import FinishReason, GenerateRequest, StreamStart
 from runtime.requests.sampling_params import SamplingParams
@@ -85,7 +84,7 @@ class Request:
         logprobs: which log-probabilities it wants, if any.
         hidden: which hidden states it wants, if any.
         logprob_report, hidden_report: what is still to be told about its prompt.
-        embeds: `[num_prompt, hidden_size]`, in the place of the prompt's tokens.
+        embeds: float32 bytes, one row in the place of each prompt token; empty where tokens are.
         grammar: what the output must match; `None` for free text.
     """
 
@@ -137,10 +136,7 @@ class Request:
         self.logprob_report = PromptReport(self.num_prompt if start < 0 else start, last)
         self.hidden = message.hidden_states
         self.hidden_report = PromptReport(0 if self.hidden == "all" else self.num_prompt, last)
-        self.embeds: Float32Array | None = None
-        if message.input_embeds:
-            values = np.frombuffer(message.input_embeds, dtype=np.float32)
-            self.embeds = values.reshape(self.num_prompt, -1)
+        self.embeds = message.input_embeds
         self.grammar: GrammarState | None = None
 
     @property
@@ -174,7 +170,7 @@ class Request:
             spaces_between_special_tokens=sampling.spaces_between_special_tokens,
             no_stop_trim=sampling.no_stop_trim,
             stream_interval=sampling.stream_interval or stream_interval,
-            prompt_tail=b"" if self.embeds is not None else self._prompt_tail(),
+            prompt_tail=b"" if self.embeds else self._prompt_tail(),
             stop_regex=sampling.stop_regex,
         )
 

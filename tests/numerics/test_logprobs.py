@@ -228,10 +228,10 @@ def test_a_failing_neighbour_loses_nothing(folder: Path, monkeypatch: pytest.Mon
     runner = engine.runner
     compute = runner._compute
 
-    def fail_on_token_1(plan: Any, **options: Any) -> Any:
+    def fail_on_token_1(plan: Any, *masks: Any, **options: Any) -> Any:
         if 1 in plan.chunk_tokens:
             raise ValueError("planted")
-        return compute(plan, **options)
+        return compute(plan, *masks, **options)
 
     monkeypatch.setattr(runner, "_compute", fail_on_token_1)
     for i in (0, 1, 2):

@@ -23,7 +23,7 @@ def test_each_finds_the_device_done_with_those_ahead(
     num_seqs = 4
     events: list[Any] = []
 
-    def compute(plan: StepPlan, *, with_graphs: bool) -> Computed:
+    def compute(plan: StepPlan, masks: None, *, with_graphs: bool) -> Computed:
         assert not with_graphs
         row = int(plan.rows[0])
         events.append(row)
@@ -44,7 +44,7 @@ def test_each_finds_the_device_done_with_those_ahead(
         chunk_tokens=np.empty(0, dtype=np.int32),
         samples=np.ones(num_seqs, dtype=bool),
     )
-    _, computed, failed, _ = runner._compute_each(plan, {})  # type: ignore[misc]
+    _, computed, failed, _ = runner._compute_each(plan, None, {})  # type: ignore[misc]
     launched = [place for place, event in enumerate(events) if event != "wait"]
     assert [events[place] for place in launched] == list(range(num_seqs))
     for one, following in itertools.pairwise(launched):
