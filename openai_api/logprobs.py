@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.client.generation import GenerationChunk
-from runtime.client.logprobs import PositionLogprobs
 from runtime.errors import InvalidRequest
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs, inputs_of, outputs_of
 from runtime.text.token_pieces import TokenPieces
 
 MAX_CHAT_TOP = 20
@@ -56,7 +55,7 @@ def chat_logprobs(chunks: Sequence[GenerationChunk], pieces: TokenPieces) -> dic
                 "top_logprobs": [_chat_token(each, value, pieces) for value, each in position.top],
             }
             for chunk in chunks
-            for token_id, position in zip(chunk.token_ids, chunk.output_logprobs, strict=False)
+            for token_id, position in zip(chunk.token_ids, outputs_of(chunk), strict=False)
         ],
         "refusal": None,
     }
@@ -85,10 +84,11 @@ class CompletionLogprobs:
             self._add(self.prompt[0], None)
             self._num_prompt_done = 1
         done = self._num_prompt_done
-        self._num_prompt_done += len(chunk.input_logprobs)
-        for token_id, position in zip(self.prompt[done:], chunk.input_logprobs, strict=False):
+        inputs = inputs_of(chunk)
+        self._num_prompt_done += len(inputs)
+        for token_id, position in zip(self.prompt[done:], inputs, strict=False):
             self._add(token_id, position)
-        for token_id, position in zip(chunk.token_ids, chunk.output_logprobs, strict=False):
+        for token_id, position in zip(chunk.token_ids, outputs_of(chunk), strict=False):
             self._add(token_id, position)
 
     def _add(self, token_id: int, position: PositionLogprobs | None) -> None:

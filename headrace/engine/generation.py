@@ -12,8 +12,7 @@ from headrace.engine.progress import Progress
 from headrace.engine.workers import run_workers
 from openai_api.generation import close_all, merge
 from runtime.client.admission import admit, check_text_size
-from runtime.client.hidden_states import check_hidden
-from runtime.client.logprobs import check_logprobs
+from runtime.client.extras import check_extras
 from server.context import ServerContext
 from server.native.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
 from server.native.generation import Output, open_output, open_outputs, tokenize_prompts
@@ -44,16 +43,12 @@ async def generate_all(
             limits = context.client.limits
             input_ids, sampling = admit(
                 prompt_ids[sample.prompt_index],
-                sample.sampling,
+                sample.spec.sampling,
                 limits,
-                explicit_max_new_tokens=sample.explicit_max_new_tokens,
+                explicit_max_new_tokens=sample.spec.explicit_max_new_tokens,
             )
-            if sample.logprobs is not None:
-                most = sampling.max_new_tokens or 0
-                check_logprobs(sample.logprobs, len(input_ids), most, limits)
-            if sample.hidden_states:
-                most = sampling.max_new_tokens or 0
-                check_hidden(sample.hidden_states, len(input_ids), most, limits)
+            most = sampling.max_new_tokens or 0
+            check_extras(sample.spec.extras, len(input_ids), most, limits)
         with Progress(len(plan.samples), show_progress) as progress:
             answers = await _run_all(context, plan, prompt_ids, progress)
     return answers[0] if plan.is_single else answers
@@ -81,7 +76,8 @@ async def _run(
     answer: Answer = {}
     try:
         async for chunk in output.stream:
-            answer = with_hidden_states(output, output.answer(chunk))
+            answer = output.answer(chunk)
+            output.end(answer)
     finally:
         output.stream.close()
     return answer
@@ -117,13 +113,6 @@ async def _encode(context: ServerContext, plan: GeneratePlan) -> list[list[int]]
     return await asyncio.to_thread(context.tokenizer.encode_batch, texts)
 
 
-def with_hidden_states(output: Output, answer: Answer) -> Answer:
-    """`answer` with what was asked for of them, as lists, once it is the last."""
-    if output.hidden is not None and answer["meta_info"]["finish_reason"] is not None:
-        answer["meta_info"]["hidden_states"] = output.hidden.lists()
-    return answer
-
-
 class StreamedRequest:
     """A request whose chunks are read one by one; every method runs on the engine's loop."""
 
@@ -138,7 +127,7 @@ class StreamedRequest:
     ) -> AsyncGenerator[Answer, None]:
         async for index, chunk in merge([output.stream for output in outputs]):
             answer = outputs[index].answer(chunk, incremental=incremental)
-            with_hidden_states(outputs[index], answer)
+            outputs[index].end(answer)
             if "text" in answer:
                 answer["text_delta"] = chunk.text
             if not plan.is_single:

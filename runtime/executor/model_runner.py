@@ -16,12 +16,11 @@ from runtime.executor.build_batch import build_batch
 from runtime.executor.cuda_graphs import DecodeGraphs
 from runtime.executor.device_errors import losing_device, raise_if_lost
 from runtime.executor.extend_graphs import ExtendGraphs, GraphResult
-from runtime.executor.gather_hidden import StepHidden, of_prompts, of_samples
 from runtime.executor.graph_capture import GraphPool
 from runtime.executor.memory import GIB
 from runtime.executor.out_of_memory import step_failure
-from runtime.executor.sampling.gather_logprobs import StepLogprobs, gather_prompt
-from runtime.executor.sampling.sampler import Sampled, Sampler
+from runtime.executor.row_extras import Named, reported
+from runtime.executor.sampling.sampler import Sampler
 from runtime.executor.staging import to_device
 from runtime.executor.step_plan import (
     Int32Array,
@@ -49,24 +48,15 @@ class Computed:
         token_ids: `[num_samples]` int64; `None` when nobody gets a token.
         host_tokens: in their place: on the host once the device has done the step.
         host_places: `[num_samples]`, which of `host_tokens` are the step's; all when absent.
-        output_logprobs: of the new tokens, for rows that want them.
-        input_logprobs: one entry for each span of a prompt.
-        output_hidden, input_hidden: hidden states of both, for rows that want them.
+        outputs: what rows ask about their new tokens.
+        inputs: what they ask about the step's spans of their prompts.
     """
 
     token_ids: Tensor | None = None
     host_tokens: Int64Array | None = None
     host_places: Int64Array | None = None
-    output_logprobs: list[StepLogprobs] = field(default_factory=list)
-    input_logprobs: list[StepLogprobs] = field(default_factory=list)
-    output_hidden: list[StepHidden] = field(default_factory=list)
-    input_hidden: list[StepHidden] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, sampled: Sampled, hidden: list[StepHidden]) -> Computed:
-        """A step's new tokens."""
-        logprobs = [] if sampled.logprobs is None else [sampled.logprobs]
-        return cls(sampled.token_ids, output_logprobs=logprobs, output_hidden=hidden)
+    outputs: list[Named] = field(default_factory=list)
+    inputs: list[Named] = field(default_factory=list)
 
 
 class PendingStep:
@@ -86,10 +76,8 @@ class PendingStep:
         self._tokens, self._places = computed.host_tokens, computed.host_places
         if computed.token_ids is not None:
             self._tokens = self._copy(computed.token_ids).numpy()
-        self._outputs = [each.to_host(self._copy) for each in computed.output_logprobs]
-        self._inputs = [each.to_host(self._copy) for each in computed.input_logprobs]
-        self._hidden_outputs = [each.to_host(self._copy) for each in computed.output_hidden]
-        self._hidden_inputs = [each.to_host(self._copy) for each in computed.input_hidden]
+        self._outputs = [(name, each.to_host(self._copy)) for name, each in computed.outputs]
+        self._inputs = [(name, each.to_host(self._copy)) for name, each in computed.inputs]
         if self._event is not None:
             self._event.record()
 
@@ -109,14 +97,10 @@ class PendingStep:
             with losing_device():
                 self._event.synchronize()
         result = self._tokens_of_rows()
-        for each in self._outputs:
-            result.output_logprobs.update(each.by_row())
-        for each in self._inputs:
-            result.input_logprobs.update(each.by_row())
-        for hidden in self._hidden_outputs:
-            result.output_hidden.update(hidden.by_row())
-        for hidden in self._hidden_inputs:
-            result.input_hidden.update(hidden.by_row())
+        for row, found in reported(self._outputs):
+            result.outputs.setdefault(row, []).append(found)
+        for row, found in reported(self._inputs):
+            result.inputs[row, found.extra] = found
         return result
 
     def _tokens_of_rows(self) -> StepResult:
@@ -297,61 +281,44 @@ class ModelRunner:
             self._rows.send_pages()
             is_plain = self._sampler.is_plain(plan.rows)
             tokens = graphs.run(plan.rows, seq_lens, plan.new_pages, wants_logits=not is_plain)
-            picked = self._hidden_of(plan.rows, graphs.hidden)
+            found = self._of_hidden(plan.rows, graphs.hidden)
             if is_plain:
-                return Computed(host_tokens=tokens, output_hidden=picked)
+                return Computed(host_tokens=tokens, outputs=found)
             logits = graphs.logits[:num_seqs]
             sampled = self._sampler.sample(logits, plan.rows, seq_lens, _made(masks))
-            return Computed.of(sampled, picked)
+            return Computed(sampled.token_ids, outputs=sampled.extras + found)
         self._rows.grow(plan, self._page_size)
         extend = self._extend_graphs if with_graphs else None
         # A graph gives each sequence's last token only, and looks every token's embedding up.
-        unusable = plan.input_spans or plan.hidden_spans or plan.embed_spans
+        unusable = plan.report_spans or plan.embed_spans
         if extend is not None and not unusable and (captured := extend.find(plan)) is not None:
             return self._pick(plan, extend.run(captured, plan), masks)
         self._rows.send_pages()
         batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
         self._attention.plan(batch)
         places = batch.logits_indices
-        if plan.input_spans or plan.hidden_spans:
+        if plan.report_spans:
             batch.logits_indices = None
         hidden = self._model.forward(batch)
-        input_logprobs = self._input_logprobs(plan, hidden) if plan.input_spans else []
-        input_hidden = of_prompts(plan, hidden)
+        inputs: list[Named] = []
+        if plan.report_spans:
+            inputs = self._rows.extras.of_prompts(plan, hidden, self._model.compute_logits)
         rows = plan.sample_rows
         if not len(rows):
-            return Computed(input_logprobs=input_logprobs, input_hidden=input_hidden)
+            return Computed(inputs=inputs)
         if places is not None and len(rows) != len(hidden):
             hidden = hidden.index_select(0, places)
         logits = self._model.compute_logits(hidden)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
         sampled = self._sampler.sample(logits, rows, positions, _made(masks))
-        computed = Computed.of(sampled, self._hidden_of(rows, hidden))
-        computed.input_logprobs, computed.input_hidden = input_logprobs, input_hidden
-        return computed
+        outputs = sampled.extras + self._of_hidden(rows, hidden)
+        return Computed(sampled.token_ids, outputs=outputs, inputs=inputs)
 
-    def _hidden_of(self, sample_rows: Int64Array, hidden: Tensor | None) -> list[StepHidden]:
-        return [] if hidden is None else of_samples(self._rows, sample_rows, hidden)
-
-    def _input_logprobs(self, plan: StepPlan, hidden: Tensor) -> list[StepLogprobs]:
-        firsts = np.cumsum(plan.query_lens) - plan.query_lens
-        found = []
-        for span in plan.input_spans:
-            row = int(plan.rows[span.index])
-            spec = self._rows.logprobs[row]
-            assert spec is not None, "the row joined with what it wants"
-            begin = int(firsts[span.index]) + span.offset
-            found.append(
-                gather_prompt(
-                    hidden[begin : begin + len(span.targets)],
-                    self._model.compute_logits,
-                    span.targets,
-                    row,
-                    spec,
-                    self._rows.vocab_size,
-                )
-            )
-        return found
+    def _of_hidden(self, rows: Int64Array, hidden: Tensor | None) -> list[Named]:
+        extras = self._rows.extras
+        if hidden is None or not extras.reads_hidden[rows].any():
+            return []
+        return extras.of_samples("hidden", rows, hidden)
 
     def _pick(self, plan: StepPlan, result: GraphResult, masks: MaskSource | None) -> Computed:
         """The tokens of the sequences that want one, from a graph that computed all."""
@@ -363,14 +330,15 @@ class ModelRunner:
         if is_plain and result.hidden is None:
             return Computed(host_tokens=result.token_ids, host_places=places)
         (wanted,) = to_device(self._rows.device, places)
-        picked = []
+        found = []
         if result.hidden is not None:
-            picked = of_samples(self._rows, rows, result.hidden.index_select(0, wanted))
+            found = self._of_hidden(rows, result.hidden.index_select(0, wanted))
         if is_plain:
-            return Computed(host_tokens=result.token_ids, host_places=places, output_hidden=picked)
+            return Computed(host_tokens=result.token_ids, host_places=places, outputs=found)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
         logits = result.logits.index_select(0, wanted)
-        return Computed.of(self._sampler.sample(logits, rows, positions, _made(masks)), picked)
+        sampled = self._sampler.sample(logits, rows, positions, _made(masks))
+        return Computed(sampled.token_ids, outputs=sampled.extras + found)
 
     def _compute_each(
         self, plan: StepPlan, masks: MaskSource | None, failed: dict[int, str]
@@ -398,10 +366,8 @@ class ModelRunner:
                 continue
             if result.token_ids is not None:
                 token_ids[sampled[index]] = result.token_ids[0].cpu()
-            everything.output_logprobs += result.output_logprobs
-            everything.input_logprobs += result.input_logprobs
-            everything.output_hidden += result.output_hidden
-            everything.input_hidden += result.input_hidden
+            everything.outputs += result.outputs
+            everything.inputs += result.inputs
         return PendingStep(plan, everything, failed, self._rows.device)
 
 

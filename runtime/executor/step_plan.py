@@ -6,20 +6,19 @@ A plan crosses processes as it is: `runtime.ipc.array_codec` writes its arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from runtime.ipc.messages import LogprobSpec
+from runtime.requests.extras import ExtraSpec
 from runtime.requests.sampling_params import SamplingParams
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
-Float32Array = NDArray[np.float32]
 
 
 class _Part(msgspec.Struct, array_like=True, gc=False):
@@ -32,9 +31,9 @@ class RowJoin(_Part):
     Attributes:
         stop_ids: ids masked while fewer than `min_new_tokens` are generated.
         output_ids: tokens generated before a retraction, for the penalties.
-        logprobs: what to report beside each token.
+        extras: what to report beside tokens; every rank goes the same way through a step, so each
+            knows them.
         has_grammar: whether steps bring masks for it.
-        wants_hidden: whether hidden states are reported beside each token.
     """
 
     row: int
@@ -42,9 +41,8 @@ class RowJoin(_Part):
     num_prompt: int
     stop_ids: list[int]
     output_ids: Int32Array
-    logprobs: LogprobSpec | None = None
+    extras: list[ExtraSpec] = []
     has_grammar: bool = False
-    wants_hidden: bool = False
 
 
 class PageUpdate(_Part):
@@ -55,32 +53,20 @@ class PageUpdate(_Part):
     pages: Int32Array
 
 
-class InputSpan(_Part):
-    """Consecutive prompt positions whose log-probabilities are wanted.
+class ReportSpan(_Part):
+    """Consecutive prompt positions about which an extra is to report something.
 
     Attributes:
         index: of the sequence in the step.
+        extra: its name.
         offset: of the first position in the sequence's chunk.
-        targets: int32, the token that follows each position.
+        next_tokens: int32, the token that follows each position.
     """
 
     index: int
+    extra: str
     offset: int
-    targets: Int32Array
-
-
-class HiddenSpan(_Part):
-    """Consecutive prompt positions whose hidden states are wanted.
-
-    Attributes:
-        index: of the sequence in the step.
-        offset: of the first position in the sequence's chunk.
-        length: positions.
-    """
-
-    index: int
-    offset: int
-    length: int
+    next_tokens: Int32Array
 
 
 class EmbedSpan(_Part):
@@ -143,8 +129,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         joins, page_updates: changes of rows, applied before the step.
         new_pages: `[num_decodes]` int32, the page that a decoding sequence's token begins, 0 for
             none; `None` when there is no such page in the step.
-        input_spans: prompt positions that need log-probabilities, at most one span a sequence.
-        hidden_spans: prompt positions whose hidden states are wanted, at most one span a sequence.
+        report_spans: prompt positions that are reported, at most one span a sequence and extra.
         embed_spans: parts of `chunk_tokens` that are embeddings, ascending.
     """
 
@@ -157,8 +142,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
     joins: list[RowJoin] = []
     page_updates: list[PageUpdate] = []
     new_pages: Int32Array | None = None
-    input_spans: list[InputSpan] = []
-    hidden_spans: list[HiddenSpan] = []
+    report_spans: list[ReportSpan] = []
     embed_spans: list[EmbedSpan] = []
 
     @property
@@ -187,11 +171,8 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
                 if self.new_pages is not None and index < self.num_decodes
                 else None
             ),
-            input_spans=[
-                replace(span, index=0) for span in self.input_spans if span.index == index
-            ],
-            hidden_spans=[
-                replace(span, index=0) for span in self.hidden_spans if span.index == index
+            report_spans=[
+                replace(span, index=0) for span in self.report_spans if span.index == index
             ],
             embed_spans=[
                 replace(span, first=span.first - first)
@@ -201,21 +182,12 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         )
 
 
-@dataclass
-class TokenLogprobs:
-    """Log-probabilities of `n` positions of one sequence, finite numbers.
+class Reported(NamedTuple):
+    """What an extra says of consecutive positions of one sequence."""
 
-    Attributes:
-        chosen: `[n]`, of the token that stands at each position.
-        top_values: `[n, top_num]`, the largest, in descending order.
-        top_ids: `[n, top_num]`, their tokens.
-        id_values: `[n, num_ids]`, of the ids that were asked for.
-    """
-
-    chosen: Float32Array
-    top_values: Float32Array
-    top_ids: Int32Array
-    id_values: Float32Array
+    extra: str
+    num_positions: int
+    data: bytes
 
 
 @dataclass
@@ -226,15 +198,11 @@ class StepResult:
         token_ids: `[num_samples]` int32, one per row of `StepPlan.sample_rows`.
         failed: row to error text, for sequences that could not be computed; their entries of
             `token_ids` mean nothing.
-        output_logprobs: row to its new token's, for rows that want them.
-        input_logprobs: row to those of the step's span of its prompt.
-        output_hidden: row to `[1, hidden_size]`, what its new token was made of.
-        input_hidden: row to `[n, hidden_size]`, those of the step's span of its prompt.
+        outputs: row to what is reported of its new token, for rows that ask for something.
+        inputs: row and extra to what is reported of the step's span of its prompt.
     """
 
     token_ids: Int32Array
     failed: dict[int, str] = field(default_factory=dict)
-    output_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    input_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    output_hidden: dict[int, Float32Array] = field(default_factory=dict)
-    input_hidden: dict[int, Float32Array] = field(default_factory=dict)
+    outputs: dict[int, list[Reported]] = field(default_factory=dict)
+    inputs: dict[tuple[int, str], Reported] = field(default_factory=dict)

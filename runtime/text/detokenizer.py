@@ -65,7 +65,9 @@ class Detokenizer:
         for start, cached_tokens in zip(message.starts, message.cached_tokens, strict=True):
             if start.request_id not in self._streams:
                 self._open(start, cached_tokens, deltas, hits)
-        self._add_numbers(message)
+        for block in message.extras:
+            if (owner := self._streams.get(block.request_id)) is not None:
+                owner.add_extra(block)
         data = message.token_ids
         stop = 0
         for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
@@ -93,14 +95,6 @@ class Detokenizer:
         for end in ends.values():
             self._close(end, deltas)
         return TextDeltas(deltas), StopHit(hits) if hits else None
-
-    def _add_numbers(self, message: TokenDeltas) -> None:
-        for block in message.logprobs:
-            if (owner := self._streams.get(block.request_id)) is not None:
-                owner.add_logprobs(block)
-        for hidden in message.hidden:
-            if (owner := self._streams.get(hidden.request_id)) is not None:
-                owner.add_hidden(hidden)
 
     def _open(
         self, start: StreamStart, cached_tokens: int, deltas: list[TextDelta], hits: list[int]

@@ -6,7 +6,8 @@ import sys
 
 import msgspec
 
-from runtime.ipc.messages import FinishReason, HiddenBlock, LogprobBlock, StreamStart, TextDelta
+from runtime.ipc.messages import FinishReason, StreamStart, TextDelta
+from runtime.requests.extras import ExtraBlock, add_block
 from runtime.text.decoders import TextDecoder
 from runtime.text.stop_patterns import StopSearch, stop_search
 
@@ -24,10 +25,9 @@ class Stream:
         "_data",
         "_decoder",
         "_due",
-        "_hidden",
+        "_extras",
         "_interval",
         "_keep_stop",
-        "_logprobs",
         "_matcher",
         "_max_undecoded",
         "_num_unsent",
@@ -52,18 +52,11 @@ class Stream:
         self._max_undecoded = start.request_id % _MAX_UNDECODED + 1
         self._data: list[bytes] = []
         self._text: list[str] = []
-        self._logprobs: list[LogprobBlock] = []
-        self._hidden: list[HiddenBlock] = []
+        self._extras: list[ExtraBlock] = []
 
-    def add_logprobs(self, block: LogprobBlock) -> None:
-        """Log-probabilities that go out with the next delta."""
-        self._logprobs.append(block)
-
-    def add_hidden(self, block: HiddenBlock) -> None:
-        """Hidden states that go out with the next delta."""
-        if block.replaces:
-            self._hidden.clear()
-        self._hidden.append(block)
+    def add_extra(self, block: ExtraBlock) -> None:
+        """Take what goes out with the next delta."""
+        add_block(self._extras, block)
 
     def advance(
         self, token_ids: list[int], data: bytes, reason: FinishReason | None
@@ -107,12 +100,9 @@ class Stream:
             reason,
             self._cached_tokens,
         )
-        if self._logprobs:
-            delta = msgspec.structs.replace(delta, logprobs=self._logprobs)
-            self._logprobs = []
-        if self._hidden:
-            delta = msgspec.structs.replace(delta, hidden=self._hidden)
-            self._hidden = []
+        if self._extras:
+            delta = msgspec.structs.replace(delta, extras=self._extras)
+            self._extras = []
         self._cached_tokens = -1
         self._due = self._interval
         self._num_unsent = 0

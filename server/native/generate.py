@@ -18,7 +18,6 @@ from server.errors import json_response, stream_error
 from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
 from server.native.generation import (
     Output,
-    add_hidden_states,
     open_outputs,
     read_all,
     tokenize_prompts,
@@ -73,7 +72,7 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     async for index, chunk in merge([output.stream for output in outputs]):
         answer = outputs[index].answer(chunk, incremental=incremental)
-        await add_hidden_states(outputs[index], answer)
+        await outputs[index].end_json(answer)
         yield event(answer if plan.is_single else {**answer, "index": index})
 
 

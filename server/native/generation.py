@@ -6,20 +6,20 @@ No HTTP in here: the offline engine answers with the same objects.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from openai_api.generation import merge
-from openai_api.hidden_answer import HiddenAnswer
 from runtime.client.admission import check_text_size
+from runtime.client.extras import AnsweredSample, ExtraAnswer, answers_of
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
 from runtime.requests.sampling_params import SamplingParams
 from server.context import ServerContext
 from server.native.generate_request import GeneratePlan, Sample
-from server.native.logprob_answer import LogprobAnswer
 
 
 class Output:
@@ -30,9 +30,8 @@ class Output:
         stream: GenerationStream,
         rid: str,
         prompt_token_ids: list[int] | None,
-        logprobs: LogprobAnswer | None = None,
+        extras: Sequence[ExtraAnswer] = (),
         *,
-        hidden: HiddenAnswer | None = None,
         tells_rank: bool = False,
         has_text: bool = True,
     ) -> None:
@@ -42,15 +41,13 @@ class Output:
             stream: where its chunks come from.
             rid: the request's name.
             prompt_token_ids: echoed when given.
-            logprobs: collects log-probabilities, when they are asked for.
-            hidden: collects hidden states, when they are asked for.
+            extras: collect what is asked for beside tokens.
             tells_rank: whether the replica matters.
             has_text: whether the server has a tokenizer.
         """
         self._has_text = has_text
         self._tells_rank = tells_rank
-        self.hidden = hidden
-        self._logprobs = logprobs
+        self._extras = extras
         self.stream = stream
         self.rid = rid
         self._prompt_token_ids = prompt_token_ids
@@ -62,10 +59,8 @@ class Output:
     def answer(self, chunk: GenerationChunk, *, incremental: bool = False) -> dict[str, Any]:
         """Take in `chunk` and give the answer up to it, or only what is new."""
         self._completion_tokens += len(chunk.token_ids)
-        if self._logprobs is not None:
-            self._logprobs.add(chunk, incremental=incremental)
-        if self.hidden is not None:
-            self.hidden.add(chunk)
+        for extra in self._extras:
+            extra.add(chunk, incremental=incremental)
         if incremental:
             self._text, self._output_ids = chunk.text, chunk.token_ids
         else:
@@ -95,12 +90,24 @@ class Output:
         }
         if self._tells_rank:
             meta["dp_rank"] = self.stream.dp_rank
-        if self._logprobs is not None:
-            meta.update(self._logprobs.meta_info())
+        for extra in self._extras:
+            meta.update(extra.meta_info())
         if chunk.finish_reason is not None:
             meta["e2e_latency"] = time.perf_counter() - self._started_at
             meta["response_sent_to_client_ts"] = time.time()
         return meta
+
+    def end(self, answer: dict[str, Any]) -> None:
+        """Put into the last answer what extras tell there only."""
+        if answer["meta_info"]["finish_reason"] is not None:
+            for extra in self._extras:
+                answer["meta_info"].update(extra.at_end())
+
+    async def end_json(self, answer: dict[str, Any]) -> None:
+        """The same, where the answer becomes JSON."""
+        if answer["meta_info"]["finish_reason"] is not None:
+            for extra in self._extras:
+                answer["meta_info"].update(await extra.at_end_json())
 
 
 def describe_finish(reason: FinishReason | None) -> dict[str, Any] | None:
@@ -147,22 +154,10 @@ def open_output(
         EngineNotReady, Overloaded: it cannot be taken now.
     """
     if context.tokenizer.is_missing:
-        _refuse_text_rules(sample.sampling)
+        _refuse_text_rules(sample.spec.sampling)
     client = context.client
     generate = client.generate if plan.is_recorded else client.generate_unrecorded
-    item = GenerationInput(
-        rid=sample.rid,
-        input_ids=input_ids,
-        sampling=sample.sampling,
-        stream=plan.stream,
-        explicit_max_new_tokens=sample.explicit_max_new_tokens,
-        cache_namespace=sample.cache_namespace,
-        priority=plan.priority,
-        logprobs=sample.logprobs,
-        hidden_states=sample.hidden_states,
-        input_embeds=plan.embeds[sample.prompt_index] if plan.embeds else b"",
-        dp_rank=plan.dp_rank,
-    )
+    item = GenerationInput(input_ids, sample.spec)
     if plan.session is None:
         stream = generate(item)
     else:
@@ -170,19 +165,18 @@ def open_output(
         assert stream.turn is not None
         input_ids = stream.turn.prompt().tolist()
     echoed = input_ids if plan.return_prompt_token_ids else None
-    logprobs = None
-    if sample.logprobs is not None:
-        token_text = context.token_pieces.text if plan.return_text_in_logprobs else None
-        logprobs = LogprobAnswer(sample.logprobs, input_ids[: stream.prompt_tokens], token_text)
-    hidden = None
-    if sample.hidden_states:
-        hidden = HiddenAnswer(sample.hidden_states, context.model.hidden_size)
+    extras: list[ExtraAnswer] = []
+    if sample.spec.extras:
+        prompt_ids, hidden_size = input_ids[: stream.prompt_tokens], context.model.hidden_size
+        answered = AnsweredSample(
+            prompt_ids, hidden_size, lambda token_id: context.token_pieces.text(token_id)
+        )
+        extras = answers_of(sample.spec.extras, answered)
     return Output(
         stream,
-        sample.rid,
+        sample.spec.rid,
         echoed,
-        logprobs,
-        hidden=hidden,
+        extras,
         tells_rank=len(client.links) > 1,
         has_text=not context.tokenizer.is_missing,
     )
@@ -204,17 +198,11 @@ def open_outputs(
     return outputs
 
 
-async def add_hidden_states(output: Output, answer: dict[str, Any]) -> None:
-    """Put what was asked for of them into the last answer, as JSON."""
-    if output.hidden is not None and answer["meta_info"]["finish_reason"] is not None:
-        answer["meta_info"]["hidden_states"] = await output.hidden.json()
-
-
 async def read_all(outputs: list[Output]) -> list[dict[str, Any]]:
     """Every output's answer, once all have ended."""
     answers: list[dict[str, Any]] = [{}] * len(outputs)
     async for index, chunk in merge([output.stream for output in outputs]):
         answers[index] = outputs[index].answer(chunk)
     for output, answer in zip(outputs, answers, strict=True):
-        await add_hidden_states(output, answer)
+        await output.end_json(answer)
     return answers

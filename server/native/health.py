@@ -13,6 +13,7 @@ from openai_api.access import Access, AccessRouter
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
 from runtime.ipc.messages import Ping
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 from server.context import ServerContext
 from server.errors import json_response
@@ -97,10 +98,11 @@ async def _token_came(context: ServerContext) -> bool:
     try:
         stream = context.client.generate_unrecorded(
             GenerationInput(
-                rid=f"HEALTH_CHECK_{secrets.token_hex(16)}",
-                input_ids=[0],
-                sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
-                stream=False,
+                [0],
+                RequestSpec(
+                    sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
+                    rid=f"HEALTH_CHECK_{secrets.token_hex(16)}",
+                ),
             )
         )
     except HeadraceError:

@@ -17,10 +17,11 @@ from openai_api.schemas.common import fields_of_type
 from runtime.client.admission import check_text_size
 from runtime.client.generation import GenerationInput
 from runtime.errors import HeadraceError, InvalidRequest
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs.front import MAX_TOKEN_IDS
+from runtime.extras.logprobs.positions import LogprobSpec, outputs_of
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 from server.context import ServerContext
-from server.native.logprob_request import MAX_TOKEN_IDS
 
 MAX_ITEMS = 4096
 
@@ -83,11 +84,8 @@ async def score(context: ServerContext, body: ScoreBody) -> Scored:
     answer_id = new_id("score", None)
     inputs = [
         GenerationInput(
-            rid=rid,
-            input_ids=prompt,
-            sampling=_NOTHING,
-            stream=False,
-            logprobs=LogprobSpec(token_ids=wanted),
+            prompt,
+            RequestSpec(sampling=_NOTHING, rid=rid, extras=[LogprobSpec(token_ids=wanted).extra()]),
         )
         for rid, prompt, wanted in zip(
             sample_rids(answer_id, len(prompts)), prompts, labels, strict=True
@@ -106,8 +104,8 @@ async def _run(context: ServerContext, inputs: list[GenerationInput]) -> list[li
     streams = open_streams(context.client.generate, inputs)
     async with contextlib.aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
-            if chunk.output_logprobs:
-                found[index] = chunk.output_logprobs[0].id_values
+            if outputs := outputs_of(chunk):
+                found[index] = outputs[0].id_values
     if not all(found):
         raise ScoringAborted("The scoring was aborted.")
     return found

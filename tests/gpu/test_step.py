@@ -13,7 +13,7 @@ import torch
 
 from headrace.bench.shapes import write_shape
 from runtime.executor import model_runner
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.requests.sampling_params import GrammarSpec
 from tests.support.engine import InProcessEngine
 from tests.support.fake_checkpoint import write_config

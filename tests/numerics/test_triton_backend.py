@@ -60,7 +60,7 @@ import sys
 from pathlib import Path
 from tests.support import interpreted_triton, ordered_triton
 from tests.support.engine import InProcessEngine
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs.positions import LogprobSpec
 
 prompts = [list(range(3, 30)), [77] * 9, [5, 9, 200]]
 

@@ -8,7 +8,7 @@ import tempfile
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,26 +16,29 @@ import torch
 import zmq
 
 from runtime.client.grammars import grammar_key
-from runtime.client.logprobs import PositionLogprobs, read_blocks
 from runtime.config.options import WorkerConfig
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.model_runner import ModelRunner
 from runtime.executor.step_plan import RowJoin
+from runtime.extras.hidden_states.front import ALL, LAST
+from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs, read_blocks
 from runtime.ipc.messages import (
     ControlReply,
     FinishReason,
     FrontInbound,
     GenerateRequest,
-    HiddenMode,
-    LogprobSpec,
     TokenDeltas,
 )
 from runtime.ipc.shared_state import SharedState
 from runtime.ipc.weight_messages import WeightCall, WeightOp
 from runtime.models.registry import read_model_spec
+from runtime.requests.extras import ExtraSpec
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
+
+HiddenMode = Literal["", "last", "all"]
 
 # The numerics tests run on a GPU too: HEADRACE_TEST_DEVICE=cuda make test ARGS=tests/numerics
 DEVICE = os.environ.get("HEADRACE_TEST_DEVICE", "cpu")
@@ -105,15 +108,16 @@ class InProcessEngine:
             self.inputs[start.request_id], self.outputs[start.request_id] = [], []
             self.hidden_inputs[start.request_id] = []
             self.hidden_outputs[start.request_id] = []
-        for block in message.logprobs:
-            self.inputs[block.request_id] += read_blocks([block], is_input=True)
-            self.outputs[block.request_id] += read_blocks([block], is_input=False)
-        for hidden in message.hidden:
-            rows = np.frombuffer(hidden.values, dtype=np.float32).reshape(-1, self.hidden_size)
-            kept = self.hidden_inputs if hidden.is_input else self.hidden_outputs
-            if hidden.replaces:
-                kept[hidden.request_id].clear()
-            kept[hidden.request_id] += rows.tolist()
+        for block in message.extras:
+            if block.extra == "logprobs":
+                positions = self.inputs if block.is_input else self.outputs
+                positions[block.request_id] += read_blocks([block])
+            elif block.extra == "hidden_states":
+                rows = np.frombuffer(block.data, dtype=np.float32).reshape(-1, self.hidden_size)
+                kept = self.hidden_inputs if block.is_input else self.hidden_outputs
+                if block.replaces:
+                    kept[block.request_id].clear()
+                kept[block.request_id] += rows.tolist()
         ids = np.frombuffer(message.token_ids, dtype=np.int32).tolist()
         for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
             self.tokens[request_id] += ids[:count]
@@ -150,16 +154,20 @@ class InProcessEngine:
         values = {"temperature": 0.0, "seed": 1} | sampling
         spec = values.pop("grammar", None)
         key, payload = (b"", b"") if spec is None else self.compile(spec)
+        extras: list[ExtraSpec] = [] if logprobs is None else [logprobs.extra()]
+        if hidden_states:
+            extras.append(ALL if hidden_states == "all" else LAST)
         self.scheduler.receive(
             [
                 GenerateRequest(
                     request_id=request_id,
                     input_ids=np.array(prompt, dtype=np.int32).tobytes(),
-                    sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
+                    spec=RequestSpec(
+                        sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
+                        extras=extras,
+                        input_embeds=input_embeds,
+                    ),
                     arrival=float(request_id),
-                    logprobs=logprobs,
-                    hidden_states=hidden_states,
-                    input_embeds=input_embeds,
                     grammar_key=key,
                     grammar=payload,
                 )

@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtime.executor.step_plan import EmbedSpan, HiddenSpan, PageUpdate, RowJoin, StepPlan
+from runtime.executor.step_plan import EmbedSpan, PageUpdate, ReportSpan, RowJoin, StepPlan
 from runtime.ipc.array_codec import decode_array, encode_array
+from runtime.requests.extras import ExtraSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.ranks import LeadingRunner
 
@@ -26,11 +27,11 @@ def plan() -> StepPlan:
                 stop_ids=[1, 2],
                 output_ids=np.array([11, 12], dtype=np.int32),
                 has_grammar=True,
-                wants_hidden=True,
+                extras=[ExtraSpec("hidden_states", b"params", prompt_start=0)],
             )
         ],
         page_updates=[PageUpdate(0, 1, np.array([3, 4], dtype=np.int32))],
-        hidden_spans=[HiddenSpan(1, 0, 3)],
+        report_spans=[ReportSpan(1, "hidden_states", 0, np.array([6, 7], dtype=np.int32))],
         embed_spans=[EmbedSpan(3, 2, np.array([[1, 2], [3, 4]], dtype=np.float32).tobytes())],
     )
 
@@ -50,8 +51,10 @@ def test_a_plan_arrives_as_it_was_sent():
     assert join.sampling == sent.joins[0].sampling
     assert join.output_ids.tolist() == [11, 12]
     assert join.has_grammar
-    assert join.wants_hidden
-    assert got.hidden_spans == sent.hidden_spans
+    assert join.extras == sent.joins[0].extras
+    (span,) = got.report_spans
+    assert (span.index, span.extra, span.offset) == (1, "hidden_states", 0)
+    assert span.next_tokens.tolist() == [6, 7]
     assert got.embed_spans == sent.embed_spans
     assert (update.row, update.start, update.pages.tolist()) == (0, 1, [3, 4])
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.ipc.messages import FinishReason, LogprobBlock, StreamEnd, StreamStart, TokenDeltas
+from runtime.ipc.messages import FinishReason, StreamEnd, StreamStart, TokenDeltas
+from runtime.requests.extras import ExtraBlock
 from runtime.text.decoders import REPLACEMENT, PieceDecoder
 from runtime.text.detokenizer import Detokenizer, MalformedDeltas
 from runtime.text.text_stream import _MAX_UNDECODED, Stream
@@ -348,28 +349,39 @@ def test_contradictions_are_refused_before_anything_changes(tokenizer, broken):
     assert detokenizer.step(message(tokens={1: [3]}))[0].deltas
 
 
-def test_logprobs_travel_with_their_tokens(tokenizer):
+def test_extras_travel_with_their_tokens(tokenizer):
     detokenizer = Detokenizer(tokenizer)
     ids = tokenizer.encode("one two three", add_special_tokens=False)
-    first = LogprobBlock(1, True, b"prompt")
-    blocks = [LogprobBlock(1, False, str(at).encode()) for at in range(len(ids))]
+    first = ExtraBlock(1, "one", True, b"prompt")
+    blocks = [ExtraBlock(1, "one", False, str(at).encode()) for at in range(len(ids))]
     begin = message([start(stream_interval=2)])
-    begin.logprobs.append(first)
+    begin.extras.append(first)
     # A prompt's numbers wait for the first text.
     assert detokenizer.step(begin)[0].deltas == []
     seen = []
     for at, (token_id, block) in enumerate(zip(ids, blocks, strict=True)):
         ends = {1: LENGTH} if at == len(ids) - 1 else None
         sent = message(tokens={1: [token_id]}, ends=ends)
-        sent.logprobs.append(block)
+        sent.extras.append(block)
         # Nobody waits for this one.
-        sent.logprobs.append(LogprobBlock(99, False, b""))
+        sent.extras.append(ExtraBlock(99, "one", False, b""))
         for delta in detokenizer.step(sent)[0].deltas:
-            num_outputs = sum(not each.is_input for each in delta.logprobs)
+            num_outputs = sum(not each.is_input for each in delta.extras)
             assert num_outputs == len(unpack(delta.token_ids))
-            seen += delta.logprobs
+            seen += delta.extras
     assert seen == [first, *blocks]
     assert not detokenizer._streams
+
+
+def test_a_block_that_replaces_is_its_extra_s_only_one(tokenizer):
+    detokenizer = Detokenizer(tokenizer)
+    begin = message([start(stream=False)])
+    kept = ExtraBlock(1, "one", False, b"kept")
+    blocks = [ExtraBlock(1, "other", False, str(at).encode(), replaces=True) for at in range(3)]
+    begin.extras.extend([blocks[0], kept, *blocks[1:]])
+    detokenizer.step(begin)
+    (delta,) = detokenizer.step(message(ends={1: LENGTH}))[0].deltas
+    assert delta.extras == [kept, blocks[2]]
 
 
 def test_a_pattern_that_ends_with_the_output_is_found_there(tokenizer):

@@ -5,29 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from runtime.client.extras import ExtraAnswer
 from runtime.client.generation import GenerationChunk
-from runtime.client.logprobs import PositionLogprobs
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs.positions import (
+    NAME,
+    LogprobSpec,
+    PositionLogprobs,
+    inputs_of,
+    outputs_of,
+)
 
 TokenText = Callable[[int], str]
 Triple = list[Any]
 
 
-class LogprobAnswer:
+class LogprobAnswer(ExtraAnswer):
     """One sample's lists for `meta_info`, growing with its chunks."""
 
-    def __init__(
-        self, spec: LogprobSpec, input_ids: list[int], token_text: TokenText | None
-    ) -> None:
+    def __init__(self, spec: LogprobSpec, input_ids: list[int], token_text: TokenText) -> None:
         """Start empty.
 
         Args:
             spec: what was asked for.
             input_ids: the prompt.
-            token_text: gives the text of the triples; `None` leaves it out.
+            token_text: gives the text of the triples.
         """
         self._spec = spec
-        self._token_text = token_text
+        self._token_text = token_text if spec.with_text else None
         self._inputs = _Lists(spec, self._triple)
         self._outputs = _Lists(spec, self._triple)
         self._prompt = input_ids[spec.start_len :] if spec.start_len >= 0 else []
@@ -43,9 +47,9 @@ class LogprobAnswer:
             # Nothing was computed before the first position that is reported.
             self._inputs.add_unknown(prompt[0])
         known = len(self._inputs.chosen)
-        self._inputs.extend(prompt[known:], chunk.input_logprobs)
-        token_ids = [*chunk.token_ids, *chunk.unsent_ids]
-        self._outputs.extend(token_ids, chunk.output_logprobs)
+        self._inputs.extend(prompt[known:], inputs_of(chunk))
+        token_ids = [*chunk.token_ids, *chunk.unsent_ids(NAME)]
+        self._outputs.extend(token_ids, outputs_of(chunk))
 
     def meta_info(self) -> dict[str, Any]:
         """The keys that go into `meta_info`, in lists of their own."""

@@ -6,9 +6,10 @@ from array import array
 import orjson
 import pytest
 
-from openai_api import hidden_answer
-from openai_api.hidden_answer import HiddenAnswer
 from runtime.client.generation import GenerationChunk
+from runtime.extras.hidden_states import answer as hidden_answer
+from runtime.extras.hidden_states.answer import HiddenAnswer
+from runtime.requests.extras import ExtraBlock
 
 SIZE = 3
 
@@ -19,12 +20,13 @@ def rows(*firsts):
 
 def chunk(token_ids, inputs=(), outputs=()):
     made = GenerationChunk("", token_ids, None, 4, 0)
-    made.input_hidden, made.output_hidden = inputs, outputs
+    blocks = [(True, data) for data in inputs] + [(False, data) for data in outputs]
+    made.extras = [ExtraBlock(1, "hidden_states", is_input, data) for is_input, data in blocks]
     return made
 
 
 def answer(mode, *chunks):
-    made = HiddenAnswer(mode, SIZE)
+    made = HiddenAnswer(SIZE, only_last=mode == "last")
     for each in chunks:
         made.add(each)
     return made

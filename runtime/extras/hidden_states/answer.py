@@ -9,34 +9,36 @@ from typing import Any
 
 import orjson
 
+from runtime.client.extras import ExtraAnswer
 from runtime.client.generation import GenerationChunk
-from runtime.ipc.messages import HiddenMode
 
 # Numbers turned into JSON between two turns of the event loop: about a millisecond.
 _NUMBERS_PER_TURN = 16 * 1024
 _BYTES = 4
 
 
-class HiddenAnswer:
+class HiddenAnswer(ExtraAnswer):
     """One sample's hidden states, growing with its chunks.
 
     All of them are a list: a matrix of the prompt's rows first, then one row for each further
     output token, each row what the next token was made of. The last alone is one row.
     """
 
-    def __init__(self, mode: HiddenMode, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, *, only_last: bool) -> None:
         """Start empty."""
-        self._only_last = mode == "last"
+        self._only_last = only_last
         self._row_bytes = hidden_size * _BYTES
         self._inputs: list[bytes] = []
         self._outputs: list[bytes] = []
         self._num_tokens = 0
 
-    def add(self, chunk: GenerationChunk) -> None:
-        """Take in a chunk."""
+    def add(self, chunk: GenerationChunk, *, incremental: bool = False) -> None:  # noqa: ARG002
+        """Take in a chunk; nothing is shown before the last."""
         self._num_tokens += len(chunk.token_ids)
-        self._inputs += chunk.input_hidden
-        self._outputs += chunk.output_hidden
+        if not chunk.extras:
+            return
+        self._inputs += [block.data for block in chunk.blocks("hidden_states", is_input=True)]
+        self._outputs += [block.data for block in chunk.blocks("hidden_states", is_input=False)]
         if self._only_last:
             del self._outputs[:-1]
 
@@ -59,6 +61,14 @@ class HiddenAnswer:
             return _floats(self._outputs[-1]) if self._outputs else []
         prompt, later = self._parts()
         return [[_floats(row) for row in prompt], *(_floats(row) for row in later)]
+
+    def at_end(self) -> dict[str, Any]:
+        """All of it as nested lists."""
+        return {"hidden_states": self.lists()}
+
+    async def at_end_json(self) -> dict[str, Any]:
+        """All of it as JSON."""
+        return {"hidden_states": await self.json()}
 
     async def json(self) -> orjson.Fragment:
         """As JSON, made in small portions so that other requests are served meanwhile."""
