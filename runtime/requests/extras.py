@@ -15,6 +15,7 @@ import msgspec
 EXTRAS: dict[str, str] = {
     "logprobs": "runtime.extras.logprobs",
     "hidden_states": "runtime.extras.hidden_states",
+    "entropy": "runtime.extras.entropy",
 }
 
 

@@ -52,6 +52,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     data_parallel_rank: int | None = None
     routed_dp_rank: int | None = None
     return_hidden_states: HiddenSwitch | list[HiddenSwitch] | None = None
+    return_entropy: bool | None = None
     session_params: SessionParams | None = None
     session_id: str | None = None
     # An object asks for a feature that this server does not have: neutral values pass.
@@ -59,7 +60,6 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     video_data: object | None = None
     audio_data: object | None = None
     return_routed_experts: object | None = None
-    return_entropy: object | None = None
     return_bytes: object | None = None
     return_sampling_mask: object | None = None
     lora_path: object | None = None

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +33,7 @@ from runtime.ipc.messages import (
 from runtime.ipc.shared_state import SharedState
 from runtime.ipc.weight_messages import WeightCall, WeightOp
 from runtime.models.registry import read_model_spec
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extras import ExtraBlock, ExtraSpec
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
@@ -86,6 +87,8 @@ class InProcessEngine:
         self.outputs: dict[int, list[PositionLogprobs]] = {}
         self.hidden_inputs: dict[int, list[list[float]]] = {}
         self.hidden_outputs: dict[int, list[list[float]]] = {}
+        # By request and name of an extra.
+        self.blocks: dict[tuple[int, str], list[ExtraBlock]] = {}
         self.replies: list[ControlReply] = []
         config = replace(config, **options)
         ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
@@ -109,6 +112,7 @@ class InProcessEngine:
             self.hidden_inputs[start.request_id] = []
             self.hidden_outputs[start.request_id] = []
         for block in message.extras:
+            self.blocks.setdefault((block.request_id, block.extra), []).append(block)
             if block.extra == "logprobs":
                 positions = self.inputs if block.is_input else self.outputs
                 positions[block.request_id] += read_blocks([block])
@@ -149,14 +153,15 @@ class InProcessEngine:
         logprobs: LogprobSpec | None = None,
         hidden_states: HiddenMode = "",
         input_embeds: bytes = b"",
+        extras: Sequence[ExtraSpec] = (),
         **sampling: Any,
     ) -> None:
         values = {"temperature": 0.0, "seed": 1} | sampling
         spec = values.pop("grammar", None)
         key, payload = (b"", b"") if spec is None else self.compile(spec)
-        extras: list[ExtraSpec] = [] if logprobs is None else [logprobs.extra()]
+        asked = [*extras, *([] if logprobs is None else [logprobs.extra()])]
         if hidden_states:
-            extras.append(ALL if hidden_states == "all" else LAST)
+            asked.append(ALL if hidden_states == "all" else LAST)
         self.scheduler.receive(
             [
                 GenerateRequest(
@@ -164,7 +169,7 @@ class InProcessEngine:
                     input_ids=np.array(prompt, dtype=np.int32).tobytes(),
                     spec=RequestSpec(
                         sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
-                        extras=extras,
+                        extras=asked,
                         input_embeds=input_embeds,
                     ),
                     arrival=float(request_id),
