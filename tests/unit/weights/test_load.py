@@ -204,7 +204,7 @@ def test_a_gated_product_follows_its_weights(tmp_path):
     folder, tensors = random_folder(tmp_path, **CHANGES["llama"])
     model = load(folder)
     layer = model.model.layers[0].mlp.gate_up_proj
-    gated = layer.silu_gated
+    gated = layer.gated
     name = "model.layers.0.mlp.gate_proj"
     load_weights(model, [(f"{name}.weight", -tensors[f"{name}.weight"])], partial=True)
     x = torch.randn(3, 16)
@@ -212,11 +212,11 @@ def test_a_gated_product_follows_its_weights(tmp_path):
     up = x @ tensors["model.layers.0.mlp.up_proj.weight"].T
     biases = [tensors.get(f"model.layers.0.mlp.{half}_proj.bias", 0) for half in ("gate", "up")]
     expected = torch.nn.functional.silu(gate + biases[0]) * (up + biases[1])
-    for call in (gated, layer.silu_gated):
-        assert torch.allclose(call(x), expected, atol=1e-5)
+    for call in (gated, layer.gated):
+        assert torch.allclose(call(x, "silu"), expected, atol=1e-5)
     layer.release()
     with pytest.raises(RuntimeError, match="released"):
-        layer.silu_gated(x)
+        layer.gated(x, "silu")
 
 
 def test_missing_unexpected_twice_and_wrong_shapes(tmp_path):
