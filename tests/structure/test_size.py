@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("kernels", "runtime", "openai_api", "server", "headrace")
 MAX_FILE_LINES = 500
-MAX_PRODUCT_LINES = 50_656
+MAX_PRODUCT_LINES = 50_752
 
 
 def sources(*folders: str) -> list[Path]:

@@ -35,6 +35,7 @@ CHANGES = {
     "llama_tied": {"tie_word_embeddings": True},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
+    "gemma3": {"architectures": ["Gemma3ForCausalLM"]},
 }
 
 
@@ -124,6 +125,14 @@ def test_dummy_weights_need_no_files_and_follow_the_seed(tmp_path):
     assert not torch.equal(first[name], other[name])
     assert first["model.norm.weight"].eq(1).all()
     assert first["model.layers.0.self_attn.q_proj.bias"].eq(0).all()
+
+
+def test_dummy_norms_change_nothing_where_weights_are_above_one_too(tmp_path):
+    folder = write_config(tmp_path, **CHANGES["gemma3"])
+    held = read_back(load(folder, load_format="dummy"))
+    norms = [tensor for name, tensor in held.items() if "norm" in name]
+    assert len(norms) == 2 * (4 + 2) + 1
+    assert all(tensor.eq(0).all() for tensor in norms)
 
 
 def test_a_folder_that_does_not_fit_is_refused_before_anything_is_read(tmp_path):
