@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Literal
 
 # What comes out of a model: logits of the next token, a vector for a text, a score for each class.
 Gives = Literal["tokens", "vectors", "scores"]
+# What a weight is; norms multiply by theirs, zero-centered ones by 1 more.
+WeightKind = Literal["matrix", "bias", "norm", "zero_centered_norm"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class WeightSpec:
     shape: tuple[int, ...]
     target: str
     shard: str = ""
-    kind: Literal["matrix", "bias", "norm"] = "matrix"
+    kind: WeightKind = "matrix"
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "Gemma3ForCausalLM": Family("runtime.models.gemma3.spec:read", _DECODER),
     "LlamaForCausalLM": Family("runtime.models.llama.spec:read", _DECODER),
     "MistralForCausalLM": Family("runtime.models.mistral.spec:read", _DECODER),
     "Qwen2ForCausalLM": Family("runtime.models.qwen2.spec:read", _DECODER),

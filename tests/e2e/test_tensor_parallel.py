@@ -67,7 +67,9 @@ def _answers(model: str, tp_size: int) -> list[tuple[list[int], list[float]]]:
 
 
 # Of the two key/value heads each of four ranks has a copy of one.
-@pytest.mark.parametrize(("model", "tp_size"), [("llama", 2), ("qwen3", 2), ("llama", 4)])
+@pytest.mark.parametrize(
+    ("model", "tp_size"), [("llama", 2), ("qwen3", 2), ("gemma3", 2), ("llama", 4)]
+)
 def test_ranks_give_the_tokens_of_one_process(model: str, tp_size: int) -> None:
     for (ids, numbers), (wanted, wanted_numbers) in zip(
         _answers(model, tp_size), _answers(model, 1), strict=True

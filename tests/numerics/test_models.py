@@ -170,7 +170,9 @@ def test_greedy_tokens_equal_transformers(name: str):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", [*BY_ARCHITECTURE, "mistral_window", "qwen2_window"])
+@pytest.mark.parametrize(
+    "name", [*BY_ARCHITECTURE, "mistral_window", "qwen2_window", "gemma3_pattern"]
+)
 def test_prefill_whole_chunked_and_cached_agree(name: str, backend: str):
     driver = Driver(ours(tiny_model(name)), backend, page_size=8)
     # The interpreter takes long for each of the steps of one token.

@@ -12,9 +12,9 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_586,
-    "kernels (C++)": 1_248,
-    "runtime": 12_414,
+    "kernels": 4_656,
+    "kernels (C++)": 1_277,
+    "runtime": 12_497,
     "openai_api": 2_217,
     "server": 4_230,
     "headrace": 3_630,
