@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -170,7 +171,7 @@ def test_it_works_without_torch_and_says_what_to_do() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
-        env={"PYTHONPATH": python_path(), "PATH": "/usr/bin"},
+        env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         check=False,
@@ -185,7 +186,7 @@ def test_the_table_holds_the_numbers() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "headrace.cli", "doctor", "--max-total-tokens", "4096"],
         cwd=ROOT,
-        env={"PYTHONPATH": python_path(), "PATH": "/usr/bin"},
+        env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         check=True,
