@@ -219,13 +219,14 @@ class ThreadChild:
     profile: Callable[..., None]
     is_alive = True
     last_words = ""
-    pid = 0
 
     def __init__(self, entry: str, config: object, *_: object, **__: object) -> None:
         """Run the child's own main function on a thread; it never returns."""
         from runtime.ipc.process import CHILD_ENTRIES
 
         self.entry = entry
+        # What the child tells of itself is compared with it.
+        self.pid = os.getpid()
         payload = msgspec.msgpack.encode(config)
         main = CHILD_ENTRIES.load(entry)
 
