@@ -49,7 +49,8 @@ def read_model_spec(folder: Path, overrides: dict[str, Any] | None = None) -> Mo
     """Read what a model folder says about its model.
 
     Args:
-        folder: local, with `config.json` and perhaps `generation_config.json`.
+        folder: local, with `config.json` and perhaps `generation_config.json`; or the file that
+            stands for the first, the second beside it.
         overrides: top-level keys that replace those of `config.json`.
 
     Raises:

@@ -20,11 +20,8 @@ from runtime.distributed.group import TensorGroup
 from runtime.errors import StartupError
 from runtime.executor.build import Executor, Report, build_executor, chunk_tokens
 from runtime.executor.device_memory import DeviceMemory
-from runtime.executor.invariance import (
-    invariant_attention,
-    invariant_linear,
-    require_invariance,
-)
+from runtime.executor.invariance import require_invariance
+from runtime.executor.kernel_choices import choose_attention
 from runtime.executor.memory import GIB
 from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
 from runtime.executor.profiler import Profiler
@@ -37,9 +34,6 @@ from runtime.ipc.messages import (
     WorkerReady,
 )
 from runtime.ipc.shared_state import SharedState
-from runtime.models.attention.backend import (
-    DEFAULT_ATTENTION,
-)
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.model import CausalLM
 from runtime.models.registry import read_model_spec
@@ -152,13 +146,7 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
     spec = read_model_spec(Path(config.model_folder))
     report("loading_weights")
     group = _join_group(config, rank, device)
-    backend = config.attention_backend
-    if backend == "auto":
-        backend = DEFAULT_ATTENTION[device.type]
-    linear = None
-    if config.deterministic:
-        linear = invariant_linear(device.type)
-        backend = invariant_attention(backend, device.type)
+    backend, linear = choose_attention(config, device.type)
     context = _build_context(config, rank, device, group, linear)
     started = time.perf_counter()
     with memory_for("the weights", TOO_LARGE, device):
