@@ -24,8 +24,8 @@ from headrace.engine.workers import run_workers
 from openai_api.chat_prompt import build_chat_prompt
 from openai_api.context import OpenAIContext, make_context
 from openai_api.schemas.chat import ChatCompletionRequest
-from server.args import parse_args
-from server.context import ServerContext
+from runtime.launch.command_line import parse_args
+from runtime.service.context import ServiceContext
 
 _IN_FLIGHT_PER_ROW = 2
 _KEYS = frozenset(
@@ -140,7 +140,7 @@ def _num_tokens(answer: dict[str, Any]) -> int:
     return sum(each.get("meta_info", {}).get("completion_tokens", 0) for each in answers)
 
 
-def _chat_context(context: ServerContext) -> OpenAIContext:
+def _chat_context(context: ServiceContext) -> OpenAIContext:
     return make_context(
         context.config,
         client=context.client,

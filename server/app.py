@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openai_api.access import Access, AccessRouter
 from openai_api.context import OpenAIContext
 from openai_api.router import create_router as create_openai_router
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 from server.errors import RouteNotFound
 from server.metrics import Metrics
 from server.middleware.auth import AuthMiddleware, Keys
@@ -57,7 +57,7 @@ class Application:
             await self._outermost(scope, receive, send)
 
 
-def create_app(context: ServerContext, openai: OpenAIContext) -> Application:
+def create_app(context: ServiceContext, openai: OpenAIContext) -> Application:
     """Build the application around `context`."""
     http = context.config.http
     has_docs = not http.disable_docs

@@ -6,7 +6,7 @@ import logging
 import time
 
 from runtime.config.options import HttpArgs
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def warn_if_open(http: HttpArgs) -> None:
         )
 
 
-def banner(context: ServerContext, port: int) -> str:
+def banner(context: ServiceContext, port: int) -> str:
     """Model, device, pool, address, and a request to paste."""
     config, worker = context.config, context.status.worker
     assert worker is not None, "the banner comes after ready"
@@ -63,5 +63,5 @@ def banner(context: ServerContext, port: int) -> str:
     )
 
 
-def _context_len(context: ServerContext) -> int:
+def _context_len(context: ServiceContext) -> int:
     return context.client.limits.context_len

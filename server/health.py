@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from runtime.client.gate import PAUSE, SESSION, UPDATE
 from runtime.client.status import ReplicaStatus
-from server.context import ServerContext
+from runtime.client.watchdog import still_for, stuck_for
+from runtime.service.context import ServiceContext
 
 # Longer than any step of a healthy worker on a GPU, shorter than a client's patience.
 READY_HEARTBEAT_AGE_S = 10.0
 
 
-def still_for(replica: ReplicaStatus) -> tuple[float, str]:
-    """Seconds since the last turn of the slower child, since all were ready at most; its name."""
-    age, name = replica.shared.oldest_beat()
-    now = time.monotonic()
-    return min(age, now - (replica.ready_at or now)), name
-
-
-def stuck_for(context: ServerContext, replica: ReplicaStatus) -> tuple[float, str]:
-    """Like `still_for` while there is work; 0 seconds when there is none, or the worker loads."""
-    # A worker that froze while idle never says that it has work; our own requests do.
-    in_flight = context.client.links[replica.rank].num_in_flight
-    has_work = replica.is_ready and (replica.shared["has_work"] or in_flight)
-    return still_for(replica) if has_work else (0.0, "")
-
-
-def why_not_alive(context: ServerContext) -> str | None:
+def why_not_alive(context: ServiceContext) -> str | None:
     """Why this process should be replaced; `None` while it need not be.
 
     A worker that loads or is being restarted is no reason: replacing the server would not help.
@@ -37,18 +22,18 @@ def why_not_alive(context: ServerContext) -> str | None:
     if context.status.phase == "failed":
         what = "has ended" if context.status.has_started else "failed to start"
         return f"The engine {what}: {context.status.last_failure}"
-    age, name = min(stuck_for(context, replica) for replica in context.status.replicas)
+    age, name = min(stuck_for(context.client, replica) for replica in context.status.replicas)
     if age > context.config.logging.watchdog_timeout:
         return f"The {name} has not turned its loop for {age:.0f} s."
     return None
 
 
-def why_not_ready(context: ServerContext) -> str | None:
+def why_not_ready(context: ServiceContext) -> str | None:
     """Why requests should go elsewhere for now; `None` when they are welcome."""
     return why_not_healthy(context) or why_waiting(context)
 
 
-def why_waiting(context: ServerContext) -> str | None:
+def why_waiting(context: ServiceContext) -> str | None:
     """Why a healthy server answers no request until a trainer says so."""
     client = context.client
     if PAUSE in client.gate.reasons:
@@ -61,7 +46,7 @@ def why_waiting(context: ServerContext) -> str | None:
     return client.loaded.why_refused
 
 
-def why_not_healthy(context: ServerContext) -> str | None:
+def why_not_healthy(context: ServiceContext) -> str | None:
     """Why nothing could be served even if nobody had paused it; `None` when requests could be.
 
     They can while one replica at least takes them, once all have started.
@@ -76,7 +61,7 @@ def why_not_healthy(context: ServerContext) -> str | None:
     return None if None in reasons else reasons[0]
 
 
-def _why_replica_not_ready(context: ServerContext, replica: ReplicaStatus) -> str | None:
+def _why_replica_not_ready(context: ServiceContext, replica: ReplicaStatus) -> str | None:
     if not replica.is_ready:
         return f"The worker is {replica.phase.replace('_', ' ')}."
     age, name = still_for(replica)
@@ -88,7 +73,7 @@ def _why_replica_not_ready(context: ServerContext, replica: ReplicaStatus) -> st
     return None
 
 
-def progress_report(context: ServerContext) -> dict[str, Any]:
+def progress_report(context: ServiceContext) -> dict[str, Any]:
     """Phase and progress, for people who wait and for probes."""
     status = context.status
     reason = why_not_ready(context)

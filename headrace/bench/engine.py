@@ -24,12 +24,11 @@ from runtime.config.options import ServerConfig
 from runtime.errors import HeadraceError
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import WorkerReady
+from runtime.launch.assemble import assemble
+from runtime.launch.command_line import parse_args
+from runtime.launch.prepare import PreparedEngine, prepare_engine
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
-from server.args import parse_args
-from server.assemble import assemble
-from server.context import Lifecycle
-from server.prepare import PreparedEngine, prepare_engine
 
 T = TypeVar("T")
 
@@ -164,7 +163,7 @@ async def running_engine(
     """
     started = time.perf_counter()
     prepared = prepare_engine(config)
-    host, context = assemble(prepared, Lifecycle(), restarts=False)
+    host, context = assemble(prepared, restarts=False)
     target = EngineTarget(host, context.client, prepared, stream)
     try:
         await host.start()

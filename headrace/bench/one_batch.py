@@ -24,7 +24,7 @@ from runtime.config.options import ServerConfig
 from runtime.errors import HeadraceError, StartupError
 from runtime.ipc.process import child_environment, compute_environment, send_config
 from runtime.ipc.transport import remove_run_folder
-from server.prepare import prepare_engine
+from runtime.launch.prepare import prepare_engine
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

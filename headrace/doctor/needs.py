@@ -41,7 +41,7 @@ class Estimate:
     """
 
     def __init__(self, config: WorkerConfig, spec: ModelSpec) -> None:
-        """Take what `server.resolve` made of the options for this model."""
+        """Take what `runtime.launch.resolve` made of the options for this model."""
         self._config = config
         self._spec = spec
         self._context = BuildContext(

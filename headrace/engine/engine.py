@@ -20,11 +20,11 @@ from headrace.engine.server_args import ServerArgs, read_keywords
 from headrace.engine.tokenizer_manager import TokenizerManager
 from headrace.engine.weights import WeightMethods
 from runtime.ipc.messages import ControlReply, FreezeGarbage
-from server.context import ServerContext
-from server.native.describe import describe_model, describe_server
+from runtime.service.context import ServiceContext
+from runtime.service.describe import describe_model, describe_server
+from runtime.service.live_options import change_options
+from runtime.service.profiling import ProfileBody, start_profile, stop_profile
 from server.native.generate_request import GenerateBody
-from server.native.options import change_options
-from server.native.profiling import ProfileBody, start_profile, stop_profile
 from server.native.scoring import ScoreBody, score
 
 Prompt = str | Sequence[str]
@@ -79,7 +79,7 @@ class Engine(WeightMethods):
         self._finalizer = weakref.finalize(self, core.close)
 
     @property
-    def context(self) -> ServerContext:
+    def context(self) -> ServiceContext:
         """What the server's routes see of an engine; for code that builds on them."""
         return self._core.context
 

@@ -13,7 +13,7 @@ from headrace.engine.workers import run_workers
 from openai_api.generation import close_all, merge
 from runtime.client.admission import admit, check_text_size
 from runtime.client.extras import check_extras
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 from server.native.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
 from server.native.generation import Output, open_output, open_outputs, tokenize_prompts
 
@@ -55,7 +55,7 @@ async def generate_all(
 
 
 async def _run_all(
-    context: ServerContext, plan: GeneratePlan, prompt_ids: list[list[int]], progress: Progress
+    context: ServiceContext, plan: GeneratePlan, prompt_ids: list[list[int]], progress: Progress
 ) -> list[Answer]:
     answers: list[Answer] = [{}] * len(plan.samples)
     remaining = iter(enumerate(plan.samples))
@@ -70,7 +70,7 @@ async def _run_all(
 
 
 async def _run(
-    context: ServerContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
+    context: ServiceContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
 ) -> Answer:
     output = open_output(context, plan, sample, input_ids)
     answer: Answer = {}
@@ -83,7 +83,7 @@ async def _run(
     return answer
 
 
-def _most_in_flight(context: ServerContext) -> int:
+def _most_in_flight(context: ServiceContext) -> int:
     worker = context.status.worker
     rows = worker.max_running_requests if worker is not None else 1
     most = _IN_FLIGHT_PER_ROW * rows * len(context.status.replicas)
@@ -91,7 +91,7 @@ def _most_in_flight(context: ServerContext) -> int:
     return most if queued is None else max(1, min(most, queued))
 
 
-def _plan(context: ServerContext, body: GenerateBody) -> GeneratePlan:
+def _plan(context: ServiceContext, body: GenerateBody) -> GeneratePlan:
     vocab_size = context.client.limits.vocab_size
     return plan_generate(
         body,
@@ -102,7 +102,7 @@ def _plan(context: ServerContext, body: GenerateBody) -> GeneratePlan:
     )
 
 
-async def _encode(context: ServerContext, plan: GeneratePlan) -> list[list[int]]:
+async def _encode(context: ServiceContext, plan: GeneratePlan) -> list[list[int]]:
     prompts = plan.prompts
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < _FEW_PROMPTS:

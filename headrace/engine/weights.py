@@ -18,8 +18,9 @@ from headrace.trainer import CudaTensors, SharedTensors
 from runtime.client.expected import explain
 from runtime.errors import InvalidRequest
 from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, ReadWeight
-from server.context import ServerContext
-from server.native.weight_bodies import (
+from runtime.service.context import ServiceContext
+from runtime.weights.control import Outcome, WeightControl
+from runtime.weights.requests import (
     DEFAULT_GROUP,
     CheckBody,
     DistributedBody,
@@ -32,7 +33,6 @@ from server.native.weight_bodies import (
     to_receive,
     to_tensors,
 )
-from server.weight_control import Outcome, WeightControl
 
 if TYPE_CHECKING:
     from headrace.trainer import NamedTensors
@@ -315,7 +315,7 @@ class WeightMethods:
     # ---- shared ----
 
     @property
-    def _context(self) -> ServerContext:
+    def _context(self) -> ServiceContext:
         return self._core.context
 
     @property

@@ -11,7 +11,7 @@ from typing import Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_api.access import Access
-from server.context import Lifecycle
+from runtime.service.context import Lifecycle
 from server.errors import error_response
 from server.routing import RouteMatch
 

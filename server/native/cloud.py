@@ -16,7 +16,7 @@ from openai_api.sse import unless_disconnected
 from runtime.client.expected import explain
 from runtime.client.json_body import InvalidBody, decode_body
 from runtime.errors import InvalidRequest
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 from server.errors import json_response
 from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
 from server.native.generation import open_outputs, read_all, tokenize_prompts
@@ -37,7 +37,7 @@ class VertexBody(msgspec.Struct, kw_only=True):
 _DECODER = msgspec.json.Decoder(VertexBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Both routes; Vertex AI's is at the path that the environment names."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
@@ -65,7 +65,7 @@ def create_router(context: ServerContext) -> AccessRouter:
     return router
 
 
-async def _answers(context: ServerContext, plan: GeneratePlan) -> list[dict[str, Any]]:
+async def _answers(context: ServiceContext, plan: GeneratePlan) -> list[dict[str, Any]]:
     return await read_all(open_outputs(context, plan, await tokenize_prompts(context, plan)))
 
 

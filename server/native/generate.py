@@ -13,7 +13,7 @@ from openai_api.generation import close_all, first_then_rest, merge
 from openai_api.sse import DONE, EventStream, event, unless_disconnected, with_errors
 from runtime.client.json_body import decode_body
 from runtime.errors import TooLong
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 from server.errors import json_response, stream_error
 from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
 from server.native.generation import (
@@ -27,7 +27,7 @@ from server.native.schema import body_schema
 _DECODER = msgspec.json.Decoder(GenerateBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """The route `/generate`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 

@@ -23,7 +23,7 @@ from runtime.requests.sampling_params import (
     SamplingParams,
     resolve_sampling,
 )
-from server.native.tensor_request import Features, Row, read_embeds
+from runtime.service.input_embeds import Features, Row, read_embeds
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_BATCH = 4096

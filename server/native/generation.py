@@ -18,7 +18,7 @@ from runtime.client.generation import GenerationChunk, GenerationInput, Generati
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
 from runtime.requests.sampling_params import SamplingParams
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 from server.native.generate_request import GeneratePlan, Sample
 
 
@@ -118,7 +118,7 @@ def describe_finish(reason: FinishReason | None) -> dict[str, Any] | None:
     return described
 
 
-async def tokenize_prompts(context: ServerContext, plan: GeneratePlan) -> list[list[int]]:
+async def tokenize_prompts(context: ServiceContext, plan: GeneratePlan) -> list[list[int]]:
     """Token ids of each prompt of `plan`.
 
     Raises:
@@ -145,7 +145,7 @@ def _refuse_text_rules(sampling: SamplingParams) -> None:
 
 
 def open_output(
-    context: ServerContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
+    context: ServiceContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
 ) -> Output:
     """Admit one sample of `plan`.
 
@@ -183,7 +183,7 @@ def open_output(
 
 
 def open_outputs(
-    context: ServerContext, plan: GeneratePlan, prompt_ids: list[list[int]]
+    context: ServiceContext, plan: GeneratePlan, prompt_ids: list[list[int]]
 ) -> list[Output]:
     """Admit every sample of `plan`, or none: one bad prompt takes the others back."""
     outputs: list[Output] = []

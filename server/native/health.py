@@ -15,7 +15,7 @@ from runtime.errors import HeadraceError
 from runtime.ipc.messages import Ping
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 from server.errors import json_response
 from server.health import (
     progress_report,
@@ -29,7 +29,7 @@ PROBE_TIMEOUT_S = 20.0
 _PROBE_POLL_S = 0.1
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """The routes that probes call."""
     router = AccessRouter(Access.OPEN, tags=["health"])
 
@@ -74,25 +74,25 @@ def create_router(context: ServerContext) -> AccessRouter:
     return router
 
 
-def answer_health(context: ServerContext) -> Response:
+def answer_health(context: ServiceContext) -> Response:
     """The answer of `/health`."""
     return _answer(context, why_not_healthy(context))
 
 
-def _answer(context: ServerContext, reason: str | None) -> Response:
+def _answer(context: ServiceContext, reason: str | None) -> Response:
     if reason is None:
         return Response(status_code=200)
     return json_response(progress_report(context), 503, retry_after="2")
 
 
-async def _is_alive(context: ServerContext) -> bool:
+async def _is_alive(context: ServiceContext) -> bool:
     # A paused worker makes no token, but its loop answers.
     if why_waiting(context) is not None:
         return (await context.client.control(Ping, PROBE_TIMEOUT_S)).success
     return await _token_came(context)
 
 
-async def _token_came(context: ServerContext) -> bool:
+async def _token_came(context: ServiceContext) -> bool:
     before = context.status.total("generation_tokens_total")
     deadline = time.monotonic() + PROBE_TIMEOUT_S
     try:

@@ -16,7 +16,7 @@ from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.client.json_body import decode_body
 from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 from server.errors import json_response
 from server.native.schema import body_schema
 
@@ -49,7 +49,7 @@ _REASONING = msgspec.json.Decoder(SeparateReasoningBody)
 _CALLS = msgspec.json.Decoder(ParseFunctionCallBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Both routes."""
     del context
     router = AccessRouter(Access.KEY, tags=["native"])

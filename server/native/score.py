@@ -9,7 +9,7 @@ from starlette.responses import Response
 from openai_api.access import Access, AccessRouter
 from openai_api.request_body import read_body
 from openai_api.sse import unless_disconnected
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 from server.errors import json_response
 from server.native.schema import body_schema
 from server.native.scoring import ScoreBody, score
@@ -17,7 +17,7 @@ from server.native.scoring import ScoreBody, score
 _DECODER = msgspec.json.Decoder(ScoreBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """The route `/v1/score`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 

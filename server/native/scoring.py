@@ -21,7 +21,7 @@ from runtime.extras.logprobs.front import MAX_TOKEN_IDS
 from runtime.extras.logprobs.positions import LogprobSpec, outputs_of
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 
 MAX_ITEMS = 4096
 
@@ -68,7 +68,7 @@ class Scored:
     prompt_tokens: int
 
 
-async def score(context: ServerContext, body: ScoreBody) -> Scored:
+async def score(context: ServiceContext, body: ScoreBody) -> Scored:
     """Score every item, or none.
 
     The first item runs alone when the items share a beginning: the others then find it in the
@@ -97,7 +97,7 @@ async def score(context: ServerContext, body: ScoreBody) -> Scored:
     return Scored([to_scores(each) for each in logprobs], sum(map(len, prompts)))
 
 
-async def _run(context: ServerContext, inputs: list[GenerationInput]) -> list[list[float]]:
+async def _run(context: ServiceContext, inputs: list[GenerationInput]) -> list[list[float]]:
     if not inputs:
         return []
     found: list[list[float]] = [[]] * len(inputs)
@@ -111,7 +111,7 @@ async def _run(context: ServerContext, inputs: list[GenerationInput]) -> list[li
     return found
 
 
-def _share_prefix(context: ServerContext, prompts: Sequence[list[int]]) -> bool:
+def _share_prefix(context: ServiceContext, prompts: Sequence[list[int]]) -> bool:
     worker = context.status.worker
     if len(prompts) < 2 or worker is None or context.config.scheduling.disable_radix_cache:
         return False
@@ -140,7 +140,7 @@ def _refuse_unsupported(body: ScoreBody) -> None:
         )
 
 
-async def _prompts(context: ServerContext, body: ScoreBody) -> list[list[int]]:
+async def _prompts(context: ServiceContext, body: ScoreBody) -> list[list[int]]:
     items = [body.items] if isinstance(body.items, str) else body.items
     if items is None:
         raise InvalidRequest("items must be given.", param="items")

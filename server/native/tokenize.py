@@ -13,7 +13,7 @@ from openai_api.request_body import check_media_type
 from runtime.client.admission import check_text_size
 from runtime.client.json_body import decode_body
 from runtime.errors import InvalidRequest
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 from server.errors import DecodeError, json_response
 from server.native.schema import body_schema
 
@@ -42,7 +42,7 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Both routes, also under `/v1/`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
@@ -105,7 +105,7 @@ def create_router(context: ServerContext) -> AccessRouter:
     return router
 
 
-async def _decode(context: ServerContext, ids: list[int], skip_special_tokens: bool) -> str:
+async def _decode(context: ServiceContext, ids: list[int], skip_special_tokens: bool) -> str:
     width = context.client.limits.vocab_size
     if ids and not (min(ids) >= 0 and max(ids) < width):
         raise DecodeError(f"Token ids must be in [0, {width}).")

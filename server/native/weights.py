@@ -13,10 +13,9 @@ from openai_api.access import Access, AccessRouter
 from runtime.client.json_body import InvalidBody, decode_body
 from runtime.errors import InvalidRequest
 from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, ReadWeight
-from server.context import ServerContext
-from server.errors import json_response
-from server.native.schema import body_schema
-from server.native.weight_bodies import (
+from runtime.service.context import ServiceContext
+from runtime.weights.control import Outcome
+from runtime.weights.requests import (
     ByNameBody,
     CheckBody,
     ContinueBody,
@@ -35,12 +34,13 @@ from server.native.weight_bodies import (
     to_receive,
     to_tensors,
 )
-from server.weight_control import Outcome
+from server.errors import json_response
+from server.native.schema import body_schema
 
 B = TypeVar("B", bound=msgspec.Struct)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Weights, pauses and memory."""
     router = AccessRouter(Access.ADMIN, tags=["weights"])
     _add_updates(router, context)
@@ -86,7 +86,7 @@ async def _tell(outcome: Awaitable[Outcome], *, with_paused: bool = False) -> Re
     return json_response(answer, 200 if result.success else 400)
 
 
-def _add_updates(router: AccessRouter, context: ServerContext) -> None:
+def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
     async def from_disk(body: DiskBody) -> Response:
         """Load all weights from a folder or a hub id; the old ones serve on when that fails."""
 
@@ -153,7 +153,7 @@ def _add_updates(router: AccessRouter, context: ServerContext) -> None:
     _route(router, "/end_weight_update", SessionBody, end, body_may_be_absent=True)
 
 
-def _add_groups(router: AccessRouter, context: ServerContext) -> None:
+def _add_groups(router: AccessRouter, context: ServiceContext) -> None:
     async def init(body: InitGroupBody) -> Response:
         """Meet a trainer in a group of processes; answers when everybody is there."""
 
@@ -176,7 +176,7 @@ def _add_groups(router: AccessRouter, context: ServerContext) -> None:
     _route(router, "/destroy_weights_update_group", DestroyGroupBody, destroy)
 
 
-def _add_checks(router: AccessRouter, context: ServerContext) -> None:
+def _add_checks(router: AccessRouter, context: ServiceContext) -> None:
     async def update_version(body: VersionBody) -> Response:
         """Relabel the loaded weights; aborts every request unless told not to."""
         outcome = await context.weights.set_version(
@@ -230,7 +230,7 @@ def _query(request: Request) -> dict[str, object]:
     return query
 
 
-def _add_pauses(router: AccessRouter, context: ServerContext) -> None:
+def _add_pauses(router: AccessRouter, context: ServiceContext) -> None:
     async def pause(body: PauseBody) -> Response:
         """Stop generating: abort what runs, put it back to wait, or freeze it in place."""
         await context.weights.pause(body.mode)

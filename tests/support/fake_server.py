@@ -21,8 +21,8 @@ from runtime.config.options import (
 )
 from runtime.ipc.messages import WorkerReady
 from runtime.ipc.shared_state import SharedState
+from runtime.service.context import Lifecycle, ServiceContext
 from server.app import Application, create_app
-from server.context import Lifecycle, ServerContext
 from tests.support.fake_engine import FakeEngine, fake_model_config
 
 WORKER = WorkerReady(
@@ -69,7 +69,7 @@ class FakeServer:
         status = EngineStatus([_ready_replica(rank, folder) for rank in range(dp_size)])
         self.shared = status.replicas[0].shared
         status.has_started = True
-        self.context = ServerContext(
+        self.context = ServiceContext(
             config=config,
             model=fake_model_config(),
             tokenizer=self.engine.tokenizer,

@@ -1,11 +1,9 @@
-"""Options that may change while the server runs; no HTTP in here."""
+"""Options that may change while the server runs."""
 
 from __future__ import annotations
 
-import dataclasses
-
 from runtime.errors import InvalidRequest
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 
 # What the scheduler can change between two steps, and the values it may have.
 BOUNDS: dict[str, tuple[int, int]] = {
@@ -22,7 +20,7 @@ _OF_NO_USE = frozenset(
 )
 
 
-async def change_options(context: ServerContext, values: dict[str, float]) -> bool:
+async def change_options(context: ServiceContext, values: dict[str, float]) -> bool:
     """Change the scheduler's options and what the server says of them.
 
     Args:
@@ -56,16 +54,5 @@ async def change_options(context: ServerContext, values: dict[str, float]) -> bo
         return False
     reply = await context.client.set_options(changes)
     if reply.success:
-        _remember(context, changes)
+        context.change_config(**changes)
     return reply.success
-
-
-def _remember(context: ServerContext, changes: dict[str, int]) -> None:
-    config = context.config
-    sections = {}
-    for section in dataclasses.fields(config):
-        held = getattr(config, section.name)
-        names = {field.name for field in dataclasses.fields(held)}
-        mine = {name: value for name, value in changes.items() if name in names}
-        sections[section.name] = dataclasses.replace(held, **mine)
-    context.config = dataclasses.replace(config, **sections)

@@ -5,28 +5,23 @@ The HTTP server and the offline engine are built by these lines.
 
 from __future__ import annotations
 
-import asyncio
 from importlib import metadata
 
 from runtime.client.admission import EngineLimits
 from runtime.client.host import EngineHost
 from runtime.client.recorder import RecordingClient
-from server.context import Lifecycle, ServerContext
-from server.health import stuck_for
-from server.prepare import PreparedEngine
-from server.weight_control import WeightControl
-
-_WATCHDOG_PERIOD_S = 1.0
+from runtime.launch.prepare import PreparedEngine
+from runtime.service.context import ServiceContext
+from runtime.weights.control import WeightControl
 
 
 def assemble(
-    prepared: PreparedEngine, lifecycle: Lifecycle, *, restarts: bool = True
-) -> tuple[EngineHost, ServerContext]:
+    prepared: PreparedEngine, *, restarts: bool = True
+) -> tuple[EngineHost, ServiceContext]:
     """Build everything that starts nothing yet; `host.start()` does.
 
     Args:
         prepared: what was checked and settled.
-        lifecycle: where the server is in its life.
         restarts: whether a child that dies is started again; see `EngineHost`.
     """
     resolved, config = prepared.resolved, prepared.resolved.config
@@ -52,7 +47,7 @@ def assemble(
         grammar=resolved.grammar,
         restarts=restarts,
     )
-    context = ServerContext(
+    context = ServiceContext(
         config=config,
         model=prepared.model,
         tokenizer=prepared.tokenizer,
@@ -60,22 +55,12 @@ def assemble(
         status=host.status,
         version=server_version(),
         sampling_defaults=resolved.sampling_defaults,
-        lifecycle=lifecycle,
     )
     client.loaded.version = client.loaded.restart_version = config.model.weight_version
-    context.weights = WeightControl(context, host)
+    context.weights = WeightControl(
+        host, prepared.model, config.model.load_format, context.rename_model
+    )
     return host, context
-
-
-async def watch(context: ServerContext, host: EngineHost) -> None:
-    """End a worker or detokenizer whose loop stands still although there is work."""
-    while True:
-        await asyncio.sleep(_WATCHDOG_PERIOD_S)
-        for replica in context.status.replicas:
-            stuck_s, name = stuck_for(context, replica)
-            if stuck_s > context.config.logging.watchdog_timeout:
-                why = f"no turn of its loop for {stuck_s:.0f} s while requests wait"
-                host.kill(replica.rank, name, why)
 
 
 def server_version() -> str:

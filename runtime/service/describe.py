@@ -1,4 +1,4 @@
-"""What the engine is, in the native API's words: model, arguments, state; no HTTP in here.
+"""What the engine is, in the native API's words: model, arguments, state.
 
 Secrets never leave through here.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from runtime.client.status import ReplicaStatus
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 
 _SECRETS = frozenset({"api_key", "admin_api_key"})
 # Arguments of the reference that routers read and that have one value here.
@@ -30,7 +30,7 @@ _FIXED_ARGS: dict[str, Any] = {
 _RESERVED_TOKENS = 1
 
 
-def describe_model(context: ServerContext) -> dict[str, Any]:
+def describe_model(context: ServiceContext) -> dict[str, Any]:
     """The nine keys of `/get_model_info`."""
     preferred = context.config.http.preferred_sampling_params
     return {
@@ -46,7 +46,7 @@ def describe_model(context: ServerContext) -> dict[str, Any]:
     }
 
 
-def describe_args(context: ServerContext) -> dict[str, Any]:
+def describe_args(context: ServiceContext) -> dict[str, Any]:
     """Every argument by its name, keys left out, with what the worker decided filled in."""
     flat = dict(_FIXED_ARGS)
     for section in dataclasses.fields(context.config):
@@ -67,7 +67,7 @@ def describe_args(context: ServerContext) -> dict[str, Any]:
     return flat
 
 
-def describe_server(context: ServerContext) -> dict[str, Any]:
+def describe_server(context: ServiceContext) -> dict[str, Any]:
     """`/server_info`: arguments, state of each replica, version."""
     args = describe_args(context)
     worker = context.status.worker

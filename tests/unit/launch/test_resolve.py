@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import server.resolve
+import runtime.launch.resolve
 from runtime.client.host import config_of_replica
 from runtime.config.options import (
     HttpArgs,
@@ -16,8 +16,14 @@ from runtime.config.options import (
     ServerConfig,
 )
 from runtime.errors import StartupError
-from server.hardware import Hardware, cpu_has_bf16, detect_hardware, quota_cores, visible_gpus
-from server.resolve import Folders, preferred_sampling, resolve
+from runtime.launch.hardware import (
+    Hardware,
+    cpu_has_bf16,
+    detect_hardware,
+    quota_cores,
+    visible_gpus,
+)
+from runtime.launch.resolve import Folders, preferred_sampling, resolve
 from tests.support.fake_engine import fake_model_config
 
 CPU = Hardware(num_gpus=0, torch_has_cuda=False, cpu_has_bf16=False, num_cores=6)
@@ -75,7 +81,7 @@ def test_a_cpu_build_of_torch_does_not_choose_the_gpu():
 
 def test_flashinfer_is_taken_when_asked_for_and_there(monkeypatch):
     asked = KernelArgs(attention_backend="flashinfer")
-    monkeypatch.setattr(server.resolve, "find_spec", lambda name: object())
+    monkeypatch.setattr(runtime.launch.resolve, "find_spec", lambda name: object())
     model = fake_model_config(head_dim=128)
     assert choose(GPU, model, kernels=asked).worker.attention_backend == "flashinfer"
     on_cpu = choose(CPU, kernels=asked)
@@ -89,7 +95,7 @@ def test_flashinfer_is_taken_when_asked_for_and_there(monkeypatch):
     both = dataclasses.replace(asked, enable_deterministic_inference=True)
     with pytest.raises(StartupError, match="flashinfer is not batch-invariant"):
         choose(GPU, model, kernels=both)
-    monkeypatch.setattr(server.resolve, "find_spec", lambda name: None)
+    monkeypatch.setattr(runtime.launch.resolve, "find_spec", lambda name: None)
     with pytest.raises(StartupError, match=r"flashinfer: it is not installed; pip install"):
         choose(GPU, model, kernels=asked)
 

@@ -1,6 +1,6 @@
-"""Weights, pauses and memory as the server sees them: who waits for whom, which version is which.
+"""Weights, pauses and memory as the front sees them: who waits for whom, which version is which.
 
-No HTTP in here: the offline engine calls the same methods.
+Front-safe; the routes of trainers and the offline engine call the same methods.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from runtime.ipc.weight_messages import (
     WeightUpdate,
 )
 from runtime.models.registry import read_model_spec
-from server.context import ServerContext
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +81,26 @@ class Outcome:
 class WeightControl:
     """One engine's weights; calls that change them come one after the other."""
 
-    def __init__(self, context: ServerContext, host: EngineHost) -> None:
-        """Act on the engine of `context`, whose processes `host` owns."""
-        self._context = context
+    def __init__(
+        self,
+        host: EngineHost,
+        model: ModelSpec,
+        load_format: str,
+        on_renamed: Callable[[str], None],
+    ) -> None:
+        """Act on one engine.
+
+        Args:
+            host: the owner of its processes.
+            model: what it serves; other weights must fit it.
+            load_format: how weights are loaded from disk unless a call says otherwise.
+            on_renamed: told the path or hub id of other weights once they are loaded.
+        """
         self._host = host
-        self._client = context.client
+        self._client = host.client
+        self._model = model
+        self._load_format = load_format
+        self._on_renamed = on_renamed
         self._turn = asyncio.Lock()
         # Taken before `_turn`: a group's broadcasts come one after the other.
         self._receiving = asyncio.Lock()
@@ -109,8 +123,7 @@ class WeightControl:
         keep_pause: bool = False,
     ) -> Outcome:
         """Load all weights from a folder or a hub id; requests wait, or are aborted first."""
-        config = self._context.config.model
-        load_format = load_format or config.load_format
+        load_format = load_format or self._load_format
         if load_format not in ("auto", "safetensors", "dummy"):
             raise InvalidRequest(
                 f"load_format {load_format[:64]!r} is not one of auto, safetensors, dummy.",
@@ -127,7 +140,7 @@ class WeightControl:
             except StartupError as error:
                 return Outcome(False, f"Failed to get weights iterator: {_sentence(error)}")
             try:
-                await _READING.run(_check, folder, self._context.model)
+                await _READING.run(_check, folder, self._model)
             except StartupError as error:
                 why = _sentence(error)
                 return Outcome(False, f"Failed to update weights: {why}{_UNTOUCHED}")
@@ -144,12 +157,7 @@ class WeightControl:
         return dataclasses.replace(outcome, message=success + outcome.message)
 
     def _renamed(self, model_path: str, folder: Path | None) -> None:
-        config = self._context.config
-        model = dataclasses.replace(config.model, model_path=model_path)
-        # A name that the operator chose is a promise to clients.
-        if config.model.served_model_name == config.model.model_path:
-            model = dataclasses.replace(model, served_model_name=model_path)
-        self._context.config = dataclasses.replace(config, model=model)
+        self._on_renamed(model_path)
         if folder is not None:
             self._client.loaded.restart_version = self._client.loaded.version
             self._host.restart_with(folder)

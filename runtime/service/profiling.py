@@ -1,7 +1,4 @@
-"""Profiles of the worker's steps: what is asked for, checked; files for Perfetto.
-
-No HTTP in here: the offline engine starts them too.
-"""
+"""Profiles of the worker's steps: what is asked for, checked; files for Perfetto."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import msgspec
 from runtime.client.client import EngineClient
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import ProfileSpec, Stage, StartProfile, StopProfile
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 
 ACTIVITIES = ("CPU", "GPU", "MEM", "CUDA_PROFILER")
 STAGES: dict[str, Stage] = {"prefill": "EXTEND", "extend": "EXTEND", "decode": "DECODE"}
@@ -42,7 +39,7 @@ class ProfileBody(msgspec.Struct, kw_only=True):
     profile_id: str | None = None
 
 
-async def start_profile(context: ServerContext, body: ProfileBody) -> str:
+async def start_profile(context: ServiceContext, body: ProfileBody) -> str:
     """Start a profile on every rank; where its files will be.
 
     Raises:

@@ -1,23 +1,21 @@
-"""What routes and middlewares share: one object, built by `launch`, handed to each of them."""
+"""What routes, middlewares and the offline engine share: one object, built by `assemble`."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.recorder import RecordingClient
 from runtime.client.sessions import Sessions
 from runtime.client.status import EngineStatus
 from runtime.config.options import ServerConfig
+from runtime.service.input_embeds import Features
 from runtime.text.token_pieces import TokenPieces
 from runtime.text.tokenizer import Tokenizer
-from server.native.tensor_request import Features
-
-if TYPE_CHECKING:
-    from server.weight_control import WeightControl
+from runtime.weights.control import WeightControl
 
 
 @dataclass
@@ -35,7 +33,7 @@ class Lifecycle:
 
 
 @dataclass(kw_only=True)
-class ServerContext:
+class ServiceContext:
     """The server as its routes see it.
 
     Attributes:
@@ -79,3 +77,21 @@ class ServerContext:
             offered=frozenset({"hidden_states"} if scheduling.enable_return_hidden_states else ()),
             input_embeds=scheduling.disable_radix_cache,
         )
+
+    def change_config(self, **values: object) -> None:
+        """Replace options, by their fields' names: `/server_info` tells them from now on."""
+        sections = {}
+        for section in dataclasses.fields(self.config):
+            held = getattr(self.config, section.name)
+            names = {field.name for field in dataclasses.fields(held)}
+            mine = {name: value for name, value in values.items() if name in names}
+            sections[section.name] = dataclasses.replace(held, **mine)
+        self.config = dataclasses.replace(self.config, **sections)
+
+    def rename_model(self, model_path: str) -> None:
+        """Tell that the weights of `model_path` are loaded now."""
+        model = self.config.model
+        # A name that the operator chose is a promise to clients.
+        is_default = model.served_model_name == model.model_path
+        names = {"served_model_name": model_path} if is_default else {}
+        self.change_config(model_path=model_path, **names)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from runtime.config.options import ServerConfig
-from server.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
+from runtime.launch.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
 
 # Keys given through the environment do not show in the machine's process list.
 ENVIRONMENT: dict[str, tuple[str, str]] = {

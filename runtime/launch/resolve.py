@@ -23,8 +23,8 @@ from runtime.config.options import (
     WorkerConfig,
 )
 from runtime.errors import InvalidRequest, StartupError
+from runtime.launch.hardware import Hardware
 from runtime.requests.sampling_params import SamplingFields, resolve_sampling
-from server.hardware import Hardware
 
 _DTYPES = {"half": "float16", "float": "float32"}
 DEFAULT_PAGE_SIZE = 16

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from runtime.config.options import ServerConfig
-from server.args import build_parser, option_name, parse_args, parse_int
-from server.reference_flags import REFERENCE_FLAGS
+from runtime.launch.command_line import build_parser, option_name, parse_args, parse_int
+from runtime.launch.reference_flags import REFERENCE_FLAGS
 
 
 def fails_with(capsys, *argv: str) -> str:
