@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.executor import model_runner
+from runtime.executor import step_runner
 from tests.support.engine import InProcessEngine, refuse_rows_of_seed
 from tests.support.tiny_models import tiny_model
 
@@ -197,7 +197,7 @@ def test_a_failed_step_leaves_its_memory_to_those_that_are_tried_alone(
 
     monkeypatch.setattr(engine.runner._model, "forward", fail_together)
     # pytest keeps every record of a log, and with it the traceback.
-    monkeypatch.setattr(model_runner.logger, "disabled", True)
+    monkeypatch.setattr(step_runner.logger, "disabled", True)
     for i in range(3):
         engine.add(i + 1, PROMPTS[i], 4, ignore_eos=True)
     engine.run()
