@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from openai_api import errors as openai_errors
+from openai_api import openai_errors
 from runtime import errors
 from runtime.client.gate import RequestGate
 from runtime.client.status import EngineStatus, ReplicaStatus

@@ -17,12 +17,12 @@ import msgspec
 
 from headrace.batch_files import BatchFileError, BatchLine, BatchOutput, read_lines
 from headrace.engine.engine import Engine
-from headrace.engine.errors import EngineError, translated
-from headrace.engine.progress import Progress
+from headrace.engine.engine_errors import EngineError, translated
+from headrace.engine.progress_bar import Progress
 from headrace.engine.server_args import ServerArgs
 from headrace.engine.workers import run_workers
 from openai_api.chat_prompt import build_chat_prompt
-from openai_api.context import OpenAIContext, make_context
+from openai_api.openai_context import OpenAIContext, make_context
 from openai_api.schemas.chat import ChatCompletionRequest
 from runtime.launch.command_line import parse_args
 from runtime.service.context import ServiceContext

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openai_api.chat_messages import template_messages
-from openai_api.context import OpenAIContext
+from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest
 from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits, check_text_size
 from runtime.errors import InvalidRequest, TooLong

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.client.generation import GenerationChunk
+from runtime.client.generation_stream import GenerationChunk
 from runtime.errors import InvalidRequest
 from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs, inputs_of, outputs_of
 from runtime.text.token_pieces import TokenPieces

@@ -11,7 +11,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from openai_api.errors import describe_error, error_event
+from openai_api.openai_errors import describe_error, error_event
 from runtime.errors import HeadraceError
 
 T = TypeVar("T")

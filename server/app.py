@@ -7,10 +7,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_api.access import Access, AccessRouter
-from openai_api.context import OpenAIContext
+from openai_api.openai_context import OpenAIContext
 from openai_api.router import create_router as create_openai_router
 from runtime.service.context import ServiceContext
-from server.errors import RouteNotFound
+from server.error_responses import RouteNotFound
 from server.metrics import Metrics
 from server.middleware.auth import AuthMiddleware, Keys
 from server.middleware.body_limit import BodyLimitMiddleware

@@ -19,7 +19,7 @@ from runtime.launch.assemble import assemble
 from runtime.service.context import ServiceContext
 from server.banner import READY_LINE, banner, warn_if_open
 from server.listener import Prepared, describe_bind_error
-from server.progress import ProgressLog
+from server.progress_log import ProgressLog
 from server.shutdown import Shutdown
 from server.warmup import warm_up
 
@@ -94,7 +94,7 @@ async def _run(
 
 def _http_server(context: ServiceContext) -> _HttpServer:
     # Imported once the children are on their way: they load torch while we load the framework.
-    from openai_api.context import make_context
+    from openai_api.openai_context import make_context
     from server.app import create_app
     from server.protocol import GuardedProtocol
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headrace.doctor.findings import Model, Problem, Report
 from headrace.doctor.machine import read_libraries, read_machine
-from headrace.doctor.report import Model, Problem, Report
 from runtime.checkpoint.check import check_model_folder
 from runtime.checkpoint.model_spec import ModelSpec, PagedState
 from runtime.config.options import ServerConfig

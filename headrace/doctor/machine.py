@@ -6,7 +6,7 @@ import shutil
 from importlib import metadata
 
 from headrace.bench.environment import describe_environment
-from headrace.doctor.report import Library, Machine
+from headrace.doctor.findings import Library, Machine
 from runtime.launch.hardware import detect_hardware
 
 # For which `kernels/cpu` has code of its own, or the compiler makes other code of it.

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from headrace.doctor.report import Capacity, Kernel, Needs, Pool
+from headrace.doctor.findings import Capacity, Kernel, Needs, Pool
 from runtime.cache.manager import CacheManager
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.admission import EngineLimits

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from headrace.engine.errors import EngineDeadError, EngineError, translated
+from headrace.engine.engine_errors import EngineDeadError, EngineError, translated
 from headrace.engine.loop_thread import LoopClosed, LoopThread
 from runtime.client.background import Background
 from runtime.client.host import EngineHost

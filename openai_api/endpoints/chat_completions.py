@@ -15,17 +15,9 @@ from starlette.responses import Response
 from openai_api.chat_choice import ChatChoice
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
 from openai_api.chat_stream import chat_events
-from openai_api.context import OpenAIContext
 from openai_api.forced_tools import call_constraint, forces_call
-from openai_api.generation import (
-    close_all,
-    first_then_rest,
-    merge,
-    new_id,
-    open_streams,
-    sample_rids,
-)
 from openai_api.logprobs import chat_spec
+from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputParser
 from openai_api.request_body import read_body
 from openai_api.sampling import nth_sample, sampling_of, wire_names
@@ -45,12 +37,20 @@ from openai_api.schemas.common import (
 )
 from openai_api.sse import EventStream, unless_disconnected, with_errors
 from openai_api.usage import TokenCount, usage_of
-from runtime.client.generation import GenerationInput, GenerationStream
+from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
+from runtime.service.streams import (
+    close_all,
+    first_then_rest,
+    merge,
+    new_id,
+    open_streams,
+    sample_rids,
+)
 
 
 async def create_chat_completion(request: Request, context: OpenAIContext) -> Response:

@@ -12,17 +12,8 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.context import OpenAIContext
-from openai_api.generation import (
-    Indexed,
-    close_all,
-    first_then_rest,
-    merge,
-    new_id,
-    open_streams,
-    sample_rids,
-)
 from openai_api.logprobs import CompletionLogprobs, completion_spec
+from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
 from openai_api.sampling import nth_sample, sampling_of, wire_names
 from openai_api.schemas.common import (
@@ -44,13 +35,22 @@ from openai_api.schemas.completions import (
 from openai_api.sse import EventStream, event, unless_disconnected, with_errors
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.admission import check_text_size, check_token_ids
-from runtime.client.generation import GenerationInput, GenerationStream
+from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
+from runtime.service.streams import (
+    Indexed,
+    close_all,
+    first_then_rest,
+    merge,
+    new_id,
+    open_streams,
+    sample_rids,
+)
 
 
 async def create_completion(request: Request, context: OpenAIContext) -> Response:

@@ -8,8 +8,8 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.context import OpenAIContext
-from openai_api.errors import ModelNotFound
+from openai_api.openai_context import OpenAIContext
+from openai_api.openai_errors import ModelNotFound
 
 
 async def list_models(request: Request, context: OpenAIContext) -> Response:  # noqa: ARG001

@@ -10,7 +10,7 @@ import msgspec
 from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.front import LAST, HiddenSwitch, check_offered
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.sampling_params import INT64_MAX
 
 
@@ -84,11 +84,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
 
 MAX_RID_CHARS = 256
 MAX_SALT_CHARS = 256
-
-
-def fields_of_type(body: type[msgspec.Struct], kind: object) -> tuple[str, ...]:
-    """Names of the fields of `body` that are declared as `kind`, in order."""
-    return tuple(field.name for field in msgspec.structs.fields(body) if field.type == kind)
 
 
 def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from runtime.client.host import EngineHost
 from runtime.client.recorder import RecordingClient
 from runtime.launch.prepare import PreparedEngine
 from runtime.service.context import ServiceContext
-from runtime.weights.control import WeightControl
+from runtime.weights.weight_control import WeightControl
 
 
 def assemble(

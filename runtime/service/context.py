@@ -15,7 +15,7 @@ from runtime.config.options import ServerConfig
 from runtime.service.input_embeds import Features
 from runtime.text.token_pieces import TokenPieces
 from runtime.text.tokenizer import Tokenizer
-from runtime.weights.control import WeightControl
+from runtime.weights.weight_control import WeightControl
 
 
 @dataclass

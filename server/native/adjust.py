@@ -17,7 +17,7 @@ from runtime.errors import HeadraceError, InvalidRequest
 from runtime.ipc.messages import FreezeGarbage, SetLogLevel, SlowDown
 from runtime.service.context import ServiceContext
 from runtime.service.live_options import change_options
-from server.errors import json_response
+from server.error_responses import json_response
 from server.native.schema import body_schema
 from server.request_log import LEVELS, RequestLog
 

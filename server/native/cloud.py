@@ -17,9 +17,9 @@ from runtime.client.expected import explain
 from runtime.client.json_body import InvalidBody, decode_body
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
-from server.errors import json_response
-from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
-from server.native.generation import open_outputs, read_all, tokenize_prompts
+from runtime.service.generate_request import GenerateBody, GeneratePlan, plan_generate
+from runtime.service.outputs import open_outputs, read_all, tokenize_prompts
+from server.error_responses import json_response
 from server.native.health import answer_health
 from server.native.schema import body_schema
 

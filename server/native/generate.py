@@ -9,19 +9,19 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from openai_api.generation import close_all, first_then_rest, merge
 from openai_api.sse import DONE, EventStream, event, unless_disconnected, with_errors
 from runtime.client.json_body import decode_body
 from runtime.errors import TooLong
 from runtime.service.context import ServiceContext
-from server.errors import json_response, stream_error
-from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
-from server.native.generation import (
+from runtime.service.generate_request import GenerateBody, GeneratePlan, plan_generate
+from runtime.service.outputs import (
     Output,
     open_outputs,
     read_all,
     tokenize_prompts,
 )
+from runtime.service.streams import close_all, first_then_rest, merge
+from server.error_responses import json_response, stream_error
 from server.native.schema import body_schema
 
 _DECODER = msgspec.json.Decoder(GenerateBody)

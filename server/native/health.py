@@ -10,14 +10,14 @@ import time
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from runtime.client.generation import GenerationInput, GenerationStream
+from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
 from runtime.ipc.messages import Ping
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
-from server.errors import json_response
-from server.health import (
+from server.error_responses import json_response
+from server.readiness import (
     progress_report,
     why_not_alive,
     why_not_healthy,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from openai_api.access import Access, AccessRouter
 from runtime.service.context import ServiceContext
 from runtime.service.describe import describe_model, describe_server
-from server.errors import json_response
+from server.error_responses import json_response
 
 logger = logging.getLogger(__name__)
 

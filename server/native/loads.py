@@ -14,7 +14,7 @@ from openai_api.access import Access, AccessRouter
 from runtime.client.status import ReplicaStatus
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
-from server.errors import json_response
+from server.error_responses import json_response
 
 _SECTIONS = frozenset({"core", "memory", "spec", "lora", "disagg", "queues", "all"})
 

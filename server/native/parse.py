@@ -17,7 +17,7 @@ from runtime.client.json_body import decode_body
 from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
-from server.errors import json_response
+from server.error_responses import json_response
 from server.native.schema import body_schema
 
 # A name that is unknown is repeated in the answer.

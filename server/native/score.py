@@ -10,9 +10,9 @@ from openai_api.access import Access, AccessRouter
 from openai_api.request_body import read_body
 from openai_api.sse import unless_disconnected
 from runtime.service.context import ServiceContext
-from server.errors import json_response
+from runtime.service.scoring import ScoreBody, score
+from server.error_responses import json_response
 from server.native.schema import body_schema
-from server.native.scoring import ScoreBody, score
 
 _DECODER = msgspec.json.Decoder(ScoreBody)
 

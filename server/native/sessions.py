@@ -9,7 +9,7 @@ from starlette.responses import Response
 from openai_api.access import Access, AccessRouter
 from runtime.client.json_body import decode_body
 from runtime.service.context import ServiceContext
-from server.errors import json_response
+from server.error_responses import json_response
 from server.native.schema import body_schema
 
 

@@ -14,7 +14,7 @@ from runtime.client.admission import check_text_size
 from runtime.client.json_body import decode_body
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
-from server.errors import DecodeError, json_response
+from server.error_responses import DecodeError, json_response
 from server.native.schema import body_schema
 
 MAX_TEXTS = 4096

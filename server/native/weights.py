@@ -14,8 +14,8 @@ from runtime.client.json_body import InvalidBody, decode_body
 from runtime.errors import InvalidRequest
 from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, ReadWeight
 from runtime.service.context import ServiceContext
-from runtime.weights.control import Outcome
-from runtime.weights.requests import (
+from runtime.weights.weight_control import Outcome
+from runtime.weights.weight_requests import (
     ByNameBody,
     CheckBody,
     ContinueBody,
@@ -34,7 +34,7 @@ from runtime.weights.requests import (
     to_receive,
     to_tensors,
 )
-from server.errors import json_response
+from server.error_responses import json_response
 from server.native.schema import body_schema
 
 B = TypeVar("B", bound=msgspec.Struct)

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from openai_api.chat_template import ChatTemplate
-from openai_api.context import OpenAIContext
+from openai_api.openai_context import OpenAIContext
 from openai_api.parsers import ParserSet
 from openai_api.router import create_router
 from runtime.client.sessions import Sessions

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from openai_api.context import make_context
+from openai_api.openai_context import make_context
 from runtime.client.recorder import RecordingClient
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config.options import (

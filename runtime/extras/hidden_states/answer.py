@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from runtime.client.extras import ExtraAnswer
-from runtime.client.generation import GenerationChunk
+from runtime.client.front_extras import ExtraAnswer
+from runtime.client.generation_stream import GenerationChunk
 
 # Numbers turned into JSON between two turns of the event loop: about a millisecond.
 _NUMBERS_PER_TURN = 16 * 1024

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runtime.client.extras import ExtraAnswer
-from runtime.client.generation import GenerationChunk
+from runtime.client.front_extras import ExtraAnswer
+from runtime.client.generation_stream import GenerationChunk
 from runtime.extras.logprobs.positions import (
     NAME,
     LogprobSpec,

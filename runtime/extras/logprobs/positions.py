@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from runtime.client.generation import GenerationChunk
-from runtime.requests.extras import ExtraBlock, ExtraSpec
+from runtime.client.generation_stream import GenerationChunk
+from runtime.requests.extra_spec import ExtraBlock, ExtraSpec
 
 NAME = "logprobs"
 

@@ -12,13 +12,13 @@ import httpx
 import pytest
 import uvicorn
 
-from openai_api.generation import open_streams
 from openai_api.schemas.chat import DECODER
-from runtime.client.generation import GenerationInput
+from runtime.client.generation_stream import GenerationInput
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
+from runtime.service.streams import open_streams
 from tests.support.fake_engine import EOS_ID, FakeEngine
 
 TOOLS = [

@@ -7,8 +7,8 @@ import pytest
 
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.front import ALL, LAST
+from runtime.service.generate_request import UNSUPPORTED_FIELDS, GenerateBody, plan_generate
 from runtime.service.input_embeds import Features
-from server.native.generate_request import UNSUPPORTED_FIELDS, GenerateBody, plan_generate
 
 VOCAB = 100
 

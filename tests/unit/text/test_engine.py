@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.ipc.messages import FinishReason, StreamEnd, StreamStart, TokenDeltas
-from runtime.requests.extras import ExtraBlock
+from runtime.requests.extra_spec import ExtraBlock
 from runtime.text.decoders import REPLACEMENT, PieceDecoder
 from runtime.text.detokenizer import Detokenizer, MalformedDeltas
 from runtime.text.text_stream import _MAX_UNDECODED, Stream

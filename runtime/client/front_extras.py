@@ -9,8 +9,8 @@ from typing import Any, cast
 import msgspec
 
 from runtime.client.admission import EngineLimits
-from runtime.client.generation import GenerationChunk
-from runtime.requests.extras import EXTRAS, ExtraSpec, load_half
+from runtime.client.generation_stream import GenerationChunk
+from runtime.requests.extra_spec import EXTRAS, ExtraSpec, load_half
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):

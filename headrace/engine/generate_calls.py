@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from headrace.engine.core import EngineCore
-from headrace.engine.errors import translated
-from headrace.engine.progress import Progress
+from headrace.engine.engine_errors import translated
+from headrace.engine.progress_bar import Progress
 from headrace.engine.workers import run_workers
-from openai_api.generation import close_all, merge
 from runtime.client.admission import admit, check_text_size
-from runtime.client.extras import check_extras
+from runtime.client.front_extras import check_extras
 from runtime.service.context import ServiceContext
-from server.native.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
-from server.native.generation import Output, open_output, open_outputs, tokenize_prompts
+from runtime.service.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
+from runtime.service.outputs import Output, open_output, open_outputs, tokenize_prompts
+from runtime.service.streams import close_all, merge
 
 Answer = dict[str, Any]
 

@@ -10,7 +10,7 @@ import msgspec
 from runtime.client.expected import did_you_mean, explain
 from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import SamplingFields
-from server.native.generate_request import GenerateBody
+from runtime.service.generate_request import GenerateBody
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from openai_api import errors as openai_errors
-from openai_api.errors import KeyRefused
+from openai_api import openai_errors
+from openai_api.openai_errors import KeyRefused
 from runtime.client.json_body import InvalidBody
 from runtime.errors import HeadraceError, InvalidRequest
 

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import msgspec
 
-from openai_api.schemas.common import fields_of_type
-from runtime.client.extras import Asked, front_extras
+from runtime.client.expected import fields_of_type
+from runtime.client.front_extras import Asked, front_extras
 from runtime.client.router import wanted_rank
 from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.front import HiddenSwitch
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import (
     INT64_MAX,

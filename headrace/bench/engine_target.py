@@ -18,7 +18,7 @@ from headrace.bench.driver import Run
 from headrace.bench.record import BenchRequest, RequestRecord
 from headrace.bench.shapes import write_shape
 from runtime.client.client import EngineClient
-from runtime.client.generation import GenerationInput
+from runtime.client.generation_stream import GenerationInput
 from runtime.client.host import EngineHost
 from runtime.config.options import ServerConfig
 from runtime.errors import HeadraceError

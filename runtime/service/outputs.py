@@ -1,7 +1,4 @@
-"""A native request in the engine's hands: samples admitted, chunks turned into answers.
-
-No HTTP in here: the offline engine answers with the same objects.
-"""
+"""A native request in the engine's hands: samples admitted, chunks turned into answers."""
 
 from __future__ import annotations
 
@@ -11,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from openai_api.generation import merge
 from runtime.client.admission import check_text_size
-from runtime.client.extras import AnsweredSample, ExtraAnswer, answers_of
-from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
+from runtime.client.front_extras import AnsweredSample, ExtraAnswer, answers_of
+from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
-from server.native.generate_request import GeneratePlan, Sample
+from runtime.service.generate_request import GeneratePlan, Sample
+from runtime.service.streams import merge
 
 
 class Output:

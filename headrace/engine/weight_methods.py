@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.engine.core import EngineCore
-from headrace.engine.errors import translated
+from headrace.engine.engine_errors import translated
 from headrace.trainer import CudaTensors, SharedTensors
 from runtime.client.expected import explain
 from runtime.errors import InvalidRequest
 from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, ReadWeight
 from runtime.service.context import ServiceContext
-from runtime.weights.control import Outcome, WeightControl
-from runtime.weights.requests import (
+from runtime.weights.weight_control import Outcome, WeightControl
+from runtime.weights.weight_requests import (
     DEFAULT_GROUP,
     CheckBody,
     DistributedBody,

@@ -1,7 +1,4 @@
-"""How probable each label is right after a text: one prompt for each item, no token generated.
-
-No HTTP in here: the offline engine answers with the same numbers.
-"""
+"""How probable each label is right after a text: one prompt for each item, no token generated."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from openai_api.generation import merge, new_id, open_streams, sample_rids
-from openai_api.schemas.common import fields_of_type
 from runtime.client.admission import check_text_size
-from runtime.client.generation import GenerationInput
+from runtime.client.expected import fields_of_type
+from runtime.client.generation_stream import GenerationInput
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.extras.logprobs.front import MAX_TOKEN_IDS
 from runtime.extras.logprobs.positions import LogprobSpec, outputs_of
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
+from runtime.service.streams import merge, new_id, open_streams, sample_rids
 
 MAX_ITEMS = 4096
 

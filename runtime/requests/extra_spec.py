@@ -1,8 +1,9 @@
 """Extras: what a request may ask for beside tokens, as it is carried from end to end.
 
 An extra is a folder with two halves. Its front half says how it is asked for, checked and answered
-(`runtime.client.extras`), its device half how it is gathered (`runtime.extras.device`). Whoever
-passes it on between them knows the facts below and opens nothing.
+(`runtime.client.front_extras`), its device half how it is gathered
+(`runtime.extras.device_extras`). Whoever passes it on between them knows the facts below and opens
+nothing.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from runtime.client.replica_link import ReplicaLink
 from runtime.client.sessions import Turn
 from runtime.errors import HeadraceError, InvalidRequest, Overloaded
 from runtime.ipc.messages import FinishReason
-from runtime.requests.extras import ExtraBlock
+from runtime.requests.extra_spec import ExtraBlock
 from runtime.requests.request_spec import RequestSpec
 
 

@@ -22,7 +22,7 @@ from runtime.ipc.weight_messages import (
     TensorSpec,
     WeightPart,
 )
-from runtime.weights.control import PauseMode
+from runtime.weights.weight_control import PauseMode
 
 DEFAULT_GROUP = "weight_update_group"
 _DTYPES = ("bfloat16", "float16", "float32", "float64")

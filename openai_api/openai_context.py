@@ -12,7 +12,7 @@ from openai_api.parsers import ParserSet
 from openai_api.sampling import model_sampling_defaults
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.client import EngineClient
-from runtime.client.generation import GenerationInput, GenerationStream
+from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.sessions import SessionParams, Sessions
 from runtime.config.options import ServerConfig
 from runtime.text.token_pieces import TokenPieces

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar
 
-from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
+from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
 
 T = TypeVar("T")
 
