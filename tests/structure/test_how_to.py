@@ -35,7 +35,9 @@ FOLLOWED = (
     "add-an-attention-backend.md",
     "add-an-endpoint.md",
 )
-BLOCK = re.compile(r"^```python\n# (\S+?\.py)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```(?:python|text)\n# (\S+?\.py)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 assert make_front  # a fixture
 

@@ -17,7 +17,7 @@ MAX_CODE_LINES = {
     "runtime": 12_537,
     "openai_api": 2_217,
     "server": 4_236,
-    "headrace": 4_003,
+    "headrace": 4_009,
 }
 
 
