@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 import kernels.activation
 import openai_api.router
-from kernels.activation import ACTIVATION, silu_and_mul
+from kernels.activation import ACTIVATION, Activation, act_and_mul
 from kernels.table import Entry
 from openai_api.router import Endpoint
 from openai_api.tool_parsers.registry import TOOL_PARSERS
@@ -174,12 +174,13 @@ def test_a_kernel(follow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ACTIVATION.choose("cpu")
     assert (chosen.name, chosen.reason) == ("in_place", "fastest of those measured on an x86 CPU")
     x = torch.randn(5, 64)
-    wanted = ACTIVATION.load("reference").silu_and_mul(x)
     # The public op asks the table once a process.
     monkeypatch.setattr(
         kernels.activation, "_kernels", lambda device: ACTIVATION.choose(device).kernels
     )
-    assert torch.equal(silu_and_mul(x), wanted)
+    for activation in get_args(Activation):
+        wanted = ACTIVATION.load("reference").act_and_mul(x, activation)
+        assert torch.equal(act_and_mul(x, activation), wanted)
     monkeypatch.setattr(
         sys.modules["kernels.activation.in_place"], "unavailable", lambda: "no luck"
     )
