@@ -45,6 +45,7 @@ from runtime.ipc.messages import (
     TextDeltas,
 )
 from runtime.requests.extras import add_block
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec
 
 
@@ -144,6 +145,7 @@ class EngineClient:
             raise InvalidRequest(
                 f"A request with rid {spec.rid[:64]!r} is already in flight.", param="rid"
             )
+        self._check_kind(spec)
         input_ids, sampling = admit(
             item.input_ids,
             spec.sampling,
@@ -183,6 +185,18 @@ class EngineClient:
             self._compiling.add(request_id)
             compiled.add_done_callback(lambda done: self._compiled(request, key, done))
         return GenerationStream(self, stream)
+
+    def _check_kind(self, spec: RequestSpec) -> None:
+        wants_vector = any(extra.name == "vector" for extra in spec.extras)
+        if wants_vector and self.limits.gives == "tokens":
+            raise InvalidRequest(
+                "This server's model generates text; vectors need an embedding model."
+            )
+        if not wants_vector and self.limits.gives != "tokens":
+            raise InvalidRequest(
+                "This server's model gives vectors of texts and generates none: use /encode or "
+                "/v1/embeddings."
+            )
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < len(self.links):
