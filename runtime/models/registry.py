@@ -41,6 +41,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": Family("runtime.models.gemma3.spec:read", _DECODER),
     "LlamaForCausalLM": Family("runtime.models.llama.spec:read", _DECODER),
     "MistralForCausalLM": Family("runtime.models.mistral.spec:read", _DECODER),
+    "BertModel": Family("runtime.models.bert.spec:read", "runtime.models.bert.model:BertModel"),
     "Qwen2ForCausalLM": Family("runtime.models.qwen2.spec:read", _DECODER),
     "Qwen3ForCausalLM": Family("runtime.models.qwen3.spec:read", _DECODER),
 }
