@@ -16,7 +16,7 @@ import msgspec
 
 from runtime.client.admission import EngineLimits, admit
 from runtime.client.control import ControlCalls
-from runtime.client.extras import check_extras
+from runtime.client.extras import check_extras, check_kind
 from runtime.client.gate import RequestGate
 from runtime.client.generation import GenerationInput, GenerationStream, StreamState
 from runtime.client.grammars import GrammarCompiler
@@ -45,7 +45,6 @@ from runtime.ipc.messages import (
     TextDeltas,
 )
 from runtime.requests.extras import add_block
-from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec
 
 
@@ -145,7 +144,7 @@ class EngineClient:
             raise InvalidRequest(
                 f"A request with rid {spec.rid[:64]!r} is already in flight.", param="rid"
             )
-        self._check_kind(spec)
+        check_kind(spec.extras, self.limits)
         input_ids, sampling = admit(
             item.input_ids,
             spec.sampling,
@@ -185,18 +184,6 @@ class EngineClient:
             self._compiling.add(request_id)
             compiled.add_done_callback(lambda done: self._compiled(request, key, done))
         return GenerationStream(self, stream)
-
-    def _check_kind(self, spec: RequestSpec) -> None:
-        wants_vector = any(extra.name == "vector" for extra in spec.extras)
-        if wants_vector and self.limits.gives == "tokens":
-            raise InvalidRequest(
-                "This server's model generates text; vectors need an embedding model."
-            )
-        if not wants_vector and self.limits.gives != "tokens":
-            raise InvalidRequest(
-                "This server's model gives vectors of texts and generates none: use /encode or "
-                "/v1/embeddings."
-            )
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < len(self.links):

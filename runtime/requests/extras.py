@@ -16,7 +16,7 @@ EXTRAS: dict[str, str] = {
     "logprobs": "runtime.extras.logprobs",
     "hidden_states": "runtime.extras.hidden_states",
     "entropy": "runtime.extras.entropy",
-    "vector": "runtime.extras.vector",
+    "pooled": "runtime.extras.pooled",
 }
 
 

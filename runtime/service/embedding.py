@@ -15,7 +15,7 @@ from runtime.client.admission import EngineLimits, check_text_size
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.errors import HeadraceError, InvalidRequest
-from runtime.extras.vector.front import VECTOR, VectorAnswer
+from runtime.extras.pooled.front import VECTOR, VectorAnswer
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams

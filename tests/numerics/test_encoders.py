@@ -8,7 +8,7 @@ import torch
 
 from runtime.checkpoint.pooling import Pooling
 from runtime.errors import StartupError
-from runtime.extras.vector.front import VECTOR
+from runtime.extras.pooled.front import VECTOR
 from runtime.models.registry import read_model_spec
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import TINY_BERTS, edit_json, tiny_bert
@@ -36,7 +36,7 @@ def our_vectors(engine: InProcessEngine, count: int = len(TEXTS)) -> torch.Tenso
     engine.run()
     found = []
     for i in range(count):
-        (block,) = engine.blocks[i + 1, "vector"]
+        (block,) = engine.blocks[i + 1, "pooled"]
         found.append(torch.frombuffer(bytearray(block.data), dtype=torch.float32))
         assert engine.tokens[i + 1] == []
         assert engine.reasons[i + 1].type == "length"
@@ -101,7 +101,7 @@ def test_a_vector_that_cannot_be_computed_ends_its_request_alone() -> None:
     assert [engine.reasons[i + 1].type for i in range(6)] == ["length"] * 3 + ["abort"] + [
         "length"
     ] * 2
-    assert (4, "vector") not in engine.blocks
+    assert (4, "pooled") not in engine.blocks
 
 
 def test_pooling_is_read_from_the_folder(tmp_path: Path) -> None:

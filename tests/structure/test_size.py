@@ -14,7 +14,7 @@ MAX_FILE_LINES = 500
 MAX_CODE_LINES = {
     "kernels": 4_684,
     "kernels (C++)": 1_277,
-    "runtime": 12_970,
+    "runtime": 12_973,
     "openai_api": 2_274,
     "server": 4_297,
     "headrace": 4_045,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+from runtime.checkpoint.model_spec import Gives
 from runtime.client.extras import AnsweredSample, Asked, ExtraAnswer, FrontExtra
 from runtime.client.generation import GenerationChunk
 from runtime.errors import HeadraceError
 from runtime.requests.extras import ExtraSpec
 
-NAME = "vector"
+NAME = "pooled"
 VECTOR = ExtraSpec(NAME, replaces=True)
 
 
@@ -42,6 +43,8 @@ class VectorAnswer(ExtraAnswer):
 
 class VectorFront(FrontExtra):
     """No field of `/generate` asks for it."""
+
+    needs: ClassVar[Gives] = "vectors"
 
     def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:  # noqa: ARG002
         """Nothing."""
