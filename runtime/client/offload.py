@@ -1,0 +1,160 @@
+"""Work that grows with a request runs off the event loop, on threads of its own purpose.
+
+A pool for each purpose: what clogs one kind of work leaves the others alone. The threads are
+daemons, so the interpreter never waits for one at its exit (`asyncio.to_thread` and
+`concurrent.futures` do).
+
+A thread that holds the GIL stalls the loop all the same: the work is a library's that gives the GIL
+up, or it is cut into slices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from runtime.errors import InvalidRequest, Overloaded
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OffloadPool:
+    """A bounded number of daemon threads and a bounded queue before them, for one purpose.
+
+    A job whose caller has given up (its time is over, or its client has left) cannot be ended.
+    While it goes on, another thread takes its place; `workers` such places at most.
+    """
+
+    def __init__(self, name: str, *, workers: int, max_queued: int, timeout_s: float) -> None:
+        """Prepare; a thread starts with the first job that finds none idle.
+
+        Args:
+            name: what the work is, a noun for messages and thread names ("tokenization").
+            workers: most jobs that are worked on at a time.
+            max_queued: most jobs that wait for a thread.
+            timeout_s: longest time from `run` to its result.
+        """
+        self._name = name
+        self._workers = workers
+        self._max_queued = max_queued
+        self._timeout_s = timeout_s
+        self._queue: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._num_threads = 0
+        self._num_idle = 0
+        self._num_abandoned = 0
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `function` on a thread of this pool and return what it returns.
+
+        Raises:
+            Overloaded: the queue is full, or no thread was free in time.
+            InvalidRequest: the work had begun and was not done in time.
+            Exception: whatever `function` raises.
+        """
+        job = _Job(lambda: function(*args, **kwargs))
+        self._put(job)
+        try:
+            # Unlike `asyncio.timeout`, this tells our deadline from a TimeoutError of `function`.
+            await asyncio.wait((job.done,), timeout=self._timeout_s)
+        finally:
+            had_begun = self._leave(job)
+        if job.done.done():
+            return job.done.result()
+        if had_begun:
+            raise InvalidRequest(
+                f"The {self._name} that this request needs took longer than {self._timeout_s:g} s."
+            )
+        raise Overloaded(f"The server is busy with the {self._name} of other requests.")
+
+    def _put(self, job: _Job) -> None:
+        with self._changed:
+            if len(self._queue) >= self._max_queued:
+                raise Overloaded(
+                    f"The server is busy with the {self._name} of other requests: "
+                    f"{self._max_queued} are waiting for theirs."
+                )
+            self._queue.append(job)
+            self._start_thread()
+            self._changed.notify()
+
+    def _start_thread(self) -> None:
+        """Start a thread where jobs wait, none is idle and one more is allowed (lock held)."""
+        most = self._workers + min(self._num_abandoned, self._workers)
+        if len(self._queue) <= self._num_idle or self._num_threads >= most:
+            return
+        self._num_threads += 1
+        name = f"{self._name}-{self._num_threads}"
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def _leave(self, job: _Job) -> bool:
+        """The caller waits no longer; whether work on its job had begun."""
+        with self._changed:
+            if job.state == "queued":
+                self._queue.remove(job)
+                return False
+            if job.state == "running":
+                job.state = "abandoned"
+                self._num_abandoned += 1
+                self._start_thread()
+            return True
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if self._num_threads > self._workers + min(self._num_abandoned, self._workers):
+                    # The job that this thread stood in for has ended.
+                    self._num_threads -= 1
+                    return
+                self._num_idle += 1
+                while not self._queue:
+                    self._changed.wait()
+                self._num_idle -= 1
+                job = self._queue.popleft()
+                job.state = "running"
+            result, error = job.work()
+            with self._changed:
+                if job.state == "abandoned":
+                    self._num_abandoned -= 1
+                job.state = "over"
+            job.tell(result, error)
+            # What it held is let go before the next one comes.
+            del job, result, error
+
+
+class _Job:
+    """One call of `OffloadPool.run`; `state` is `queued`, `running`, `abandoned` or `over`."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.state = "queued"
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[Any] = self.loop.create_future()
+        self._call = call
+
+    def work(self) -> tuple[Any, BaseException | None]:
+        """The result, or what was raised instead."""
+        try:
+            return self._call(), None
+        except BaseException as error:
+            return None, error
+
+    def tell(self, result: Any, error: BaseException | None) -> None:
+        """Wake the caller."""
+        # The loop may be closed: its callers are gone.
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._settle, result, error)
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(result)
+        else:
+            self.done.set_exception(error)
+            # It counts as seen: the caller may have left.
+            self.done.exception()
