@@ -1,23 +1,21 @@
-"""`meta_info.hidden_states`: rows of numbers, as lists for Python or as JSON made bit by bit."""
+"""`meta_info.hidden_states`: rows of numbers, as lists for Python or as JSON piece by piece."""
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
+from openai_api.json_pieces import Pieces
 from runtime.client.generation import GenerationChunk
 from runtime.messages import HiddenMode
 
-# Numbers turned into JSON between two turns of the event loop: about a millisecond.
-_NUMBERS_PER_TURN = 16 * 1024
 _BYTES = 4
 
 
-class HiddenAnswer:
+class HiddenAnswer(Pieces):
     """One sample's hidden states, growing with its chunks.
 
     All of them are a list: a matrix of the prompt's rows first, then one row for each further
@@ -60,29 +58,24 @@ class HiddenAnswer:
         prompt, later = self._parts()
         return [[_floats(row) for row in prompt], *(_floats(row) for row in later)]
 
-    async def json(self) -> orjson.Fragment:
-        """As JSON, made in small portions so that other requests are served meanwhile."""
-        if self._only_last:
-            return orjson.Fragment(orjson.dumps(self.lists()))
-        prompt, later = self._parts()
-        pieces = [b"[["]
-        budget = _NUMBERS_PER_TURN
-        for piece, cost in self._pieces(prompt, later):
-            pieces.append(piece)
-            budget -= cost
-            if budget <= 0:
-                budget = _NUMBERS_PER_TURN
-                await asyncio.sleep(0)
-        return orjson.Fragment(b"".join(pieces))
+    @property
+    def cost(self) -> int:  # type: ignore[override]  # worked out when it is asked for
+        """See `Pieces`."""
+        return sum(map(len, self._inputs)) // _BYTES + sum(map(len, self._outputs)) // _BYTES
 
-    def _pieces(self, prompt: list[bytes], later: list[bytes]) -> Iterator[tuple[bytes, int]]:
-        size = self._row_bytes // _BYTES
+    def pieces(self) -> Iterator[bytes]:
+        """See `Pieces`."""
+        if self._only_last:
+            yield orjson.dumps(self.lists())
+            return
+        prompt, later = self._parts()
+        yield b"[["
         for index, row in enumerate(prompt):
-            yield (b"," if index else b"") + orjson.dumps(_floats(row)), size
-        yield b"]", 0
+            yield (b"," if index else b"") + orjson.dumps(_floats(row))
+        yield b"]"
         for row in later:
-            yield b"," + orjson.dumps(_floats(row)), size
-        yield b"]", 0
+            yield b"," + orjson.dumps(_floats(row))
+        yield b"]"
 
 
 def _floats(row: bytes) -> list[float]:

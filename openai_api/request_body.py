@@ -8,7 +8,8 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
-from runtime.client.json_body import InvalidBody, decode_body
+from runtime.client.json_body import InvalidBody
+from runtime.client.large_body import read_json
 from runtime.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ async def read_body(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     """
     check_media_type(request)
     try:
-        return decode_body(await request.body(), decoder)
+        return await read_json(await request.body(), decoder)
     except InvalidBody as error:
         missing = _MISSING.search(error.message)
         if error.param is None and missing is not None:

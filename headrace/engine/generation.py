@@ -12,11 +12,18 @@ from headrace.engine.progress import Progress
 from headrace.engine.workers import run_workers
 from openai_api.generation import close_all, merge
 from runtime.client.admission import admit, check_text_size
-from runtime.client.hidden_states import check_hidden
+from runtime.client.answer_size import check_sample_size
 from runtime.client.logprobs import check_logprobs
+from runtime.client.tokenization import encode_texts
 from server.context import ServerContext
 from server.native.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
-from server.native.generation import Output, open_output, open_outputs, tokenize_prompts
+from server.native.generation import (
+    Output,
+    input_of,
+    open_output,
+    open_outputs,
+    tokenize_prompts,
+)
 
 Answer = dict[str, Any]
 
@@ -42,18 +49,15 @@ async def generate_all(
         for sample in plan.samples if plan.session is None else ():
             # All are checked before any runs: one bad prompt refuses the whole request.
             limits = context.client.limits
-            input_ids, sampling = admit(
+            input_ids, _ = admit(
                 prompt_ids[sample.prompt_index],
                 sample.sampling,
                 limits,
                 explicit_max_new_tokens=sample.explicit_max_new_tokens,
             )
             if sample.logprobs is not None:
-                most = sampling.max_new_tokens or 0
-                check_logprobs(sample.logprobs, len(input_ids), most, limits)
-            if sample.hidden_states:
-                most = sampling.max_new_tokens or 0
-                check_hidden(sample.hidden_states, len(input_ids), most, limits)
+                check_logprobs(sample.logprobs, len(input_ids), limits)
+            check_sample_size(input_of(plan, sample, input_ids), limits)
         with Progress(len(plan.samples), show_progress) as progress:
             answers = await _run_all(context, plan, prompt_ids, progress)
     return answers[0] if plan.is_single else answers
@@ -77,7 +81,7 @@ async def _run_all(
 async def _run(
     context: ServerContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
 ) -> Answer:
-    output = open_output(context, plan, sample, input_ids)
+    output = open_output(context, plan, input_of(plan, sample, input_ids))
     answer: Answer = {}
     try:
         async for chunk in output.stream:
@@ -109,11 +113,13 @@ def _plan(context: ServerContext, body: GenerateBody) -> GeneratePlan:
 async def _encode(context: ServerContext, plan: GeneratePlan) -> list[list[int]]:
     prompts = plan.prompts
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if len(texts) < _FEW_PROMPTS:
+    if not texts:
         return await tokenize_prompts(context, plan)
     for text in texts:
         check_text_size(text, context.client.limits)
-    # The library uses every core for a batch and lets other threads run meanwhile.
+    if len(texts) < _FEW_PROMPTS:
+        return await encode_texts(context.tokenizer, texts)
+    # All at once: the library uses every core for a batch and lets other threads run meanwhile.
     return await asyncio.to_thread(context.tokenizer.encode_batch, texts)
 
 
@@ -167,4 +173,5 @@ async def open_request(core: EngineCore, body: GenerateBody, incremental: bool) 
         core.check_alive()
         plan = _plan(core.context, body)
         prompt_ids = await _encode(core.context, plan)
-        return StreamedRequest(open_outputs(core.context, plan, prompt_ids), plan, incremental)
+        outputs = await open_outputs(core.context, plan, prompt_ids)
+        return StreamedRequest(outputs, plan, incremental)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from runtime.client.admission import EngineLimits, admit
+from runtime.client.answer_size import check_sample_size
 from runtime.client.control import ControlCalls
 from runtime.client.gate import RequestGate
 from runtime.client.generation import GenerationInput, GenerationStream, StreamState
 from runtime.client.grammars import GrammarCompiler
-from runtime.client.hidden_states import add_block, check_hidden
+from runtime.client.hidden_states import add_block
 from runtime.client.loaded import LoadedWeights
 from runtime.client.logprobs import check_logprobs
 from runtime.client.replica_link import ReplicaLink
@@ -150,11 +151,9 @@ class EngineClient:
             explicit_max_new_tokens=item.explicit_max_new_tokens,
         )
         if item.logprobs is not None:
-            max_new_tokens = sampling.max_new_tokens or 0
-            check_logprobs(item.logprobs, len(input_ids), max_new_tokens, self.limits)
-        if item.hidden_states:
-            max_new_tokens = sampling.max_new_tokens or 0
-            check_hidden(item.hidden_states, len(input_ids), max_new_tokens, self.limits)
+            check_logprobs(item.logprobs, len(input_ids), self.limits)
+        if item.logprobs is not None or item.hidden_states:
+            check_sample_size(item, self.limits)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._seed_source())
         grammar = self._compile(sampling.grammar)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from runtime.client.hidden_states import read_hidden
-from runtime.client.logprobs import PositionLogprobs, read_blocks, unsent_ids
+from runtime.client.logprobs import NO_ROWS, LogprobRows, read_blocks, unsent_ids
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.sessions import Turn
 from runtime.errors import HeadraceError, InvalidRequest, Overloaded
@@ -68,12 +68,28 @@ class GenerationChunk:
     prompt_tokens: int
     cached_tokens: int
     num_retractions: int = 0
-    input_logprobs: Sequence[PositionLogprobs] = ()
-    output_logprobs: Sequence[PositionLogprobs] = ()
+    input_logprobs: LogprobRows = NO_ROWS
+    output_logprobs: LogprobRows = NO_ROWS
     unsent_ids: Sequence[int] = ()
     input_hidden: Sequence[bytes] = ()
     output_hidden: Sequence[bytes] = ()
     weight_version: str = ""
+
+
+class Wake(asyncio.Event):
+    """Set when a stream has something to read.
+
+    Attributes:
+        listener: called whenever it is set.
+    """
+
+    listener: Callable[[], None] | None = None
+
+    def set(self) -> None:
+        """Wake whoever waits, and call the listener."""
+        super().set()
+        if self.listener is not None:
+            self.listener()
 
 
 @dataclass
@@ -96,7 +112,7 @@ class StreamState:
     finish_reason: FinishReason | None = None
     error: HeadraceError | None = None
     weight_version: str = ""
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: Wake = field(default_factory=Wake)
 
 
 class StreamOwner(Protocol):
@@ -140,6 +156,12 @@ class GenerationStream:
     def dp_rank(self) -> int:
         """The replica that runs the request."""
         return self._stream.link.rank
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called whenever a chunk can be read, now if there is one already."""
+        self._stream.wake.listener = listener
+        if self._stream.wake.is_set():
+            listener()
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
         return self

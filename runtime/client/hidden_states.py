@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from runtime.client.admission import EngineLimits
 from runtime.errors import InvalidRequest
-from runtime.messages import HiddenBlock, HiddenMode
-
-# What one request may keep in memory; in JSON each number takes some ten to twenty bytes.
-MAX_VALUES = 1 << 25
+from runtime.messages import HiddenBlock
 
 # `return_hidden_states` on the wire.
 HiddenSwitch = bool | Literal["last"]
@@ -40,20 +36,3 @@ def add_block(blocks: list[HiddenBlock], block: HiddenBlock) -> None:
     if block.replaces:
         blocks.clear()
     blocks.append(block)
-
-
-def check_hidden(
-    mode: HiddenMode, num_prompt: int, max_new_tokens: int, limits: EngineLimits
-) -> None:
-    """Check what needs the prompt's length.
-
-    Raises:
-        InvalidRequest: more numbers than one request may ask for.
-    """
-    num_values = (num_prompt + max_new_tokens) * limits.hidden_size
-    if mode == "all" and num_values > MAX_VALUES:
-        raise InvalidRequest(
-            f"The request asks for up to {num_values} numbers of hidden states, more than "
-            f'{MAX_VALUES}: ask for "last", or set max_new_tokens.',
-            param="return_hidden_states",
-        )

@@ -1,17 +1,15 @@
-"""Log-probabilities as the endpoints read them: numbers unpacked only for who asked for them."""
+"""Log-probabilities as the endpoints read them: packed until each position is looked at."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from runtime.client.admission import EngineLimits
 from runtime.errors import InvalidRequest
 from runtime.messages import LogprobBlock, LogprobSpec
-
-# What one request may keep in memory, here and in its answer.
-MAX_VALUES = 4_000_000
 
 
 @dataclass(slots=True)
@@ -29,9 +27,85 @@ class PositionLogprobs:
     id_values: list[float]
 
 
-def read_blocks(blocks: Iterable[LogprobBlock], is_input: bool) -> list[PositionLogprobs]:
+class LogprobRows(Sequence[PositionLogprobs]):
+    """Positions of one request in order; each becomes Python objects when it is read.
+
+    Packed, a number takes four bytes, as an object of a list of tuples some eighty.
+
+    Attributes:
+        chosen: one number for each position.
+        num_top, num_ids: numbers of the most probable tokens and of the ids that were asked for,
+            the same at each position.
+    """
+
+    __slots__ = ("_id_values", "_top_ids", "_top_values", "chosen", "num_ids", "num_top")
+
+    def __init__(
+        self,
+        chosen: array[float],
+        top_values: array[float],
+        top_ids: array[int],
+        id_values: array[float],
+    ) -> None:
+        """Hold what is given: float32 values and int32 ids, row after row."""
+        self.chosen = chosen
+        self._top_values = top_values
+        self._top_ids = top_ids
+        self._id_values = id_values
+        self.num_top = len(top_ids) // len(chosen) if chosen else 0
+        self.num_ids = len(id_values) // len(chosen) if chosen else 0
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @overload
+    def __getitem__(self, at: int) -> PositionLogprobs: ...
+    @overload
+    def __getitem__(self, at: slice) -> LogprobRows: ...
+    def __getitem__(self, at: int | slice) -> PositionLogprobs | LogprobRows:
+        if isinstance(at, slice):
+            begin, end, step = at.indices(len(self))
+            assert step == 1
+            if (begin, end) == (0, len(self)):
+                return self
+            tops = slice(begin * self.num_top, end * self.num_top)
+            ids = slice(begin * self.num_ids, end * self.num_ids)
+            return LogprobRows(
+                self.chosen[begin:end],
+                self._top_values[tops],
+                self._top_ids[tops],
+                self._id_values[ids],
+            )
+        top = list(zip(*self.top_columns(at), strict=True))
+        return PositionLogprobs(self.chosen[at], top, self.id_values(at))
+
+    def __iter__(self) -> Iterator[PositionLogprobs]:
+        return (self[at] for at in range(len(self)))
+
+    def top_columns(self, at: int) -> tuple[array[float], array[int]]:
+        """The most probable tokens of a position: log-probabilities and ids."""
+        rows = slice(at * self.num_top, (at + 1) * self.num_top)
+        return self._top_values[rows], self._top_ids[rows]
+
+    def id_values(self, at: int) -> list[float]:
+        """The values of the ids that were asked for, at a position."""
+        return self._id_values[at * self.num_ids : (at + 1) * self.num_ids].tolist()
+
+
+# Shared: nothing is ever added to it.
+NO_ROWS = LogprobRows(array("f"), array("f"), array("i"), array("f"))
+
+
+def read_blocks(blocks: Iterable[LogprobBlock], is_input: bool) -> LogprobRows:
     """Every position of the input, or of the output, in order."""
-    return [each for block in blocks if block.is_input == is_input for each in _read(block)]
+    chosen, top_values, top_ids, id_values = array("f"), array("f"), array("i"), array("f")
+    for block in blocks:
+        if block.is_input == is_input:
+            chosen.frombytes(block.chosen)
+            top_values.frombytes(block.top_values)
+            top_ids.frombytes(block.top_ids)
+            id_values.frombytes(block.id_values)
+    return LogprobRows(chosen, top_values, top_ids, id_values)
 
 
 def unsent_ids(blocks: Iterable[LogprobBlock]) -> list[int]:
@@ -39,35 +113,11 @@ def unsent_ids(blocks: Iterable[LogprobBlock]) -> list[int]:
     return [each for block in blocks for each in array("i", block.unsent_ids)]
 
 
-def _read(block: LogprobBlock) -> list[PositionLogprobs]:
-    chosen = _floats(block.chosen)
-    if not chosen:
-        return []
-    top = list(zip(_floats(block.top_values), array("i", block.top_ids).tolist(), strict=True))
-    id_values = _floats(block.id_values)
-    num_top, num_ids = len(top) // len(chosen), len(id_values) // len(chosen)
-    return [
-        PositionLogprobs(
-            value,
-            top[at * num_top : (at + 1) * num_top],
-            id_values[at * num_ids : (at + 1) * num_ids],
-        )
-        for at, value in enumerate(chosen)
-    ]
-
-
-def _floats(data: bytes) -> list[float]:
-    return array("f", data).tolist()
-
-
-def check_logprobs(
-    spec: LogprobSpec, num_prompt: int, max_new_tokens: int, limits: EngineLimits
-) -> None:
+def check_logprobs(spec: LogprobSpec, num_prompt: int, limits: EngineLimits) -> None:
     """Check what needs the prompt's length.
 
     Raises:
-        InvalidRequest: a start behind the prompt, an id outside the vocabulary, or more numbers
-            than one request may ask for.
+        InvalidRequest: a start behind the prompt, or an id outside the vocabulary.
     """
     if spec.start_len > num_prompt:
         raise InvalidRequest(
@@ -81,11 +131,3 @@ def check_logprobs(
                 f"token_ids_logprob must be in [0, {limits.vocab_size}), got {token_id}.",
                 param="token_ids_logprob",
             )
-    num_positions = max_new_tokens + (num_prompt - spec.start_len if spec.start_len >= 0 else 0)
-    num_values = num_positions * (1 + spec.top_num + len(spec.token_ids))
-    if num_values > MAX_VALUES and spec.top_num + len(spec.token_ids):
-        raise InvalidRequest(
-            f"The request asks for up to {num_values} log-probabilities, more than {MAX_VALUES}: "
-            "ask for fewer at each position, or set max_new_tokens.",
-            param="top_logprobs_num",
-        )

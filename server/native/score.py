@@ -6,10 +6,10 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from openai_api.json_pieces import JsonList
 from openai_api.request_body import read_body
-from openai_api.sse import unless_disconnected
+from openai_api.sse import json_answer, unless_disconnected
 from server.context import ServerContext
-from server.errors import json_response
 from server.native.schema import body_schema
 from server.native.scoring import ScoreBody, score
 
@@ -24,12 +24,14 @@ def create_router(context: ServerContext) -> APIRouter:
     async def score_items(request: Request) -> Response:
         """Probability of each label after `query` + item, over the vocabulary or the labels."""
         body = await read_body(request, _DECODER)
-        scored = await unless_disconnected(request.receive, score(context, body))
-        return json_response(
+        size = len(await request.body())
+        scored = await unless_disconnected(request.receive, score(context, body, size))
+        num_scores = sum(map(len, scored.scores))
+        return json_answer(
             {
                 "object": "scoring",
                 "model": body.model or "default",
-                "scores": scored.scores,
+                "scores": JsonList(num_scores, scored.scores, batch=16),
                 "usage": {
                     "prompt_tokens": scored.prompt_tokens,
                     "completion_tokens": 0,

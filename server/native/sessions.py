@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from runtime.client.json_body import decode_body
+from runtime.client.large_body import read_json
 from server.context import ServerContext
 from server.errors import json_response
 from server.native.schema import body_schema
@@ -38,7 +38,7 @@ def create_router(context: ServerContext) -> APIRouter:
     @router.post("/open_session", openapi_extra=body_schema(OpenBody))
     async def open_session(request: Request) -> Response:
         """Open a session; the answer is its id."""
-        body = decode_body(await request.body(), _OPEN)
+        body = await read_json(await request.body(), _OPEN)
         session_id = context.sessions.open(
             body.capacity_of_str_len,
             body.session_id,
@@ -50,7 +50,7 @@ def create_router(context: ServerContext) -> APIRouter:
     @router.post("/close_session", openapi_extra=body_schema(CloseBody))
     async def close_session(request: Request) -> Response:
         """Forget a session; one that is not open is as good as closed."""
-        context.sessions.close(decode_body(await request.body(), _CLOSE).session_id)
+        context.sessions.close((await read_json(await request.body(), _CLOSE)).session_id)
         return Response(status_code=200)
 
     return router
