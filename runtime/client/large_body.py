@@ -21,6 +21,7 @@ from runtime.client.offload import OffloadPool
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Body = bytes | bytearray
 
 # Decoded at once: under a millisecond for what requests are made of, two for the worst.
 INLINE_BYTES = 64 * 1024
@@ -41,6 +42,7 @@ MAX_NESTED_ITEMS = 2**18
 MAX_UNDIVIDED = 2**20
 # Numbers whose memory is given back in five milliseconds.
 _FREED_AT_ONCE = 2**19
+_FREED_AFTER_S = 1.0
 # Looked at by one call of a regular expression.
 _WINDOW = 64 * 1024
 
@@ -60,7 +62,7 @@ _ITEMS = re.compile(rb'(?:[^"\[\]{},]*+(?:' + _SMALL + rb'[^"\[\]{},]*+)?+,)*+',
 _WORD = re.compile(rb'[^"\[\]{},]*+')
 
 
-async def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode a body of any size; see `decode_body`.
 
     Raises:
@@ -69,7 +71,7 @@ async def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         Overloaded: too many large bodies wait.
     """
     if len(body) <= INLINE_BYTES:
-        return decode_body(body, decoder)
+        return decode_body(bytes(body), decoder)
     return await _POOL.run(decode_large, body, decoder)
 
 
@@ -81,19 +83,18 @@ async def work_out(body_size: int, work: Callable[P, T], *args: P.args, **kwargs
 
 
 def let_go(lists: object) -> None:
-    """Free a list of lists one by one on a thread: at once, eight million ids take 0.1 s.
+    """Have a list of lists freed one by one on a thread: at once, eight million ids take 0.1 s.
 
-    The lists themselves stay as they are wherever else they are used.
+    What else refers to them keeps them; they are free once the last of all lets go.
     """
     if not isinstance(lists, list) or not lists or not isinstance(lists[0], list):
         return
-    if sum(len(each) for each in lists if isinstance(each, list)) > _FREED_AT_ONCE:
-        task = asyncio.ensure_future(_POOL.run(_empty, lists))
-        _freeing.add(task)
-        task.add_done_callback(_freeing.discard)
-
-
-_freeing: set[asyncio.Future[None]] = set()
+    if sum(len(each) for each in lists if isinstance(each, list)) <= _FREED_AT_ONCE:
+        return
+    kept = [*lists]
+    loop = asyncio.get_running_loop()
+    # By then a request that was refused is gone, with its traceback.
+    loop.call_later(_FREED_AFTER_S, lambda: loop.create_task(_POOL.run(_empty, kept)))
 
 
 def _empty(lists: list[Any]) -> None:
@@ -101,17 +102,17 @@ def _empty(lists: list[Any]) -> None:
         lists.pop()
 
 
-def decode_large(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_large(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode a large body piece by piece; for a thread.
 
     Raises:
         InvalidBody: see `read_json`.
     """
     if len(body) <= PIECE_BYTES:
-        return decode_body(body, decoder)
+        return decode_body(bytes(body), decoder)
     decoders = _list_decoders(cast("Hashable", decoder.type))
     scan = _Scan(body)
-    rest: list[bytes] = []
+    rest: list[Body] = []
     lists: dict[str, list[Any]] = {}
     copied = 0
     for value in list(scan.members()):
@@ -179,7 +180,7 @@ class _Value:
 class _Scan:
     """Finds its way through JSON without decoding it; what it passes over the decoder checks."""
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: Body) -> None:
         self._body = body
         self._num_numbers = 0
         self._num_parts = 0
@@ -252,13 +253,13 @@ class _Scan:
         end = self._value(begin)
         return _Value(key, begin, end, self._num_numbers, self._num_parts)
 
-    def _without_comma(self, begin: int, end: int) -> bytes:
+    def _without_comma(self, begin: int, end: int) -> Body:
         before = self._body[begin:end].rstrip()
         if before and not before.endswith(b","):
             raise _not_json(end)
         return before[:-1]
 
-    def _decode(self, value: _Value, field: _ListField, text: bytes, depth: int) -> list[Any]:
+    def _decode(self, value: _Value, field: _ListField, text: Body, depth: int) -> list[Any]:
         try:
             items = field.decoder.decode(b"[" * depth + text + b"]" * depth)
         except msgspec.ValidationError as error:
@@ -335,7 +336,7 @@ class _Scan:
     def _blank(self, at: int) -> int:
         return self._match(_BLANK, at)
 
-    def _peek(self, at: int) -> bytes:
+    def _peek(self, at: int) -> Body:
         return self._body[at : at + 1]
 
     def _expect(self, at: int, sign: bytes) -> int:
@@ -359,7 +360,7 @@ def _check_num_items(key: str, items: list[Any]) -> None:
         raise InvalidBody(f"A list of {key} may have at most {most} items.", param=key)
 
 
-def _num_parts(body: bytes, begin: int, end: int) -> int:
+def _num_parts(body: Body, begin: int, end: int) -> int:
     """Strings, lists and objects in what holds small ones only."""
     count = body.count
     return count(b'"', begin, end) // 2 + count(b"[", begin, end) + count(b"{", begin, end)

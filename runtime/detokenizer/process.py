@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from runtime.config import DetokenizerConfig
-from runtime.detokenizer.engine import Detokenizer, MalformedDeltas
+from runtime.detokenizer.engine import Detokenizer, MalformedDeltas, portions
 from runtime.errors import StartupError
 from runtime.messages import DetokenizerInbound, DetokenizerReady, ResetStreams, StartupFailed
 from runtime.shared_state import SHARED_STATE_FILE, SharedState
@@ -64,8 +64,8 @@ class DetokenizerLoop:
         except MalformedDeltas as error:
             logger.warning("Dropped a message of the scheduler: %s", error)
             return
-        if deltas.deltas:
-            self._front.send(deltas)
+        for portion in portions(deltas):
+            self._front.send(portion)
         if stop_hit is not None:
             self._scheduler.send(stop_hit)
 

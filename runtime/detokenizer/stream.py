@@ -17,7 +17,7 @@ _ID_BYTES = 4
 _MAX_UNDECODED = 16
 # Numbers go out in portions, also where nobody streams: a message of a hundred megabytes would hold
 # the front for as long as it takes to read.
-_MAX_UNSENT_BYTES = 2**20
+_MAX_UNSENT_BYTES = 2**18
 
 
 class Stream:

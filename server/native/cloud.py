@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from openai_api.request_body import read_raw
 from openai_api.sse import json_answer, unless_disconnected
 from runtime.client.expected import explain
 from runtime.client.json_body import InvalidBody
@@ -46,7 +47,7 @@ def create_router(context: ServerContext) -> APIRouter:
     @router.post(context.config.http.vertex_route, openapi_extra=body_schema(VertexBody))
     async def vertex_generate(request: Request) -> Response:
         """Continue every instance; `predictions` are what `/generate` answers, in order."""
-        raw = await request.body()
+        raw = await read_raw(request)
         body = await read_json(raw, _DECODER)
         if not body.instances:
             return json_response({"predictions": []})

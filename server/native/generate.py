@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from openai_api.generation import close_all, first_then_rest, merge
+from openai_api.request_body import read_raw
 from openai_api.sse import (
     DONE,
     Chunk,
@@ -42,7 +43,7 @@ def create_router(context: ServerContext) -> APIRouter:
 
     async def generate(request: Request) -> Response:
         """Continue one prompt (the answer is an object) or several (a list)."""
-        raw = await request.body()
+        raw = await read_raw(request)
         body = await read_json(raw, _DECODER)
         try:
             return await answer(request, body, len(raw))

@@ -7,8 +7,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from openai_api.json_pieces import JsonList
-from openai_api.request_body import read_body
+from openai_api.request_body import check_media_type, read_raw
 from openai_api.sse import json_answer, unless_disconnected
+from runtime.client.large_body import read_json
 from server.context import ServerContext
 from server.native.schema import body_schema
 from server.native.scoring import ScoreBody, score
@@ -23,9 +24,10 @@ def create_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/score", openapi_extra=body_schema(ScoreBody))
     async def score_items(request: Request) -> Response:
         """Probability of each label after `query` + item, over the vocabulary or the labels."""
-        body = await read_body(request, _DECODER)
-        size = len(await request.body())
-        scored = await unless_disconnected(request.receive, score(context, body, size))
+        check_media_type(request)
+        raw = await read_raw(request)
+        body = await read_json(raw, _DECODER)
+        scored = await unless_disconnected(request.receive, score(context, body, len(raw)))
         num_scores = sum(map(len, scored.scores))
         return json_answer(
             {

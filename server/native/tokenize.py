@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from openai_api.json_pieces import BATCH, JsonItems, JsonList
-from openai_api.request_body import check_media_type
+from openai_api.request_body import check_media_type, read_raw
 from openai_api.sse import json_answer
 from runtime.client.admission import EngineLimits
 from runtime.client.large_body import read_json, work_out
@@ -52,7 +52,7 @@ def create_router(context: ServerContext) -> APIRouter:
         """Token ids of one text or several."""
         if request.url.path.startswith("/v1/"):
             check_media_type(request)
-        body = await read_json(await request.body(), _TOKENIZE)
+        body = await read_json(await read_raw(request), _TOKENIZE)
         if body.messages is not None:
             raise InvalidRequest(
                 "messages is not supported here yet; send prompt.", param="messages"
@@ -79,7 +79,7 @@ def create_router(context: ServerContext) -> APIRouter:
         """Text of one sequence of token ids or several."""
         if request.url.path.startswith("/v1/"):
             check_media_type(request)
-        raw = await request.body()
+        raw = await read_raw(request)
         body = await read_json(raw, _DETOKENIZE)
         ids = await work_out(len(raw), _sequences, body.tokens, context.client.limits)
         is_one = not (body.tokens and isinstance(body.tokens[0], list))
