@@ -188,6 +188,8 @@ class _Scan:
     def members(self) -> Iterator[_Value]:
         """The members of the outermost object; all are counted before the last is given."""
         at = self._expect(self._blank(0), b"{")
+        if self._peek(self._blank(at)) == b"}":
+            return
         seen: set[str] = set()
         while True:
             at = self._blank(at)

@@ -79,7 +79,10 @@ ATTACKS = {
         "/generate", orjson.dumps({"text": [TEXT] * 500}), 400, b"longer than the model's context"
     ),
     "completions, 1,000 texts": lambda: Attack(
-        "/v1/completions", orjson.dumps({"prompt": [TEXT] * 1000}), 400, b"at most 33554432 characters"
+        "/v1/completions",
+        orjson.dumps({"prompt": [TEXT] * 1000}),
+        400,
+        b"at most 33554432 characters",
     ),
     "completions, 100 texts": lambda: Attack(
         "/v1/completions", orjson.dumps({"prompt": [TEXT] * 100}), 400, b"longer than the model's"

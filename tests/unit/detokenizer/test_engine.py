@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.detokenizer.decoders import REPLACEMENT, PieceDecoder
-from runtime.detokenizer.engine import Detokenizer, MalformedDeltas
+from runtime.detokenizer.engine import Detokenizer, MalformedDeltas, portions
 from runtime.detokenizer.stream import _MAX_UNDECODED, Stream
-from runtime.messages import FinishReason, LogprobBlock, StreamEnd, StreamStart, TokenDeltas
+from runtime.messages import (
+    FinishReason,
+    LogprobBlock,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
+    TextDeltas,
+    TokenDeltas,
+)
 from runtime.tokenizer import Tokenizer
 from tests.support.text_strategies import SNIPPETS, splits, texts
 from tests.support.tiny_tokenizers import KINDS
@@ -365,10 +373,14 @@ def test_logprobs_travel_with_their_tokens(tokenizer):
         # Nobody waits for this one.
         sent.logprobs.append(LogprobBlock(99, False, b""))
         for delta in detokenizer.step(sent)[0].deltas:
-            num_outputs = sum(not each.is_input for each in delta.logprobs)
-            assert num_outputs == len(unpack(delta.token_ids))
+            # One block for each run of positions, however many steps they came in.
+            outputs = b"".join(each.chosen for each in delta.logprobs if not each.is_input)
+            assert len(outputs) == len(unpack(delta.token_ids))
+            assert len(delta.logprobs) == 1 + (not seen)
             seen += delta.logprobs
-    assert seen == [first, *blocks]
+    assert seen[0] == first
+    chosen = b"".join(each.chosen for each in seen[1:])
+    assert chosen == b"".join(each.chosen for each in blocks)
     assert not detokenizer._streams
 
 
@@ -381,3 +393,34 @@ def test_a_pattern_that_ends_with_the_output_is_found_there(tokenizer):
     failed = FinishReason("abort", message="broken", status_code=500)
     run = Run(tokenizer, [[each] for each in ids], reason=failed, stop_regex=[r"\d+$"])
     assert run.reason == failed
+
+
+def test_numbers_go_out_in_portions_where_nobody_streams(tokenizer):
+    detokenizer = Detokenizer(tokenizer)
+    ids = tokenizer.encode("one two three " * 40, add_special_tokens=False)
+    detokenizer.step(message([start(stream=False)]))
+    values = bytes(4 * 1000)
+    sizes, tokens = [], []
+    for at, token_id in enumerate(ids):
+        ends = {1: LENGTH} if at == len(ids) - 1 else None
+        sent = message(tokens={1: [token_id]}, ends=ends)
+        sent.logprobs.append(LogprobBlock(1, False, b"1234", values, values))
+        for delta in detokenizer.step(sent)[0].deltas:
+            (block,) = delta.logprobs
+            assert len(block.chosen) == len(delta.token_ids)
+            sizes.append(len(block.top_values) + len(block.top_ids))
+            tokens += unpack(delta.token_ids)
+    assert tokens == list(ids)
+    assert len(sizes) > 2
+    assert max(sizes) < 300_000
+
+
+def test_a_large_step_is_several_messages():
+    block = LogprobBlock(1, False, b"1234", bytes(400_000))
+    deltas = [TextDelta(at, "x", b"", logprobs=[block] if at % 2 else None) for at in range(20)]
+    sent = list(portions(TextDeltas(deltas)))
+    assert [each for message in sent for each in message.deltas] == deltas
+    assert len(sent) == 4
+    plain = TextDeltas(deltas[::2])
+    assert list(portions(plain)) == [plain]
+    assert list(portions(TextDeltas([]))) == []
