@@ -194,7 +194,10 @@ class _Scan:
         while True:
             at = self._blank(at)
             end = self._string(at)
-            key = _KEY.decode(self._body[at:end])
+            try:
+                key = _KEY.decode(self._body[at:end])
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                raise _not_json(at) from None
             if key in seen:
                 raise InvalidBody(f"The key {key[:64]!r} appears twice in one JSON object.")
             seen.add(key)

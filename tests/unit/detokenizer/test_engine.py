@@ -360,7 +360,7 @@ def test_logprobs_travel_with_their_tokens(tokenizer):
     detokenizer = Detokenizer(tokenizer)
     ids = tokenizer.encode("one two three", add_special_tokens=False)
     first = LogprobBlock(1, True, b"prompt")
-    blocks = [LogprobBlock(1, False, str(at).encode()) for at in range(len(ids))]
+    blocks = [LogprobBlock(1, False, b"%d" % (at % 10)) for at in range(len(ids))]
     begin = message([start(stream_interval=2)])
     begin.logprobs.append(first)
     # A prompt's numbers wait for the first text.
