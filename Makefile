@@ -6,11 +6,11 @@ ARGS ?=
 # See tests/conftest.py; `ARGS="-n 0"` runs one test after the other, in one process.
 WORKERS := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: install install-dev serve chat test check format bench docs clean
+.PHONY: install install-dev serve chat test test-fast test-gpu check format bench docs clean help
 
-install: $(VENV)/installed
+install: $(VENV)/installed  ## Headrace in .venv
 
-install-dev: $(VENV)/installed-dev
+install-dev: $(VENV)/installed-dev  ## the same, with the tools for tests and checks
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,13 @@ chat: install  ## talk to the server that make serve started
 test: install-dev  ## all tests; make test ARGS="-k radix"
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
+test-fast: install-dev  ## the quick tests, in under two minutes on two cores
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow" tests/unit tests/structure $(ARGS)
+
+# One process: the GPU is not shared.
+test-gpu: install-dev  ## the tests of what a GPU computes, on a machine with one or two
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
+
 check: install-dev  ## what CI checks besides the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -53,5 +60,8 @@ bench: install-dev  ## the CPU benchmark against transformers
 docs: install-dev  ## renew the generated pages
 	$(BIN)/python -m docs.generate
 
-clean:
+clean:  ## remove .venv and everything that is built or cached
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+
+help:  ## this list
+	@awk -F ':.*## +' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from server.bench.datasets import TokenSource, random_requests
-from server.bench.engine import EngineTarget, engine_config, running_engine
-from server.bench.environment import describe_environment, write_json
-from server.bench.load import run_at_once
-from server.bench.shapes import write_shape
+from headrace.bench.datasets import TokenSource, random_requests
+from headrace.bench.engine import EngineTarget, engine_config, running_engine
+from headrace.bench.environment import describe_environment, write_json
+from headrace.bench.load import run_at_once
+from headrace.bench.shapes import write_shape
 
 SHAPE_NAMES = ("small", "0.5b")
 PROMPT_LEN = 128

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import headrace
-from server.bench.environment import describe_environment, write_json
+from headrace.bench.environment import describe_environment, write_json
 
 METHODS = ("cache_aware", "total_requests", "round_robin")
 PAGE_SIZE = 16

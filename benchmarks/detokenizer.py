@@ -25,10 +25,17 @@ import tokenizers
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationInput
-from runtime.detokenizer.engine import Detokenizer
-from runtime.messages import DetokenizerInbound, FrontInbound, StreamStart, TextDeltas, TokenDeltas
-from runtime.sampling_params import SamplingParams
-from runtime.tokenizer import Tokenizer
+from runtime.ipc.messages import (
+    DetokenizerInbound,
+    FrontInbound,
+    StreamStart,
+    TextDeltas,
+    TokenDeltas,
+)
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import SamplingParams
+from runtime.text.detokenizer import Detokenizer
+from runtime.text.tokenizer import Tokenizer
 from tests.support.tiny_tokenizers import CORPUS, KINDS
 
 NUM_STEPS = 200
@@ -74,10 +81,12 @@ def open_client(num_streams: int) -> tuple[EngineClient, list[int]]:
     for index in range(num_streams):
         client.generate(
             GenerationInput(
-                rid=str(index),
-                input_ids=[1],
-                sampling=SamplingParams(max_new_tokens=NUM_STEPS + 1),
-                stream=True,
+                [1],
+                RequestSpec(
+                    sampling=SamplingParams(max_new_tokens=NUM_STEPS + 1),
+                    rid=str(index),
+                    stream=True,
+                ),
             )
         )
     return client, ids

@@ -23,9 +23,15 @@ from typing import Any
 
 import uvloop
 
+from headrace.bench.environment import describe_environment, write_json
 from runtime.client.admission import EngineLimits
-from runtime.messages import FinishReason, GenerateRequest, SchedulerInbound, TextDelta, TextDeltas
-from server.bench.environment import describe_environment, write_json
+from runtime.ipc.messages import (
+    FinishReason,
+    GenerateRequest,
+    SchedulerInbound,
+    TextDelta,
+    TextDeltas,
+)
 from tests.support.fake_server import FakeServer
 
 VOCAB_SIZE = 150_000

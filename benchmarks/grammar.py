@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.demo import MODEL_PATH
-from runtime.sampling_params import GrammarSpec
+from runtime.requests.sampling_params import GrammarSpec
 from tests.support.engine import InProcessEngine
 
 # Never ends by itself, so that both sides make the same number of tokens.

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.h200.server_process import free_port, wait_ready
-from server.bench.environment import describe_environment, write_json
-from server.bench.http_stream import HttpClient
+from headrace.bench.environment import describe_environment, write_json
+from headrace.bench.http_stream import HttpClient
 
 WORDS = [
     "the",

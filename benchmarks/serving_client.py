@@ -20,8 +20,9 @@ import time
 
 import uvloop
 
-from server.bench.clients import ClientJob, send_all
-from server.bench.record import BenchRequest, summarize
+from headrace.bench.backends import Wire
+from headrace.bench.clients import ClientJob, send_all
+from headrace.bench.record import BenchRequest, summarize
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
@@ -109,11 +110,7 @@ def _measure(backend: str, port: int, options: argparse.Namespace) -> None:
     job = ClientJob(
         url=f"http://127.0.0.1:{port}",
         backend=backend,
-        headers={},
-        model="model",
-        ignore_eos=True,
-        temperature=0.0,
-        extra={},
+        wire=Wire("model"),
         timeout_s=120.0,
         max_concurrency=options.streams,
         requests=[(index, 0.0, request) for index in range(options.requests)],

@@ -18,8 +18,8 @@ from openai_api import errors as openai_errors
 from runtime import errors
 from runtime.client.gate import RequestGate
 from runtime.client.status import EngineStatus, ReplicaStatus
-from runtime.config import ServerConfig
-from runtime.shared_state import SharedState
+from runtime.config.options import ServerConfig
+from runtime.ipc.shared_state import SharedState
 from server.args import option_name
 from server.context import ServerContext
 from server.metrics import Metrics
@@ -93,8 +93,11 @@ def errors_page() -> str:
         "",
         "One table maps exceptions to answers. On `/v1/` a body carries OpenAI's nested `error` object",
         "and the flat keys (`object`, `message`, `type`, `param`, `code`); native routes answer",
-        '`{"error": {"message": ...}}` for a refused value and the flat object otherwise. A 503 has',
-        "`Retry-After`. Mistakes of the client are never 5xx, 408 or 429, since routers send those again.",
+        '`{"error": {"message": ...}}` for a refused value, `{"error": "Unauthorized"}` and',
+        '`{"error": "Forbidden"}` for a key that does not suffice (as SGLang), and the flat object otherwise;',
+        'an unknown path and a wrong method have `"detail"` besides (`Not Found`, `Method Not Allowed`).',
+        "A 503 has `Retry-After`. Mistakes of the client are never 5xx, 408 or 429, since routers send those",
+        "again.",
         "",
         "| exception | status | meaning |",
         "|---|---|---|",

@@ -1,4 +1,7 @@
-"""The `headrace` command: `serve` starts a server, `chat` talks to one, `batch` needs none."""
+"""The `headrace` command: `serve` starts a server, `chat` talks to one, `batch` needs none.
+
+`doctor` says what this machine offers and what a model needs, `bench` how fast it is.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ from collections.abc import Sequence
 from headrace import __version__
 
 DEFAULT_URL = "http://127.0.0.1:30000"
-# Modules with a `main(argv)` that returns the exit status, imported when they are asked for.
+# What `--help` says of each, and its module, imported when it is asked for: `main(argv)` there runs
+# the benchmark and returns the exit status.
 BENCHMARKS = {
-    "serving": "server.bench.serving",
-    "offline": "server.bench.offline",
-    "latency": "server.bench.latency",
-    "one-batch": "server.bench.one_batch",
-    "shape": "server.bench.shapes",
+    "serving": ("load on a running server, ours or another", "headrace.bench.serving"),
+    "offline": ("throughput of the engine without HTTP", "headrace.bench.offline"),
+    "latency": ("time of one batch, repeated, without HTTP", "headrace.bench.latency"),
+    "one-batch": ("prefill and decode steps at the worker itself", "headrace.bench.one_batch"),
+    "shape": ("a model without weights, for --load-format dummy", "headrace.bench.shapes"),
 }
 
 
@@ -43,6 +47,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     batch.add_argument("input", metavar="INPUT", help="the requests, one JSON object a line")
     batch.add_argument("output", metavar="OUTPUT", help="the answers, in the order of their end")
+    commands.add_parser(
+        "doctor",
+        help="what this machine offers, and what a model needs of it, from its config.json alone",
+        add_help=False,
+    )
     chat = commands.add_parser(
         "chat",
         help="chat with a running server",
@@ -65,13 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Measure a server or the engine; `headrace bench NAME --help` tells more.",
     )
     names = bench.add_subparsers(dest="benchmark", required=True, metavar="NAME")
-    for name, text in (
-        ("serving", "load on a running server, ours or another: throughput and latencies"),
-        ("offline", "throughput of the engine without HTTP"),
-        ("latency", "time of one batch, repeated, without HTTP"),
-        ("one-batch", "times of prefill and decode steps at the worker itself"),
-        ("shape", "write a model folder without weights, for --load-format dummy"),
-    ):
+    for name, (text, _) in BENCHMARKS.items():
         names.add_parser(name, help=text, add_help=False)
     return parser
 
@@ -91,8 +94,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         from headrace.batch import main as run_batch
 
         sys.exit(run_batch(options.input, options.output, arguments[3:], sys.stderr))
+    if arguments[:1] == ["doctor"]:
+        from headrace.doctor.command import main as examine
+
+        sys.exit(examine(arguments[1:]))
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHMARKS:
-        sys.exit(importlib.import_module(BENCHMARKS[arguments[1]]).main(arguments[2:]))
+        _, module = BENCHMARKS[arguments[1]]
+        sys.exit(importlib.import_module(module).main(arguments[2:]))
     sys.exit(_chat(build_parser().parse_args(arguments)))
 
 

@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ _TERMINATE_TIMEOUT_S = 20.0
 _DESCENDANTS_TIMEOUT_S = 2.0
 # A server with a key answers 401 once it listens.
 _UP = frozenset({200, 401, 403})
+_LAST_LINES = 30
+_LAST_LINES_WAIT_S = 1.0
+_OWN_NAMES = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
 
 
 class _Reservations:
@@ -47,6 +52,63 @@ class _Reservations:
 
 
 _reservations = _Reservations()
+
+
+class _Output:
+    """What a server writes: passed on to our standard output, its end kept."""
+
+    def __init__(self) -> None:
+        read, self.descriptor = os.pipe()
+        self._lines: deque[bytes] = deque(maxlen=_LAST_LINES)
+        self._relay = threading.Thread(target=self._pass_on, args=(read,), daemon=True)
+
+    def start(self) -> None:
+        """Our end of the pipe is the server's now."""
+        os.close(self.descriptor)
+        self._relay.start()
+
+    def _pass_on(self, read: int) -> None:
+        with os.fdopen(read, "rb") as pipe:
+            for line in pipe:
+                self._lines.append(line)
+                # Closed perhaps; the server must not wait for a reader.
+                with contextlib.suppress(OSError):
+                    os.write(1, line)
+
+    def last_lines(self) -> str:
+        """The end of what was written, once the server has ended."""
+        # A child of the server may hold the pipe still.
+        self._relay.join(_LAST_LINES_WAIT_S)
+        return b"".join(self._lines).decode(errors="replace").rstrip()
+
+
+class _Launched:
+    """Servers that this process started, by their ports, until they are waited for or ended."""
+
+    def __init__(self) -> None:
+        self._servers: dict[int, tuple[subprocess.Popen[str], _Output]] = {}
+
+    def add(self, port: int, process: subprocess.Popen[str], output: _Output) -> None:
+        self._servers[port] = (process, output)
+
+    def process_at(self, url: str) -> subprocess.Popen[str] | None:
+        """The one that listens, or will, where `url` points to."""
+        parts = urllib.parse.urlsplit(url)
+        if parts.hostname not in (*_OWN_NAMES, socket.gethostname()) or parts.port is None:
+            return None
+        found = self._servers.get(parts.port)
+        return None if found is None else found[0]
+
+    def forget(self, process: object) -> str:
+        """The last lines of one that has ended; whoever comes to its port next is not it."""
+        for port, (known, output) in list(self._servers.items()):
+            if known is process:
+                del self._servers[port]
+                return output.last_lines()
+        return ""
+
+
+_launched = _Launched()
 
 
 def reserve_port(host: str, start: int = 30000, end: int = 40000) -> tuple[int, socket.socket]:
@@ -80,9 +142,13 @@ def release_port(reserved: socket.socket) -> None:
         reserved.close()
 
 
-def execute_shell_command(command: str) -> subprocess.Popen[str]:
+def execute_shell_command(command: str, output: int | None = None) -> subprocess.Popen[str]:
     """Start `command` without a shell: quotes are read, leading KEY=VALUE words go to its
     environment, and `python` is the interpreter that runs this.
+
+    Args:
+        command: one command line.
+        output: a file descriptor for what it writes; this process's own when absent.
 
     Raises:
         ValueError: there is no command.
@@ -98,7 +164,12 @@ def execute_shell_command(command: str) -> subprocess.Popen[str]:
         words[0] = sys.executable
     # A session of its own, so that all of it can be ended and nothing else.
     return subprocess.Popen(
-        words, text=True, env=environment, stderr=subprocess.STDOUT, start_new_session=True
+        words,
+        text=True,
+        env=environment,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
 
 
@@ -118,12 +189,16 @@ def launch_server_cmd(
     reserved = None
     if port is None:
         port, reserved = reserve_port(host)
+    output = _Output()
     try:
-        process = execute_shell_command(f"{command} --port {port}")
+        process = execute_shell_command(f"{command} --port {port}", output.descriptor)
     except BaseException:
         if reserved is not None:
             release_port(reserved)
         raise
+    finally:
+        output.start()
+    _launched.add(port, process, output)
     if reserved is not None:
         _reservations.keep(process.pid, reserved)
     return process, port
@@ -150,6 +225,7 @@ def terminate_process(process: subprocess.Popen[Any]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     _reservations.release(process.pid)
+    _launched.forget(process)
 
 
 def _descendants(pid: int) -> list[int]:
@@ -182,21 +258,26 @@ def wait_for_http_ready(
     Args:
         url: asked with GET.
         timeout: seconds to wait; for ever when absent.
-        process: the server, a `Popen` or `multiprocessing.Process`: no wait once it has ended.
+        process: the server, a `Popen` or `multiprocessing.Process`: no wait once it has ended. The
+            one that `launch_server_cmd` started for the port when absent, if it did.
         headers: sent along.
         request_timeout: seconds for one try.
 
     Raises:
-        RuntimeError: the process has ended.
+        RuntimeError: the process has ended; with its last lines, if `launch_server_cmd` started it.
         TimeoutError: the time is over.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
+    if process is None:
+        process = _launched.process_at(url)
     while True:
         if _status(url, headers or {}, request_timeout) in _UP:
             return
         code = _exit_code(process)
         if code is not None:
-            raise RuntimeError(f"The server process ended with exit code {code}.")
+            words = _launched.forget(process)
+            text = f"The server process ended with exit code {code}."
+            raise RuntimeError(f"{text} Its last lines:\n{words}" if words else text)
         if deadline is not None and time.monotonic() >= deadline:
             raise TimeoutError(f"{url} was not ready within {timeout} s.")
         time.sleep(_POLL_S)

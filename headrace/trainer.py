@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from runtime.weight_messages import CudaHandle, TensorSpec
+from runtime.ipc.weight_messages import CudaHandle, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -152,7 +152,7 @@ def init_update_group(
         group_name: the same as the server's.
         backend: `nccl` between GPUs, `gloo` for tensors on the CPU.
     """
-    from runtime.distributed.update_group import create_group
+    from runtime.weights.update_group import create_group
 
     return create_group(master_address, master_port, 0, world_size, group_name, backend)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,14 @@ from openai_api.template_sandbox import (
     make_environment,
     render_bounded,
 )
+from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest, StartupError, TooLong
 
 RENDER_TIMEOUT_S = 5.0
+# Templates hold the interpreter: more threads would only take turns with the event loop.
+_RENDERING = OffloadPool(
+    "rendering of the chat template", workers=2, max_queued=16_384, timeout_s=120.0
+)
 
 # What the server itself gives to a template; a request's `chat_template_kwargs` cannot replace it.
 RESERVED = frozenset(
@@ -98,7 +102,7 @@ class ChatTemplate:
 
     async def render_async(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """`render` in a thread: streams that share the event loop go on meanwhile."""
-        return await asyncio.to_thread(self.render, messages, **options)
+        return await _RENDERING.run(self.render, messages, **options)
 
     def render(
         self,

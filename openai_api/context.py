@@ -10,13 +10,13 @@ from functools import cached_property
 from openai_api.chat_template import ChatTemplate, load_chat_template
 from openai_api.parsers import ParserSet
 from openai_api.sampling import model_sampling_defaults
-from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.client.sessions import SessionParams, Sessions
-from runtime.config import ServerConfig
-from runtime.detokenizer.pieces import TokenPieces
-from runtime.tokenizer import Tokenizer
+from runtime.config.options import ServerConfig
+from runtime.text.token_pieces import TokenPieces
+from runtime.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class OpenAIContext:
 
     client: EngineClient
     tokenizer: Tokenizer
-    model_config: ModelConfig
+    model_config: ModelSpec
     served_model_name: Callable[[], str]
     sessions: Sessions
     hidden_states: bool = False
@@ -70,7 +70,7 @@ def make_context(
     *,
     client: EngineClient,
     tokenizer: Tokenizer,
-    model_config: ModelConfig,
+    model_config: ModelSpec,
     served_model_name: Callable[[], str],
     sessions: Sessions,
     weight_version: Callable[[], str],

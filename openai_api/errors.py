@@ -54,6 +54,19 @@ class ModelNotFound(HeadraceError):
         super().__init__(f"The model {model[:128]!r} does not exist.", param="model")
 
 
+class KeyRefused(HeadraceError):
+    """The request's key does not open the route."""
+
+    def __init__(self, *, is_known: bool) -> None:
+        """403 for a known key where the admin key is needed, else 401."""
+        if is_known:
+            super().__init__("This route needs the admin key.")
+            self.status_code = 403
+        else:
+            super().__init__("A valid API key is needed: Authorization: Bearer <key>.")
+            self.status_code = 401
+
+
 @dataclass(frozen=True)
 class ErrorInfo:
     """An error as the wire shows it.
@@ -109,6 +122,8 @@ def _code_of(error: HeadraceError) -> str | None:
         return "model_not_found"
     if isinstance(error, TooLong):
         return "context_length_exceeded"
+    if isinstance(error, KeyRefused) and error.status_code == 401:
+        return "invalid_api_key"
     return None
 
 

@@ -13,7 +13,7 @@ import orjson
 from openai_api.schemas.chat import ChatCompletionRequest, NamedToolChoice
 from runtime.errors import InvalidRequest
 from runtime.grammar.schema_check import check_schema
-from runtime.sampling_params import GrammarSpec
+from runtime.requests.sampling_params import GrammarSpec
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 

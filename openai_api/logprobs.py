@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any
 
-from openai_api.json_pieces import BATCH, JsonList
 from runtime.client.generation import GenerationChunk
-from runtime.client.logprobs import LogprobRows
-from runtime.detokenizer.pieces import TokenPieces
+from runtime.client.json_pieces import BATCH, JsonList
 from runtime.errors import InvalidRequest
-from runtime.messages import LogprobSpec
+from runtime.extras.logprobs.positions import LogprobRows, LogprobSpec, inputs_of, outputs_of
+from runtime.text.token_pieces import TokenPieces
 
 MAX_CHAT_TOP = 20
 MAX_COMPLETION_TOP = 5
@@ -59,7 +58,7 @@ def chat_logprobs(chunks: Sequence[GenerationChunk], pieces: TokenPieces) -> dic
         ]
         return {**_chat_token(token_id, logprobs.chosen[at], pieces), "top_logprobs": top}
 
-    rows = [(chunk.token_ids, chunk.output_logprobs) for chunk in chunks]
+    rows = [(chunk.token_ids, outputs_of(chunk)) for chunk in chunks]
     cost = sum(len(logprobs) * (1 + logprobs.num_top) for _, logprobs in rows)
     return {"content": JsonList(cost, _each(rows, entry)), "refusal": None}
 
@@ -97,17 +96,17 @@ class CompletionLogprobs:
 
     def add(self, chunk: GenerationChunk) -> None:
         """Take in a chunk: the echoed prompt first, then its tokens."""
-        num_positions = len(chunk.input_logprobs) + len(chunk.output_logprobs)
-        self.num_values += num_positions * (1 + self.spec.top_num)
+        inputs, outputs = inputs_of(chunk), outputs_of(chunk)
+        self.num_values += (len(inputs) + len(outputs)) * (1 + self.spec.top_num)
         if self.spec.start_len >= 0 and not self._num_prompt_done:
             # Nothing was computed before it.
             self._first = self.prompt[:1]
             self._num_prompt_done = 1
         begin = self._num_prompt_done
-        self._num_prompt_done += len(chunk.input_logprobs)
+        self._num_prompt_done += len(inputs)
         self._rows += (
-            (self.prompt[begin : self._num_prompt_done], chunk.input_logprobs),
-            (chunk.token_ids, chunk.output_logprobs),
+            (self.prompt[begin : self._num_prompt_done], inputs),
+            (chunk.token_ids, outputs),
         )
 
     def take(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from openai_api.tool_parsers.json_array import JsonArrayParser
 from openai_api.tool_parsers.parser import ToolParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.errors import InvalidRequest, StartupError
-from runtime.tokenizer import Tokenizer
+from runtime.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

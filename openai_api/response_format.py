@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from runtime.errors import InvalidRequest
-from runtime.sampling_params import GrammarSpec
+from runtime.requests.sampling_params import GrammarSpec
 
 _PARAM = "response_format"
 _ANY_OBJECT = '{"type":"object"}'

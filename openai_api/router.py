@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import cast
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from openai_api.context import OpenAIContext
 from openai_api.errors import describe_error, error_response
-from runtime.registry import load_object
+from runtime.config.registry import load_object
 
 Handler = Callable[[Request, OpenAIContext], Awaitable[Response]]
 
@@ -60,9 +61,9 @@ ENDPOINTS = (
 )
 
 
-def create_router(context: OpenAIContext) -> APIRouter:
+def create_router(context: OpenAIContext) -> AccessRouter:
     """All OpenAI routes, bound to `context`."""
-    router = APIRouter(tags=["OpenAI"])
+    router = AccessRouter(Access.KEY, tags=["OpenAI"])
     for endpoint in ENDPOINTS:
         router.add_api_route(
             endpoint.path,

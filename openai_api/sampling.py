@@ -12,7 +12,12 @@ import msgspec
 from openai_api.response_format import constraint_of
 from openai_api.schemas.common import GenerationFields
 from runtime.errors import InvalidRequest
-from runtime.sampling_params import INT64_MAX, SamplingFields, SamplingParams, resolve_sampling
+from runtime.requests.sampling_params import (
+    INT64_MAX,
+    SamplingFields,
+    SamplingParams,
+    resolve_sampling,
+)
 
 # Of `generation_config.json`, these are a matter of taste in sampling; the rest is the caller's.
 MODEL_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from openai_api.errors import describe_error, error_event
-from openai_api.json_pieces import encode
+from runtime.client.json_pieces import encode
 from runtime.client.turns import in_turns
 from runtime.errors import HeadraceError
 

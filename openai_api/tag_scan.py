@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 
-def partial_tag_len(text: str, tag: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `tag`."""
-    for length in range(min(len(tag) - 1, len(text)), 0, -1):
+def partial_tag_len(text: str, tag: str, begin: int = 0) -> int:
+    """How many characters at the end of `text[begin:]` may be the beginning of `tag`."""
+    for length in range(min(len(tag) - 1, len(text) - begin), 0, -1):
         if text.endswith(tag[:length]):
             return length
     return 0
@@ -25,23 +25,30 @@ class UntilTag:
         self._space: list[str] = []
         self._tail = ""
 
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """Take more text.
+    def feed(self, text: str, begin: int = 0) -> tuple[str, int | None]:
+        """Take more text: `text` from `begin` on.
+
+        Places, not what follows them: a copy of the rest at each tag would make a text full of tags
+        take quadratic time.
 
         Returns:
-            What may pass, and what follows the tag (`None` while it has not come).
+            What may pass, and where in `text` the tag ends (`None` while it has not come).
         """
-        data = self._tail + text
-        at = data.find(self._tag)
+        if self._tail:
+            # Held back from the text before, so this is copied once for each text at most.
+            text, begin, moved = self._tail + text[begin:], 0, begin - len(self._tail)
+        else:
+            moved = 0
+        at = text.find(self._tag, begin)
         if at >= 0:
-            passed = self._pass(data[:at])
+            passed = self._pass(text[begin:at])
             if self._keep_space:
                 passed += "".join(self._space)
             self._space, self._tail = [], ""
-            return passed, data[at + len(self._tag) :]
-        held = partial_tag_len(data, self._tag)
-        self._tail = data[len(data) - held :]
-        return self._pass(data[: len(data) - held]), None
+            return passed, at + len(self._tag) + moved
+        end = len(text) - partial_tag_len(text, self._tag, begin)
+        self._tail = text[end:]
+        return self._pass(text[begin:end]), None
 
     def finish(self) -> str:
         """The text is over without the tag: what was held back."""

@@ -8,6 +8,8 @@ HeadraceError
 |-- EngineNotReady   weights are still loading       503, Retry-After
 |   `-- MemoryReleased   somebody gave the memory back
 `-- StartupError     the server cannot start at all  exit code 1
+
+`DeviceLost` stands apart: it ends a worker, and nobody may hold it up.
 """
 
 from __future__ import annotations
@@ -63,3 +65,18 @@ class MemoryReleased(EngineNotReady):
 
 class StartupError(HeadraceError):
     """The server cannot start; one line says why and what to do."""
+
+
+class DeviceLost(BaseException):
+    """The device has failed for good: the process must end, and a new one takes its place.
+
+    Not an `Exception`: what isolates the fault of one request must not hold this one up.
+
+    Attributes:
+        by_others: another rank's end may be the cause, and its words would say more.
+    """
+
+    def __init__(self, why: str, *, by_others: bool = False) -> None:
+        """Say `why`, in one line."""
+        super().__init__(why)
+        self.by_others = by_others

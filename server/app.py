@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import get_type_hints
-
-from fastapi import APIRouter, FastAPI, Request
-from fastapi.routing import APIRoute
-from starlette.middleware.cors import CORSMiddleware
+from fastapi import FastAPI
 from starlette.responses import Response
-from starlette.routing import request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from openai_api.access import Access, AccessRouter
 from openai_api.context import OpenAIContext
 from openai_api.router import create_router as create_openai_router
-from runtime.errors import HeadraceError
 from server.context import ServerContext
-from server.errors import error_response
+from server.errors import RouteNotFound
 from server.metrics import Metrics
-from server.middleware.auth import AuthMiddleware
+from server.middleware.auth import AuthMiddleware, Keys
 from server.middleware.body_limit import BodyLimitMiddleware
-from server.middleware.entry import EntryMiddleware, HttpObserver
+from server.middleware.entry import EntryMiddleware
 from server.middleware.origin import OriginMiddleware
 from server.native import (
     adjust,
@@ -38,24 +33,28 @@ from server.native import (
     weights,
 )
 from server.request_log import RequestLog
-
-_PLAIN_HANDLER = {"request": Request, "return": Response}
+from server.routing import RouteTable, dispatch
 
 
 class Application:
     """What uvicorn calls.
 
     Attributes:
-        api: the FastAPI application with all routes, without the middlewares.
+        api: the description of all routes, which makes the OpenAPI document; it serves nothing.
+        routes: the same routes, and who may call them.
     """
 
-    def __init__(self, api: FastAPI, outermost: ASGIApp) -> None:
-        """Serve `api` through `outermost`."""
+    def __init__(self, api: FastAPI, routes: RouteTable, outermost: ASGIApp) -> None:
+        """Find each request's route in `routes` and hand both to `outermost`."""
         self.api = api
+        self.routes = routes
         self._outermost = outermost
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._outermost(scope, receive, send)
+        # No route speaks WebSocket, and nothing here has a life span.
+        if scope["type"] == "http":
+            self.routes.resolve(scope)
+            await self._outermost(scope, receive, send)
 
 
 def create_app(context: ServerContext, openai: OpenAIContext) -> Application:
@@ -68,13 +67,9 @@ def create_app(context: ServerContext, openai: OpenAIContext) -> Application:
         openapi_url="/openapi.json" if has_docs else None,
         docs_url="/docs" if has_docs else None,
         redoc_url=None,
-        # A redirect would send a body to a path that auth has not decided on.
-        redirect_slashes=False,
     )
-    # Routes are looked through in this order: those that carry the load come first.
-    _include(api, generate.create_router(context))
-    _include(api, create_openai_router(openai))
-    for module in (
+    routers = [generate.create_router(context), create_openai_router(openai)]
+    modules = (
         health,
         info,
         sessions,
@@ -86,67 +81,52 @@ def create_app(context: ServerContext, openai: OpenAIContext) -> Application:
         control,
         profile,
         weights,
-    ):
-        _include(api, module.create_router(context))
+    )
+    routers += [module.create_router(context) for module in modules]
     request_log = RequestLog(context.config.logging, context.client, context.tokenizer)
-    _include(api, adjust.create_router(context, request_log))
+    routers.append(adjust.create_router(context, request_log))
+    metrics = Metrics(context) if context.config.logging.enable_metrics else None
+    if metrics is not None:
+        context.client.sinks.append(metrics.on_record)
+    routers.append(_metrics_router(metrics))
     # Last: its path comes from outside and must take no other route's place.
-    _include(api, cloud.create_router(context))
-    api.add_exception_handler(HeadraceError, _answer_error)
-    api.add_exception_handler(Exception, _answer_error)
-    observers = _add_observers(api, context)
+    routers.append(cloud.create_router(context))
+    table = RouteTable(http.fastapi_root_path)
+    for route in api.routes:
+        # The pages of the documentation.
+        table.add(route, Access.KEY)
+    for router in routers:
+        _include(api, table, router)
 
     # From the inside out: the last one wrapped is the first one asked.
-    app: ASGIApp = api
+    app: ASGIApp = dispatch
     app = BodyLimitMiddleware(app, int(http.max_body_mb * 2**20))
-    app = AuthMiddleware(app, http.api_key, http.admin_api_key, http.fastapi_root_path)
-    app = OriginMiddleware(app, http.allow_origins)
-    if http.allow_origins:
-        app = CORSMiddleware(
-            app,
-            allow_origins=http.allow_origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id"],
-        )
-    app = EntryMiddleware(app, context.lifecycle, observers, http.fastapi_root_path)
-    return Application(api, app)
+    keys = Keys(http.api_key, http.admin_api_key)
+    app = AuthMiddleware(app, keys)
+    app = OriginMiddleware(app, http.allow_origins, keys)
+    app = EntryMiddleware(app, context.lifecycle, [metrics] if metrics else [])
+    return Application(api, table, app)
 
 
-def _include(api: FastAPI, router: APIRouter) -> None:
-    """Add the routes of `router`, each as short a way from the request as its handler allows.
+def _include(api: FastAPI, table: RouteTable, router: AccessRouter) -> None:
+    """Document the routes of `router` and make them callable.
 
-    FastAPI looks an included router's routes through twice, by slower code than its own, and
-    prepares dependencies and files for handlers that have none: up to a quarter of what a request
-    took here. Only the routes count: what else a router may have (events of its life span) is not
-    looked at.
+    Only the routes count: what else a router may have (events of its life span) is not looked at.
     """
     for route in router.routes:
-        if isinstance(route, APIRoute) and _is_plain(route):
-            route.app = request_response(route.endpoint)
+        table.add(route, router.access)
         api.router.routes.append(route)
 
 
-def _is_plain(route: APIRoute) -> bool:
-    """Whether FastAPI has nothing to do for its handler: a request in, a response out."""
-    has_guards = route.dependencies or getattr(route, "max_body_size", None) is not None
-    return not has_guards and get_type_hints(route.endpoint) == _PLAIN_HANDLER
+def _metrics_router(metrics: Metrics | None) -> AccessRouter:
+    router = AccessRouter(Access.OPEN, tags=["health"], include_in_schema=metrics is not None)
 
-
-def _add_observers(api: FastAPI, context: ServerContext) -> list[HttpObserver]:
-    if not context.config.logging.enable_metrics:
-        return []
-    metrics = Metrics(context)
-    context.client.sinks.append(metrics.on_record)
-
-    @api.get("/metrics", tags=["health"])
+    @router.get("/metrics")
     async def metrics_page() -> Response:
         """Prometheus metrics."""
+        if metrics is None:
+            raise RouteNotFound("GET /metrics: the server was started without --enable-metrics")
         content_type = "text/plain; version=0.0.4; charset=utf-8"
         return Response(metrics.render(), headers={"content-type": content_type})
 
-    return [metrics]
-
-
-async def _answer_error(request: Request, error: Exception) -> Response:
-    return error_response(error, request.scope["path"])
+    return router

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from runtime.config import ServerConfig
+from runtime.config.options import ServerConfig
 from server.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
 
 # Keys given through the environment do not show in the machine's process list.

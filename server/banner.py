@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from runtime.config import HttpArgs
+from runtime.config.options import HttpArgs
 from server.context import ServerContext
 
 logger = logging.getLogger(__name__)
@@ -18,12 +18,17 @@ _EXAMPLE_BODY = '{"messages": [{"role": "user", "content": "What is the capital 
 
 
 def warn_if_open(http: HttpArgs) -> None:
-    """Say it loudly when everybody on the network may use, and change, this server."""
+    """Say it when everybody on the network, or every client, may change this server."""
     if http.host not in _LOOPBACK and http.api_key is None and http.admin_api_key is None:
         logger.warning(
             "OPEN TO THE NETWORK: anyone who reaches %s may use and control this server; "
             "set --api-key and --admin-api-key.",
             http.host,
+        )
+    if http.api_key is not None and http.admin_api_key is None:
+        logger.warning(
+            "The API key also opens the routes that change the server, such as weight updates: "
+            "set --admin-api-key to keep clients from them."
         )
 
 

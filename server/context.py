@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.recorder import RecordingClient
 from runtime.client.sessions import Sessions
 from runtime.client.status import EngineStatus
-from runtime.config import ServerConfig
-from runtime.detokenizer.pieces import TokenPieces
-from runtime.tokenizer import Tokenizer
+from runtime.config.options import ServerConfig
+from runtime.text.token_pieces import TokenPieces
+from runtime.text.tokenizer import Tokenizer
 from server.native.tensor_request import Features
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ServerContext:
     """
 
     config: ServerConfig
-    model: ModelConfig
+    model: ModelSpec
     tokenizer: Tokenizer
     client: RecordingClient
     status: EngineStatus
@@ -76,6 +76,6 @@ class ServerContext:
         scheduling = self.config.scheduling
         return Features(
             hidden_size=self.model.hidden_size,
-            hidden_states=scheduling.enable_return_hidden_states,
+            offered=frozenset({"hidden_states"} if scheduling.enable_return_hidden_states else ()),
             input_embeds=scheduling.disable_radix_cache,
         )

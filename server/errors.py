@@ -1,19 +1,21 @@
-"""Errors become answers: the native family's one table, and the choice of family by path.
+"""Errors become answers: the native family's one table, and the choice of family by route.
 
-Native bodies: `{"error": {"message"}}` for a value that a route refuses, the flat
-`{"object": "error", ...}` for everything else. Paths under `/v1/` speak OpenAI's dialect, whose
-table is `openai_api`'s.
+Native bodies: `{"error": {"message"}}` for a value that a route refuses, `{"error": "Forbidden"}`
+and the like for a key that does not suffice, else the flat `{"object": "error", ...}`.
+Routes under `/v1/` speak OpenAI's dialect, whose table is `openai_api`'s.
 """
 
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 
 from openai_api import errors as openai_errors
+from openai_api.errors import KeyRefused
 from runtime.client.json_body import InvalidBody
 from runtime.errors import HeadraceError, InvalidRequest
 
@@ -39,6 +41,35 @@ class SlowBody(HeadraceError):
 
     # Not 408: routers send such a request again, to the same end.
     status_code = 400
+
+
+class RouteNotFound(HeadraceError):
+    """No route has this path."""
+
+    status_code = 404
+
+    def __init__(self, asked: str) -> None:
+        """Name the method and path that were `asked` for."""
+        super().__init__(f"Not found: {asked}.")
+
+
+class MethodNotAllowed(HeadraceError):
+    """The route does not answer this method."""
+
+    status_code = 405
+
+    def __init__(self, asked: str, allowed: str) -> None:
+        """Name the method and path that were `asked` for, and the methods that are `allowed`."""
+        super().__init__(f"Method not allowed: {asked}; allowed are {allowed}.")
+
+
+class HttpRefusal(HeadraceError):
+    """A refusal of the framework."""
+
+    def __init__(self, message: str, status_code: int) -> None:
+        """Answer with `status_code`."""
+        super().__init__(message)
+        self.status_code = status_code
 
 
 class DecodeError(HeadraceError):
@@ -68,14 +99,19 @@ def native_error(error: Exception) -> Response:
         headers["retry_after"] = str(error.retry_after_s)
     if isinstance(error, InvalidRequest) and not isinstance(error, InvalidBody):
         body: dict[str, Any] = {"error": {"message": error.message}}
+    elif isinstance(error, KeyRefused):
+        body = {"error": "Unauthorized" if status_code == 401 else "Forbidden"}
     else:
         body = _flat(error.message, _type_name(error), status_code)
+    if isinstance(error, RouteNotFound | MethodNotAllowed):
+        # What clients of the reference look for.
+        body["detail"] = HTTPStatus(status_code).phrase
     return json_response(body, status_code, **headers)
 
 
-def error_response(error: Exception, path: str) -> Response:
-    """The answer to `error` in the dialect of `path`."""
-    if path.startswith("/v1/"):
+def error_response(error: Exception, *, speaks_openai: bool) -> Response:
+    """The answer to `error` in the dialect of the route."""
+    if speaks_openai:
         return openai_errors.error_response(openai_errors.describe_error(error))
     return native_error(error)
 

@@ -35,7 +35,8 @@ def why_not_alive(context: ServerContext) -> str | None:
     Nor is one that hangs while another replica does not.
     """
     if context.status.phase == "failed":
-        return f"The engine failed to start: {context.status.last_failure}"
+        what = "has ended" if context.status.has_started else "failed to start"
+        return f"The engine {what}: {context.status.last_failure}"
     age, name = min(stuck_for(context, replica) for replica in context.status.replicas)
     if age > context.config.logging.watchdog_timeout:
         return f"The {name} has not turned its loop for {age:.0f} s."

@@ -9,12 +9,13 @@ from importlib import metadata
 
 import uvloop
 
-from runtime.config import ServerConfig
+from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
-from runtime.logging import configure_logging
+from runtime.ipc.logging import configure_logging
 from server.args import PROG, parse_args
 from server.prepare import prepare
 from server.serving import serve
+from server.shutdown import leave
 
 logger = logging.getLogger(__name__)
 
@@ -23,13 +24,15 @@ _SWITCH_INTERVAL_S = 0.001
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> None:
-    """Run the server until it is told to stop; exits with the process's status.
+    """Run the server until it is told to stop; ends the process with its status.
 
     Args:
         argv: the options; those of this process when absent.
         prog: what was called, for messages about them.
     """
-    sys.exit(run(sys.argv[1:] if argv is None else argv, prog))
+    status = run(sys.argv[1:] if argv is None else argv, prog)
+    # Not by `sys.exit`: the interpreter waits for threads, and one may hang in a library.
+    leave(status)
 
 
 def run(argv: Sequence[str], prog: str = PROG) -> int:

@@ -139,8 +139,7 @@ class Metrics:
         """Count an HTTP request that ended."""
         self._http_active.dec()
         # Only routes we know become label values: a scan of random paths must not fill memory.
-        route = scope.get("route")
-        endpoint = route.path if route is not None else "other"
+        endpoint = scope["route"].path or "other"
         method = scope["method"] if scope["method"] in _METHODS else "other"
         labels = {**self._labels, "endpoint": endpoint, "method": method}
         self._http_requests.labels(**labels).inc()
@@ -172,6 +171,7 @@ class _EngineCollector(Collector):
             for replica in self._context.status.replicas:
                 family.add_metric(self._replica_values(replica), replica.shared[name])
             yield family
+        yield self._rejected()
         for name, (text, value_of) in _REPLICA_GAUGES.items():
             yield self._replica_gauge(name, text, value_of)
         yield self._gauge(
@@ -203,6 +203,19 @@ class _EngineCollector(Collector):
         family = GaugeMetricFamily(f"sglang:{name}", text, labels=self._replica_names)
         for replica in self._context.status.replicas:
             family.add_metric(self._replica_values(replica), value_of(replica))
+        return family
+
+    def _rejected(self) -> CounterMetricFamily:
+        labels = [*self._replica_names, "component"]
+        text = "Messages between the processes that did not decode and were dropped."
+        family = CounterMetricFamily("sglang:rejected_messages_total", text, labels=labels)
+        for replica in self._context.status.replicas:
+            for component, count in (
+                ("front", replica.num_rejected),
+                ("scheduler", replica.shared["rejected_by_scheduler"]),
+                ("detokenizer", replica.shared["rejected_by_detokenizer"]),
+            ):
+                family.add_metric([*self._replica_values(replica), component], count)
         return family
 
     def _cache_config(self) -> GaugeMetricFamily:

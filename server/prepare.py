@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.hub import resolve_model_folder
-from runtime.checkpoint.model_config import ModelConfig
-from runtime.config import ServerConfig
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
-from runtime.tokenizer import Tokenizer
-from runtime.transport import create_run_folder, remove_run_folder
+from runtime.ipc.transport import create_run_folder, remove_run_folder
+from runtime.models.registry import read_model_spec
+from runtime.text.tokenizer import Tokenizer
 from server.hardware import detect_hardware
 from server.resolve import Folders, Resolved, check_options, resolve
 
@@ -36,7 +36,7 @@ class PreparedEngine:
     """Everything that is known before the first child starts; no port in it."""
 
     resolved: Resolved
-    model: ModelConfig
+    model: ModelSpec
     tokenizer: Tokenizer
     folders: Folders
 
@@ -77,7 +77,7 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
     """
     check_options(config)
     config, model_folder = find_model(config)
-    model = load_model_config(model_folder)
+    model = read_model_spec(model_folder)
     if config.model.load_format != "dummy":
         check_model_folder(model_folder, model)
     tokenizer_path = config.model.tokenizer_path
@@ -102,15 +102,23 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
     return PreparedEngine(resolved, model, tokenizer, folders)
 
 
-def find_model(config: ServerConfig) -> tuple[ServerConfig, Path]:
+def find_model(config: ServerConfig, *, only_config: bool = False) -> tuple[ServerConfig, Path]:
     """The local folder of the model that was asked for, or of the demo model.
+
+    Args:
+        config: as asked for.
+        only_config: whether `config.json` will do; see `resolve_model_folder`.
+
+    Returns:
+        `config`, with the demo model's names where none was asked for, and the folder.
 
     Raises:
         StartupError: no such model.
     """
     path = config.model.model_path
     if path is not None:
-        return config, resolve_model_folder(path, config.model.revision)
+        folder = resolve_model_folder(path, config.model.revision, only_config=only_config)
+        return config, folder
     if not (DEMO_MODEL / "config.json").is_file():
         raise StartupError("The demo model is not installed; name a model with --model-path.")
     logger.warning(

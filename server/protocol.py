@@ -1,16 +1,19 @@
-"""What uvicorn leaves open about a request's head: its size, its time, an offer in it."""
+"""What uvicorn leaves open: heads, their size and time and offers; who leaves behind a pipeline."""
 
 from __future__ import annotations
 
 import asyncio
+import select
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 HEAD_TIMEOUT_S = 30.0
+# While a further request waits behind one that runs nothing is read, so the end is looked for.
+_LOOK_EVERY_S = 0.5
 
 _HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -30,6 +33,9 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
+        # Of this connection, those that may not be answered yet: the one that runs is first.
+        self._open_cycles: list[RequestResponseCycle] = []
+        self._look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -37,6 +43,14 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
+        if self._look is not None:
+            self._look.cancel()
+        # uvicorn tells the newest only, which in a pipeline has not begun.
+        for cycle in self._open_cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._open_cycles.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -76,8 +90,13 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._cancel_deadline()
-        if not self._is_offer():
-            super().on_headers_complete()
+        if self._is_offer():
+            return
+        super().on_headers_complete()
+        self._open_cycles = [each for each in self._open_cycles if not each.response_complete]
+        self._open_cycles.append(self.cycle)
+        if self._look is None and len(self._open_cycles) > 1:
+            self._look_for_the_end()
 
     def on_message_complete(self) -> None:
         if not self._is_offer():
@@ -107,6 +126,17 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _look_for_the_end(self) -> None:
+        self._look = None
+        if self.transport.is_closing() or not self.pipeline:
+            return
+        found = select.poll()
+        found.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        if found.poll(0):
+            self.transport.abort()
+            return
+        self._look = self.loop.call_later(_LOOK_EVERY_S, self._look_for_the_end)
 
     def _give_up(self) -> None:
         if not self.transport.is_closing():

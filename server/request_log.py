@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from runtime.client.recorder import RecordingClient, RequestRecord
-from runtime.config import LoggingArgs
-from runtime.tokenizer import Tokenizer
+from runtime.config.options import LoggingArgs
+from runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("server.requests")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.checkpoint.model_config import ModelConfig
-from runtime.config import (
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.config.options import (
     DetokenizerConfig,
     GrammarConfig,
     ParallelArgs,
@@ -23,7 +23,7 @@ from runtime.config import (
     WorkerConfig,
 )
 from runtime.errors import InvalidRequest, StartupError
-from runtime.sampling_params import SamplingFields, resolve_sampling
+from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 from server.hardware import Hardware
 
 _DTYPES = {"half": "float16", "float": "float32"}
@@ -83,7 +83,7 @@ class _Choices:
 
 
 def resolve(
-    config: ServerConfig, model: ModelConfig, hardware: Hardware, folders: Folders, seed: int
+    config: ServerConfig, model: ModelSpec, hardware: Hardware, folders: Folders, seed: int
 ) -> Resolved:
     """Fill in what was left to us.
 
@@ -117,7 +117,7 @@ def resolve(
         max_running = choices.pick("max_running_requests", size, f"default for {device}")
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     policy = _schedule_policy(scheduling)
-    attention = _attention_backend(config, device, dtype, model.head_dim, choices)
+    attention = _attention_backend(config, device, dtype, model.head_dims, choices)
     _check_fit(config, device, page_size)
     _check_deterministic(config, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
@@ -235,7 +235,7 @@ def _schedule_policy(scheduling: SchedulingArgs) -> str:
 
 
 def _attention_backend(
-    config: ServerConfig, device: str, dtype: str, head_dim: int, choices: _Choices
+    config: ServerConfig, device: str, dtype: str, head_dims: frozenset[int], choices: _Choices
 ) -> str:
     asked = config.kernels.attention_backend
     if asked != "flashinfer":
@@ -245,7 +245,7 @@ def _attention_backend(
         return str(choices.pick("attention_backend", "auto", "flashinfer needs an NVIDIA device"))
     if dtype == "float32":
         raise StartupError("--attention-backend flashinfer has no float32; use --dtype bfloat16.")
-    if head_dim not in _FLASHINFER_HEAD_DIMS:
+    for head_dim in sorted(head_dims.difference(_FLASHINFER_HEAD_DIMS)):
         known = ", ".join(map(str, _FLASHINFER_HEAD_DIMS))
         raise StartupError(
             f"--attention-backend flashinfer has no kernels for heads of {head_dim}, as this model "
@@ -373,9 +373,7 @@ def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
         )
 
 
-def _check_ranks(
-    parallel: ParallelArgs, model: ModelConfig, device: str, hardware: Hardware
-) -> None:
+def _check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware: Hardware) -> None:
     """Refuse a number of ranks that the model cannot be cut for or the machine cannot hold."""
     tp_size, dp_size = parallel.tp_size, parallel.dp_size
     if device == "cuda" and tp_size * dp_size > hardware.num_gpus:
@@ -385,18 +383,8 @@ def _check_ranks(
             f"{' with '.join(asked)} needs {tp_size * dp_size} GPUs; this machine shows "
             f"{hardware.num_gpus}."
         )
-    heads = model.num_kv_heads
-    # With fewer key/value heads than ranks, several ranks hold a copy of one.
-    shared_unevenly = heads % tp_size if heads >= tp_size else tp_size % heads
-    for count, what, rest in (
-        (model.num_heads, "attention heads", model.num_heads % tp_size),
-        (heads, "key/value heads", shared_unevenly),
-        (model.intermediate_size, "feed-forward rows", model.intermediate_size % tp_size),
-    ):
-        if rest:
-            raise StartupError(
-                f"--tp-size {tp_size}: the model's {count} {what} cannot be shared evenly."
-            )
+    for what in model.uneven_parts(tp_size):
+        raise StartupError(f"--tp-size {tp_size}: the model's {what} cannot be shared evenly.")
 
 
 def preferred_sampling(text: str | None, vocab_size: int) -> dict[str, object]:
@@ -438,7 +426,7 @@ def _device(config: ServerConfig, hardware: Hardware, choices: _Choices) -> str:
 
 
 def _dtype(
-    config: ServerConfig, model: ModelConfig, device: str, hardware: Hardware, choices: _Choices
+    config: ServerConfig, model: ModelSpec, device: str, hardware: Hardware, choices: _Choices
 ) -> str:
     asked = config.model.dtype
     if asked != "auto":
@@ -465,7 +453,7 @@ def _random_seed(config: ServerConfig, drawn: int, choices: _Choices) -> int:
     return int(choices.pick("random_seed", drawn, "drawn at launch"))
 
 
-def _context_len(config: ServerConfig, model: ModelConfig, choices: _Choices) -> int:
+def _context_len(config: ServerConfig, model: ModelSpec, choices: _Choices) -> int:
     asked = config.model.context_length
     if asked is None:
         return int(choices.pick("context_length", model.context_len, "the model's"))

@@ -7,9 +7,11 @@ import contextlib
 import gc
 import logging
 import sys
+from functools import partial
 
 import uvicorn
 
+from runtime.client.background import Background
 from runtime.client.host import EngineHost
 from runtime.errors import StartupError
 from server.assemble import assemble, watch
@@ -68,7 +70,8 @@ async def _run(
     http_server = _http_server(context)
     http = asyncio.create_task(http_server.serve(sockets=[prepared.listener]))
     startup = asyncio.create_task(_start_up(prepared, context, host))
-    watchdog = asyncio.create_task(watch(context, host))
+    background = Background(host.ended)
+    background.keep(partial(watch, context, host), "The watchdog")
     stopping = asyncio.create_task(shutdown.requested.wait())
     try:
         await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -78,11 +81,12 @@ async def _run(
             await asyncio.wait((http, stopping), return_when=asyncio.FIRST_COMPLETED)
         await shutdown.drain()
     finally:
-        for task in (startup, watchdog, stopping):
+        for task in (startup, stopping):
             task.cancel()
+        await background.stop()
         http_server.force_exit = shutdown.hurried.is_set()
         http_server.should_exit = True
-        await asyncio.gather(http, startup, watchdog, stopping, return_exceptions=True)
+        await asyncio.gather(http, startup, stopping, return_exceptions=True)
     if http.exception() is not None:
         logger.error("The HTTP server failed", exc_info=http.exception())
     return 0 if shutdown.requested.is_set() else 1

@@ -1,11 +1,21 @@
-"""Leaving in order: no new requests, running ones finish, a second signal ends the patience."""
+"""Leaving in order: no new requests, running ones finish, a second signal ends the patience.
+
+Nothing keeps the process: neither a thread that hangs nor an event loop that stands still.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import faulthandler
 import logging
+import os
 import signal
+import sys
+import threading
 import time
+from types import FrameType
+from typing import NoReturn
 
 from runtime.client.client import EngineClient
 from server.context import Lifecycle
@@ -14,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 # After an abort each request still gets its last event; this is more than one step takes.
 _ABORT_GRACE_S = 2.0
+# The orderly end takes at most this long after draining; after a second signal, altogether.
+_PATIENCE_S = 30.0
+HURRIED_PATIENCE_S = 8.0
+_DUMP_S = 0.5
 _POLL_S = 0.05
 _REPORT_EVERY_S = 5.0
 
@@ -35,10 +49,26 @@ class Shutdown:
         self._drain_timeout_s = drain_timeout_s
 
     def install(self) -> None:
-        """Listen to SIGTERM and to Ctrl-C."""
+        """Listen to SIGTERM and to Ctrl-C, on the main thread.
+
+        Not by the loop's own handlers: those need a loop that turns, and the deadline must be set
+        also where it stands still.
+        """
         loop = asyncio.get_running_loop()
+        num_signals = 0
+
+        def handle(number: int, _: FrameType | None) -> None:
+            nonlocal num_signals
+            num_signals += 1
+            patience_s = HURRIED_PATIENCE_S
+            if num_signals == 1:
+                patience_s = self._drain_timeout_s + _ABORT_GRACE_S + _PATIENCE_S
+            _leave_by_force(patience_s)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the end is near
+                loop.call_soon_threadsafe(self.on_signal, number)
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.on_signal, number)
+            signal.signal(number, handle)
 
     def on_signal(self, number: int) -> None:
         """The first signal drains, the second stops now."""
@@ -80,3 +110,33 @@ class Shutdown:
         while self._client.num_in_flight and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         self._client.fail_all("The server is shutting down.")
+
+
+def leave(status: int) -> NoReturn:
+    """End the process now that everything is cleaned up, whatever its threads still do."""
+    # A stream that is closed or full, too.
+    for flush in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+        with contextlib.suppress(Exception):
+            flush()
+    os._exit(status)
+
+
+def _leave_by_force(after_s: float) -> None:
+    """End the process when it has not ended by itself after `after_s`.
+
+    The children leave with it, as with any death of the front; the next server removes its folder.
+    """
+
+    def wait() -> None:
+        time.sleep(after_s)
+        # What held it up; on a thread of its own because nobody may read what is written.
+        threading.Thread(target=_dump_stacks, daemon=True).start()
+        time.sleep(_DUMP_S)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="leave-by-force", daemon=True).start()
+
+
+def _dump_stacks() -> None:
+    os.write(2, b"headrace: the orderly end takes too long; ending now. What held it up:\n")
+    faulthandler.dump_traceback(2)

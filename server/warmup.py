@@ -6,7 +6,7 @@ import asyncio
 
 import orjson
 
-from runtime.config import HttpArgs
+from runtime.config.options import HttpArgs
 from runtime.errors import StartupError
 
 WARMUP_TIMEOUT_S = 600.0

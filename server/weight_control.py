@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Literal
 
 from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.headers import read_tensor_infos
 from runtime.checkpoint.hub import RepositoryNotFound, resolve_model_folder
-from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.gate import PAUSE, SESSION, UPDATE
 from runtime.client.host import EngineHost
+from runtime.client.offload import OffloadPool
 from runtime.errors import HeadraceError, InvalidRequest, StartupError
-from runtime.messages import ControlReply, SchedulerInbound
-from runtime.weight_messages import (
+from runtime.ipc.messages import ControlReply, SchedulerInbound
+from runtime.ipc.weight_messages import (
     MEMORY_TAGS,
     ContinueGeneration,
     GroupStatus,
@@ -43,6 +43,7 @@ from runtime.weight_messages import (
     WeightOp,
     WeightUpdate,
 )
+from runtime.models.registry import read_model_spec
 from server.context import ServerContext
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,10 @@ _POLL_S = 0.01
 _JOIN_POLL_S = 0.05
 # The first look for a broadcast; each is twice as long after the one before, up to `_JOIN_POLL_S`.
 _RECEIVE_POLL_S = 0.001
+# A folder is found at once; a hub id may have to be downloaded, and takes as long as that.
+_FETCHING = OffloadPool("fetching of a model", workers=4, max_queued=16, timeout_s=3600.0)
+# Headers and configuration only; a file system that hangs is given up.
+_READING = OffloadPool("reading of model files", workers=4, max_queued=16, timeout_s=120.0)
 # What two configurations may differ in and still give the same tensors the same meaning.
 _IRRELEVANT = frozenset(
     {"raw", "dtype", "generation_defaults", "eos_token_ids", "bos_token_id", "context_len"}
@@ -117,11 +122,12 @@ class WeightControl:
             op = LoadDummy(self._host.random_seed)
         else:
             try:
-                folder = await asyncio.to_thread(_find, model_path)
+                folder = await _FETCHING.run(resolve_model_folder, model_path)
+                await _READING.run(read_tensor_infos, folder)
             except StartupError as error:
                 return Outcome(False, f"Failed to get weights iterator: {_sentence(error)}")
             try:
-                await asyncio.to_thread(_check, folder, self._context.model)
+                await _READING.run(_check, folder, self._context.model)
             except StartupError as error:
                 why = _sentence(error)
                 return Outcome(False, f"Failed to update weights: {why}{_UNTOUCHED}")
@@ -387,24 +393,22 @@ class WeightControl:
             self._client.loaded.released -= set(tags or MEMORY_TAGS)
 
 
-def _find(model_path: str) -> Path:
-    """The local folder of a path or hub id, with weights that can be read."""
-    folder = resolve_model_folder(model_path)
-    read_tensor_infos(folder)
-    return folder
-
-
-def _check(folder: Path, model: ModelConfig) -> None:
+def _check(folder: Path, model: ModelSpec) -> None:
     """Compare a folder with the model that serves.
 
     Raises:
         StartupError: other shapes, or another model; one line.
     """
     if (folder / "config.json").is_file():
-        other = load_model_config(folder)
+        other = read_model_spec(folder)
+        if other.architecture != model.architecture:
+            raise StartupError(
+                f"{folder} holds another model than the one that serves: architecture is "
+                f"{other.architecture!r}, not {model.architecture!r}"
+            )
         different = [
             f"{field.name} is {getattr(other, field.name)!r}, not {getattr(model, field.name)!r}"
-            for field in dataclasses.fields(ModelConfig)
+            for field in dataclasses.fields(model)
             if field.name not in _IRRELEVANT
             and getattr(other, field.name) != getattr(model, field.name)
         ]

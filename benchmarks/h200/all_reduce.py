@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.h200.timing import graph_us
+from headrace.bench.environment import describe_environment, write_json
 from kernels.linear.triton import TritonLinear
 from runtime.distributed.group import TensorGroup
 from runtime.distributed.one_shot import OneShotAllReduce
-from server.bench.environment import describe_environment, write_json
 
 NUM_SUMS = 64
 WIDTHS = (896, 4096)

@@ -19,10 +19,10 @@ from benchmarks.h200.attention import (
     runs,
 )
 from benchmarks.h200.timing import graph_us, relative_error
+from headrace.bench.environment import describe_environment, write_json
 from kernels.paged_attention import reference, triton_plan
 from kernels.paged_attention import triton as ours
 from kernels.paged_attention.triton_tiles import Tile
-from server.bench.environment import describe_environment, write_json
 
 Seqs = list[tuple[int, int]]
 EXTEND: dict[str, Seqs] = {

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.bench.datasets import TokenSource, random_requests, shared_prefix_requests
-from server.bench.load import Target, drive, run_at_once
-from server.bench.record import BenchRequest, RequestRecord, summarize
+from headrace.bench.datasets import TokenSource, random_requests, shared_prefix_requests
+from headrace.bench.load import Target, drive, run_at_once
+from headrace.bench.record import BenchRequest, RequestRecord, summarize
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from server.bench.environment import describe_environment, write_json
-from server.bench.shapes import SHAPES
+from headrace.bench.environment import describe_environment, write_json
+from headrace.bench.shapes import SHAPES
 
 COPY_BYTES = 4 * 2**30
 MATRIX_SIZE = 8192

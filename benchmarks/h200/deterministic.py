@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from server.bench.environment import describe_environment, environment_line, write_json
+from headrace.bench.environment import describe_environment, environment_line, write_json
 
 SECTIONS = ("linear", "attention", "rows", "engine", "cost")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from server.bench.shapes import SHAPES, write_shape
+from headrace.bench.shapes import SHAPES, write_shape
 from tests.support.deterministic import NUM_REQUESTS, Result, Workload, without_prompts
 from tests.support.engine import InProcessEngine
 

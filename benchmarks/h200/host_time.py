@@ -17,17 +17,19 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import zmq
 
-from runtime.executor.model_runner import ModelRunner, PendingStep
-from runtime.messages import TokenDeltas
-from runtime.step import StepPlan, StepResult
-from runtime.transport import Outbox
-from server.bench.environment import describe_environment, write_json
-from server.bench.shapes import SHAPES, write_shape
+from headrace.bench.environment import describe_environment, write_json
+from headrace.bench.shapes import SHAPES, write_shape
+from runtime.executor.model_runner import ModelRunner
+from runtime.executor.step_plan import StepPlan, StepResult
+from runtime.executor.step_runner import PendingStep
+from runtime.ipc.messages import TokenDeltas
+from runtime.ipc.transport import Outbox
 from tests.support.engine import InProcessEngine
 
 PROMPT_LEN, STEPS = 128, 200
@@ -42,9 +44,9 @@ class Clock:
         launch, wait = ModelRunner.launch, PendingStep.wait
         replay = torch.cuda.CUDAGraph.replay
 
-        def timed_launch(runner: ModelRunner, plan: StepPlan) -> PendingStep:
+        def timed_launch(runner: ModelRunner, plan: StepPlan, *masks: Any) -> PendingStep:
             began = time.perf_counter()
-            pending = launch(runner, plan)
+            pending = launch(runner, plan, *masks)
             self.launch_s += time.perf_counter() - began
             return pending
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from server.bench.environment import describe_environment, write_json
+from headrace.bench.environment import describe_environment, write_json
 
 SECTIONS = ("attention", "prompt_attention", "shared_prefix", "layer_ops", "sampling", "linear")
 

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from server.bench.environment import describe_environment, environment_line, write_json
+from headrace.bench.environment import describe_environment, environment_line, write_json
 from tests.support.gpu_numerics import SHAPES, WAYS, errors, same_tokens
 
 

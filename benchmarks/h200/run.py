@@ -24,12 +24,17 @@ import uvloop
 
 from benchmarks.h200.cases import FULL, SMOKE, Cases, Sizes, line, scaled
 from benchmarks.h200.server_process import running_server
+from headrace.bench.backends import BACKENDS, Wire, first_model
+from headrace.bench.clients import ClientJob, make_target
+from headrace.bench.engine import engine_config, running_engine
+from headrace.bench.environment import (
+    describe_environment,
+    environment_line,
+    options_of,
+    write_json,
+)
+from headrace.bench.shapes import SHAPES
 from runtime.errors import HeadraceError
-from server.bench.backends import BACKENDS, first_model
-from server.bench.clients import ClientJob, make_target
-from server.bench.engine import engine_config, running_engine
-from server.bench.environment import describe_environment, environment_line, options_of, write_json
-from server.bench.shapes import SHAPES
 
 OFFLINE = "ABCDE"
 
@@ -75,8 +80,9 @@ async def run_served(
 ) -> None:
     """Any case over HTTP, at a server that runs already."""
     target = make_target(job)
-    if job.backend.startswith("openai") and not job.model:
-        target = make_target(msgspec.structs.replace(job, model=await first_model(target.client)))
+    if job.backend.startswith("openai") and not job.wire.model:
+        wire = Wire(await first_model(target.client))
+        target = make_target(msgspec.structs.replace(job, wire=wire))
     for case in cases:
         await run_case(case, Cases(target, vocab_size, results.sizes), results)
 
@@ -143,18 +149,7 @@ async def run_shape(
 
 def make_job(url: str, backend: str, model: str) -> ClientJob:
     """What the client needs to know of a server."""
-    return ClientJob(
-        url=url,
-        backend=backend,
-        headers={},
-        model=model,
-        ignore_eos=True,
-        temperature=0.0,
-        extra={},
-        timeout_s=600.0,
-        max_concurrency=None,
-        requests=[],
-    )
+    return ClientJob(url=url, backend=backend, wire=Wire(model), timeout_s=600.0)
 
 
 if __name__ == "__main__":

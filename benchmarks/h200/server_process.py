@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.bench.http_stream import HttpClient
+from headrace.bench.shapes import write_shape
 from runtime.errors import StartupError
-from server.bench.http_stream import HttpClient
-from server.bench.shapes import write_shape
 
 _POLL_S = 0.05
 _READY_TIMEOUT_S = 600.0

@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.client.logprobs import PositionLogprobs
-from runtime.messages import LogprobSpec
-from server.bench.environment import describe_environment
-from server.bench.shapes import SHAPES, write_shape
+from headrace.bench.environment import describe_environment
+from headrace.bench.shapes import SHAPES, write_shape
+from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs
 
 NUM_PROMPTS, NUM_NEW = 8, 48
 # So many that decode steps read the common beginning once, also where a rank has one key head.

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from benchmarks.h200.engine_in_process import add, engine
-from server.bench.environment import describe_environment, write_json
-from server.bench.shapes import SHAPES, write_shape
+from headrace.bench.environment import describe_environment, write_json
+from headrace.bench.shapes import SHAPES, write_shape
 
 STEPS = 12
 LAST_KERNEL = "_decode_outputs_kernel"

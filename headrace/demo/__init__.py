@@ -1,4 +1,4 @@
-"""The demo model: a toy checkpoint that ships with Headrace, and the recipe that made it.
+"""The demo model: a toy checkpoint that ships with Headrace, made by `recipes/demo_model`.
 
 Importing this package is free: no torch, no transformers, so the server's front may do it.
 """

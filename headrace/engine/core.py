@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import multiprocessing
 import os
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from headrace.engine.errors import EngineDeadError, EngineError, translated
 from headrace.engine.loop_thread import LoopClosed, LoopThread
+from runtime.client.background import Background
 from runtime.client.host import EngineHost
-from runtime.config import ServerConfig
+from runtime.config.options import ServerConfig
 from runtime.errors import EngineDead
 from server.assemble import assemble, watch
 from server.context import Lifecycle, ServerContext
@@ -54,7 +55,7 @@ class EngineCore:
         self.host, self.context = assemble(prepared, Lifecycle(warmed_up=True), restarts=False)
         self._owner_pid = os.getpid()
         self._loop = LoopThread(f"headrace-engine-{next(_numbers)}")
-        self._watch: asyncio.Task[None] | None = None
+        self._background = Background(self.host.ended)
         self._is_closed = False
         try:
             with translated():
@@ -66,7 +67,7 @@ class EngineCore:
     async def _start(self) -> None:
         await self.host.start()
         await self.host.wait_ready()
-        self._watch = asyncio.create_task(watch(self.context, self.host))
+        self._background.keep(partial(watch, self.context, self.host), "The watchdog")
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the engine's loop and wait; Ctrl-C cancels it."""
@@ -127,6 +128,5 @@ class EngineCore:
         self._loop.stop(self._stop())
 
     async def _stop(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+        await self._background.stop()
         await self.host.stop()

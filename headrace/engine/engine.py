@@ -19,7 +19,7 @@ from headrace.engine.scores import ScoreList
 from headrace.engine.server_args import ServerArgs, read_keywords
 from headrace.engine.tokenizer_manager import TokenizerManager
 from headrace.engine.weights import WeightMethods
-from runtime.messages import ControlReply, FreezeGarbage
+from runtime.ipc.messages import ControlReply, FreezeGarbage
 from server.context import ServerContext
 from server.native.describe import describe_model, describe_server
 from server.native.generate_request import GenerateBody
@@ -149,7 +149,8 @@ class Engine(WeightMethods):
             **options: other fields of the native API: `rid`, `priority`, `cache_salt`, `extra_key`,
                 `return_prompt_token_ids`, `return_logprob`, `logprob_start_len`,
                 `top_logprobs_num`, `token_ids_logprob`, `return_text_in_logprobs`,
-                `return_hidden_states`, `input_embeds` (instead of a prompt), `session_params`.
+                `return_hidden_states`, `return_entropy`, `input_embeds` (instead of a prompt),
+                `session_params`.
 
         Returns:
             A dict (`text`, `output_ids`, `meta_info`) for one prompt; a list of them, in order, for

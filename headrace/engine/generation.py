@@ -12,14 +12,14 @@ from headrace.engine.progress import Progress
 from headrace.engine.workers import run_workers
 from openai_api.generation import close_all, merge
 from runtime.client.admission import admit, check_text_size
-from runtime.client.answer_size import check_sample_size
-from runtime.client.logprobs import check_logprobs
+from runtime.client.answer_size import check_answer_size
+from runtime.client.extras import check_extras
+from runtime.client.generation import GenerationInput
 from runtime.client.tokenization import encode_texts
 from server.context import ServerContext
 from server.native.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
 from server.native.generation import (
     Output,
-    input_of,
     open_output,
     open_outputs,
     tokenize_prompts,
@@ -51,13 +51,12 @@ async def generate_all(
             limits = context.client.limits
             input_ids, _ = admit(
                 prompt_ids[sample.prompt_index],
-                sample.sampling,
+                sample.spec.sampling,
                 limits,
-                explicit_max_new_tokens=sample.explicit_max_new_tokens,
+                explicit_max_new_tokens=sample.spec.explicit_max_new_tokens,
             )
-            if sample.logprobs is not None:
-                check_logprobs(sample.logprobs, len(input_ids), limits)
-            check_sample_size(input_of(plan, sample, input_ids), limits)
+            check_extras(sample.spec.extras, len(input_ids))
+            check_answer_size([GenerationInput(input_ids, sample.spec)], limits)
         with Progress(len(plan.samples), show_progress) as progress:
             answers = await _run_all(context, plan, prompt_ids, progress)
     return answers[0] if plan.is_single else answers
@@ -81,11 +80,11 @@ async def _run_all(
 async def _run(
     context: ServerContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
 ) -> Answer:
-    output = open_output(context, plan, input_of(plan, sample, input_ids))
+    output = open_output(context, plan, GenerationInput(input_ids, sample.spec))
     answer: Answer = {}
     try:
         async for chunk in output.stream:
-            answer = with_hidden_states(output, output.answer(chunk))
+            answer = output.answer(chunk)
     finally:
         output.stream.close()
     return answer
@@ -123,13 +122,6 @@ async def _encode(context: ServerContext, plan: GeneratePlan) -> list[list[int]]
     return await asyncio.to_thread(context.tokenizer.encode_batch, texts)
 
 
-def with_hidden_states(output: Output, answer: Answer) -> Answer:
-    """`answer` with what was asked for of them, as lists, once it is the last."""
-    if output.hidden is not None and answer["meta_info"]["finish_reason"] is not None:
-        answer["meta_info"]["hidden_states"] = output.hidden.lists()
-    return answer
-
-
 class StreamedRequest:
     """A request whose chunks are read one by one; every method runs on the engine's loop."""
 
@@ -144,7 +136,6 @@ class StreamedRequest:
     ) -> AsyncGenerator[Answer, None]:
         async for index, chunk in merge([output.stream for output in outputs]):
             answer = outputs[index].answer(chunk, incremental=incremental)
-            with_hidden_states(outputs[index], answer)
             if "text" in answer:
                 answer["text_delta"] = chunk.text
             if not plan.is_single:

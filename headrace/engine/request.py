@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from runtime.client.expected import explain
+from runtime.client.expected import did_you_mean, explain
 from runtime.errors import InvalidRequest
-from runtime.sampling_params import SamplingFields
+from runtime.requests.sampling_params import SamplingFields
 from server.native.generate_request import GenerateBody
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -37,9 +36,8 @@ def build_body(
     known = set(GenerateBody.__struct_fields__) - _OWN
     for name in options:
         if name not in known and name not in _COMPANIONS:
-            raise TypeError(
-                f"generate() got an unexpected keyword argument {name!r}{_hint(name, known)}"
-            )
+            hint = did_you_mean(name, known)
+            raise TypeError(f"generate() got an unexpected keyword argument {name!r}.{hint}")
     embeds = options.get("input_embeds")
     if sum(each is not None for each in (prompt, input_ids, embeds)) != 1:
         raise InvalidRequest(
@@ -70,9 +68,8 @@ def build_options(call: str, struct: type[S], options: Mapping[str, Any]) -> S:
     known = struct.__struct_fields__
     for name in options:
         if name not in known:
-            raise TypeError(
-                f"{call}() got an unexpected keyword argument {name!r}{_hint(name, known)}"
-            )
+            hint = did_you_mean(name, known)
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}.{hint}")
     try:
         return msgspec.convert({name: _plain(value) for name, value in options.items()}, struct)
     except msgspec.ValidationError as error:
@@ -96,17 +93,11 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     known = SamplingFields.__struct_fields__
     for name in given:
         if name not in known:
-            raise InvalidRequest(
-                f"Unknown sampling parameter {name!r}{_hint(str(name), known)}", param=str(name)
-            )
+            hint = did_you_mean(str(name), known)
+            raise InvalidRequest(f"Unknown sampling parameter {name!r}.{hint}", param=str(name))
     values = {name: _plain(value) for name, value in given.items()}
     bias = values.get("logit_bias")
     if isinstance(bias, Mapping):
         # JSON has string keys only; in Python ids are numbers.
         values["logit_bias"] = {str(token_id): value for token_id, value in bias.items()}
     return values
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f". Did you mean {near[0]!r}?" if near else "."

@@ -1,13 +1,12 @@
 """The server's arguments as one flat dataclass, and as keyword arguments of `Engine`.
 
-Names, types, defaults and help are those of `runtime.config`; nothing is declared twice.
+Names, types, defaults and help are those of `runtime.config.options`; nothing is declared twice.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 import os
 import typing
@@ -17,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.config import (
+from runtime.client.expected import did_you_mean
+from runtime.config.options import (
     HttpArgs,
     KernelArgs,
     LoggingArgs,
@@ -111,9 +111,8 @@ def _keyword(option: str) -> str:
 def _read_reference(keyword: str, value: Any, known: list[str], ignored: list[str]) -> None:
     flag = REFERENCE_FLAGS.get(option_name(keyword))
     if flag is None:
-        near = difflib.get_close_matches(keyword, known, n=1)
-        hint = f". Did you mean {near[0]!r}?" if near else "."
-        raise TypeError(f"Engine() got an unexpected keyword argument {keyword!r}{hint}")
+        hint = did_you_mean(keyword, known)
+        raise TypeError(f"Engine() got an unexpected keyword argument {keyword!r}.{hint}")
     # Nothing asked for: what a dump of the reference's own defaults holds.
     if value is None or value is False or value in ("", [], {}):
         return

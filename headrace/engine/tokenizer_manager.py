@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from runtime.tokenizer import Tokenizer
+from runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine

@@ -17,7 +17,7 @@ from headrace.engine.errors import translated
 from headrace.trainer import CudaTensors, SharedTensors
 from runtime.client.expected import explain
 from runtime.errors import InvalidRequest
-from runtime.weight_messages import CheckWeights, LeaveGroup, ReadWeight
+from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, ReadWeight
 from server.context import ServerContext
 from server.native.weight_bodies import (
     DEFAULT_GROUP,

@@ -24,7 +24,6 @@ from openai_api.generation import (
     open_streams,
     sample_rids,
 )
-from openai_api.hidden_answer import HiddenAnswer
 from openai_api.logprobs import chat_spec
 from openai_api.output_parser import OutputParser
 from openai_api.request_body import read_body
@@ -38,7 +37,7 @@ from openai_api.schemas.chat import (
 from openai_api.schemas.common import (
     cache_namespace,
     check_rid,
-    hidden_mode,
+    hidden_extras,
     priority_of,
     refuse_adapter,
     session_of,
@@ -48,7 +47,9 @@ from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
-from runtime.sampling_params import SamplingParams
+from runtime.extras.hidden_states.answer import HiddenAnswer
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import SamplingParams
 
 
 async def create_chat_completion(request: Request, context: OpenAIContext) -> Response:
@@ -58,7 +59,10 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
     check_rid(body.rid)
     refuse_adapter(body, context.served_model_name())
     logprobs = chat_spec(body.logprobs, body.top_logprobs)
-    hidden = hidden_mode(body, context.hidden_states)
+    extras = [
+        *([] if logprobs is None else [logprobs.extra()]),
+        *hidden_extras(body, context.hidden_states),
+    ]
     max_tokens_name, max_tokens = _max_tokens(body)
     with wire_names(max_tokens_name):
         sampling = _sampling(body, max_tokens, context)
@@ -67,16 +71,17 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
         answer_id = new_id("chatcmpl", body.rid)
         inputs = [
             GenerationInput(
-                rid=rid,
-                input_ids=prompt.input_ids,
-                sampling=nth_sample(sampling, index),
-                stream=bool(body.stream),
-                explicit_max_new_tokens=max_tokens is not None,
-                cache_namespace=cache_namespace(body),
-                priority=priority_of(body),
-                logprobs=logprobs,
-                hidden_states=hidden,
-                dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
+                prompt.input_ids,
+                RequestSpec(
+                    sampling=nth_sample(sampling, index),
+                    rid=rid,
+                    stream=bool(body.stream),
+                    explicit_max_new_tokens=max_tokens is not None,
+                    cache_namespace=cache_namespace(body),
+                    priority=priority_of(body),
+                    extras=extras,
+                    dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
+                ),
             )
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
@@ -163,7 +168,7 @@ def _choice(
     pieces = context.token_pieces if body.logprobs else None
     hidden = None
     if body.return_hidden_states:
-        hidden = HiddenAnswer("last", context.model_config.hidden_size)
+        hidden = HiddenAnswer(context.model_config.hidden_size, only_last=True)
     return ChatChoice(index, parser, TokenCount(close_id), pieces=pieces, hidden=hidden)
 
 

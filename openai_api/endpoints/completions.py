@@ -21,8 +21,6 @@ from openai_api.generation import (
     open_streams,
     sample_rids,
 )
-from openai_api.hidden_answer import HiddenAnswer
-from openai_api.json_pieces import JsonItems
 from openai_api.logprobs import CompletionLogprobs, completion_spec
 from openai_api.request_body import read_body
 from openai_api.sampling import nth_sample, sampling_of, wire_names
@@ -30,7 +28,7 @@ from openai_api.schemas.common import (
     StreamOptions,
     cache_namespace,
     check_rid,
-    hidden_mode,
+    hidden_extras,
     priority_of,
     refuse_adapter,
     session_of,
@@ -52,11 +50,15 @@ from openai_api.sse import (
 )
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation import GenerationInput, GenerationStream
+from runtime.client.json_pieces import JsonItems
 from runtime.client.large_body import let_go
 from runtime.client.router import wanted_rank
 from runtime.client.tokenization import decode_texts, encode_prompts
 from runtime.errors import InvalidRequest
-from runtime.messages import FinishReason
+from runtime.extras.hidden_states.answer import HiddenAnswer
+from runtime.extras.logprobs.positions import LogprobSpec
+from runtime.ipc.messages import FinishReason
+from runtime.requests.request_spec import RequestSpec
 
 # Characters of text that are encoded in the time of one number.
 _CHARS_PER_COST = 64
@@ -88,6 +90,7 @@ class _Plan:
 
     Attributes:
         inputs: prompt-major, `n` for each prompt.
+        wanted_logprobs: which ones, for every choice.
         echoes: the text to put before each choice.
     """
 
@@ -95,6 +98,8 @@ class _Plan:
     created: int
     model: str
     inputs: list[GenerationInput]
+    wanted_logprobs: LogprobSpec | None
+    hidden: bool
     echoes: list[str]
     n: int
     options: StreamOptions
@@ -102,16 +107,18 @@ class _Plan:
 
     def logprobs(self) -> list[CompletionLogprobs | None]:
         """One for each choice, empty; `None` where nobody asked."""
-        pieces = self.context.token_pieces
+        pieces, spec = self.context.token_pieces, self.wanted_logprobs
         return [
-            CompletionLogprobs(pieces, item.logprobs, item.input_ids) if item.logprobs else None
+            None if spec is None else CompletionLogprobs(pieces, spec, item.input_ids)
             for item in self.inputs
         ]
 
     def hidden_states(self) -> list[HiddenAnswer]:
         """One for each choice, empty; none where nobody asked."""
+        if not self.hidden:
+            return []
         size = self.context.model_config.hidden_size
-        return [HiddenAnswer("last", size) for item in self.inputs if item.hidden_states]
+        return [HiddenAnswer(size, only_last=True) for _ in self.inputs]
 
     def usage(self, counts: Sequence[TokenCount]) -> dict[str, Any]:
         report_cache = self.context.enable_cache_report
@@ -136,20 +143,22 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     answer_id, rids = _rids(body, len(prompts), sampling.n)
     ids = await _encode(prompts, context)
     namespace, priority = cache_namespace(body), priority_of(body)
-    hidden = hidden_mode(body, context.hidden_states)
+    hidden = hidden_extras(body, context.hidden_states)
+    extras = [*([] if logprobs is None else [logprobs.extra()]), *hidden]
     inputs = [
         GenerationInput(
-            rid=rids[at * sampling.n + sample],
-            input_ids=ids[at],
-            sampling=nth_sample(sampling, sample),
-            stream=bool(body.stream),
-            # The default is ours: a prompt that leaves less room than that is still served.
-            explicit_max_new_tokens=body.max_tokens is not None,
-            cache_namespace=namespace,
-            priority=priority,
-            logprobs=logprobs,
-            hidden_states=hidden,
-            dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
+            ids[at],
+            RequestSpec(
+                sampling=nth_sample(sampling, sample),
+                rid=rids[at * sampling.n + sample],
+                stream=bool(body.stream),
+                # The default is ours: a prompt that leaves less room than that is still served.
+                explicit_max_new_tokens=body.max_tokens is not None,
+                cache_namespace=namespace,
+                priority=priority,
+                extras=extras,
+                dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
+            ),
         )
         for at in range(len(prompts))
         for sample in range(sampling.n)
@@ -159,6 +168,8 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
         created=int(time.time()),
         model=body.model or "default",
         inputs=inputs,
+        wanted_logprobs=logprobs,
+        hidden=bool(hidden),
         echoes=await _echoes(body, prompts, context, sampling.n),
         n=sampling.n,
         options=body.stream_options or StreamOptions(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openai_api.reasoning_parsers.parser import ReasoningParser
-from runtime.registry import Registry
+from runtime.config.registry import Registry
 
 REASONING_PARSERS: Registry[type[ReasoningParser]] = Registry(
     "reasoning parser",

@@ -64,12 +64,12 @@ class ThinkTags:
         text = self._without_space(text)
         if not text or not self.is_reasoning:
             return SplitText("", text)
-        reasoning, rest = self._until_close.feed(text)
-        if rest is None:
+        reasoning, end = self._until_close.feed(text)
+        if end is None:
             return SplitText(reasoning, "")
         self.is_reasoning = False
         self._skip_space = True
-        return SplitText(reasoning, self._without_space(rest))
+        return SplitText(reasoning, self._without_space(text[end:]))
 
     def _without_space(self, text: str) -> str:
         if not self._skip_space:

@@ -8,8 +8,11 @@ import msgspec
 
 from openai_api.schemas.common import GenerationFields, fields_of_type, refuse_unsupported
 from runtime.errors import InvalidRequest
+from runtime.grammar.schema_check import check_well_formed
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+# An assistant may have called tools instead of saying something, and a tool may return nothing.
+_SPEAKERS = frozenset({"system", "developer", "user"})
 MAX_TOOLS = 1024
 MAX_PARTS = 4096
 
@@ -136,6 +139,11 @@ def check_chat_request(request: ChatCompletionRequest) -> None:
                 f"messages[{index}].role must be one of {', '.join(sorted(ROLES))}.",
                 param=f"messages[{index}].role",
             )
+        if not message.content and message.content != "" and message.role.lower() in _SPEAKERS:
+            raise InvalidRequest(
+                f"messages[{index}].content must be given: a text or a list of parts.",
+                param=f"messages[{index}].content",
+            )
         if isinstance(message.content, list) and len(message.content) > MAX_PARTS:
             raise InvalidRequest(
                 f"messages[{index}].content may have at most {MAX_PARTS} parts.",
@@ -172,6 +180,11 @@ def _check_tools(request: ChatCompletionRequest) -> None:
                 f"tools[{index}].function.strict needs a tool_choice that forces a call.",
                 param=f"tools[{index}].function.strict",
             )
+    check_well_formed(
+        (tool.function.parameters, f"tools[{index}].function.parameters")
+        for index, tool in enumerate(tools)
+        if tool.function.parameters is not None
+    )
     _check_tool_choice(request.tool_choice, {tool.function.name for tool in tools})
 
 

@@ -40,6 +40,7 @@ class HermesParser:
         self._names = frozenset(names)
         self._max_calls = max_calls
         self._num_calls = 0
+        self._has_warned = False
         self._outside = UntilTag(OPEN_TAG)
         self._inside: UntilTag | None = None
         self._payload: list[str] = []
@@ -47,12 +48,12 @@ class HermesParser:
     def feed(self, text: str) -> list[str | ParsedCall]:
         """Take more output: texts and calls in their order."""
         out: list[str | ParsedCall] = []
-        rest: str | None = text
-        while rest:
-            rest = (
-                self._feed_outside(rest, out)
+        place: int | None = 0
+        while place is not None and place < len(text):
+            place = (
+                self._feed_outside(text, place, out)
                 if self._inside is None
-                else self._feed_inside(rest, out)
+                else self._feed_inside(text, place, out)
             )
         return out
 
@@ -68,22 +69,22 @@ class HermesParser:
             out.append(held)
         return out
 
-    def _feed_outside(self, text: str, out: list[str | ParsedCall]) -> str | None:
-        passed, rest = self._outside.feed(text)
+    def _feed_outside(self, text: str, begin: int, out: list[str | ParsedCall]) -> int | None:
+        passed, end = self._outside.feed(text, begin)
         if passed:
             out.append(passed)
-        if rest is not None:
+        if end is not None:
             self._inside = UntilTag(CLOSE_TAG, keep_space=True)
-        return rest
+        return end
 
-    def _feed_inside(self, text: str, out: list[str | ParsedCall]) -> str | None:
+    def _feed_inside(self, text: str, begin: int, out: list[str | ParsedCall]) -> int | None:
         assert self._inside is not None
-        passed, rest = self._inside.feed(text)
+        passed, end = self._inside.feed(text, begin)
         self._payload.append(passed)
-        if rest is not None:
+        if end is not None:
             self._inside = None
             self._close(out, closed=True)
-        return rest
+        return end
 
     def _close(self, out: list[str | ParsedCall], *, closed: bool) -> None:
         payload = "".join(self._payload)
@@ -105,6 +106,9 @@ class HermesParser:
         except (msgspec.DecodeError, UnicodeError, RecursionError, orjson.JSONEncodeError):
             return None
         if call.name not in self._names:
-            logger.warning("the model called a function that the request does not offer")
+            if not self._has_warned:
+                # Once: an output may hold a hundred thousand of them.
+                self._has_warned = True
+                logger.warning("The model called a function that the request does not offer")
             return None
         return ParsedCall(call.name, text)

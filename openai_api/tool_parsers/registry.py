@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openai_api.tool_parsers.parser import ToolParser
-from runtime.registry import Registry
+from runtime.config.registry import Registry
 
 TOOL_PARSERS: Registry[type[ToolParser]] = Registry(
     "tool-call parser",

@@ -2,8 +2,14 @@
 
 Every page is in exactly one place: free in the pool, cached in the tree, or held by one request:
 
-    request.pages:  [ shared with the tree (locked by request.node) | the request's own ]
-                      0 ............................ num_shared_pages ....... len(pages)
+    hold.pages:  [ shared with the tree (locked by hold.node) | the request's own ]
+                   0 ............................... num_shared ........ num_pages
+
+Where no query sees all keys, pages behind every window are let go, from the front on; then the tree
+has no part in the request any more:
+
+    hold.pages:  [ 0, 0, ... 0 | the request's own ]
+                   num_dropped .......... num_pages
 """
 
 from __future__ import annotations
@@ -20,22 +26,29 @@ class PageHold:
     Attributes:
         pages: `[num_pages]` int32, in sequence order.
         num_shared: the first so many belong to the tree.
-        node: where the shared part ends, locked; `None` when nothing is held.
-        version: grows when `pages` changes before its end, so that device copies are renewed.
+        num_dropped: the first so many were let go: their numbers are 0.
+        node: where the shared part ends, locked; `None` when nothing is shared.
+        version: grows when `pages` changes before its end, so that device copies are renewed. Not
+            for what was dropped: no kernel uses what lies behind a window.
     """
 
-    __slots__ = ("node", "num_pages", "num_shared", "pages", "version")
+    __slots__ = ("node", "num_dropped", "num_pages", "num_shared", "pages", "version")
 
     def __init__(self) -> None:
         self.pages: Pages = EMPTY_PAGES
         self.num_pages = 0
         self.num_shared = 0
+        self.num_dropped = 0
         self.node: RadixNode | None = None
         self.version = 0
 
     def held(self) -> Pages:
         """The page numbers in order."""
         return self.pages[: self.num_pages]
+
+    def own(self) -> Pages:
+        """Those that neither the tree nor anybody else has."""
+        return self.pages[max(self.num_shared, self.num_dropped) : self.num_pages]
 
     def append(self, pages: Pages) -> None:
         """Add pages at the end."""
@@ -62,12 +75,21 @@ class CacheManager:
     """Matches, allocates, shares and frees pages; evicts cached ones when the pool runs dry.
 
     Attributes:
+        window: keys that a query sees at most, its own included; `None` where some see all.
         num_evicted_tokens: tokens dropped from the tree so far.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, enable_prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        enable_prefix_cache: bool = True,
+        window: int | None = None,
+    ) -> None:
         """Manage `num_pages` pages of `page_size` tokens each."""
         self.page_size = page_size
+        self.window = window
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(page_size)
         self.enable_prefix_cache = enable_prefix_cache
@@ -146,7 +168,7 @@ class CacheManager:
 
     def share(self, hold: PageHold, tokens: Tokens, namespace: str) -> None:
         """Let other requests find what `hold` has computed of `tokens`; the request goes on."""
-        if not self.enable_prefix_cache:
+        if not self.enable_prefix_cache or hold.num_dropped:
             return
         num_full = len(tokens) // self.page_size
         if num_full <= hold.num_shared:
@@ -160,18 +182,39 @@ class CacheManager:
         hold.node = match.node
         hold.version += 1
 
+    def drop_behind(self, hold: PageHold, first_seen: int) -> int:
+        """Let go of the pages that lie wholly before token `first_seen`: no later query sees them.
+
+        What the tree shares is let go as a whole, once all of it lies behind: it stays cached.
+
+        Returns:
+            Pages that have to lie behind before a call can do more.
+        """
+        num_behind = min(max(first_seen, 0) // self.page_size, hold.num_pages)
+        if num_behind < hold.num_shared:
+            return hold.num_shared
+        if hold.node is not None:
+            self.tree.unlock(hold.node)
+        first = max(hold.num_shared, hold.num_dropped)
+        if num_behind > first:
+            self.pool.give_back(hold.pages[first:num_behind])
+        hold.pages[:num_behind] = 0
+        hold.num_dropped, hold.num_shared, hold.node = max(num_behind, first), 0, None
+        return hold.num_dropped + 1
+
     def release(self, hold: PageHold, tokens: Tokens, namespace: str) -> None:
         """Free what `hold` has; full pages of `tokens`, all computed, stay cached in the tree."""
         num_kept = hold.num_shared
-        if self.enable_prefix_cache and len(tokens):
+        if self.enable_prefix_cache and len(tokens) and not hold.num_dropped:
             num_full = min(len(tokens) // self.page_size, hold.num_pages)
             if num_full > hold.num_shared:
                 self._insert(hold, tokens, num_full, namespace)
                 num_kept = num_full
-        self.pool.give_back(hold.held()[num_kept:])
+        self.pool.give_back(hold.held()[max(num_kept, hold.num_dropped) :])
         if hold.node is not None:
             self.tree.unlock(hold.node)
-        hold.pages, hold.num_pages, hold.num_shared, hold.node = EMPTY_PAGES, 0, 0, None
+        hold.pages, hold.node = EMPTY_PAGES, None
+        hold.num_pages = hold.num_shared = hold.num_dropped = 0
         hold.version += 1
 
     def _insert(self, hold: PageHold, tokens: Tokens, num_full: int, namespace: str) -> PrefixMatch:
@@ -193,7 +236,7 @@ class CacheManager:
         Raises:
             AssertionError: a page is lost or owned twice.
         """
-        own = [hold.held()[hold.num_shared :] for hold in holds]
+        own = [hold.own() for hold in holds]
         everything = np.concatenate([self.pool.free_pages(), self.tree.all_pages(), *own])
         num_pages = self.pool.num_pages
         exists = (everything > 0) & (everything <= num_pages)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.checkpoint.headers import TensorInfo, read_tensor_infos
-from runtime.checkpoint.model_config import ModelConfig
-from runtime.checkpoint.weights import decoder_weights, is_ignored
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.errors import StartupError
 
 # Types we cast from, and the type a model of them runs in.
@@ -31,18 +30,18 @@ class CheckpointSummary:
     tensors: dict[str, TensorInfo]
 
 
-def check_model_folder(folder: Path, config: ModelConfig) -> CheckpointSummary:
-    """Compare the headers in `folder` with the weight map of `config`.
+def check_model_folder(folder: Path, model: ModelSpec) -> CheckpointSummary:
+    """Compare the headers in `folder` with the weight map of `model`.
 
     Raises:
         StartupError: weights cannot be read, or tensors are missing, unexpected, or of the wrong
             shape or type; one line that names the first few.
     """
     found = read_tensor_infos(folder)
-    specs = {spec.name: spec for spec in decoder_weights(config)}
+    specs = {spec.name: spec for spec in model.weights}
     used = {name: info for name, info in found.items() if name in specs}
     missing = [name for name in specs if name not in found]
-    unexpected = [name for name in found if name not in specs and not is_ignored(name, config)]
+    unexpected = [name for name in found if name not in specs and not model.is_ignored(name)]
     wrong_shape = [
         f"{name} is {list(info.shape)}, expected {list(specs[name].shape)}"
         for name, info in used.items()
@@ -59,7 +58,7 @@ def check_model_folder(folder: Path, config: ModelConfig) -> CheckpointSummary:
     ]
     if any(problems):
         raise StartupError(
-            f"The weights in {folder} do not fit {config.architecture} as its config.json"
+            f"The weights in {folder} do not fit {model.architecture} as its config.json"
             f" describes it: {'; '.join(filter(None, problems))}"
         )
     sizes: Counter[str] = Counter()

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from runtime.checkpoint.json_file import read_json_object
+from runtime.checkpoint.regular_file import open_regular
 from runtime.errors import StartupError
 
 SINGLE_FILE = "model.safetensors"
@@ -104,11 +107,11 @@ def read_header(path: Path) -> list[TensorInfo]:
     """Read one file's header, in the order of the bytes.
 
     Raises:
-        StartupError: truncated or malformed; one line.
+        StartupError: not a regular file, truncated or malformed; one line.
     """
     try:
-        with path.open("rb") as file:
-            file_bytes = path.stat().st_size
+        with BufferedReader(open_regular(path)) as file:
+            file_bytes = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             if len(prefix) < 8:
                 raise StartupError(f"{path} is truncated: {file_bytes} bytes, no header")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from runtime.checkpoint.regular_file import open_regular
 from runtime.errors import StartupError
 
 MAX_JSON_BYTES = 64 * 2**20
@@ -16,12 +18,16 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        StartupError: unreadable, absurdly large, not JSON or not an object; one line.
+        StartupError: not a regular file, unreadable, absurdly large, not JSON or not an object; one
+            line.
     """
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
+        with BufferedReader(open_regular(path)) as file:
+            # Not the size that the system tells: some files are longer than that.
+            content = file.read(MAX_JSON_BYTES + 1)
+        if len(content) > MAX_JSON_BYTES:
             raise StartupError(f"{path} is larger than {MAX_JSON_BYTES // 2**20} MiB")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(content.decode("utf-8"))
     except OSError as error:
         raise StartupError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

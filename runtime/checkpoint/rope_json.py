@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from runtime.checkpoint.json_file import Keys
-from runtime.checkpoint.model_config import RopeConfig
 
 MAX_POSITIONS = 2**27
 _MAX_FACTOR = 2.0**20
 
 
-def read_rope(config: Keys) -> tuple[RopeConfig, int]:
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding.
+
+    Attributes:
+        theta: base of the frequencies.
+        scaling: kind of context extension.
+        parameters: the scaling's own numbers, as in `config.json` (`factor`, `beta_fast`, ...).
+    """
+
+    theta: float = 10000.0
+    scaling: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+def read_rope(
+    config: Keys, *, layer_type: str = "", theta_key: str = "rope_theta", theta: float = 10000.0
+) -> tuple[RopeConfig, int]:
     """Return the rotary embedding and the longest sequence it allows, scaling included.
 
     Version 5 keeps everything in `rope_parameters`; version 4 has `rope_theta` and an optional
     `rope_scaling`, which wins where a file has both.
+
+    Args:
+        config: of the model.
+        layer_type: whose numbers are read where version 5 nests them under types of layers; empty
+            where all layers must have the same.
+        theta_key: where version 4 keeps the base.
+        theta: the base when the file has none.
 
     Raises:
         StartupError: a kind of scaling we do not have, or a number that is missing or absurd.
     """
     max_positions = config.integer("max_position_embeddings", MAX_POSITIONS)
     key = "rope_scaling" if config.mapping("rope_scaling") else "rope_parameters"
-    rope = Keys(f"{config.source}: {key}", _without_layer_types(config, key))
-    theta = rope.number("rope_theta", 1.0, 1e12, config.number("rope_theta", 1.0, 1e12, 10000.0))
+    rope = Keys(f"{config.source}: {key}", _without_layer_types(config, key, layer_type))
+    theta = rope.number("rope_theta", 1.0, 1e12, config.number(theta_key, 1.0, 1e12, theta))
     for keys in (config, rope):
         if keys.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
             raise keys.error("partial_rotary_factor", "1: partial rotation is not supported")
@@ -55,12 +79,17 @@ def read_rope(config: Keys) -> tuple[RopeConfig, int]:
     )
 
 
-def _without_layer_types(config: Keys, key: str) -> dict[str, Any]:
-    """Return the one set of numbers; version 5 may nest equal ones under layer types."""
+def _without_layer_types(config: Keys, key: str, layer_type: str) -> dict[str, Any]:
+    """Return one set of numbers; version 5 may nest one for each type of layers."""
     rope = config.mapping(key)
     nested = [value for value in rope.values() if isinstance(value, dict)]
     if not nested:
         return rope
+    if layer_type:
+        found = rope.get(layer_type)
+        if not isinstance(found, dict):
+            raise config.error(key, f"numbers for {layer_type}")
+        return found
     if any(value != nested[0] for value in nested):
         raise config.error(key, "the same rotary embedding for every layer")
     return nested[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from runtime.errors import InvalidRequest, TooLong
-from runtime.sampling_params import SamplingParams
+from runtime.requests.sampling_params import SamplingParams
 
 # A byte-level token rarely holds more than this; longer texts cannot fit whatever they say.
 MAX_CHARS_PER_TOKEN = 128

@@ -10,7 +10,7 @@ import msgspec
 
 from runtime.client.replica_link import ReplicaLink
 from runtime.errors import EngineNotReady
-from runtime.messages import ControlReply, SchedulerInbound
+from runtime.ipc.messages import ControlReply, SchedulerInbound
 
 
 @dataclass

@@ -1,7 +1,8 @@
-"""What a field of a body would have taken, for errors that only say what is wrong."""
+"""What a field of a body would have taken, or its name: for errors that only say what is wrong."""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from collections.abc import Iterable, Iterator
@@ -11,16 +12,23 @@ import msgspec
 from msgspec import inspect
 
 _INVALID_CHOICE = "Invalid enum value "
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.{1,64})`", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
 
 def explain(error: msgspec.ValidationError, expected: Any) -> str:
     """The message of `error`, met while something was read as the type `expected`.
 
-    A field that takes one of a few strings gets them listed; every other message stays as it is.
+    A field that takes one of a few strings gets them listed, one that is unknown the name that is
+    most like it; every other message stays as it is.
     """
     message = str(error)
     reason, found, place = message.rpartition(" - at `")
+    unknown = _UNKNOWN_FIELD.fullmatch(reason if found else message)
+    if unknown is not None:
+        place = place if found else ""
+        hint = did_you_mean(unknown[1], _field_names(_type_info(expected), place))
+        return f"{unknown[0]}.{hint}{found}{place}" if hint else message
     if not found or not reason.startswith(_INVALID_CHOICE):
         return message
     choices = list(_choices(_type_info(expected), place))
@@ -29,21 +37,36 @@ def explain(error: msgspec.ValidationError, expected: Any) -> str:
     return f"{reason}, expected {' or '.join(choices)}{found}{place}"
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What follows the sentence about an unknown `name`; empty where no known one is like it."""
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
 @functools.cache
 def _type_info(expected: Any) -> inspect.Type:
     return inspect.type_info(expected)
 
 
 def _choices(root: inspect.Type, place: str) -> Iterator[str]:
-    # What a path names may be of several types at once: `$.tags[0]` of `list[A] | dict[str, B]`.
-    nodes = list(_flat([root]))
-    for step in _STEP.finditer(place):
-        nodes = list(_flat(_below(nodes, step.group(1))))
-    for node in nodes:
+    for node in _nodes(root, place):
         if isinstance(node, inspect.LiteralType):
             yield from map(repr, node.values)
         elif isinstance(node, inspect.BoolType):
             yield from ("true", "false")
+
+
+def _field_names(root: inspect.Type, place: str) -> set[str]:
+    structs = (node for node in _nodes(root, place) if isinstance(node, inspect.StructType))
+    return {field.encode_name for struct in structs for field in struct.fields}
+
+
+def _nodes(root: inspect.Type, place: str) -> list[inspect.Type]:
+    # What a path names may be of several types at once: `$.tags[0]` of `list[A] | dict[str, B]`.
+    nodes = list(_flat([root]))
+    for step in _STEP.finditer(place):
+        nodes = list(_flat(_below(nodes, step.group(1))))
+    return nodes
 
 
 def _below(nodes: Iterable[inspect.Type], name: str | None) -> Iterator[inspect.Type]:

@@ -14,14 +14,14 @@ from typing import Any
 
 import zmq
 
-from runtime.config import GrammarConfig
+from runtime.config.options import GrammarConfig
 from runtime.errors import EngineDead, InvalidRequest, Overloaded
 from runtime.grammar.cache import ByteCache
 from runtime.grammar.limits import check_grammar
-from runtime.messages import CompileGrammar, GrammarReply
-from runtime.process import Child
-from runtime.sampling_params import GrammarSpec
-from runtime.transport import Outbox, grammar_address
+from runtime.ipc.messages import CompileGrammar, GrammarReply
+from runtime.ipc.process import Child
+from runtime.ipc.transport import Outbox, grammar_address
+from runtime.requests.sampling_params import GrammarSpec
 
 logger = logging.getLogger(__name__)
 

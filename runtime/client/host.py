@@ -10,20 +10,27 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import zmq
 import zmq.asyncio
 
+from runtime.client.background import Background
 from runtime.client.client import EngineClient
 from runtime.client.grammars import GrammarCompiler
-from runtime.client.replica import Replica
+from runtime.client.replica import Replica, stop_child
 from runtime.client.status import EngineStatus, ReplicaStatus
-from runtime.config import DetokenizerConfig, GrammarConfig, WorkerConfig
+from runtime.config.options import DetokenizerConfig, GrammarConfig, WorkerConfig
 from runtime.errors import StartupError
-from runtime.messages import GrammarReply
-from runtime.shared_state import SHARED_STATE_FILE, SharedState
-from runtime.transport import AsyncInbox, create_replica_folder, front_address, remove_run_folder
+from runtime.ipc.messages import GrammarReply
+from runtime.ipc.shared_state import SHARED_STATE_FILE, SharedState
+from runtime.ipc.transport import (
+    AsyncInbox,
+    create_replica_folder,
+    front_address,
+    remove_run_folder,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +74,7 @@ class EngineHost:
         self._context = zmq.asyncio.Context()
         # Where the grammar compiler, which serves all replicas, answers.
         self._inbox: AsyncInbox[GrammarReply] | None = None
-        self._receiving: asyncio.Task[None] | None = None
+        self._background = Background(self.ended)
         if grammar is not None:
             context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
             client.grammars = GrammarCompiler(grammar, context)
@@ -98,7 +105,8 @@ class EngineHost:
         self._first_ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         if self.client.grammars is not None:
             self._inbox = AsyncInbox(self._context, front_address(self.run_folder), GrammarReply)
-            self._receiving = asyncio.create_task(self._receive(self._inbox, self.client.grammars))
+            receive = partial(self._receive, self._inbox, self.client.grammars)
+            self._background.keep(receive, "Receiving compiled grammars")
         for replica in self._replicas:
             replica.start()
 
@@ -117,12 +125,10 @@ class EngineHost:
         stops = [replica.stop() for replica in self._replicas]
         # After `end_children` nothing is left to end, and no thread may be started for it.
         if grammars is not None and grammars.pid is not None:
-            stops.append(asyncio.to_thread(grammars.stop))
+            stops.append(stop_child(grammars))
         await asyncio.gather(*stops)
         self.client.fail_all("The server was stopped.")
-        if self._receiving is not None:
-            self._receiving.cancel()
-            await asyncio.wait([self._receiving])
+        await self._background.stop()
         if grammars is not None:
             grammars.close()
         if self._inbox is not None:
@@ -194,7 +200,11 @@ class EngineHost:
             if self._first_ready is not None and not self._first_ready.done():
                 self._first_ready.set_result(None)
         for callback in self.on_change:
-            callback(self.status)
+            # One draws on a terminal, which may be gone: that is no reason to restart no child.
+            try:
+                callback(self.status)
+            except Exception:
+                logger.exception("A change of the status could not be told")
 
     def worker_died(self) -> None:
         """A worker died and will be started again: with its memory, which the others may lack."""

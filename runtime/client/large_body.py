@@ -196,7 +196,9 @@ class _Scan:
             end = self._string(at)
             try:
                 key = _KEY.decode(self._body[at:end])
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UnicodeDecodeError:
+                raise InvalidBody("The JSON body is not valid UTF-8.") from None
+            except msgspec.DecodeError:
                 raise _not_json(at) from None
             if key in seen:
                 raise InvalidBody(f"The key {key[:64]!r} appears twice in one JSON object.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from runtime.weight_messages import MemoryTag
+from runtime.ipc.weight_messages import MemoryTag
 
 logger = logging.getLogger(__name__)
 

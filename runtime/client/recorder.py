@@ -15,7 +15,7 @@ from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
-from runtime.sampling_params import SamplingParams
+from runtime.requests.sampling_params import SamplingParams
 
 Outcome = Literal["stop", "length", "abort", "error", "disconnect"]
 
@@ -144,13 +144,13 @@ class RecordingClient(EngineClient):
         if not self.sinks:
             return stream
         record = RequestRecord(
-            rid=item.rid,
-            is_streaming=item.stream,
+            rid=item.spec.rid,
+            is_streaming=item.spec.stream,
             prompt_tokens=len(item.input_ids),
             started_at=time.perf_counter(),
             # Beside embeddings they mean nothing.
-            input_ids=[] if item.input_embeds else item.input_ids,
-            sampling=item.sampling,
+            input_ids=[] if item.spec.input_embeds else item.input_ids,
+            sampling=item.spec.sampling,
         )
         return _RecordedStream(stream, record, self.sinks, self.keeps_text)
 

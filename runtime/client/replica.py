@@ -12,17 +12,21 @@ import dataclasses
 import logging
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
 import zmq.asyncio
 
+from runtime.client.background import Background
 from runtime.client.client import EngineClient
+from runtime.client.offload import OffloadPool
 from runtime.client.prefix_index import MAX_TOKENS
 from runtime.client.status import EngineStatus, ReplicaStatus
-from runtime.config import DetokenizerConfig, WorkerConfig
-from runtime.messages import (
+from runtime.config.options import DetokenizerConfig, WorkerConfig
+from runtime.errors import HeadraceError
+from runtime.ipc.messages import (
     ControlReply,
     DetokenizerReady,
     FrontInbound,
@@ -32,8 +36,8 @@ from runtime.messages import (
     TextDeltas,
     WorkerReady,
 )
-from runtime.process import Child, compute_environment, describe_exit
-from runtime.transport import AsyncInbox, Outbox, front_address, scheduler_address
+from runtime.ipc.process import Child, compute_environment, describe_exit
+from runtime.ipc.transport import AsyncInbox, Outbox, front_address, scheduler_address
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +46,27 @@ RESTART_DELAYS_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 60.0
 # So long after the end of a child that has not started, its last message counts before its end.
 LAST_MESSAGE_S = 0.5
+
+_ENDINGS = OffloadPool("end of child processes", workers=64, max_queued=64, timeout_s=15.0)
+
+
+class Stoppable(Protocol):
+    """A child process, or what owns one."""
+
+    def stop(self) -> None:
+        """End it, and wait until it has ended."""
+        ...
+
+
+async def stop_child(child: Stoppable) -> None:
+    """End a child without holding the loop; one that cannot be ended in time is left to the system.
+
+    What has been killed and is not gone hangs in a driver.
+    """
+    try:
+        await _ENDINGS.run(child.stop)
+    except HeadraceError as error:
+        logger.error("A child process is left behind: %s", error.message)
 
 
 class Owner(Protocol):
@@ -108,7 +133,8 @@ class Replica:
         self._sync_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
         self._inbox: AsyncInbox[FrontInbound] | None = None
         self._scheduler: Outbox | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(self._lost)
+        self._restarting = asyncio.Lock()
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started_at: dict[str, float] = {}
@@ -117,19 +143,18 @@ class Replica:
     def start(self) -> None:
         """Open the sockets and start both children; returns at once."""
         self._loop = asyncio.get_running_loop()
-        self._inbox = AsyncInbox(self._context, front_address(self._run_folder), FrontInbound)
-        self._run(self._receive())
+        self._inbox = AsyncInbox(
+            self._context, front_address(self._run_folder), FrontInbound, self._count_rejected
+        )
+        self._background.keep(self._receive, f"Receiving from replica {self.status.rank}")
         self._start_worker()
         self._start_detokenizer()
 
     async def stop(self) -> None:
         """End the children and close the sockets."""
         self._stopping = True
-        await asyncio.gather(*(asyncio.to_thread(child.stop) for child in self._living()))
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await asyncio.gather(*map(stop_child, self._living()))
+        await self._background.stop()
         self._link.ready = False
         if self._inbox is not None:
             self._inbox.close()
@@ -172,11 +197,6 @@ class Replica:
     def _living(self) -> list[Child]:
         both = (self._worker, self._detokenizer)
         return [child for child in both if child is not None and child.is_alive]
-
-    def _run(self, coroutine: object) -> None:
-        task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]  # any coroutine
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _start_worker(self) -> None:
         if self._scheduler is not None:
@@ -228,7 +248,13 @@ class Replica:
             self._owner.worker_died()
         else:
             self._set(detokenizer_ready=False)
-        self._run(self._restart(child))
+        self._background.run(self._restart(child), f"The restart of the {child.entry}{self._whose}")
+
+    def _lost(self, why: str) -> None:
+        """Something of the front's own cannot go on: without it the replica is of no use."""
+        self._link.ready = False
+        self._set(phase="failed", last_failure=why, worker=None)
+        self._owner.ended(why)
 
     def _end(self, child: Child, code: int, why: str) -> None:
         words = child.last_words
@@ -244,19 +270,26 @@ class Replica:
         name = child.entry
         lived_s = time.monotonic() - self._started_at[name]
         self._failures[name] = 0 if lived_s > STABLE_AFTER_S else self._failures[name] + 1
-        await asyncio.sleep(RESTART_DELAYS_S[min(self._failures[name], len(RESTART_DELAYS_S) - 1)])
-        if self._stopping:
-            return
-        if child is self._worker:
-            # Fresh addresses on every restart: nothing meant for the dead process can arrive.
-            self._client.loaded.restarted()
-            generation = self._worker_config.generation + 1
-            self._worker_config = dataclasses.replace(self._worker_config, generation=generation)
-            self._start_worker()
-        else:
-            # The living worker still feeds the requests that just failed.
-            self._client.stop_orphans(self.status.rank)
-        await self._replace_detokenizer()
+        await self._wait_after_failures(name)
+        # One after the other: both children may have died, and the new ones may die at once.
+        async with self._restarting:
+            if self._stopping:
+                return
+            if child is self._worker:
+                # Fresh addresses on every restart: nothing meant for the dead process can arrive.
+                self._client.loaded.restarted()
+                generation = self._worker_config.generation + 1
+                self._worker_config = dataclasses.replace(
+                    self._worker_config, generation=generation
+                )
+                await self._start_in_time(self._start_worker, name)
+            elif child is self._detokenizer:
+                # The living worker still feeds the requests that just failed.
+                self._client.stop_orphans(self.status.rank)
+            else:
+                # A detokenizer that the worker's restart has replaced meanwhile.
+                return
+            await self._replace_detokenizer()
 
     async def _replace_detokenizer(self) -> None:
         # Both children name each other's address, so they change generation together.
@@ -264,15 +297,28 @@ class Replica:
         self._detokenizer = None
         self._set(detokenizer_ready=False)
         if old is not None and old.is_alive:
-            await asyncio.to_thread(old.stop)
-        if self._stopping:
-            return
+            await stop_child(old)
         self._detokenizer_config = dataclasses.replace(
             self._detokenizer_config,
             generation=self._worker_config.generation,
             scheduler_generation=self._worker_config.generation,
         )
-        self._start_detokenizer()
+        await self._start_in_time(self._start_detokenizer, "detokenizer")
+
+    async def _start_in_time(self, start: Callable[[], None], name: str) -> None:
+        """Start a child now, or as soon as the system has a process and memory for one."""
+        while not self._stopping:
+            try:
+                start()
+                return
+            except (OSError, RuntimeError) as error:
+                logger.error("The %s%s cannot be started: %s", name, self._whose, error)
+                self._failures[name] += 1
+                await self._wait_after_failures(name)
+
+    async def _wait_after_failures(self, name: str) -> None:
+        last = len(RESTART_DELAYS_S) - 1
+        await asyncio.sleep(RESTART_DELAYS_S[min(self._failures[name], last)])
 
     # ---- messages ----
 
@@ -296,13 +342,13 @@ class Replica:
             case Progress():
                 self._set(phase=message.phase, fraction=message.fraction, detail=message.detail)
             # What a dead one said may be read late.
-            case WorkerReady() if self._worker is not None and self._worker.is_alive:
+            case WorkerReady() if _is_from(self._worker, message.pid):
                 self._link.prefixes.max_tokens = min(message.max_total_num_tokens, MAX_TOKENS)
                 self._link.num_rows = message.max_running_requests
                 self._set(worker=message)
                 self._client.repeat_options(self.status.rank)
                 self._became_ready()
-            case DetokenizerReady():
+            case DetokenizerReady() if _is_from(self._detokenizer, message.pid):
                 self._set(detokenizer_ready=True)
                 self._became_ready()
             case StartupFailed():
@@ -313,7 +359,14 @@ class Replica:
             self._link.ready = True
             self._set(phase="ready", fraction=1.0, ready_at=time.monotonic())
 
+    def _count_rejected(self, count: int) -> None:
+        self.status.num_rejected = count
+
     def _set(self, **changes: Any) -> None:
         for name, value in changes.items():
             setattr(self.status, name, value)
         self._owner.changed()
+
+
+def _is_from(child: Child | None, pid: int) -> bool:
+    return child is not None and child.is_alive and child.pid == pid

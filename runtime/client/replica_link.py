@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from runtime.client.prefix_index import PrefixIndex
-from runtime.config import GRAMMAR_CACHE_BYTES
+from runtime.config.options import GRAMMAR_CACHE_BYTES
 from runtime.grammar.cache import ByteCache, loaded_size
-from runtime.messages import GenerateRequest, SchedulerInbound
+from runtime.ipc.messages import GenerateRequest, SchedulerInbound
 
 
 class ReplicaLink:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from runtime.messages import Phase, WorkerReady
-from runtime.shared_state import SharedState
+from runtime.ipc.messages import Phase, WorkerReady
+from runtime.ipc.shared_state import SharedState
 
 _ORDER: dict[Phase, int] = {
     phase: at for at, phase in enumerate(("failed", *(p for p in get_args(Phase) if p != "failed")))
@@ -26,6 +26,7 @@ class ReplicaStatus:
         num_restarts: children started again since the beginning.
         last_failure: why the last child died or the first start failed.
         ready_at: `time.monotonic()` of the latest ready.
+        num_rejected: messages to the front that did not decode.
     """
 
     rank: int = 0
@@ -38,6 +39,7 @@ class ReplicaStatus:
     num_restarts: int = 0
     last_failure: str | None = None
     ready_at: float | None = None
+    num_rejected: int = 0
 
     @property
     def is_ready(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from runtime.client.admission import EngineLimits, check_prompt_length, check_text_size
 from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
-from runtime.tokenizer import Tokenizer
+from runtime.text.tokenizer import Tokenizer
 
 # Of all texts of a request together: some eight million tokens.
 MAX_TEXT_CHARS = 32 * 2**20

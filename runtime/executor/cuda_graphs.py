@@ -19,9 +19,7 @@ from torch import Tensor
 
 from kernels.decode_step import decode_inputs, decode_outputs, fetch_inputs
 from kernels.greedy import greedy_tokens
-from runtime.attention.backend import AttentionBackend, SharesPrefixes
-from runtime.batch_rows import BatchRows
-from runtime.executor.causal_model import CausalModel
+from runtime.executor.batch_rows import BatchRows
 from runtime.executor.graph_capture import (
     NUM_HOST_BUFFERS,
     GraphPool,
@@ -30,8 +28,10 @@ from runtime.executor.graph_capture import (
     host_numbers,
 )
 from runtime.executor.prefix_groups import MIN_BATCH, PrefixGroups
-from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.step import Int32Array, Int64Array
+from runtime.executor.step_plan import Int32Array, Int64Array
+from runtime.models.attention.backend import AttentionBackend, SharesPrefixes
+from runtime.models.forward_batch import ForwardBatch, KVCache
+from runtime.models.model import CausalLM
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class DecodeGraphs:
 
     def __init__(  # noqa: PLR0913 what a step is made of, and two choices
         self,
-        model: CausalModel,
+        model: CausalLM,
         attention: AttentionBackend,
         kv: list[KVCache],
         rows: BatchRows,
@@ -285,7 +285,7 @@ class DecodeGraphs:
                 self.hidden = hidden.new_zeros(self.max_batch, hidden.shape[1])
             self.hidden[:size].copy_(hidden)
         token_ids = greedy_tokens(
-            self._model.score(hidden), self.logits[:size], inputs[layout.wants_logits]
+            self._model.model_logits(hidden), self.logits[:size], inputs[layout.wants_logits]
         )
         if self._share is not None:
             token_ids = self._share(token_ids)

@@ -19,9 +19,7 @@ from torch import Tensor
 
 from kernels.decode_step import decode_outputs
 from kernels.greedy import greedy_tokens
-from runtime.attention.backend import AttentionBackend
-from runtime.batch_rows import BatchRows
-from runtime.executor.causal_model import CausalModel
+from runtime.executor.batch_rows import BatchRows
 from runtime.executor.graph_capture import (
     NUM_HOST_BUFFERS,
     GraphPool,
@@ -29,8 +27,10 @@ from runtime.executor.graph_capture import (
     capture_graph,
     host_numbers,
 )
-from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.step import Int64Array, StepPlan
+from runtime.executor.step_plan import Int64Array, StepPlan
+from runtime.models.attention.backend import AttentionBackend
+from runtime.models.forward_batch import ForwardBatch, KVCache
+from runtime.models.model import CausalLM
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class ExtendGraphs:
 
     def __init__(
         self,
-        model: CausalModel,
+        model: CausalLM,
         attention: AttentionBackend,
         kv: list[KVCache],
         rows: BatchRows,
@@ -278,7 +278,7 @@ class ExtendGraphs:
         captured.hidden = hidden if self._keep_hidden else None
         assert self._logits is not None
         logits = self._logits[: captured.shape.num_seqs]
-        token_ids = greedy_tokens(self._model.score(hidden), logits)
+        token_ids = greedy_tokens(self._model.model_logits(hidden), logits)
         if self._share is not None:
             token_ids = self._share(token_ids)
         decode_outputs(token_ids, rows, inputs[layout.turn], state.last_token, captured.kept)

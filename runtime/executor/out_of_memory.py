@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from runtime.checkpoint.model_config import ModelConfig
-from runtime.checkpoint.weights import decoder_weights
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.errors import StartupError
 from runtime.executor.memory import GIB, available_memory_bytes
-from runtime.layers.context import BuildContext
+from runtime.models.layers.build_context import BuildContext
 
 # What `StepResult.failed` says of a sequence.
 STEP_OUT_OF_MEMORY = f"Internal error: {torch.OutOfMemoryError.__name__}"
@@ -35,15 +33,21 @@ TOO_LARGE = (
 )
 
 
-def require_room(config: ModelConfig, context: BuildContext) -> None:
+def least_weight_bytes(spec: ModelSpec, context: BuildContext) -> int:
+    """What a rank's weights take at least, known before they are read.
+
+    Embeddings are whole on each rank, and a layout for the device's kernels may hold a copy.
+    """
+    return spec.num_parameters * context.dtype.itemsize // context.tp_size
+
+
+def require_room(spec: ModelSpec, context: BuildContext) -> None:
     """Refuse weights that cannot fit, before they are read.
 
     Raises:
         StartupError: this rank's part is larger than what is free on its device.
     """
-    numbers = sum(math.prod(spec.shape) for spec in decoder_weights(config))
-    # At least: embeddings are whole on each rank.
-    needed = numbers * context.dtype.itemsize // context.tp_size
+    needed = least_weight_bytes(spec, context)
     device = context.device
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]

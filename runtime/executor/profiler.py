@@ -15,9 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from runtime.errors import InvalidRequest
+from runtime.executor.step_plan import StepPlan
 from runtime.executor.trace_merge import merge_when_written
-from runtime.messages import ProfileSpec, Stage
-from runtime.step import StepPlan
+from runtime.ipc.messages import ProfileSpec, Stage
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.registry import Registry
-from runtime.sampling_params import GrammarSpec
+from runtime.config.registry import Registry
+from runtime.requests.sampling_params import GrammarSpec
 
 BitmaskRows = NDArray[np.int32]
 

@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 import zmq
 
-from runtime.config import GrammarConfig
+from runtime.config.options import GrammarConfig
 from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend, GrammarError
 from runtime.grammar.probe import probe
-from runtime.logging import configure_logging
-from runtime.messages import CompileGrammar, GrammarReply
-from runtime.transport import Inbox, Outbox, front_address, grammar_address
+from runtime.ipc.logging import configure_logging
+from runtime.ipc.messages import CompileGrammar, GrammarReply
+from runtime.ipc.transport import Inbox, Outbox, front_address, grammar_address
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 from runtime.errors import InvalidRequest
 from runtime.grammar.regex_check import check_regex
 from runtime.grammar.schema_check import MAX_SCHEMA_DEPTH, check_schema, parse_json
-from runtime.sampling_params import GrammarSpec
+from runtime.requests.sampling_params import GrammarSpec
 
 MAX_EBNF_CHARS = 64 * 1024
 MAX_EBNF_DEPTH = 64

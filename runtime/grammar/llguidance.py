@@ -13,8 +13,8 @@ from runtime.grammar.backend import BitmaskRows, GrammarError
 from runtime.grammar.blanks import MAX_BLANKS
 from runtime.grammar.cache import content_of, with_size
 from runtime.grammar.llguidance_tags import tag_to_grammar
-from runtime.sampling_params import GrammarSpec
-from runtime.tokenizer import Tokenizer
+from runtime.requests.sampling_params import GrammarSpec
+from runtime.text.tokenizer import Tokenizer
 
 _MAX_MESSAGE_CHARS = 300
 _LOADED_PER_BYTE = 32

@@ -6,8 +6,8 @@ worse than an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
 
 import orjson
 
@@ -92,32 +92,32 @@ def parse_json(text: str, name: str) -> Any:
         raise InvalidRequest(f"{name} is not valid JSON: {error}.", param=name) from None
 
 
-class _Check:
-    def __init__(self, root: Any, name: str) -> None:
+class _WellFormed:
+    """A walk over a schema that looks at the forms of keywords, whatever they mean."""
+
+    def __init__(self, root: Any, name: str, max_nodes: int = MAX_SCHEMA_NODES) -> None:
         self._root = root
         self._name = name
-        self._num_nodes = 0
-        self._num_properties = 0
-        self._num_enum_values = 0
+        self._max_nodes = max_nodes
+        self.num_nodes = 0
 
     def run(self) -> None:
         stack: list[tuple[Any, str, int]] = [(self._root, "#", 0)]
         while stack:
             schema, path, depth = stack.pop()
-            self._num_nodes += 1
+            self.num_nodes += 1
             if depth > MAX_SCHEMA_DEPTH:
                 self._fail(path[:100], f"schemas may nest at most {MAX_SCHEMA_DEPTH} deep")
-            if self._num_nodes > MAX_SCHEMA_NODES:
-                self._fail(path, f"a schema may have at most {MAX_SCHEMA_NODES} parts")
+            if self.num_nodes > self._max_nodes:
+                self._fail(path, f"schemas may have at most {MAX_SCHEMA_NODES} parts")
             if isinstance(schema, bool):
                 continue
             if not isinstance(schema, dict):
                 self._fail(path, "a schema must be an object or a boolean")
             self._check_node(schema, path)
             stack += [(each, where, depth + 1) for each, where in self._children(schema, path)]
-        self._check_loops()
 
-    def _fail(self, path: str, what: str) -> None:
+    def _fail(self, path: str, what: str) -> NoReturn:
         raise InvalidRequest(f"{self._name} at {path[:200]}: {what}.", param=self._name)
 
     def _children(self, schema: dict[str, Any], path: str) -> Iterator[tuple[Any, str]]:
@@ -132,7 +132,54 @@ class _Check:
                 yield schema[key], f"{path}/{key}"
 
     def _check_node(self, schema: dict[str, Any], path: str) -> None:
-        self._check_shapes(schema, path)
+        for key in MAPS:
+            if not isinstance(schema.get(key, {}), dict):
+                self._fail(path, f"{key!r} must be an object")
+        for key in LISTS:
+            if key in schema and (not isinstance(schema[key], list) or not schema[key]):
+                self._fail(path, f"{key!r} must be a list with at least one schema")
+        for key in _COUNTS:
+            value = schema.get(key, 0)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                self._fail(path, f"{key!r} must be an integer of at least 0")
+        self._types(schema, path)
+        if "enum" in schema and (not isinstance(schema["enum"], list) or not schema["enum"]):
+            self._fail(path, "'enum' must be a list with at least one value")
+        required = schema.get("required", [])
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            self._fail(path, "'required' must be a list of strings")
+        if not isinstance(schema.get("pattern", ""), str):
+            self._fail(path, "'pattern' must be a string")
+
+    def _types(self, schema: dict[str, Any], path: str) -> set[str]:
+        value = schema.get("type", [])
+        types = value if isinstance(value, list) else [value]
+        for each in types:
+            if not isinstance(each, str) or each not in _TYPES:
+                self._fail(path, f"'type' must be one of {', '.join(sorted(_TYPES))}")
+        return set(types)
+
+
+class _Check(_WellFormed):
+    """The same walk, which also refuses what would not be followed to the letter."""
+
+    def __init__(self, root: Any, name: str) -> None:
+        super().__init__(root, name)
+        self._num_properties = 0
+        self._num_enum_values = 0
+
+    def run(self) -> None:
+        super().run()
+        self._check_loops()
+
+    def _check_node(self, schema: dict[str, Any], path: str) -> None:
+        super()._check_node(schema, path)
+        self._num_properties += len(schema.get("properties", ()))
+        if self._num_properties > MAX_PROPERTIES:
+            self._fail(path, f"a schema may have at most {MAX_PROPERTIES} properties")
+        for key in _COUNTS:
+            if schema.get(key, 0) > MAX_COUNT:
+                self._fail(path, f"{key!r} must be in [0, {MAX_COUNT}]")
         types = self._types(schema, path)
         for key in _IGNORED:
             if schema.get(key, False) is not False:
@@ -151,29 +198,6 @@ class _Check:
         self._check_patterns(schema, path)
         self._check_values(schema, types, path)
         self._check_required(schema, path)
-
-    def _check_shapes(self, schema: dict[str, Any], path: str) -> None:
-        for key in MAPS:
-            if not isinstance(schema.get(key, {}), dict):
-                self._fail(path, f"{key!r} must be an object")
-        for key in LISTS:
-            if key in schema and (not isinstance(schema[key], list) or not schema[key]):
-                self._fail(path, f"{key!r} must be a list with at least one schema")
-        for key in _COUNTS:
-            value = schema.get(key, 0)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
-                self._fail(path, f"{key!r} must be an integer in [0, {MAX_COUNT}]")
-        self._num_properties += len(schema.get("properties", ()))
-        if self._num_properties > MAX_PROPERTIES:
-            self._fail(path, f"a schema may have at most {MAX_PROPERTIES} properties")
-
-    def _types(self, schema: dict[str, Any], path: str) -> set[str]:
-        value = schema.get("type", [])
-        types = value if isinstance(value, list) else [value]
-        for each in types:
-            if not isinstance(each, str) or each not in _TYPES:
-                self._fail(path, f"'type' must be one of {', '.join(sorted(_TYPES))}")
-        return set(types)
 
     def _check_patterns(self, schema: dict[str, Any], path: str) -> None:
         if "pattern" in schema:
@@ -200,8 +224,6 @@ class _Check:
         if "enum" not in schema:
             return
         values = schema["enum"]
-        if not isinstance(values, list) or not values:
-            self._fail(path, "'enum' must be a list with at least one value")
         self._num_enum_values += len(values)
         if self._num_enum_values > MAX_ENUM_VALUES:
             self._fail(path, f"a schema may list at most {MAX_ENUM_VALUES} values")
@@ -209,11 +231,8 @@ class _Check:
             self._fail(path, "'enum' holds a value that 'type' does not allow")
 
     def _check_required(self, schema: dict[str, Any], path: str) -> None:
-        required = schema.get("required", [])
-        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            self._fail(path, "'required' must be a list of strings")
         known = schema.get("properties", {})
-        for name in required:
+        for name in schema.get("required", []):
             if name not in known:
                 self._fail(path, f"'required' names {name[:40]!r}, which is not in 'properties'")
 
@@ -275,6 +294,22 @@ def _kinds(value: Any) -> set[str]:
     if isinstance(value, str):
         return {"string"}
     return {"array" if isinstance(value, list) else "object"}
+
+
+def check_well_formed(schemas: Iterable[tuple[Any, str]]) -> None:
+    """Refuse what is no JSON schema, though nothing is held to it.
+
+    Args:
+        schemas: each with the name that errors call it; their sizes count together.
+
+    Raises:
+        InvalidRequest: with the place in the schema.
+    """
+    left = MAX_SCHEMA_NODES
+    for schema, name in schemas:
+        check = _WellFormed(schema, name, left)
+        check.run()
+        left -= check.num_nodes
 
 
 def check_schema(schema: Any, name: str = "json_schema") -> None:

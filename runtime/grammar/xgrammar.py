@@ -17,8 +17,8 @@ from runtime.grammar.backend import BitmaskRows, GrammarError
 from runtime.grammar.blanks import BlankTokens
 from runtime.grammar.cache import content_of, with_size
 from runtime.grammar.xgrammar_schema import lengths_as_patterns
-from runtime.sampling_params import GrammarSpec
-from runtime.tokenizer import Tokenizer
+from runtime.requests.sampling_params import GrammarSpec
+from runtime.text.tokenizer import Tokenizer
 
 # Where in its own sources the library found the mistake.
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")

@@ -7,8 +7,10 @@ import logging
 import time
 
 from runtime.errors import HeadraceError
+from runtime.executor.device_errors import raise_if_lost
 from runtime.executor.profiler import Profiler
-from runtime.messages import (
+from runtime.executor.step_plan import MaskSource, StepPlan
+from runtime.ipc.messages import (
     ControlReply,
     FreezeGarbage,
     SetLogLevel,
@@ -18,7 +20,6 @@ from runtime.messages import (
     WorkerCommand,
 )
 from runtime.scheduler.scheduler import Pending, Runner
-from runtime.step import StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -33,23 +34,28 @@ class CommandedRunner:
         self._sleep_s = 0.0
         self._num_steps = 0
 
-    def launch(self, plan: StepPlan) -> Pending:
+    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
         """Start computing a step."""
         self._num_steps += 1
         if self._sleep_s:
             time.sleep(self._sleep_s)
         if self._profiler.is_waiting:
             with self._profiler.step(plan, self._num_steps):
-                return self._runner.launch(plan)
-        return self._runner.launch(plan)
+                return self._runner.launch(plan, masks)
+        return self._runner.launch(plan, masks)
 
     def obey(self, command: WorkerCommand) -> ControlReply:
-        """Do what `command` says; a failure is an answer, never the end of the worker."""
+        """Do what `command` says; a failure is an answer, never the end of the worker.
+
+        Raises:
+            DeviceLost: the device has failed for good.
+        """
         try:
             return ControlReply(command.call_id, True, self._do(command))
         except HeadraceError as error:
             return ControlReply(command.call_id, False, error.message)
         except Exception as error:
+            raise_if_lost(error)
             logger.exception("A command of kind %s failed", type(command).__name__)
             return ControlReply(command.call_id, False, f"{type(error).__name__}: {error}")
 

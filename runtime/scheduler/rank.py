@@ -13,22 +13,24 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from runtime.config import RankConfig
-from runtime.distributed.plan_message import PlanMessage, from_message
-from runtime.errors import HeadraceError
-from runtime.logging import configure_logging
-from runtime.messages import Phase, WorkerCommand
+from runtime.config.options import RankConfig
+from runtime.errors import DeviceLost, HeadraceError
+from runtime.executor.step_plan import StepPlan
+from runtime.ipc.array_codec import decode_array
+from runtime.ipc.logging import configure_logging
+from runtime.ipc.messages import Phase, WorkerCommand
+from runtime.ipc.process import DEVICE_LOST_CODE
+from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
+from runtime.ipc.weight_messages import RankCall, WeightOp
 from runtime.scheduler.commands import CommandedRunner
 from runtime.scheduler.ranks import DEATH_NOTICE_S, failure_file
 from runtime.scheduler.scheduler import Pending
-from runtime.transport import Inbox, Outbox, rank_address, rank_replies_address
-from runtime.weight_messages import RankCall, WeightOp
 
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 10.0
 
-RankInbound = PlanMessage | WorkerCommand | RankCall
+RankInbound = StepPlan | WorkerCommand | RankCall
 
 
 def main(payload: bytes) -> None:
@@ -40,21 +42,24 @@ def main(payload: bytes) -> None:
     which = f" of worker {worker.dp_rank}" if worker.dp_size > 1 else ""
     configure_logging(level, f"rank {config.rank}{which}")
     try:
-        from runtime.scheduler.worker import build_executor, build_rank_weights, command
+        from runtime.scheduler.worker import build_rank, build_rank_weights, command
 
         folder, context = Path(worker.run_folder), zmq.Context[zmq.Socket[bytes]]()
         inbox: Inbox[RankInbound] = Inbox(
-            context, rank_address(folder, worker.generation, config.rank), RankInbound
+            context,
+            rank_address(folder, worker.generation, config.rank),
+            RankInbound,
+            dec_hook=decode_array,
         )
         outbox = Outbox(context, rank_replies_address(folder, worker.generation))
-        executor = build_executor(worker, config.rank, _keep_silent)
+        executor = build_rank(worker, config.rank, _keep_silent)
         runner = command(executor, worker, config.rank)
         weights = build_rank_weights(executor, worker, config.rank, lambda: None)
     except HeadraceError as error:
         _leave(config, error.message)
     except MemoryError as error:
         _leave(config, f"Out of memory while loading the model: {error}")
-    except Exception as error:
+    except (Exception, DeviceLost) as error:
         # When another rank is gone its own words matter, and this process is ended with it.
         time.sleep(DEATH_NOTICE_S)
         logger.exception("Rank %d could not start", config.rank)
@@ -63,6 +68,12 @@ def main(payload: bytes) -> None:
     gc.freeze()
     try:
         _follow(inbox, runner, lambda op: outbox.send(weights.run(op)))
+    except DeviceLost as lost:
+        if lost.by_others:
+            time.sleep(DEATH_NOTICE_S)
+        logger.error("A step failed", exc_info=lost.__cause__)
+        logger.critical("The device of rank %d has failed: %s", config.rank, lost)
+        os._exit(DEVICE_LOST_CODE)
     except Exception:
         time.sleep(DEATH_NOTICE_S)
         logger.exception("A step failed on rank %d", config.rank)
@@ -82,10 +93,10 @@ def _follow(
                     last = None
                 answer(message.op)
                 continue
-            if not isinstance(message, PlanMessage):
+            if not isinstance(message, StepPlan):
                 runner.obey(message)
                 continue
-            pending = runner.launch(from_message(message))
+            pending = runner.launch(message)
             # Never more than two steps ahead of the device, as rank 0: buffers are used in turn.
             if last is not None:
                 last.wait()

@@ -7,9 +7,9 @@ import logging
 import numpy as np
 
 from runtime.cache.manager import CacheManager
+from runtime.executor.step_plan import StepPlan
+from runtime.ipc.shared_state import SharedState
 from runtime.scheduler.table import RequestTable
-from runtime.shared_state import SharedState
-from runtime.step import StepPlan
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.cache.radix_tree import Tokens
+from runtime.executor.step_plan import Int64Array
 from runtime.grammar.backend import Matcher
-from runtime.request import Request
-from runtime.step import Int64Array
+from runtime.scheduler.request import Request
+
+# More tokens than any row has.
+NEVER = 2**62
 
 
 class RequestTable:
@@ -20,6 +23,7 @@ class RequestTable:
         num_tokens: known tokens of each row.
         num_computed: tokens whose keys and values are written or in flight.
         capacity: tokens the row's pages hold.
+        drops_at: computed tokens at which pages behind the row's window can be let go.
         end_len: number of tokens at which the request has all it asked for.
         sampled_len: tokens known or in flight; at `end_len` no further step is planned.
         ends_at_eos: whether end-of-sequence ids stop the row.
@@ -43,6 +47,7 @@ class RequestTable:
         self.num_tokens: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.num_computed: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.capacity: Int64Array = np.zeros(max_rows, dtype=np.int64)
+        self.drops_at: Int64Array = np.full(max_rows, NEVER, dtype=np.int64)
         self.end_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.sampled_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.ends_at_eos = np.zeros(max_rows, dtype=bool)
@@ -79,6 +84,7 @@ class RequestTable:
         self.sampled_len[row] = num_tokens
         self.num_computed[row] = request.num_computed
         self.capacity[row] = 0
+        self.drops_at[row] = 0
         self.end_len[row] = request.end_len
         self.ends_at_eos[row] = not request.sampling.ignore_eos
         self.has_stop_ids[row] = (
@@ -91,9 +97,7 @@ class RequestTable:
         self.matchers[row] = None if grammar is None else grammar.matcher
         self.is_masked[row] = grammar is not None and grammar.is_active
         self.knows_mask[row] = False
-        self.may_jump[row] = not (
-            request.sampling.has_penalties or request.logprobs is not None or request.hidden
-        )
+        self.may_jump[row] = not (request.sampling.has_penalties or request.reports_outputs)
         self.is_decoding[row] = False
         request.row = row
         self.order.append(row)
@@ -105,6 +109,7 @@ class RequestTable:
         request.tokens = self.known_tokens(row).copy()
         self.requests[row] = None
         self.request_ids[row] = 0
+        self.drops_at[row] = NEVER
         self.is_decoding[row] = False
         self.has_grammar[row] = False
         self.is_masked[row] = False

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from runtime.cache.manager import CacheManager
-from runtime.registry import Registry
-from runtime.request import Request
+from runtime.config.registry import Registry
+from runtime.scheduler.request import Request
 
 # Ordering by cached prefix walks the tree for every waiting request: not worth it for long queues.
 LONGEST_PREFIX_QUEUE_LIMIT = 128

@@ -3,96 +3,53 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from kernels.linear import GATED_TOKENS
-from runtime.attention.backend import (
-    ATTENTION_BACKENDS,
-    DEFAULT_ATTENTION,
-    AttentionBackend,
-    StepLimits,
-)
-from runtime.batch_rows import BatchRows
 from runtime.cache.manager import CacheManager
-from runtime.checkpoint.config_json import load_model_config
-from runtime.checkpoint.model_config import ModelConfig
-from runtime.config import WorkerConfig
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.errors import StartupError
+from runtime.executor.build import Executor, Report, build_executor, chunk_tokens
 from runtime.executor.device_memory import DeviceMemory
-from runtime.executor.extend_graphs import graph_token_sizes
-from runtime.executor.kernel_choices import log_kernels
-from runtime.executor.memory import GIB, PoolSize, cpu_budget, cuda_budget, size_pool
-from runtime.executor.model_runner import GraphLimits, ModelRunner
+from runtime.executor.invariance import require_invariance
+from runtime.executor.kernel_choices import choose_attention
+from runtime.executor.memory import GIB
 from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
 from runtime.executor.profiler import Profiler
-from runtime.forward_batch import KVCache
 from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend
-from runtime.layers.context import BuildContext, parse_dtype
-from runtime.loader.files import WeightFiles
-from runtime.loader.live import LiveWeights
-from runtime.loader.load import load_model, parameter_bytes
-from runtime.messages import (
+from runtime.ipc.messages import (
     ControlReply,
     FrontInbound,
-    Phase,
     TokenDeltas,
     WorkerCommand,
     WorkerReady,
 )
-from runtime.models.causal_lm import CausalLM
-from runtime.sampling.warmup import warm_up_sampling
+from runtime.ipc.shared_state import SharedState
+from runtime.models.layers.build_context import BuildContext, parse_dtype
+from runtime.models.model import CausalLM
+from runtime.models.registry import read_model_spec
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.commands import CommandedRunner
 from runtime.scheduler.grammars import Grammars
-from runtime.scheduler.invariance import (
-    invariant_attention,
-    invariant_linear,
-    require_invariance,
-)
-from runtime.scheduler.rank_weights import RankWeights
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.scheduler import Runner, Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
-from runtime.scheduler.warmup import Prompts, compute_prompts, prompts_to_compile, warm_up
-from runtime.scheduler.weight_updates import WeightUpdates
-from runtime.shared_state import SharedState
+from runtime.weights.live_weights import LiveWeights
+from runtime.weights.load_model import load_model, parameter_bytes
+from runtime.weights.rank_weights import RankWeights
+from runtime.weights.weight_files import WeightFiles
+from runtime.weights.weight_updates import WeightUpdates
 
 logger = logging.getLogger(__name__)
-
-# What to do where memory does not suffice at start.
-_OF_STEPS = "--chunked-prefill-size or --max-running-requests"
-_OF_POOL = "--mem-fraction-static or --max-total-tokens"
-_OF_GRAPHS = (
-    "--mem-fraction-static or --max-running-requests, or leave them out with --disable-cuda-graph"
-)
-
-
-class Report(Protocol):
-    """Tells the front where start-up is."""
-
-    def __call__(self, phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
-        """Report `phase` and the share of it that is done."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Executor:
-    """What a rank computes with; the same on every rank but for its slice of the weights."""
-
-    runner: ModelRunner
-    model: CausalLM
-    kv: list[KVCache]
-    size: PoolSize
-    attention_backend: str
-    weight_bytes: int
 
 
 def build_worker(
@@ -117,7 +74,7 @@ def build_worker(
         StartupError: the model or the memory does not allow it; one line.
     """
     grammars = _grammars(config)
-    executor = build_executor(config, 0, report)
+    executor = build_rank(config, 0, report)
     commanded = command(executor, config, 0)
     runner: Runner = commanded
     obey: Callable[[WorkerCommand], ControlReply] = commanded.obey
@@ -129,14 +86,17 @@ def build_worker(
     scheduler = Scheduler(
         runner,
         CacheManager(
-            size.num_pages, config.page_size, enable_prefix_cache=not config.disable_radix_cache
+            size.num_pages,
+            config.page_size,
+            enable_prefix_cache=not config.disable_radix_cache,
+            window=executor.model.spec.max_window,
         ),
         SchedulerStats(shared, config.decode_log_interval),
         SchedulerOptions(
             max_running_requests=config.max_running_requests,
             max_queued_requests=config.max_queued_requests,
             context_len=config.context_len,
-            token_budget=_token_budget(config, executor.weight_bytes),
+            token_budget=_token_budget(config, executor.model.spec),
             policy=config.schedule_policy,
             eos_token_ids=config.eos_token_ids,
             stream_interval=config.stream_interval,
@@ -160,6 +120,7 @@ def build_worker(
         weight_bytes=executor.weight_bytes,
         kv_bytes=size.size_bytes,
         load_seconds=0.0,
+        pid=os.getpid(),
     )
     return scheduler, ready
 
@@ -171,7 +132,7 @@ def command(executor: Executor, config: WorkerConfig, rank: int) -> CommandedRun
     return CommandedRunner(executor.runner, profiler)
 
 
-def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
+def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
     """Load this rank's slice of the model and make it ready to compute steps.
 
     Ranks call this at the same time: each waits for the others where they compute together.
@@ -182,38 +143,17 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
     torch.set_num_threads(config.num_threads)
     torch.set_grad_enabled(False)
     device = _device(config, rank)
-    folder = Path(config.model_folder)
-    model_config = load_model_config(folder)
+    spec = read_model_spec(Path(config.model_folder))
     report("loading_weights")
     group = _join_group(config, rank, device)
-    backend = config.attention_backend
-    if backend == "auto":
-        backend = DEFAULT_ATTENTION[device.type]
-    linear = None
-    if config.deterministic:
-        linear = invariant_linear(device.type)
-        backend = invariant_attention(backend, device.type)
-    context = BuildContext(
-        dtype=parse_dtype(config.dtype),
-        device=device,
-        max_positions=config.context_len + 1,
-        linear=linear,
-    )
-    if group is not None:
-        context = replace(
-            context,
-            tp_rank=rank,
-            tp_size=group.size,
-            all_reduce=group.sum_in_order if config.deterministic else group.all_reduce,
-            sum_place=None if config.deterministic else partial(group.place, dtype=context.dtype),
-            gather_columns=group.gather_columns,
-        )
+    backend, linear = choose_attention(config, device.type)
+    context = _build_context(config, rank, device, group, linear)
     started = time.perf_counter()
     with memory_for("the weights", TOO_LARGE, device):
-        require_room(model_config, context)
+        require_room(spec, context)
         model = load_model(
-            Path(config.weights_folder or folder),
-            model_config,
+            Path(config.weights_folder or config.model_folder),
+            spec,
             context,
             lambda fraction: report("loading_weights", fraction),
             load_format=config.load_format,
@@ -227,46 +167,33 @@ def build_executor(config: WorkerConfig, rank: int, report: Report) -> Executor:
         device,
         time.perf_counter() - started,
     )
-    report("allocating_cache")
-    attention = ATTENTION_BACKENDS.load(backend)(device.type, _step_limits(config))
-    log_kernels(device.type, attention, backend, config)
-    weight_bytes = parameter_bytes(model)
-    if group is not None:
-        # Ranks differ by a bias; what is decided by it must not.
-        (weight_bytes,) = group.minimum(weight_bytes)
-    parts = _Parts(config, model, attention, group, weight_bytes)
-    with memory_for("the largest step", f"lower {_OF_STEPS}", device):
-        size = _size_pool(parts)
-    with memory_for("the KV pool", f"lower {_OF_POOL}", device):
-        kv = _allocate(parts, size)
-    with memory_for("request state and warm-up steps", f"lower {_OF_STEPS}, or {_OF_POOL}", device):
-        runner = _build_runner(parts, kv)
-        report("warming_up")
-        _warm_up(runner, config, model_config.vocab_size, device)
-    with memory_for("CUDA graphs", f"lower {_OF_GRAPHS}", device):
-        runner.capture_graphs(lambda fraction: report("warming_up", fraction, "CUDA graphs"))
-    if group is not None:
-        group.minimum(0)
-    return Executor(
-        runner=runner,
-        model=model,
-        kv=kv,
-        size=size,
-        attention_backend=backend,
-        weight_bytes=weight_bytes,
+    assert isinstance(model, CausalLM), "every family gives tokens so far"
+    return build_executor(config, model, group, backend, report)
+
+
+def _build_context(
+    config: WorkerConfig,
+    rank: int,
+    device: torch.device,
+    group: TensorGroup | None,
+    linear: str | None,
+) -> BuildContext:
+    context = BuildContext(
+        dtype=parse_dtype(config.dtype),
+        device=device,
+        max_positions=config.context_len + 1,
+        linear=linear,
     )
-
-
-def _warm_up(
-    runner: ModelRunner, config: WorkerConfig, vocab_size: int, device: torch.device
-) -> None:
-    warm_up(runner, vocab_size, config.page_size, config.context_len)
-    if device.type != "cuda":
-        return
-    max_tokens = _chunk_tokens(config) or config.context_len - 1
-    for step in prompts_to_compile(max_tokens, config.context_len, config.max_running_requests):
-        compute_prompts(runner, step, vocab_size)
-    warm_up_sampling(vocab_size, device)
+    if group is None:
+        return context
+    return replace(
+        context,
+        tp_rank=rank,
+        tp_size=group.size,
+        all_reduce=group.sum_in_order if config.deterministic else group.all_reduce,
+        sum_place=None if config.deterministic else partial(group.place, dtype=context.dtype),
+        gather_columns=group.gather_columns,
+    )
 
 
 def build_rank_weights(
@@ -276,38 +203,14 @@ def build_rank_weights(
     model = executor.model
     source: WeightFiles | None = None
     if config.load_format != "dummy":
-        source = WeightFiles.open(Path(config.weights_folder or config.model_folder), model.config)
-    kv, size = executor.kv, executor.size
-    heads = _num_kv_heads(model)
+        source = WeightFiles.open(Path(config.weights_folder or config.model_folder), model.spec)
     return RankWeights(
         rank,
         model.context.device,
         LiveWeights(model, source, beat, Path(config.run_folder) / f"weights-{rank}"),
-        DeviceMemory(
-            executor.runner,
-            kv,
-            lambda: allocate_kv(
-                size, model.config, heads, model.context.dtype, model.context.device
-            ),
-        ),
+        DeviceMemory(executor.runner, executor.kv, executor.allocate_kv),
         beat,
     )
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """What a runner is made of, besides its pool."""
-
-    config: WorkerConfig
-    model: CausalLM
-    attention: AttentionBackend
-    group: TensorGroup | None
-    weight_bytes: int
-
-
-def _num_kv_heads(model: CausalLM) -> int:
-    # With fewer heads than ranks each rank holds one, some the same.
-    return max(1, model.config.num_kv_heads // model.context.tp_size)
 
 
 def _device(config: WorkerConfig, rank: int) -> torch.device:
@@ -333,143 +236,21 @@ def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> Tensor
 
 
 def _grammars(config: WorkerConfig) -> Grammars:
-    model = load_model_config(Path(config.model_folder))
+    vocab_size = read_model_spec(Path(config.model_folder)).vocab_size
     if config.grammar_backend == "none":
-        return Grammars(None, model.vocab_size, config.eos_token_ids)
+        return Grammars(None, vocab_size, config.eos_token_ids)
 
     def make() -> GrammarBackend[Any]:
         # Imported on a thread while weights load.
         return GRAMMAR_BACKENDS.load(config.grammar_backend)(
-            Path(config.tokenizer_folder), model.vocab_size, config.eos_token_ids
+            Path(config.tokenizer_folder), vocab_size, config.eos_token_ids
         )
 
-    return Grammars(make, model.vocab_size, config.eos_token_ids)
+    return Grammars(make, vocab_size, config.eos_token_ids)
 
 
-def _step_limits(config: WorkerConfig) -> StepLimits:
-    """A full batch that decodes beside a full budget of prompt tokens."""
-    budget = _chunk_tokens(config) or config.context_len * config.max_running_requests
-    return StepLimits(
-        max_seqs=config.max_running_requests + 1,
-        max_tokens=budget + config.max_running_requests,
-    )
-
-
-def _token_budget(config: WorkerConfig, weight_bytes: int) -> TokenBudget:
-    alone = _chunk_tokens(config)
+def _token_budget(config: WorkerConfig, spec: ModelSpec) -> TokenBudget:
+    alone = chunk_tokens(config)
     if alone is None or config.device == "cpu":
         return TokenBudget(alone, alone)
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    return TokenBudget(alone, smooth_tokens(weight_bytes // dtype.itemsize, alone))
-
-
-def _chunk_tokens(config: WorkerConfig) -> int | None:
-    return config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
-
-
-def _size_pool(parts: _Parts) -> PoolSize:
-    config, model, group = parts.config, parts.model, parts.group
-    if model.context.device.type == "cpu":
-        budget = cpu_budget(
-            config.mem_fraction_static, parts.weight_bytes, config.tp_size * config.dp_size
-        )
-    else:
-        budget = cuda_budget(
-            config.mem_fraction_static, parts.weight_bytes, _activation_bytes(parts)
-        )
-    if group is not None:
-        budget = budget.limited(*group.minimum(budget.size_bytes, budget.available_bytes))
-    shape = model.config
-    numbers = 2 * shape.num_layers * _num_kv_heads(model) * shape.head_dim
-    return size_pool(
-        numbers * model.context.dtype.itemsize,
-        page_size=config.page_size,
-        max_total_tokens=config.max_total_tokens,
-        max_running_requests=config.max_running_requests,
-        context_len=config.context_len,
-        budget=budget,
-    )
-
-
-def _activation_bytes(parts: _Parts) -> int:
-    """Measure what the largest step of prompts needs besides weights and pool, on a GPU."""
-    config, model = parts.config, parts.model
-    most = _chunk_tokens(config) or config.context_len - 1
-    length = min(config.context_len - 1, most)
-    num_seqs = max(1, min(config.max_running_requests, most // max(1, length)))
-    num_pages = -(-length // config.page_size) + 1
-    size = PoolSize(num_pages, config.page_size, 0)
-    runner = _build_runner(parts, _allocate(parts, size), graphs=False)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    # One token fewer than takes a kernel that needs less memory may need the most.
-    steps = Prompts(min(length, GATED_TOKENS - 1)), Prompts(length, num_seqs)
-    for step in dict.fromkeys(steps):
-        compute_prompts(runner, step, model.config.vocab_size, num_pages)
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
-    del runner
-    torch.cuda.empty_cache()
-    # Logits of a full batch, twice: as computed and in float32.
-    return peak + config.max_running_requests * model.config.vocab_size * 8
-
-
-def _allocate(parts: _Parts, size: PoolSize) -> list[KVCache]:
-    model = parts.model
-    return allocate_kv(
-        size, model.config, _num_kv_heads(model), model.context.dtype, model.context.device
-    )
-
-
-def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> ModelRunner:
-    config, model = parts.config, parts.model
-    device, shape = model.context.device, model.config
-    # One more than the context: with overlap a last, dropped token is still written.
-    max_pages = -(-(config.context_len + 1) // config.page_size)
-    rows = BatchRows(
-        config.max_running_requests, max_pages, config.context_len, shape.vocab_size, device
-    )
-    return ModelRunner(
-        model,
-        parts.attention,
-        kv,
-        rows,
-        config.page_size,
-        graphs=_graph_limits(parts) if graphs else None,
-        share=None if parts.group is None else parts.group.share,
-    )
-
-
-def _graph_limits(parts: _Parts) -> GraphLimits | None:
-    config, context = parts.config, parts.model.context
-    if context.device.type != "cuda" or config.disable_cuda_graph:
-        return None
-    if not parts.attention.is_graph_safe:
-        logger.info("No CUDA graphs: this attention back end cannot be captured")
-        return None
-    num_parameters = parts.weight_bytes // context.dtype.itemsize
-    return GraphLimits(
-        config.max_running_requests,
-        graph_token_sizes(num_parameters, _step_limits(config).max_tokens),
-        keep_hidden=config.enable_return_hidden_states,
-        shares_prefixes=parts.model.config.has_full_attention,
-    )
-
-
-def allocate_kv(
-    size: PoolSize,
-    config: ModelConfig,
-    num_kv_heads: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> list[KVCache]:
-    """One pair of page arrays per layer; page 0 is for padding."""
-    # Zeroed memory is mapped when first touched, so a large pool on the CPU costs nothing at first.
-    shape = (size.num_pages + 1, num_kv_heads, size.page_size, config.head_dim)
-    return [
-        KVCache(
-            torch.zeros(shape, dtype=dtype, device=device),
-            torch.zeros(shape, dtype=dtype, device=device),
-        )
-        for _ in range(config.num_layers)
-    ]
+    return TokenBudget(alone, smooth_tokens(spec.num_active_parameters // config.tp_size, alone))

@@ -23,12 +23,10 @@ class BodyLimitMiddleware:
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         refusal = self._refuse_by_headers(scope)
         if refusal is not None:
-            await error_response(refusal, scope["path"])(scope, receive, send)
+            speaks_openai = scope["route"].speaks_openai
+            await error_response(refusal, speaks_openai=speaks_openai)(scope, receive, send)
             return
         await self._app(scope, self._counting(receive), send)
 

@@ -10,9 +10,10 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from openai_api.access import Access
 from server.context import Lifecycle
 from server.errors import error_response
-from server.middleware.auth import OPEN_PATHS
+from server.routing import RouteMatch
 
 access_logger = logging.getLogger("server.access")
 
@@ -22,8 +23,8 @@ MAX_LOGGED_PATH = 128
 # What an error says and how many characters of it are shown; it may repeat a little of the request.
 _LOGGED_REASON = re.compile(rb'"message":"((?:[^"\\]|\\.)+)')
 _MAX_REASON = 160
-# Asked every second or so, by probes and routers: at the usual level they would drown the rest.
-_POLLED_PATHS = OPEN_PATHS | {"/v1/loads", "/get_load", "/ping"}
+# Routes with keys that are asked every second or so, as the open ones are.
+_POLLED_ROUTES = frozenset({"/v1/loads", "/get_load", "/ping"})
 
 
 class HttpObserver(Protocol):
@@ -39,28 +40,13 @@ class HttpObserver(Protocol):
 class EntryMiddleware:
     """Wraps the whole application, every refusal of the other middlewares included."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        lifecycle: Lifecycle,
-        observers: list[HttpObserver],
-        root_path: str = "",
-    ) -> None:
-        """Close connections once `lifecycle` drains; tell `observers` about each request.
-
-        `root_path` is the prefix under which a proxy shows this server; routes match without it.
-        """
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, observers: list[HttpObserver]) -> None:
+        """Close connections once `lifecycle` drains; tell `observers` about each request."""
         self._app = app
-        self._root_path = root_path.rstrip("/")
         self._lifecycle = lifecycle
         self._observers = observers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if self._root_path:
-            scope["root_path"] = self._root_path
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id.decode("ascii")
         started_at = time.perf_counter()
@@ -89,9 +75,10 @@ class EntryMiddleware:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
             if status_code == 0:
-                await error_response(error, scope["path"])(scope, receive, send_with_id)
-            elif status_code != 500:
-                # The framework passes on what it has answered; what came later nobody saw.
+                speaks_openai = scope["route"].speaks_openai
+                response = error_response(error, speaks_openai=speaks_openai)
+                await response(scope, receive, send_with_id)
+            else:
                 access_logger.exception("A response broke off")
         finally:
             for observer in self._observers:
@@ -107,7 +94,11 @@ def _request_id(scope: Scope) -> bytes:
 
 
 def _log(scope: Scope, status_code: int, seconds: float, reason: str) -> None:
-    level = logging.DEBUG if scope["path"] in _POLLED_PATHS else logging.INFO
+    route: RouteMatch = scope["route"]
+    is_open = route.access is Access.OPEN and route.path is not None
+    is_polled = is_open or route.path in _POLLED_ROUTES
+    # At the usual level probes and routers would drown the rest.
+    level = logging.DEBUG if is_polled else logging.INFO
     if not access_logger.isEnabledFor(level):
         return
     client = scope.get("client")

@@ -6,59 +6,158 @@ headers protects nothing by itself: the request would run, only its answer would
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
+import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import json_response
-from server.middleware.auth import ADMIN_PATHS
+from openai_api.access import Access
+from runtime.errors import HeadraceError
+from server.errors import error_response
+from server.middleware.auth import KEY_HEADERS, Keys
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOOKUP_TIMEOUT_S = 2.0
+
+
+class ForeignOrigin(HeadraceError):
+    """A web page of another origin sent the request."""
+
+    status_code = 403
+
+    def __init__(self, origin: str) -> None:
+        """Say how `origin` becomes welcome; where it is unknown it is empty."""
+        shown = origin[:128] if origin.isprintable() else ascii(origin[:128])
+        super().__init__(
+            f"A page of another origin ({shown or 'unknown'}) may not do this. Start the server "
+            f"with --allow-origins {shown or 'ORIGIN'}, or send a valid API key."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """What a browser says about where a request comes from; empty where it says nothing."""
+
+    origin: str
+    host: str
+    site: str
+    preflight_method: str
+    preflight_headers: str
 
 
 class OriginMiddleware:
-    """Refuses what a page of a foreign origin sends, except plain reading."""
+    """Refuses what a page of a foreign origin sends, except plain reading.
 
-    def __init__(self, app: ASGIApp, allow_origins: Sequence[str]) -> None:
-        """Welcome `allow_origins` (`*` for any) and pages that this server itself delivered."""
+    Welcome, and told so by CORS headers, are origins that are listed and requests that bring a
+    valid key: no page has one but from its user. Pages that this server delivered are its own.
+    """
+
+    def __init__(self, app: ASGIApp, allow_origins: Sequence[str], keys: Keys) -> None:
+        """Welcome `allow_origins` (`*` for any) and whoever has one of `keys`."""
         self._app = app
         self._allowed = frozenset(allow_origins)
+        self._keys = keys
+        # Who is welcome is decided here: it names whatever origin it is handed.
+        self._with_cors = CORSMiddleware(
+            app,
+            allow_origins=["*"] if "*" in self._allowed else (),
+            allow_origin_regex=".*",
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+        self._machine_names: frozenset[str] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._is_foreign(scope):
-            await json_response({"error": "Forbidden"}, 403)(scope, receive, send)
+        names = [name for name, _ in scope["headers"]]
+        if b"origin" not in names and b"sec-fetch-site" not in names:
+            await self._app(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        said = _read(scope)
+        if self._is_welcome(scope, said):
+            await self._with_cors(scope, receive, send)
+        elif await self._is_harmless(scope, said):
+            await self._app(scope, receive, send)
+        else:
+            speaks_openai = scope["route"].speaks_openai
+            response = error_response(ForeignOrigin(said.origin), speaks_openai=speaks_openai)
+            await response(scope, receive, send)
 
-    def _is_foreign(self, scope: Scope) -> bool:
-        origin = host = site = ""
-        for name, value in scope["headers"]:
-            if name == b"origin":
-                origin = value.decode("latin-1")
-            elif name == b"host":
-                host = value.decode("latin-1")
-            elif name == b"sec-fetch-site":
-                site = value.decode("latin-1")
-        if "*" in self._allowed or (origin and origin in self._allowed):
+    def _is_welcome(self, scope: Scope, said: _Headers) -> bool:
+        if "*" in self._allowed or said.origin in self._allowed:
+            return True
+        if said.preflight_method:
+            # It brings no key itself, but announces one; the request behind it is looked at again.
+            announced = {name.strip().lower() for name in said.preflight_headers.split(",")}
+            return self._keys.exist and not announced.isdisjoint(KEY_HEADERS)
+        return self._keys.has_valid(scope)
+
+    async def _is_harmless(self, scope: Scope, said: _Headers) -> bool:
+        if said.origin:
+            if await self._is_own_page(said.origin, said.host):
+                return True
+        elif said.site == "none" or (
+            said.site == "same-origin" and await self._is_own_page(f"http://{said.host}", said.host)
+        ):
+            # An image tag can GET without an origin; browsers then say of which site it is.
+            return True
+        if said.preflight_method:
             return False
-        if scope["method"] in _SAFE_METHODS:
-            # An image tag can GET without an origin; browsers then say `cross-site`.
-            return site == "cross-site" and scope["path"] in ADMIN_PATHS
-        return bool(origin) and not _is_own_page(origin, host)
+        if scope["method"] in _SAFE_METHODS and scope["route"].access is not Access.ADMIN:
+            return True
+        # Without the key it needs it will be told so: the better reason.
+        return self._keys.refusal(scope) is not None
+
+    async def _is_own_page(self, origin: str, host: str) -> bool:
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return False
+        if parts.netloc != host or parts.scheme not in ("http", "https"):
+            return False
+        # A domain name may have been pointed at this machine by the page's owner; addresses and the
+        # machine's own names not.
+        name = parts.hostname or ""
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(name)
+            return True
+        if name == "localhost":
+            return True
+        if self._machine_names is None:
+            self._machine_names = await machine_names()
+        return name in self._machine_names
 
 
-def _is_own_page(origin: str, host: str) -> bool:
-    parts = urlsplit(origin)
-    if parts.netloc != host:
-        return False
-    # A domain name may have been pointed at this machine by the page's owner; an address not.
-    name = parts.hostname or ""
-    if name == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+async def machine_names() -> frozenset[str]:
+    """This machine's name and, where it is found out in time, its full domain name."""
+    name = socket.gethostname()
+    names = {name}
+    with contextlib.suppress(OSError, UnicodeError, TimeoutError):
+        async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(name, None, flags=socket.AI_CANONNAME)
+        names |= {canonical for _, _, _, canonical, _ in found}
+    return frozenset(each.lower() for each in names if each)
+
+
+def _read(scope: Scope) -> _Headers:
+    origin = host = site = method = headers = ""
+    for name, value in scope["headers"]:
+        if name == b"origin":
+            # Two of them are nobody's.
+            origin += value.decode("latin-1")
+        elif name == b"host":
+            host = value.decode("latin-1")
+        elif name == b"sec-fetch-site":
+            site = value.decode("latin-1")
+        elif name == b"access-control-request-method" and scope["method"] == "OPTIONS":
+            method = value.decode("latin-1")
+        elif name == b"access-control-request-headers":
+            headers = value.decode("latin-1")
+    return _Headers(origin, host, site, method, headers)

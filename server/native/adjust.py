@@ -8,12 +8,13 @@ import math
 from typing import Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
+from openai_api.access import Access, AccessRouter
 from runtime.client.large_body import read_json
 from runtime.errors import HeadraceError, InvalidRequest
-from runtime.messages import FreezeGarbage, SetLogLevel, SlowDown
+from runtime.ipc.messages import FreezeGarbage, SetLogLevel, SlowDown
 from server.context import ServerContext
 from server.errors import json_response
 from server.native.options import change_options
@@ -59,9 +60,9 @@ class WorkerRefused(HeadraceError):
     status_code = 500
 
 
-def create_router(context: ServerContext, request_log: RequestLog) -> APIRouter:
+def create_router(context: ServerContext, request_log: RequestLog) -> AccessRouter:
     """All of them."""
-    router = APIRouter(tags=["control"])
+    router = AccessRouter(Access.ADMIN, tags=["control"])
 
     async def tell(make: Any) -> None:
         reply = await context.client.control(make)

@@ -1,13 +1,17 @@
-"""The route that Vertex AI calls; SageMaker's is an alias of chat in `openai_api.router`."""
+"""What clouds call: SageMaker's `/ping`, Vertex AI's route.
+
+SageMaker's `/invocations` is an alias of chat in `openai_api.router`.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from openai_api.request_body import read_raw
 from openai_api.sse import json_answer, unless_disconnected
 from runtime.client.expected import explain
@@ -24,6 +28,7 @@ from server.native.generation import (
     read_all,
     tokenize_prompts,
 )
+from server.native.health import answer_health
 from server.native.schema import body_schema
 
 _KINDS = ("text", "input_ids", "input_embeds")
@@ -40,9 +45,14 @@ class VertexBody(msgspec.Struct, kw_only=True):
 _DECODER = msgspec.json.Decoder(VertexBody)
 
 
-def create_router(context: ServerContext) -> APIRouter:
-    """The route, at the path that the environment names."""
-    router = APIRouter(tags=["native"])
+def create_router(context: ServerContext) -> AccessRouter:
+    """Both routes; Vertex AI's is at the path that the environment names."""
+    router = AccessRouter(Access.KEY, tags=["native"])
+
+    @router.get("/ping", tags=["health"])
+    async def ping() -> Response:
+        """What `/health` says; unlike it this route asks for the key."""
+        return answer_health(context)
 
     @router.post(context.config.http.vertex_route, openapi_extra=body_schema(VertexBody))
     async def vertex_generate(request: Request) -> Response:

@@ -7,9 +7,10 @@ import math
 import time
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from runtime.client.large_body import read_json
 from runtime.errors import InvalidRequest
 from server.context import ServerContext
@@ -29,9 +30,9 @@ class AbortBody(msgspec.Struct, kw_only=True):
 _ABORT = msgspec.json.Decoder(AbortBody)
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """Cache and abort."""
-    router = APIRouter(tags=["control"])
+    router = AccessRouter(Access.ADMIN, tags=["control"])
 
     async def flush_cache(request: Request) -> Response:
         """Drop the prefix cache; 400 when requests still run or wait after `timeout` seconds."""

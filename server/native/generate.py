@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from openai_api.generation import close_all, first_then_rest, merge
 from openai_api.request_body import read_raw
 from openai_api.sse import (
@@ -37,9 +38,9 @@ from server.native.schema import body_schema
 _DECODER = msgspec.json.Decoder(GenerateBody)
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """The route `/generate`."""
-    router = APIRouter(tags=["native"])
+    router = AccessRouter(Access.KEY, tags=["native"])
 
     async def generate(request: Request) -> Response:
         """Continue one prompt (the answer is an object) or several (a list)."""

@@ -6,23 +6,23 @@ No HTTP in here: the offline engine answers with the same objects.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from openai_api.generation import admit_each, merge
-from openai_api.hidden_answer import HiddenAnswer
-from openai_api.json_pieces import JsonItems, Pieces
 from runtime.client.answer_size import check_answer_size
+from runtime.client.extras import AnsweredSample, ExtraAnswer, answers_of
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
+from runtime.client.json_pieces import JsonItems, Pieces
 from runtime.client.large_body import work_out
 from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest
-from runtime.messages import FinishReason
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.messages import FinishReason
+from runtime.requests.sampling_params import SamplingParams
 from server.context import ServerContext
-from server.native.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
-from server.native.logprob_answer import LogprobAnswer
+from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
 
 
 class Output:
@@ -33,9 +33,8 @@ class Output:
         stream: GenerationStream,
         rid: str,
         prompt_token_ids: list[int] | None,
-        logprobs: LogprobAnswer | None = None,
+        extras: Sequence[ExtraAnswer] = (),
         *,
-        hidden: HiddenAnswer | None = None,
         tells_rank: bool = False,
         has_text: bool = True,
     ) -> None:
@@ -45,15 +44,13 @@ class Output:
             stream: where its chunks come from.
             rid: the request's name.
             prompt_token_ids: echoed when given.
-            logprobs: collects log-probabilities, when they are asked for.
-            hidden: collects hidden states, when they are asked for.
+            extras: collect what is asked for beside tokens.
             tells_rank: whether the replica matters.
             has_text: whether the server has a tokenizer.
         """
         self._has_text = has_text
         self._tells_rank = tells_rank
-        self.hidden = hidden
-        self._logprobs = logprobs
+        self._extras = extras
         self.stream = stream
         self.rid = rid
         self._prompt_token_ids = prompt_token_ids
@@ -65,10 +62,8 @@ class Output:
     def answer(self, chunk: GenerationChunk, *, incremental: bool = False) -> dict[str, Any]:
         """Take in `chunk` and give the answer up to it, or only what is new."""
         self._completion_tokens += len(chunk.token_ids)
-        if self._logprobs is not None:
-            self._logprobs.add(chunk, incremental=incremental)
-        if self.hidden is not None:
-            self.hidden.add(chunk)
+        for extra in self._extras:
+            extra.add(chunk, incremental=incremental)
         if incremental:
             self._text, self._output_ids = chunk.text, chunk.token_ids
         else:
@@ -98,13 +93,13 @@ class Output:
         }
         if self._tells_rank:
             meta["dp_rank"] = self.stream.dp_rank
-        if self._logprobs is not None:
-            meta.update(self._logprobs.meta_info())
+        for extra in self._extras:
+            meta.update(extra.meta_info())
         if chunk.finish_reason is not None:
             meta["e2e_latency"] = time.perf_counter() - self._started_at
             meta["response_sent_to_client_ts"] = time.time()
-            if self.hidden is not None:
-                meta["hidden_states"] = self.hidden
+            for extra in self._extras:
+                meta.update(extra.at_end())
         return meta
 
 
@@ -118,7 +113,9 @@ def describe_finish(reason: FinishReason | None) -> dict[str, Any] | None:
 
 async def plan_body(context: ServerContext, body: GenerateBody, body_size: int) -> GeneratePlan:
     """The request that a body of `body_size` bytes asks for; see `plan_generate`."""
-    lists = (body.text, body.input_ids, body.sampling_params)
+    lists: list[object] = [body.text, body.sampling_params]
+    if body.input_ids and isinstance(body.input_ids[0], list):
+        lists.append(body.input_ids)
     num_items = max(len(each) if isinstance(each, list) else 1 for each in lists)
     return await work_out(
         # Each prompt has parameters that are checked: that takes the time of a kilobyte.
@@ -152,23 +149,6 @@ def _refuse_text_rules(sampling: SamplingParams) -> None:
             )
 
 
-def input_of(plan: GeneratePlan, sample: Sample, input_ids: list[int]) -> GenerationInput:
-    """One sample of `plan` as the client takes it."""
-    return GenerationInput(
-        rid=sample.rid,
-        input_ids=input_ids,
-        sampling=sample.sampling,
-        stream=plan.stream,
-        explicit_max_new_tokens=sample.explicit_max_new_tokens,
-        cache_namespace=sample.cache_namespace,
-        priority=plan.priority,
-        logprobs=sample.logprobs,
-        hidden_states=sample.hidden_states,
-        input_embeds=plan.embeds[sample.prompt_index] if plan.embeds else b"",
-        dp_rank=plan.dp_rank,
-    )
-
-
 def open_output(
     context: ServerContext, plan: GeneratePlan, item: GenerationInput, *, as_json: bool = False
 ) -> Output:
@@ -177,7 +157,7 @@ def open_output(
     Args:
         context: the server's.
         plan: the request.
-        item: see `input_of`.
+        item: the sample.
         as_json: whether its answers will be encoded; else they are Python's own lists.
 
     Raises:
@@ -185,7 +165,7 @@ def open_output(
         EngineNotReady, Overloaded: it cannot be taken now.
     """
     if context.tokenizer.is_missing:
-        _refuse_text_rules(item.sampling)
+        _refuse_text_rules(item.spec.sampling)
     client = context.client
     generate = client.generate if plan.is_recorded else client.generate_unrecorded
     input_ids = item.input_ids
@@ -195,22 +175,21 @@ def open_output(
         stream = context.sessions.generate(plan.session, item, generate)
         assert stream.turn is not None
         input_ids = stream.turn.prompt().tolist()
-    logprobs = None
-    if item.logprobs is not None:
-        token_text = context.token_pieces.text if plan.return_text_in_logprobs else None
-        prompt = input_ids[: stream.prompt_tokens] if item.logprobs.start_len >= 0 else []
-        logprobs = LogprobAnswer(
-            item.logprobs, prompt, token_text, as_json=as_json, is_shown_again=plan.stream
+    extras: list[ExtraAnswer] = []
+    if item.spec.extras:
+        answered = AnsweredSample(
+            input_ids[: stream.prompt_tokens],
+            context.model.hidden_size,
+            lambda token_id: context.token_pieces.text(token_id),
+            as_json=as_json,
+            is_shown_again=plan.stream,
         )
-    hidden = None
-    if item.hidden_states:
-        hidden = HiddenAnswer(item.hidden_states, context.model.hidden_size)
+        extras = answers_of(item.spec.extras, answered)
     return Output(
         stream,
-        item.rid,
+        item.spec.rid,
         input_ids if plan.return_prompt_token_ids else None,
-        logprobs,
-        hidden=hidden,
+        extras,
         tells_rank=len(client.links) > 1,
         has_text=not context.tokenizer.is_missing,
     )
@@ -231,7 +210,7 @@ async def open_outputs(
         prompt_ids: of each of its prompts.
         as_json: as of `open_output`; then what all its answers might weigh is checked, too.
     """
-    inputs = [input_of(plan, each, prompt_ids[each.prompt_index]) for each in plan.samples]
+    inputs = [GenerationInput(prompt_ids[each.prompt_index], each.spec) for each in plan.samples]
     if as_json:
         check_answer_size(inputs, context.client.limits)
     outputs: list[Output] = []

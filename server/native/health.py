@@ -7,13 +7,14 @@ import contextlib
 import secrets
 import time
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
-from runtime.messages import Ping
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.messages import Ping
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import SamplingParams
 from server.context import ServerContext
 from server.errors import json_response
 from server.health import (
@@ -28,23 +29,22 @@ PROBE_TIMEOUT_S = 20.0
 _PROBE_POLL_S = 0.1
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """The routes that probes call."""
-    router = APIRouter(tags=["health"])
+    router = AccessRouter(Access.OPEN, tags=["health"])
 
     async def health() -> Response:
         """200 with an empty body when requests can be served; else 503 and the reason as JSON.
 
         A paused server is healthy.
         """
-        return _answer(context, why_not_healthy(context))
+        return answer_health(context)
 
     async def ready() -> Response:
         """200 with an empty body when requests are welcome; else 503 and the reason as JSON."""
         return _answer(context, why_not_ready(context))
 
-    for path in ("/health", "/ping"):
-        router.add_api_route(path, health, methods=["GET"])
+    router.add_api_route("/health", health, methods=["GET"])
     for path in ("/readyz", "/ready"):
         router.add_api_route(path, ready, methods=["GET"])
 
@@ -74,6 +74,11 @@ def create_router(context: ServerContext) -> APIRouter:
     return router
 
 
+def answer_health(context: ServerContext) -> Response:
+    """The answer of `/health`."""
+    return _answer(context, why_not_healthy(context))
+
+
 def _answer(context: ServerContext, reason: str | None) -> Response:
     if reason is None:
         return Response(status_code=200)
@@ -93,10 +98,11 @@ async def _token_came(context: ServerContext) -> bool:
     try:
         stream = context.client.generate_unrecorded(
             GenerationInput(
-                rid=f"HEALTH_CHECK_{secrets.token_hex(16)}",
-                input_ids=[0],
-                sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
-                stream=False,
+                [0],
+                RequestSpec(
+                    sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
+                    rid=f"HEALTH_CHECK_{secrets.token_hex(16)}",
+                ),
             )
         )
     except HeadraceError:

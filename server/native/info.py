@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
-from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from server.context import ServerContext
 from server.errors import json_response
 from server.native.describe import describe_model, describe_server
@@ -14,9 +15,9 @@ from server.native.describe import describe_model, describe_server
 logger = logging.getLogger(__name__)
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """Model and server information."""
-    router = APIRouter(tags=["native"])
+    router = AccessRouter(Access.KEY, tags=["native"])
 
     async def model_info() -> Response:
         """The model: exactly nine keys, which clients compare."""
@@ -26,24 +27,10 @@ def create_router(context: ServerContext) -> APIRouter:
         """Every argument with its resolved value, and the engine's state."""
         return json_response(describe_server(context))
 
-    old_names_seen: set[str] = set()
-
-    async def note_old_name(request: Request) -> None:
-        # Once each: routers and trainers ask all the time.
-        path = request.scope["route"].path
-        if path not in old_names_seen:
-            old_names_seen.add(path)
-            logger.warning(
-                "GET %s is deprecated; it works as ever, and %s is its name now.",
-                path,
-                path.replace("/get_", "/"),
-            )
-
     for name, handler in (("model_info", model_info), ("server_info", server_info)):
         router.add_api_route(f"/{name}", handler, methods=["GET"])
-        router.add_api_route(
-            f"/get_{name}", handler, methods=["GET"], dependencies=[Depends(note_old_name)]
-        )
+        old = _under_old_name(name, handler)
+        router.add_api_route(f"/get_{name}", old, methods=["GET"], name=name)
 
     async def root() -> Response:
         """Where to look next."""
@@ -61,3 +48,22 @@ def create_router(context: ServerContext) -> APIRouter:
     router.add_api_route("/", root, methods=["GET"])
     router.add_api_route("/", root, methods=["HEAD"], include_in_schema=False)
     return router
+
+
+def _under_old_name(
+    name: str, handler: Callable[[], Awaitable[Response]]
+) -> Callable[[], Awaitable[Response]]:
+    was_noted = False
+
+    async def answer() -> Response:
+        nonlocal was_noted
+        # Once each: routers and trainers ask all the time.
+        if not was_noted:
+            was_noted = True
+            logger.warning(
+                "GET /get_%s is deprecated; it works as ever, and /%s is its name now.", name, name
+            )
+        return await handler()
+
+    answer.__doc__ = handler.__doc__
+    return answer

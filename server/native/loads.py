@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from runtime.client.status import ReplicaStatus
 from runtime.errors import InvalidRequest
 from server.context import ServerContext
@@ -18,9 +19,9 @@ from server.errors import json_response
 _SECTIONS = frozenset({"core", "memory", "spec", "lora", "disagg", "queues", "all"})
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """`/v1/loads` and its older spelling."""
-    router = APIRouter(tags=["native"])
+    router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.get("/v1/loads")
     async def loads(request: Request) -> Response:

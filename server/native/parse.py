@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from openai_api.output_parser import Call, ContentText, OutputParser, ReasoningText
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.schemas.chat import MAX_TOOLS, Tool
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.client.large_body import read_json
+from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
 from server.context import ServerContext
 from server.errors import json_response
@@ -21,6 +22,11 @@ from server.native.schema import body_schema
 
 # A name that is unknown is repeated in the answer.
 ParserName = Annotated[str, msgspec.Meta(max_length=64)]
+
+# Characters: the output of about a quarter of a million tokens, read in a fifth of a second.
+MAX_TEXT_LEN = 1024 * 1024
+# One thread: parsing holds the interpreter, so more would only take turns with the event loop.
+_PARSING = OffloadPool("parsing", workers=1, max_queued=32, timeout_s=30.0)
 
 
 class SeparateReasoningBody(msgspec.Struct, kw_only=True):
@@ -43,10 +49,10 @@ _REASONING = msgspec.json.Decoder(SeparateReasoningBody)
 _CALLS = msgspec.json.Decoder(ParseFunctionCallBody)
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """Both routes."""
     del context
-    router = APIRouter(tags=["native"])
+    router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.post("/separate_reasoning", openapi_extra=body_schema(SeparateReasoningBody))
     async def separate_reasoning(request: Request) -> Response:
@@ -56,11 +62,9 @@ def create_router(context: ServerContext) -> APIRouter:
             raise InvalidRequest(
                 "return_blocks is not supported by this server yet.", param="return_blocks"
             )
-        parser = OutputParser(
-            reasoning=REASONING_PARSERS.load(body.reasoning_parser)(prompt_is_open=False)
-        )
-        reasoning, content, _ = await asyncio.to_thread(_parse, parser, body.text)
-        return json_response({"reasoning_text": reasoning, "text": content})
+        _check_length(body.text)
+        reasoning = REASONING_PARSERS.load(body.reasoning_parser)(prompt_is_open=False)
+        return await _PARSING.run(_separate, OutputParser(reasoning=reasoning), body.text)
 
     @router.post("/parse_function_call", openapi_extra=body_schema(ParseFunctionCallBody))
     async def parse_function_call(request: Request) -> Response:
@@ -68,24 +72,46 @@ def create_router(context: ServerContext) -> APIRouter:
         body = await read_json(await request.body(), _CALLS)
         if len(body.tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools may have at most {MAX_TOOLS} entries.", param="tools")
+        _check_length(body.text)
         names = [tool.function.name for tool in body.tools]
         parser = OutputParser(tools=TOOL_PARSERS.load(body.tool_call_parser)(names, max_calls=None))
-        _, content, calls = await asyncio.to_thread(_parse, parser, body.text)
-        return json_response(
-            {
-                "normal_text": content,
-                "calls": [
-                    {
-                        "tool_index": names.index(found.call.name),
-                        "name": found.call.name,
-                        "parameters": found.call.arguments,
-                    }
-                    for found in calls
-                ],
-            }
-        )
+        return await _PARSING.run(_find_calls, parser, body.text, names)
 
     return router
+
+
+def _check_length(text: str) -> None:
+    if len(text) > MAX_TEXT_LEN:
+        raise InvalidRequest(
+            f"text has {len(text)} characters; at most {MAX_TEXT_LEN} are taken.", param="text"
+        )
+
+
+# Both make the answer's bytes, too: a hundred thousand calls take as long to write as to find.
+
+
+def _separate(parser: OutputParser, text: str) -> Response:
+    reasoning, content, _ = _parse(parser, text)
+    return json_response({"reasoning_text": reasoning, "text": content})
+
+
+def _find_calls(parser: OutputParser, text: str, names: list[str]) -> Response:
+    _, content, calls = _parse(parser, text)
+    # Of a name that is there twice, the first.
+    places = {name: index for index, name in reversed(list(enumerate(names)))}
+    return json_response(
+        {
+            "normal_text": content,
+            "calls": [
+                {
+                    "tool_index": places[found.call.name],
+                    "name": found.call.name,
+                    "parameters": found.call.arguments,
+                }
+                for found in calls
+            ],
+        }
+    )
 
 
 def _parse(parser: OutputParser, text: str) -> tuple[str, str, list[Call]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from runtime.errors import InvalidRequest
 from server.context import ServerContext
 
@@ -19,10 +19,10 @@ _NEEDS = {
 }
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """Refusals in place of 404, which would tell a client that it mistyped the path."""
     # No part of the API's description: nothing is served there.
-    router = APIRouter(include_in_schema=False)
+    router = AccessRouter(Access.KEY, include_in_schema=False)
     for path, needed in _NEEDS.items():
         router.add_api_route(path, _refusal(context, path, needed), methods=["POST", "PUT"])
     return router

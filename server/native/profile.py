@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
+from openai_api.access import Access, AccessRouter
 from runtime.client.large_body import read_json
 from server.context import ServerContext
 from server.native.profiling import ProfileBody, start_profile, stop_profile
@@ -14,9 +15,9 @@ from server.native.schema import body_schema
 _DECODER = msgspec.json.Decoder(ProfileBody)
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """Both routes."""
-    router = APIRouter(tags=["control"])
+    router = AccessRouter(Access.ADMIN, tags=["control"])
 
     async def start(request: Request) -> Response:
         """Record the worker's next steps; with `num_steps` the trace is written by itself."""

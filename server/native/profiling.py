@@ -14,7 +14,7 @@ import msgspec
 
 from runtime.client.client import EngineClient
 from runtime.errors import InvalidRequest
-from runtime.messages import ProfileSpec, Stage, StartProfile, StopProfile
+from runtime.ipc.messages import ProfileSpec, Stage, StartProfile, StopProfile
 from server.context import ServerContext
 
 ACTIVITIES = ("CPU", "GPU", "MEM", "CUDA_PROFILER")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.json_pieces import JsonList
+from openai_api.access import Access, AccessRouter
 from openai_api.request_body import check_media_type, read_raw
 from openai_api.sse import json_answer, unless_disconnected
+from runtime.client.json_pieces import JsonList
 from runtime.client.large_body import read_json
 from server.context import ServerContext
 from server.native.schema import body_schema
@@ -17,9 +18,9 @@ from server.native.scoring import ScoreBody, score
 _DECODER = msgspec.json.Decoder(ScoreBody)
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """The route `/v1/score`."""
-    router = APIRouter(tags=["native"])
+    router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.post("/v1/score", openapi_extra=body_schema(ScoreBody))
     async def score_items(request: Request) -> Response:

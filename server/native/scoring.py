@@ -19,10 +19,11 @@ from runtime.client.large_body import MAX_NUMBERS, work_out
 from runtime.client.tokenization import check_num_chars, encode_prompts
 from runtime.client.turns import each_in_turns
 from runtime.errors import HeadraceError, InvalidRequest
-from runtime.messages import LogprobSpec
-from runtime.sampling_params import SamplingParams
+from runtime.extras.logprobs.front import MAX_TOKEN_IDS
+from runtime.extras.logprobs.positions import LogprobSpec, outputs_of
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import SamplingParams
 from server.context import ServerContext
-from server.native.logprob_request import MAX_TOKEN_IDS
 
 MAX_ITEMS = 4096
 
@@ -96,11 +97,8 @@ async def score(context: ServerContext, body: ScoreBody, body_size: int = 0) -> 
     answer_id = new_id("score", None)
     inputs = [
         GenerationInput(
-            rid=rid,
-            input_ids=prompt,
-            sampling=_NOTHING,
-            stream=False,
-            logprobs=LogprobSpec(token_ids=wanted),
+            prompt,
+            RequestSpec(sampling=_NOTHING, rid=rid, extras=[LogprobSpec(token_ids=wanted).extra()]),
         )
         for rid, prompt, wanted in zip(
             sample_rids(answer_id, len(prompts)), prompts, labels, strict=True
@@ -121,8 +119,8 @@ async def _run(context: ServerContext, inputs: list[GenerationInput]) -> list[li
     streams = await open_streams(context.client.generate, inputs, context.client.limits)
     async with contextlib.aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
-            if chunk.output_logprobs:
-                found[index] = chunk.output_logprobs[0].id_values
+            if outputs := outputs_of(chunk):
+                found[index] = outputs[0].id_values
     if not all(found):
         raise ScoringAborted("The scoring was aborted.")
     return found

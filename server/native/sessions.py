@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from runtime.client.large_body import read_json
 from server.context import ServerContext
 from server.errors import json_response
@@ -31,9 +32,9 @@ _OPEN = msgspec.json.Decoder(OpenBody)
 _CLOSE = msgspec.json.Decoder(CloseBody)
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """Both routes."""
-    router = APIRouter(tags=["native"])
+    router = AccessRouter(Access.KEY, tags=["native"])
 
     @router.post("/open_session", openapi_extra=body_schema(OpenBody))
     async def open_session(request: Request) -> Response:

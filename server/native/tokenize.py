@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.json_pieces import BATCH, JsonItems, JsonList
+from openai_api.access import Access, AccessRouter
 from openai_api.request_body import check_media_type, read_raw
 from openai_api.sse import json_answer
 from runtime.client.admission import EngineLimits
+from runtime.client.json_pieces import BATCH, JsonItems, JsonList
 from runtime.client.large_body import read_json, work_out
 from runtime.client.tokenization import check_texts, decode_texts, encode_texts
 from runtime.errors import InvalidRequest
@@ -44,13 +45,13 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """Both routes, also under `/v1/`."""
-    router = APIRouter(tags=["native"])
+    router = AccessRouter(Access.KEY, tags=["native"])
 
     async def tokenize(request: Request) -> Response:
         """Token ids of one text or several."""
-        if request.url.path.startswith("/v1/"):
+        if request.scope["route"].speaks_openai:
             check_media_type(request)
         body = await read_json(await read_raw(request), _TOKENIZE)
         if body.messages is not None:
@@ -77,7 +78,7 @@ def create_router(context: ServerContext) -> APIRouter:
 
     async def detokenize(request: Request) -> Response:
         """Text of one sequence of token ids or several."""
-        if request.url.path.startswith("/v1/"):
+        if request.scope["route"].speaks_openai:
             check_media_type(request)
         raw = await read_raw(request)
         body = await read_json(raw, _DETOKENIZE)

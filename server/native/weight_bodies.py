@@ -7,10 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from runtime.checkpoint.check import describe
-from runtime.checkpoint.model_config import ModelConfig
-from runtime.checkpoint.weights import decoder_weights
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.errors import InvalidRequest
-from runtime.weight_messages import (
+from runtime.ipc.weight_messages import (
     BROADCAST_TIMEOUT_S,
     CheckAction,
     CudaHandle,
@@ -203,7 +202,7 @@ def _check_safetensors(where: str, data: bytes) -> None:
     raise InvalidRequest(f"{where} {what}. {_ALLOWED}", param="serialized_named_tensors")
 
 
-def to_receive(body: DistributedBody, model: ModelConfig) -> ReceiveTensors:
+def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:
     """What the ranks receive, checked before a byte is awaited.
 
     Raises:
@@ -226,10 +225,10 @@ def to_receive(body: DistributedBody, model: ModelConfig) -> ReceiveTensors:
         )
     if not body.names:
         raise InvalidRequest("names is empty: there is nothing to receive.", param="names")
-    expected = {spec.name: spec.shape for spec in decoder_weights(model)}
-    if model.tie_word_embeddings and "lm_head.weight" in body.names:
+    expected = {spec.name: spec.shape for spec in model.weights}
+    for alias, name in model.aliases.items():
         # Sent by trainers that do not know; received like the rest and then left out.
-        expected["lm_head.weight"] = expected["model.embed_tokens.weight"]
+        expected[alias] = expected[name]
     unknown = [name for name in body.names if name not in expected]
     wrong = [
         f"{name} is {shape}, expected {list(expected[name])}"

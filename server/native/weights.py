@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
+from openai_api.access import Access, AccessRouter
 from runtime.client.json_body import InvalidBody
 from runtime.client.large_body import read_json
 from runtime.errors import InvalidRequest
-from runtime.weight_messages import CheckWeights, LeaveGroup, ReadWeight
+from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, ReadWeight
 from server.context import ServerContext
 from server.errors import json_response
 from server.native.schema import body_schema
@@ -40,9 +41,9 @@ from server.weight_control import Outcome
 B = TypeVar("B", bound=msgspec.Struct)
 
 
-def create_router(context: ServerContext) -> APIRouter:
+def create_router(context: ServerContext) -> AccessRouter:
     """Weights, pauses and memory."""
-    router = APIRouter(tags=["weights"])
+    router = AccessRouter(Access.ADMIN, tags=["weights"])
     _add_updates(router, context)
     _add_groups(router, context)
     _add_checks(router, context)
@@ -51,7 +52,7 @@ def create_router(context: ServerContext) -> APIRouter:
 
 
 def _route(
-    router: APIRouter,
+    router: AccessRouter,
     path: str,
     body_type: type[B],
     act: Callable[[B], Awaitable[Response]],
@@ -86,7 +87,7 @@ async def _tell(outcome: Awaitable[Outcome], *, with_paused: bool = False) -> Re
     return json_response(answer, 200 if result.success else 400)
 
 
-def _add_updates(router: APIRouter, context: ServerContext) -> None:
+def _add_updates(router: AccessRouter, context: ServerContext) -> None:
     async def from_disk(body: DiskBody) -> Response:
         """Load all weights from a folder or a hub id; the old ones serve on when that fails."""
 
@@ -153,7 +154,7 @@ def _add_updates(router: APIRouter, context: ServerContext) -> None:
     _route(router, "/end_weight_update", SessionBody, end, body_may_be_absent=True)
 
 
-def _add_groups(router: APIRouter, context: ServerContext) -> None:
+def _add_groups(router: AccessRouter, context: ServerContext) -> None:
     async def init(body: InitGroupBody) -> Response:
         """Meet a trainer in a group of processes; answers when everybody is there."""
 
@@ -176,7 +177,7 @@ def _add_groups(router: APIRouter, context: ServerContext) -> None:
     _route(router, "/destroy_weights_update_group", DestroyGroupBody, destroy)
 
 
-def _add_checks(router: APIRouter, context: ServerContext) -> None:
+def _add_checks(router: AccessRouter, context: ServerContext) -> None:
     async def update_version(body: VersionBody) -> Response:
         """Relabel the loaded weights; aborts every request unless told not to."""
         outcome = await context.weights.set_version(
@@ -230,7 +231,7 @@ def _query(request: Request) -> dict[str, object]:
     return query
 
 
-def _add_pauses(router: APIRouter, context: ServerContext) -> None:
+def _add_pauses(router: AccessRouter, context: ServerContext) -> None:
     async def pause(body: PauseBody) -> Response:
         """Stop generating: abort what runs, put it back to wait, or freeze it in place."""
         await context.weights.pause(body.mode)

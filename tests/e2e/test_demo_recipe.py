@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from headrace.demo.network import TINY, Network
-from headrace.demo.train import parser, train
+from recipes.demo_model.network import TINY, Network
+from recipes.demo_model.train import parser, train
 
 ARGUMENTS = "--tiny --steps 25 --block-tokens 2048 --blocks-per-step 2 --seed 3"
 

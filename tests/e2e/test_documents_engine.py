@@ -9,7 +9,7 @@ import re
 import pytest
 
 from headrace.demo import MODEL_PATH
-from runtime.tokenizer import Tokenizer
+from runtime.text.tokenizer import Tokenizer
 from tests.support.notebook import run_document
 
 # Up to four words, said twice in a row: what a stream printed with its overlaps looks like.

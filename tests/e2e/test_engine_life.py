@@ -15,7 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import headrace as sgl
-from runtime.process import Child
+from runtime.ipc.process import Child
 from tests.support.offline import (
     FRANCE,
     LONG,

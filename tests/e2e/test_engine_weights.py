@@ -133,7 +133,7 @@ def test_broadcast(fresh: sgl.Engine, other: tuple[dict[str, torch.Tensor], list
 
 SILENT_TRAINER = """
 import sys
-from runtime.distributed.update_group import create_group
+from runtime.weights.update_group import create_group
 
 group = create_group("127.0.0.1", int(sys.argv[1]), 0, 2, "silent", "gloo")
 sys.stdin.read()

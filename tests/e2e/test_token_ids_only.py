@@ -7,7 +7,7 @@ import pytest
 
 import headrace as sgl
 from headrace.demo import MODEL_PATH
-from runtime.tokenizer import Tokenizer
+from runtime.text.tokenizer import Tokenizer
 from tests.support.server import ServerProcess
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8}

@@ -137,7 +137,7 @@ def test_broadcasts_of_another_process(
 
 SILENT_TRAINER = """
 import sys
-from runtime.distributed.update_group import create_group
+from runtime.weights.update_group import create_group
 
 port, world_size = map(int, sys.argv[1:])
 group = create_group("127.0.0.1", port, 0, world_size, "weight_update_group", "gloo")

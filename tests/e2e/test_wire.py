@@ -100,6 +100,47 @@ def test_many_offers_at_once(server):
     assert "Traceback" not in server.log
 
 
+ADMIN_TARGETS = (
+    *(b"/flush_cache", b"/%66lush_cache", b"/flush%5Fcache", b"/flush_cache?x=%0a"),
+    *(b"http://127.0.0.1/flush_cache", b"http://x/flush_cache", b"//x@y/flush_cache"),
+)
+NO_TARGETS = (
+    *(b"/flush_cache%0a", b"/flush_cache%0A", b"/flush_cache%0d", b"/flush_cache%0d%0a"),
+    *(b"/flush_cache%00", b"/flush_cache%e2%80%a8", b"/flush_cache%c2%85", b"/flush_cache%20"),
+    *(
+        b"/flush_cache/",
+        b"//flush_cache",
+        b"/%2fflush_cache",
+        b"/flush_cache%2f",
+        b"/./flush_cache",
+    ),
+    *(b"/health/../flush_cache", b"/health/%2e%2e/flush_cache", b"/FLUSH_CACHE", b"/flush_cache;x"),
+    *(b"/%2566lush_cache", b"/health%0a/../flush_cache", b"/flush_cache%3fx", b"/./flush_cache"),
+    b"*",
+)
+
+
+@pytest.fixture(scope="module")
+def keyed():
+    return running_server("qwen3", "--api-key", "user", "--admin-api-key", "boss")
+
+
+@pytest.mark.parametrize("target", [*ADMIN_TARGETS, *NO_TARGETS])
+def test_no_spelling_of_an_admin_route_gets_past_its_key(keyed, target):
+    def status(*lines: bytes) -> bytes:
+        head = [b"POST %b HTTP/1.1" % target, *lines, b"Connection: close", b"", b""]
+        return talk(keyed, b"\r\n".join(head)).split(b" ")[1]
+
+    refused = {b"400", b"401", b"403", b"404"}
+    for host in (b"Host: x", b"Host: x/health?", b"Host: 127.0.0.1/health#", b"Host: "):
+        assert status(host) in refused - {b"404"}
+        assert status(host, b"Authorization: Bearer user") in refused
+        twice = (b"Authorization: Bearer user", b"Authorization: Bearer boss")
+        assert status(host, *twice) in refused - {b"404"}
+    if target in ADMIN_TARGETS[:4]:
+        assert status(b"Host: x", b"Authorization: Bearer boss") == b"200"
+
+
 @pytest.mark.parametrize("offer", [b"", b"Connection: Upgrade\r\nUpgrade: websocket\r\n"])
 def test_a_tunnel_is_not_opened(server, offer):
     answer = talk(server, b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n")

@@ -69,8 +69,8 @@ def children_by_name(server: ServerProcess) -> dict[str, int]:
     found = {}
     for pid in server.child_pids():
         words = command(pid)
-        if "runtime.process" in words:
-            found[words[words.index("runtime.process") + 1]] = pid
+        if "runtime.ipc.process" in words:
+            found[words[words.index("runtime.ipc.process") + 1]] = pid
     return found
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save, save_file
 
 from runtime.executor import cuda_graphs, extend_graphs
 from runtime.executor.device_memory import give_back
-from runtime.weight_messages import (
+from runtime.ipc.weight_messages import (
     LoadFolder,
     LoadTensors,
     MemoryTag,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.batch_rows import BatchRows
+from runtime.executor.batch_rows import BatchRows
 from tests.support.engine import refuse_rows_of_seed
 from tests.support.gpu import count_graphs, prompt, small_engine
 from tests.support.tiny_models import tiny_model

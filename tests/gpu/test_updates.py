@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from headrace.trainer import SharedTensors
-from runtime.loader import files
-from runtime.weight_messages import (
+from runtime.ipc.weight_messages import (
     CheckAction,
     CheckWeights,
     LoadFolder,
@@ -22,6 +21,7 @@ from runtime.weight_messages import (
     ReadWeight,
     WeightPart,
 )
+from runtime.weights import weight_files as files
 from tests.support.engine import InProcessEngine
 from tests.support.gpu import (
     PROMPTS,

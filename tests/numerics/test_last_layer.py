@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from runtime.messages import LogprobSpec
-from runtime.models.llama import LlamaDecoderLayer, LlamaMLP
+from runtime.extras.logprobs.positions import LogprobSpec
+from runtime.models.decoder.model import DecoderLayer, DecoderMLP
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
 
@@ -29,16 +29,16 @@ class Rows:
         layers = engine.runner._model.model.layers  # type: ignore[attr-defined]
         self.of_first: list[int] = []
         self.of_last: list[int] = []
-        finish = LlamaDecoderLayer.finish
+        finish = DecoderLayer.finish
 
-        def recorded(layer: LlamaDecoderLayer, attended: Tensor, residual: Tensor) -> Tensor:
+        def recorded(layer: DecoderLayer, attended: Tensor, residual: Tensor) -> Tensor:
             if layer is layers[0]:
                 self.of_first.append(len(attended))
             if layer is layers[-1]:
                 self.of_last.append(len(attended))
             return finish(layer, attended, residual)
 
-        patch.setattr(LlamaDecoderLayer, "finish", recorded)
+        patch.setattr(DecoderLayer, "finish", recorded)
 
 
 def test_a_prompt_has_one_token_in_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,20 +95,20 @@ def test_what_attention_gave_is_gone_when_the_next_block_needs_memory(
     monkeypatch: pytest.MonkeyPatch, spec: LogprobSpec | None
 ) -> None:
     engine = InProcessEngine(tiny_model("llama"), **EAGER)
-    attend, forward = LlamaDecoderLayer.attend, LlamaMLP.forward
+    attend, forward = DecoderLayer.attend, DecoderMLP.forward
     given: list[weakref.ref[Tensor]] = []
 
-    def attend_and_note(layer: LlamaDecoderLayer, *arguments: Any) -> Tensor:
+    def attend_and_note(layer: DecoderLayer, *arguments: Any) -> Tensor:
         attended = attend(layer, *arguments)
         given.append(weakref.ref(attended))
         return attended
 
-    def forward_and_look(mlp: LlamaMLP, hidden: Tensor) -> Tensor:
+    def forward_and_look(mlp: DecoderMLP, hidden: Tensor) -> Tensor:
         assert given[-1]() is None
         return forward(mlp, hidden)
 
-    monkeypatch.setattr(LlamaDecoderLayer, "attend", attend_and_note)
-    monkeypatch.setattr(LlamaMLP, "forward", forward_and_look)
+    monkeypatch.setattr(DecoderLayer, "attend", attend_and_note)
+    monkeypatch.setattr(DecoderMLP, "forward", forward_and_look)
     engine.add(1, PROMPT, 2, spec, ignore_eos=True)
     engine.run()
     assert given

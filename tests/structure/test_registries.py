@@ -10,13 +10,15 @@ import pytest
 
 import openai_api
 import runtime
-import runtime.process
-from runtime.attention.backend import ATTENTION_BACKENDS, INVARIANT_ATTENTION
-from runtime.config import KernelArgs
-from runtime.registry import Registry
+import runtime.ipc.process
+from runtime.config.options import KernelArgs
+from runtime.config.registry import Registry, load_object
+from runtime.models.attention.backend import ATTENTION_BACKENDS, INVARIANT_ATTENTION
+from runtime.models.model import Model
+from runtime.models.registry import FAMILIES
 
 # Imported as children only: their start-up belongs to a process of its own.
-SKIPPED = ["runtime.process"]
+SKIPPED = ["runtime.ipc.process"]
 # Modules whose library is an extra of its own.
 OPTIONAL = {
     "runtime.grammar.xgrammar": "xgrammar",
@@ -33,7 +35,7 @@ def modules(package: ModuleType) -> list[ModuleType]:
 
 def registries() -> dict[str, Registry[object]]:
     found: dict[int, tuple[str, Registry[object]]] = {}
-    for module in [*modules(runtime), *modules(openai_api), runtime.process]:
+    for module in [*modules(runtime), *modules(openai_api), runtime.ipc.process]:
         for name, value in vars(module).items():
             if isinstance(value, Registry):
                 found.setdefault(id(value), (f"{module.__name__}.{name}", value))
@@ -53,6 +55,22 @@ def test_every_entry_loads(where: str) -> None:
     for name, path in registry.entries.items():
         if path.partition(":")[0] not in SKIPPED:
             assert registry.load(name) is not None
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_family_loads(architecture: str) -> None:
+    family = FAMILIES[architecture]
+    assert callable(load_object(family.spec))
+    model = load_object(family.model)
+    assert isinstance(model, type)
+    assert issubclass(model, Model)
+
+
+def test_every_family_is_registered() -> None:
+    named = {family.spec.split(":")[0] for family in FAMILIES.values()}
+    specs = {module.__name__ for module in modules(runtime) if module.__name__.endswith(".spec")}
+    # What dense decoders share is not a family.
+    assert specs - {"runtime.models.decoder.spec"} == named
 
 
 def test_every_attention_backend_can_be_asked_for() -> None:

@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
-from runtime.checkpoint.config_json import load_model_config
-from runtime.forward_batch import ForwardBatch, KVCache
-from runtime.layers.context import BuildContext, parse_dtype
-from runtime.loader.load import load_model
-from runtime.models.causal_lm import CausalLM
+from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
+from runtime.models.forward_batch import ForwardBatch, KVCache
+from runtime.models.layers.build_context import BuildContext, parse_dtype
+from runtime.models.model import CausalLM
+from runtime.models.registry import read_model_spec
+from runtime.weights.load_model import load_model
 
 
 def load(folder: Path, dtype: str = "float32") -> CausalLM:
     """Load the model in `folder` on the CPU."""
     context = BuildContext(dtype=parse_dtype(dtype), device=torch.device("cpu"))
-    return load_model(folder, load_model_config(folder), context, lambda share: None)
+    return load_model(folder, read_model_spec(folder), context, lambda share: None)
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Driver:
             "cpu", StepLimits(max_seqs=64, max_tokens=2048)
         )
         self.page_size = page_size
-        config, dtype = model.config, model.context.dtype
+        config, dtype = model.spec, model.context.dtype
         shape = (num_pages, config.num_kv_heads, page_size, config.head_dim)
         # NaN in what was never written shows any read beyond a sequence's end.
         self.kv = [

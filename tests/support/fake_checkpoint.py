@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.headers import DTYPE_BITS
-from runtime.checkpoint.weights import decoder_weights
+from runtime.models.registry import read_model_spec
 
 LLAMA_JSON: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -58,7 +57,7 @@ def write_model(folder: Path, **changes: Any) -> Path:
 
 def expected_tensors(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return name and shape of every tensor that the folder's `config.json` asks for."""
-    return {spec.name: spec.shape for spec in decoder_weights(load_model_config(folder))}
+    return {spec.name: spec.shape for spec in read_model_spec(folder).weights}
 
 
 def write_shards(folder: Path, tensors: dict[str, tuple[int, ...]], num_shards: int = 2) -> None:

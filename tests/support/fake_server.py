@@ -11,7 +11,7 @@ import httpx
 from openai_api.context import make_context
 from runtime.client.recorder import RecordingClient
 from runtime.client.status import EngineStatus, ReplicaStatus
-from runtime.config import (
+from runtime.config.options import (
     HttpArgs,
     LoggingArgs,
     ModelArgs,
@@ -19,8 +19,8 @@ from runtime.config import (
     SchedulingArgs,
     ServerConfig,
 )
-from runtime.messages import WorkerReady
-from runtime.shared_state import SharedState
+from runtime.ipc.messages import WorkerReady
+from runtime.ipc.shared_state import SharedState
 from server.app import Application, create_app
 from server.context import Lifecycle, ServerContext
 from tests.support.fake_engine import FakeEngine, fake_model_config
@@ -35,6 +35,7 @@ WORKER = WorkerReady(
     weight_bytes=2**20,
     kv_bytes=2**21,
     load_seconds=1.5,
+    pid=1,
 )
 
 

@@ -20,13 +20,13 @@ from kernels import activation, linear, norm, rope, sampling
 from kernels.paged_attention.prefix_group import PrefixGroup
 from kernels.rope.reference import rope_kv_write
 from kernels.table import Table
-from runtime.attention.backend import ATTENTION_BACKENDS, AttentionLayer, StepLimits
-from runtime.batch_rows import BatchRows
-from runtime.executor import cuda_graphs, extend_graphs, model_runner
+from runtime.executor import build, cuda_graphs, extend_graphs, model_runner
+from runtime.executor.batch_rows import BatchRows
 from runtime.executor.model_runner import GraphLimits
-from runtime.forward_batch import ForwardBatch
+from runtime.executor.step_plan import Int32Array, Int64Array
+from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionLayer, StepLimits
+from runtime.models.forward_batch import ForwardBatch
 from runtime.scheduler import worker
-from runtime.step import Int32Array, Int64Array
 
 
 class EagerGraph:
@@ -135,7 +135,7 @@ class TensorAttention:
             qkv, heads, kv_heads, dim, layer.cos_sin, batch.positions,
             # Padding writes to page 0, which belongs to nobody.
             batch.slots.clamp(min=0),
-            kv.k, kv.v, layer.q_norm, layer.k_norm, layer.eps,
+            kv.k, kv.v, layer.q_norm, layer.k_norm, layer.eps, layer.zero_centered,
         )  # fmt: skip
         sequence = torch.searchsorted(
             batch.qo_indptr[1:], torch.arange(num_tokens, dtype=torch.int32), right=True
@@ -200,10 +200,10 @@ def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
             parts.config.max_running_requests,
             [16, 32, 64, 128],
             keep_hidden=parts.config.enable_return_hidden_states,
-            shares_prefixes=parts.model.config.has_full_attention,
+            shares_prefixes=parts.model.spec.max_window is None,
         )
 
-    patch.setattr(worker, "_graph_limits", limits)
+    patch.setattr(build, "_graph_limits", limits)
     make_rows = BatchRows.__init__
 
     def make_apart(self: BatchRows, *args: Any, **options: Any) -> None:

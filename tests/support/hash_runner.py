@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from runtime.step import StepPlan, StepResult
+from runtime.executor.step_plan import MaskSource, StepPlan, StepResult
 
 
 def next_token(sequence: np.ndarray, vocab_size: int = 1000) -> int:
@@ -17,10 +17,13 @@ def next_token(sequence: np.ndarray, vocab_size: int = 1000) -> int:
 
 
 class _Pending:
-    def __init__(self, result: StepResult) -> None:
+    def __init__(self, result: StepResult, error: BaseException | None = None) -> None:
         self.result = result
+        self.error = error
 
     def wait(self) -> StepResult:
+        if self.error is not None:
+            raise self.error
         return self.result
 
 
@@ -35,8 +38,13 @@ class HashRunner:
         self.num_steps = 0
         self.eos_at: dict[int, int] = {}
         self.fail_rows_with_token: int | None = None
+        # Raised by the next launch, or when it is waited for.
+        self.launch_error: BaseException | None = None
+        self.wait_error: BaseException | None = None
 
-    def launch(self, plan: StepPlan) -> _Pending:
+    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> _Pending:
+        if self.launch_error is not None:
+            raise self.launch_error
         self.num_steps += 1
         for join in plan.joins:
             self.page_table[join.row] = 0
@@ -76,4 +84,4 @@ class HashRunner:
                 self.last_token[row] = token
                 tokens.append(token)
         assert offset == len(plan.chunk_tokens)
-        return _Pending(StepResult(np.array(tokens, dtype=np.int32), failed))
+        return _Pending(StepResult(np.array(tokens, dtype=np.int32), failed), self.wait_error)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from runtime.checkpoint.config_json import load_model_config
-from runtime.layers.context import BuildContext
-from runtime.loader.load import load_model, parameter_bytes
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.registry import read_model_spec
+from runtime.weights.load_model import load_model, parameter_bytes
 
 
 def anonymous_bytes() -> int:
@@ -37,7 +37,7 @@ def main(folder: Path, implementation: str | None) -> None:
         nonlocal peak
         peak = max(peak, anonymous_bytes())
 
-    model = load_model(folder, load_model_config(folder), context, sample)
+    model = load_model(folder, read_model_spec(folder), context, sample)
     print(parameter_bytes(model), peak - before)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import headrace as sgl
 from headrace.demo import MODEL_PATH
-from runtime.messages import SlowDown
+from runtime.ipc.messages import SlowDown
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(MODEL_PATH)

@@ -10,7 +10,7 @@ from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationInput
 from runtime.errors import EngineDead, EngineNotReady, InvalidRequest
-from runtime.messages import (
+from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
     ControlReply,
@@ -21,7 +21,8 @@ from runtime.messages import (
     TextDelta,
     TextDeltas,
 )
-from runtime.sampling_params import SamplingParams
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import SamplingParams
 
 LIMITS = EngineLimits(context_len=64, max_total_num_tokens=1024, vocab_size=32)
 
@@ -39,11 +40,13 @@ class TwoReplicas:
     def generate(self, rid: str, dp_rank: int | None = None):  # type: ignore[no-untyped-def]
         return self.client.generate(
             GenerationInput(
-                rid=rid,
-                input_ids=[1, 2],
-                sampling=SamplingParams(max_new_tokens=4),
-                stream=True,
-                dp_rank=dp_rank,
+                [1, 2],
+                RequestSpec(
+                    sampling=SamplingParams(max_new_tokens=4),
+                    rid=rid,
+                    stream=True,
+                    dp_rank=dp_rank,
+                ),
             )
         )
 

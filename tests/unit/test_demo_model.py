@@ -5,21 +5,24 @@ import re
 import subprocess
 import sys
 from itertools import islice
+from pathlib import Path
 from random import Random
 
 import pytest
 from tokenizers import Tokenizer
 
-from headrace.demo import MODEL_PATH, checks
-from headrace.demo.conversation import Chat, PlainText
-from headrace.demo.countries import COUNTRIES
-from headrace.demo.encode import Encoder
-from headrace.demo.eval_cases import HELD_OUT_CAPITAL, NEW_WORDS, all_cases
-from headrace.demo.eval_tools import NEW_TOOLS
-from headrace.demo.lexicon import WORDS
-from headrace.demo.render import NO_THOUGHT, TEMPLATE_PATH, render
-from headrace.demo.tasks import QUESTIONS, SAMPLES, arithmetic, geography, lists, samples
-from headrace.demo.tasks.tool_calls import call
+from headrace.demo import MODEL_PATH
+from recipes.demo_model import checks
+from recipes.demo_model.card import write_card
+from recipes.demo_model.conversation import Chat, PlainText
+from recipes.demo_model.countries import COUNTRIES
+from recipes.demo_model.encode import Encoder
+from recipes.demo_model.eval_cases import HELD_OUT_CAPITAL, NEW_WORDS, all_cases
+from recipes.demo_model.eval_tools import NEW_TOOLS
+from recipes.demo_model.lexicon import WORDS
+from recipes.demo_model.render import NO_THOUGHT, TEMPLATE_PATH, render
+from recipes.demo_model.tasks import QUESTIONS, SAMPLES, arithmetic, geography, lists, samples
+from recipes.demo_model.tasks.tool_calls import call
 
 SUM = re.compile(r"(?<![\d.=] )(\d+) ([-+*/]) (\d+) = (-?\d+)")
 
@@ -56,6 +59,18 @@ def test_checkpoint_is_complete_and_small() -> None:
     assert config["rope_theta"] > 0
     tokenizer_config = json.loads((MODEL_PATH / "tokenizer_config.json").read_text())
     assert tokenizer_config["chat_template"] == TEMPLATE_PATH.read_text()
+
+
+def test_the_card_is_what_the_recipe_writes(tmp_path: Path) -> None:
+    card = (MODEL_PATH / "README.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| (\d+) \| (\d+) \|", card, re.MULTILINE)
+    skills = {name: {"right": int(right), "of": int(of)} for name, right, of in rows}
+    score = tmp_path / "score.json"
+    score.write_text(json.dumps({**skills.pop("all"), "skills": skills}))
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(MODEL_PATH / name)
+    write_card(tmp_path, score, "8.2")
+    assert (tmp_path / "README.md").read_text() == card
 
 
 def test_every_generated_operation_is_right() -> None:

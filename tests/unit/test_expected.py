@@ -50,6 +50,39 @@ def test_choices_are_listed(body, message):
     assert explain(caught.value, Body).endswith(message)
 
 
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    temperature: float = 1.0
+    renamed: int = msgspec.field(name="top-k", default=0)
+
+
+class Outer(msgspec.Struct, forbid_unknown_fields=True):
+    params: Strict | list[Strict] | None = None
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"params": {"temprature": 1}},
+            "contains unknown field `temprature`. Did you mean 'temperature'? - at `$.params`",
+        ),
+        (
+            {"params": [{}, {"top_k": 1}]},
+            "Object contains unknown field `top_k`. Did you mean 'top-k'? - at `$.params[1]`",
+        ),
+        ({"parms": 1}, "Object contains unknown field `parms`. Did you mean 'params'?"),
+        ({"params": {"x": 1}}, "Object contains unknown field `x` - at `$.params`"),
+        ({"params": {"a` - at `$": 1}}, "unknown field `a` - at `$` - at `$.params`"),
+        ({"params": {"\n": 1}}, "unknown field `\n` - at `$.params`"),
+        ({"params": {"t" * 1000: 1}}, "tttt` - at `$.params`"),
+    ],
+)
+def test_an_unknown_name_is_told_its_neighbour(body, message):
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert(body, Outer)
+    assert explain(caught.value, Outer).endswith(message)
+
+
 def test_the_param_of_an_error_stays_the_field():
     with pytest.raises(InvalidBody, match="expected 'kv_cache' or 'weights'") as caught:
         decode_body(b'{"tags": ["x"]}', msgspec.json.Decoder(Body))

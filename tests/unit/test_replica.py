@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import zmq.asyncio
 
 from runtime.client import replica as module
 from runtime.client.replica import Replica
 from runtime.client.status import ReplicaStatus
-from runtime.config import ServerConfig
-from runtime.messages import DetokenizerReady
-from runtime.shared_state import SharedState
+from runtime.config.options import ServerConfig
+from runtime.ipc.messages import DetokenizerReady, WorkerReady
+from runtime.ipc.shared_state import SharedState
 from server.hardware import Hardware
 from server.resolve import Folders, resolve
 from tests.support.fake_engine import FakeEngine, fake_model_config
 from tests.support.fake_server import WORKER
+
+_pids = itertools.count(WORKER.pid)
 
 
 class Process:
@@ -29,7 +33,7 @@ class Process:
 
     def __init__(self, entry: str, exited: Callable[[Any, int], None]) -> None:
         self.entry, self.exited = entry, exited
-        self.is_alive, self.pid, self.last_words = True, 1, ""
+        self.is_alive, self.pid, self.last_words = True, next(_pids), ""
         self.may_end = threading.Event()
         self.may_end.set()
 
@@ -96,35 +100,105 @@ async def test_a_worker_that_died_is_not_ready_though_it_said_so(
     replica: Replica, started: list[Process]
 ) -> None:
     replica.start()
-    replica._dispatch(DetokenizerReady())
-    worker, _ = started
+    worker, detokenizer = started
+    replica._dispatch(DetokenizerReady(detokenizer.pid))
     worker.is_alive = False
     replica._exited(worker, 1)
-    replica._dispatch(WORKER)
+    replica._dispatch(_ready(worker))
     assert not replica.status.is_ready
     await until(lambda: len(started) == 4)
-    replica._dispatch(DetokenizerReady())
-    replica._dispatch(WORKER)
+    # What the dead ones said is read when the new ones run.
+    replica._dispatch(DetokenizerReady(detokenizer.pid))
+    replica._dispatch(_ready(worker))
+    assert not replica.status.is_ready
+    assert not replica.status.detokenizer_ready
+    assert replica.status.worker is None
+    _, _, worker, detokenizer = started
+    replica._dispatch(DetokenizerReady(detokenizer.pid))
+    replica._dispatch(_ready(worker))
     assert replica.status.is_ready
     await replica.stop()
 
 
-async def test_a_stop_while_a_detokenizer_is_replaced_starts_no_other(
-    replica: Replica, started: list[Process]
-) -> None:
+async def _until_the_detokenizer_is_waited_for(replica: Replica, started: list[Process]) -> Process:
+    """The worker has died, and the old detokenizer takes its time to end; the new worker."""
     replica.start()
     worker, detokenizer = started
     detokenizer.may_end.clear()
     worker.die()
     await until(lambda: len(started) == 3)
-    started[2].may_end.clear()
+    return started[2]
+
+
+async def test_restarts_that_interleave_leave_nobody_behind(
+    replica: Replica, started: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESTART_DELAYS_S", (0.0,))
+    new_worker = await _until_the_detokenizer_is_waited_for(replica, started)
+    new_worker.die()
+    # Time for the second restart to go as far as it can, which is nowhere.
+    await asyncio.sleep(0.2)
+    started[1].may_end.set()
+    await until(lambda: [child.entry for child in started].count("scheduler") == 3)
+    await until(lambda: started[-1].entry == "detokenizer" and started[-1].is_alive)
+    await until(lambda: len(alive(started)) == 2)
+    assert sorted(child.entry for child in alive(started)) == ["detokenizer", "scheduler"]
+    await replica.stop()
+    assert not alive(started)
+
+
+async def test_both_children_that_die_together_are_replaced_once(
+    replica: Replica, started: list[Process]
+) -> None:
+    replica.start()
+    worker, detokenizer = started
+    detokenizer.die()
+    worker.die()
+    await until(lambda: len(alive(started)) == 2)
+    await until(lambda: not replica._restarting.locked())
+    assert sorted(child.entry for child in alive(started)) == ["detokenizer", "scheduler"]
+    await replica.stop()
+    assert not alive(started)
+
+
+async def test_a_child_that_the_system_cannot_start_is_tried_again(
+    replica: Replica, started: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica.start()
+    start, refusals = module.Child, iter([OSError(12, "no memory"), RuntimeError("no thread")])
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        for error in refusals:
+            raise error
+        return start(*args, **options)
+
+    monkeypatch.setattr(module, "Child", refuse)
+    monkeypatch.setattr(module, "RESTART_DELAYS_S", (0.0, 0.01))
+    started[0].die()
+    await until(lambda: len(started) == 4)
+    assert [child.entry for child in alive(started)] == ["scheduler", "detokenizer"]
+    await replica.stop()
+
+
+def alive(children: list[Process]) -> list[Process]:
+    return [child for child in children if child.is_alive]
+
+
+def _ready(worker: Process) -> WorkerReady:
+    return msgspec.structs.replace(WORKER, pid=worker.pid)
+
+
+async def test_a_stop_while_a_detokenizer_is_replaced_starts_no_other(
+    replica: Replica, started: list[Process]
+) -> None:
+    new_worker = await _until_the_detokenizer_is_waited_for(replica, started)
+    new_worker.may_end.clear()
     stopping = asyncio.create_task(replica.stop())
     await until(lambda: replica._stopping)
     # While the new worker takes its time to end, the old detokenizer has ended.
-    detokenizer.may_end.set()
-    # What replaces it has done all it will; the one left receives messages.
-    await until(lambda: len(replica._tasks) == 1)
-    started[2].may_end.set()
+    started[1].may_end.set()
+    await until(lambda: not replica._restarting.locked())
+    new_worker.may_end.set()
     await stopping
     assert [child.entry for child in started] == ["scheduler", "detokenizer", "scheduler"]
     assert not any(child.is_alive for child in started)

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.batch_rows import BatchRows
 from runtime.errors import InvalidRequest
-from runtime.sampling_params import (
+from runtime.executor.batch_rows import BatchRows
+from runtime.executor.step_plan import RowJoin
+from runtime.requests.sampling_params import (
     SamplingFields,
     SamplingParams,
     parse_logit_bias,
     resolve_sampling,
 )
-from runtime.step import RowJoin
 
 VOCAB_SIZE = 300
 NUMBERS = {

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from runtime.client.tokenization import encode_texts
 from runtime.errors import InvalidRequest, StartupError
-from runtime.tokenizer import Tokenizer
-from runtime.tokenizer_conversion import converted_tokenizer_file
+from runtime.text.tokenizer import Tokenizer
+from runtime.text.tokenizer_conversion import converted_tokenizer_file
 from tests.support.tiny_tokenizers import CORPUS, KINDS, gpt2, llama3, wordpiece, write_folder
 
 TEXTS = [
@@ -258,7 +258,7 @@ def test_settings_without_a_vocabulary_are_refused_at_once(tmp_path, monkeypatch
     def run(*args, **kwargs):
         raise AssertionError("transformers was started for nothing")
 
-    monkeypatch.setattr("runtime.tokenizer_conversion.subprocess.run", run)
+    monkeypatch.setattr("runtime.text.tokenizer_conversion.subprocess.run", run)
     for name in ("tokenizer_config.json", "special_tokens_map.json", "config.json"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(StartupError, match=r"there is no tokenizer\.json"):
@@ -268,9 +268,9 @@ def test_settings_without_a_vocabulary_are_refused_at_once(tmp_path, monkeypatch
 def test_torch_and_transformers_stay_out(tmp_path):
     folder = write_folder(tmp_path, wordpiece())
     code = (
-        "import sys; from pathlib import Path; from runtime.tokenizer import Tokenizer;"
+        "import sys; from pathlib import Path; from runtime.text.tokenizer import Tokenizer;"
         f"Tokenizer.from_folder(Path({str(folder)!r})).encode('x');"
-        "import runtime.detokenizer.process;"
+        "import runtime.text.detokenizer_process;"
         "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

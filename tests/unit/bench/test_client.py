@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from headrace.bench.backends import BACKENDS, HttpTarget, Wire, first_model
+from headrace.bench.http_stream import HttpClient
+from headrace.bench.load import drive
+from headrace.bench.record import BenchRequest, RequestRecord
 from runtime.errors import HeadraceError, StartupError
-from server.bench.backends import BACKENDS, HttpTarget, Wire, first_model
-from server.bench.http_stream import HttpClient
-from server.bench.load import drive
-from server.bench.record import BenchRequest, RequestRecord
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StartupError
-from runtime.tokenizer import Tokenizer
-from server.bench.datasets import (
+from headrace.bench.datasets import (
     TokenSource,
     add_dataset_options,
     jsonl_requests,
@@ -17,7 +15,9 @@ from server.bench.datasets import (
     random_requests,
     shared_prefix_requests,
 )
-from server.bench.shapes import SHAPES, write_shape
+from headrace.bench.shapes import SHAPES, write_shape
+from runtime.errors import StartupError
+from runtime.text.tokenizer import Tokenizer
 from server.prepare import DEMO_MODEL
 
 

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+from headrace.bench.load import arrival_offsets, drive, run_at_once
+from headrace.bench.record import BenchRequest, RequestRecord
 from runtime.errors import HeadraceError
-from server.bench.load import arrival_offsets, drive, run_at_once
-from server.bench.record import BenchRequest, RequestRecord
 
 REQUEST = BenchRequest(input_ids=[1], output_len=2)
 

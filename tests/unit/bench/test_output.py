@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from headrace.bench import serving
+from headrace.bench.environment import describe_environment, options_of, write_json
+from headrace.bench.plot import check_plot_path, draw, write_plot
+from headrace.bench.progress import Progress
+from headrace.bench.record import RequestRecord
 from headrace.cli import BENCHMARKS
 from runtime.errors import StartupError
-from server.bench import serving
-from server.bench.environment import describe_environment, options_of, write_json
-from server.bench.plot import check_plot_path, draw, write_plot
-from server.bench.progress import Progress
-from server.bench.record import RequestRecord
 
 
 def records(count: int = 30) -> list[RequestRecord]:
@@ -53,7 +53,7 @@ def test_plots_are_written_by_their_suffix(tmp_path: Path) -> None:
 
 
 def test_json_holds_no_key_and_no_folder(tmp_path: Path) -> None:
-    options = serving.build_parser().parse_args(
+    options = serving.SERVING.parser().parse_args(
         ["--api-key", "secret", "--output-file", str(tmp_path / "out.json")]
     )
     content = {"options": options_of(options), "rate": math.inf, "none": None, "third": 1 / 3}
@@ -117,7 +117,7 @@ def test_a_server_that_is_not_there_is_named(capsys) -> None:
 
 @pytest.mark.parametrize("name", ["offline", "latency", "one-batch"])
 def test_a_file_that_cannot_be_written_is_refused_before_the_run(name: str, capsys) -> None:
-    main = importlib.import_module(BENCHMARKS[name]).main
+    main = importlib.import_module(BENCHMARKS[name][1]).main
     # There is no such model either, which would be said first if anything had begun.
     assert main(["--model-path", "/none", "--output-file", f"{__file__}/out.json"]) == 1
     assert "--output-file" in capsys.readouterr().err
@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_run(name: str, caps
 @pytest.mark.parametrize("name", ["offline", "latency", "one-batch"])
 def test_an_unknown_option_is_told_by_the_benchmark(name: str, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module(BENCHMARKS[name]).main(["--tp-sise", "2"])
+        importlib.import_module(BENCHMARKS[name][1]).main(["--tp-sise", "2"])
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
         "headrace bench: error: unknown option --tp-sise; did you mean --tp-size? (see --help)\n"

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from server.bench.record import RequestRecord, distribution, meets, percentile, summarize
-from server.bench.report import summary_lines
+from headrace.bench.record import RequestRecord, distribution, meets, percentile, summarize
+from headrace.bench.report import summary_lines
 
 
 def record(index: int = 0, start: float = 10.0, **changes) -> RequestRecord:

@@ -144,3 +144,46 @@ def test_invariants_hold_over_random_histories(history: list[tuple[str, int, int
         manager.release(hold, np.empty(0, dtype=np.int32), "")
     manager.flush()
     assert manager.pool.num_free == 24
+
+
+@pytest.mark.parametrize("enable_prefix_cache", [True, False])
+def test_pages_behind_a_window_are_free_for_others(enable_prefix_cache: bool) -> None:
+    manager = CacheManager(8, 2, enable_prefix_cache=enable_prefix_cache, window=4)
+    hold, prompt = PageHold(), tokens(*range(6))
+    manager.attach_prefix(hold, prompt, "")
+    assert manager.extend(hold, 12)
+    manager.share(hold, prompt, "")
+    # The tree's part is let go as a whole: not before its last token lies behind.
+    first = manager.drop_behind(hold, 5)
+    assert hold.num_dropped == (0 if enable_prefix_cache else 2)
+    assert first == 3
+    manager.check_invariants([hold])
+    assert manager.drop_behind(hold, 9) == 5
+    assert hold.held()[:4].tolist() == [0] * 4
+    assert (hold.held()[4:] > 0).all()
+    assert manager.num_available_pages == 6
+    manager.check_invariants([hold])
+    # What was shared before it was let go is still found.
+    other = PageHold()
+    assert manager.attach_prefix(other, tokens(*range(7)), "") == 6 * enable_prefix_cache
+    manager.release(hold, tokens(*range(12)), "")
+    manager.release(other, prompt[:0], "")
+    manager.check_invariants([])
+    assert manager.num_available_pages == 8
+
+
+def test_a_tree_that_is_evicted_beneath_a_window_harms_nobody() -> None:
+    manager = CacheManager(8, 2, window=4)
+    hold, prompt = PageHold(), tokens(*range(8))
+    manager.attach_prefix(hold, prompt, "")
+    assert manager.extend(hold, 12)
+    manager.share(hold, prompt, "")
+    manager.drop_behind(hold, 8)
+    other = PageHold()
+    assert manager.extend(other, 12)
+    assert manager.tree.num_pages == 0
+    manager.check_invariants([hold, other])
+    assert manager.extend(hold, 12)
+    manager.release(hold, tokens(*range(12)), "")
+    manager.release(other, tokens(), "")
+    manager.check_invariants([])

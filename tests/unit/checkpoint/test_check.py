@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.config_json import load_model_config
 from runtime.checkpoint.headers import read_header
 from runtime.errors import StartupError
+from runtime.models.registry import read_model_spec
 from tests.support.fake_checkpoint import (
     expected_tensors,
     write_config,
@@ -22,7 +22,7 @@ from tests.support.fake_checkpoint import (
 
 
 def check(folder):
-    return check_model_folder(folder, load_model_config(folder))
+    return check_model_folder(folder, read_model_spec(folder))
 
 
 def error_of(folder):
@@ -204,20 +204,19 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.config_json import load_model_config
+from runtime.models.registry import FAMILIES, read_model_spec
 from runtime.checkpoint.hub import resolve_model_folder
 from runtime.errors import StartupError
-from runtime.models.registry import MODELS
 
 try:
     folder = resolve_model_folder(sys.argv[1])
-    config = load_model_config(folder)
+    config = read_model_spec(folder)
     check_model_folder(folder, config)
 except StartupError as error:
     print(error)
 slow = {"torch", "transformers", "numpy", "huggingface_hub", "safetensors"} & set(sys.modules)
 assert not slow, slow
-assert "LlamaForCausalLM" in MODELS
+assert "LlamaForCausalLM" in FAMILIES
 """
 
 

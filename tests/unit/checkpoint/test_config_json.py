@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from runtime.checkpoint.config_json import load_model_config
 from runtime.errors import StartupError
+from runtime.models.registry import read_model_spec
 from tests.support.fake_checkpoint import write_config
 
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
@@ -20,7 +20,7 @@ LLAMA3 = {
 
 
 def config_of(folder, **changes):
-    return load_model_config(write_config(folder, **changes))
+    return read_model_spec(write_config(folder, **changes))
 
 
 def error_of(folder, **changes):
@@ -42,7 +42,7 @@ def test_shape_and_numbers(tmp_path):
 
 def test_overrides_replace_keys(tmp_path):
     folder = write_config(tmp_path)
-    assert load_model_config(folder, {"num_hidden_layers": 1}).num_layers == 1
+    assert read_model_spec(folder, {"num_hidden_layers": 1}).num_layers == 1
 
 
 def test_absent_key_value_heads_are_all_heads(tmp_path):
@@ -134,10 +134,10 @@ def test_version_5_writes_dtype(tmp_path):
 
 def test_end_of_text_ids_come_from_both_files(tmp_path):
     write_config(tmp_path, eos_token_id=3)
-    assert load_model_config(tmp_path).eos_token_ids == (3,)
+    assert read_model_spec(tmp_path).eos_token_ids == (3,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 3, 99]}))
     # 99 is beyond the vocabulary and can never be generated.
-    assert load_model_config(tmp_path).eos_token_ids == (5, 3)
+    assert read_model_spec(tmp_path).eos_token_ids == (5, 3)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_end_of_text_ids_come_from_both_files(tmp_path):
 def test_sampling_defaults(tmp_path, generation, expected):
     write_config(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    assert load_model_config(tmp_path).generation_defaults == expected
+    assert read_model_spec(tmp_path).generation_defaults == expected
 
 
 @pytest.mark.parametrize(
@@ -219,11 +219,11 @@ def test_quantized_weights_are_refused(tmp_path):
 def test_broken_json_is_one_line(tmp_path, text):
     (tmp_path / "config.json").write_text(text, errors="surrogateescape")
     with pytest.raises(StartupError, match=r"config\.json"):
-        load_model_config(tmp_path)
+        read_model_spec(tmp_path)
 
 
 def test_no_folder_and_no_config(tmp_path):
     with pytest.raises(StartupError, match="is not a folder"):
-        load_model_config(tmp_path / "absent")
+        read_model_spec(tmp_path / "absent")
     with pytest.raises(StartupError, match=r"no config\.json"):
-        load_model_config(tmp_path)
+        read_model_spec(tmp_path)

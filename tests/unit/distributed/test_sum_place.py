@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.layers.context import BuildContext
-from runtime.layers.linear import Linear
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.linear import Linear
 
 SHARED = torch.zeros(4, 24)
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from runtime.distributed.update_group import UpdateGroups, create_group
 from runtime.errors import InvalidRequest
-from runtime.weight_messages import JoinGroup, ReceiveTensors, TensorSpec
+from runtime.ipc.weight_messages import JoinGroup, ReceiveTensors, TensorSpec
+from runtime.weights.update_group import UpdateGroups, create_group
 from tests.support.server import ROOT, free_port
 
 NAME = "update"
@@ -98,7 +98,7 @@ def test_a_group_that_was_left_before_it_was_complete_ends_once_it_is(
     groups.leave(NAME)
     trainer = f"""
 import sys
-from runtime.distributed.update_group import create_group
+from runtime.weights.update_group import create_group
 group = create_group("127.0.0.1", {port}, 0, 2, {NAME!r}, "gloo")
 sys.stdin.read()
 """
@@ -117,7 +117,7 @@ TRAINER = """
 import sys
 import torch
 import torch.distributed as dist
-from runtime.distributed.update_group import create_group
+from runtime.weights.update_group import create_group
 from headrace.trainer import broadcast_weights
 
 first, second = map(int, sys.argv[1:])
@@ -157,7 +157,7 @@ def test_after_a_trainer_that_left_another_is_met_by_the_same_name(groups: Updat
 SILENT_TRAINER = """
 import sys
 import torch.distributed as dist
-from runtime.distributed.update_group import create_group
+from runtime.weights.update_group import create_group
 
 for port in sys.argv[1:]:
     group = create_group("127.0.0.1", int(port), 0, 2, "update", "gloo")

@@ -10,7 +10,7 @@ import pytest
 
 import headrace
 from headrace.engine.server_args import ServerArgs, read_keywords
-from runtime.config import ServerConfig
+from runtime.config.options import ServerConfig
 from server.args import build_parser, parse_args
 
 ROOT = Path(__file__).resolve().parents[3]

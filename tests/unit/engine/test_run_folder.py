@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.transport import create_run_folder, remove_run_folder
+from runtime.ipc.transport import create_run_folder, remove_run_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 OWNER = textwrap.dedent(
     """
     import sys
-    from runtime.transport import create_run_folder
+    from runtime.ipc.transport import create_run_folder
     print(create_run_folder(), flush=True)
     sys.stdin.read()
     """
@@ -120,7 +120,7 @@ def test_many_that_start_at_once_do_not_stumble_over_what_is_stale(
     script = textwrap.dedent(
         """
         import sys
-        from runtime.transport import create_run_folder
+        from runtime.ipc.transport import create_run_folder
         sys.stdin.readline()
         for _ in range(50):
             create_run_folder()

@@ -76,6 +76,34 @@ def test_waiting_ends_when_the_process_does():
     assert time.monotonic() - started < 20
 
 
+ENDING = """
+import sys, time
+print("a line of the output", flush=True)
+print("headrace: the model is not there", file=sys.stderr, flush=True)
+raise SystemExit(5)
+"""
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_waiting_knows_the_process_that_was_started_for_the_port(tmp_path, capfd, host):
+    script = tmp_path / "ending.py"
+    script.write_text(ENDING)
+    process, port = launch_server_cmd(f"python {script}", host="127.0.0.1")
+    try:
+        # No process is named and no limit of time: as documents wait.
+        with pytest.raises(RuntimeError, match="ended with exit code 5") as caught:
+            wait_for_server(f"http://{host}:{port}")
+        lines = str(caught.value).splitlines()
+        assert lines[-2:] == ["a line of the output", "headrace: the model is not there"]
+        # What it wrote was shown meanwhile.
+        assert "the model is not there" in capfd.readouterr().out
+    finally:
+        terminate_process(process)
+    # Whatever listens there next is another one, which may take its time.
+    with pytest.raises(TimeoutError):
+        wait_for_server(f"http://{host}:{port}", timeout=0.3)
+
+
 def test_a_server_with_a_key_counts_as_up():
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.checkpoint.weights import decoder_weights
 from runtime.errors import StartupError
-from runtime.executor import memory, out_of_memory
+from runtime.executor import build, memory, out_of_memory
 from runtime.executor.memory import (
     GIB,
     Budget,
@@ -24,8 +23,8 @@ from runtime.executor.memory import (
 )
 from runtime.executor.model_runner import ModelRunner
 from runtime.executor.out_of_memory import is_out_of_memory, memory_for, require_room, step_failure
-from runtime.layers.context import BuildContext
-from runtime.models.llama import LlamaForCausalLM
+from runtime.models.decoder.model import DecoderForCausalLM
+from runtime.models.layers.build_context import BuildContext
 from runtime.scheduler import worker
 from tests.support.engine import InProcessEngine
 from tests.support.fake_engine import fake_model_config
@@ -104,11 +103,11 @@ def no_memory_of_the_system(*_: Any, **__: Any) -> Any:
 
 PLACES = [
     (worker, "load_model", "the weights", "--tp-size"),
-    (worker, "cpu_budget", "the largest step", "--chunked-prefill-size or --max-running-requests"),
-    (worker, "allocate_kv", "the KV pool", "--mem-fraction-static or --max-total-tokens"),
-    (worker, "BatchRows", "request state and warm-up steps", "--max-running-requests"),
+    (build, "cpu_budget", "the largest step", "--chunked-prefill-size or --max-running-requests"),
+    (build, "allocate_kv", "the KV pool", "--mem-fraction-static or --max-total-tokens"),
+    (build, "BatchRows", "request state and warm-up steps", "--max-running-requests"),
     # Caught where every failing step is, and said by the step's result.
-    (LlamaForCausalLM, "forward", "request state and warm-up steps", "--chunked-prefill-size"),
+    (DecoderForCausalLM, "forward", "request state and warm-up steps", "--chunked-prefill-size"),
     (ModelRunner, "capture_graphs", "CUDA graphs", "--disable-cuda-graph"),
 ]
 
@@ -262,7 +261,7 @@ def test_ranks_need_their_part_only(
     tp_size: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = fake_model_config(num_heads=8, num_kv_heads=2, intermediate_size=64)
-    numbers = sum(torch.Size(spec.shape).numel() for spec in decoder_weights(config))
+    numbers = config.num_parameters
     context = BuildContext(dtype=torch.bfloat16, device=torch.device("cuda", 1), tp_size=tp_size)
     seen = []
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from kernels.paged_attention.prefix_group import MAX_GROUPS, PrefixGroup
-from runtime.batch_rows import BatchRows
+from runtime.executor.batch_rows import BatchRows
 from runtime.executor.prefix_groups import PrefixGroups, find_groups
-from runtime.step import PageUpdate
+from runtime.executor.step_plan import PageUpdate
 
 PAGE = 16
 

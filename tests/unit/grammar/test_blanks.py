@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from headrace.demo import MODEL_PATH
-from runtime.checkpoint.config_json import load_model_config
 from runtime.grammar.backend import GRAMMAR_BACKENDS, num_words
 from runtime.grammar.blanks import MAX_BLANKS, BlankTokens
-from runtime.sampling_params import GrammarSpec
-from runtime.tokenizer import Tokenizer
+from runtime.models.registry import read_model_spec
+from runtime.requests.sampling_params import GrammarSpec
+from runtime.text.tokenizer import Tokenizer
 
 BACKENDS = [name for name in ("xgrammar", "llguidance") if find_spec(name) is not None]
 FOLDER = Path(MODEL_PATH)
@@ -21,7 +21,7 @@ class Output:
     """An output of one grammar, token by token."""
 
     def __init__(self, name: str, spec: GrammarSpec) -> None:
-        config = load_model_config(FOLDER)
+        config = read_model_spec(FOLDER)
         eos = list(config.eos_token_ids)
         self.backend = GRAMMAR_BACKENDS.load(name)(FOLDER, config.vocab_size, eos)
         self.tokenizer = Tokenizer.from_folder(FOLDER)

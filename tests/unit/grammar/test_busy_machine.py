@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from runtime.client.grammars import GrammarCompiler
-from runtime.config import GrammarConfig
+from runtime.config.options import GrammarConfig
 from runtime.errors import InvalidRequest, Overloaded
 from runtime.grammar.compiler import Job
-from runtime.messages import CompileGrammar, GrammarReply
-from runtime.sampling_params import GrammarSpec
+from runtime.ipc.messages import CompileGrammar, GrammarReply
+from runtime.requests.sampling_params import GrammarSpec
 
 SPEC = GrammarSpec("regex", "[0-9]{2}")
 TIMEOUT_S = 1.0

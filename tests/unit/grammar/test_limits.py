@@ -10,7 +10,7 @@ import pytest
 
 from runtime.errors import InvalidRequest
 from runtime.grammar.limits import check_grammar
-from runtime.sampling_params import GrammarKind, GrammarSpec, SamplingFields, grammar_of
+from runtime.requests.sampling_params import GrammarKind, GrammarSpec, SamplingFields, grammar_of
 
 
 def refusal(kind: GrammarKind, text: str) -> str:

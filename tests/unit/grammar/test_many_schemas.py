@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from headrace.demo import MODEL_PATH
-from runtime.checkpoint.config_json import load_model_config
 from runtime.grammar.backend import GRAMMAR_BACKENDS
 from runtime.grammar.cache import ByteCache, loaded_size
-from runtime.messages import GenerateRequest
-from runtime.request import Request
-from runtime.sampling_params import GrammarSpec, SamplingParams
+from runtime.ipc.messages import GenerateRequest
+from runtime.models.registry import read_model_spec
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.grammars import Grammars
+from runtime.scheduler.request import Request
 from tests.support.grammar_backends import BACKENDS
 
 CACHE_BYTES = 16 * 2**20
@@ -34,7 +35,7 @@ def rss_bytes() -> int:
 @pytest.mark.parametrize("name", BACKENDS)
 def test_memory_is_bounded(name: str) -> None:
     folder = Path(MODEL_PATH)
-    config = load_model_config(folder)
+    config = read_model_spec(folder)
     eos = list(config.eos_token_ids)
     backend = GRAMMAR_BACKENDS.load(name)(folder, config.vocab_size, eos)
     grammars = Grammars(lambda: backend, config.vocab_size, eos, CACHE_BYTES)
@@ -47,7 +48,7 @@ def test_memory_is_bounded(name: str) -> None:
         key, payload = str(number).encode(), backend.compile(spec)
         assert twin.get(key) is None
         twin.put(key, True, loaded_size(payload))
-        request = Request(GenerateRequest(number, bytes(4), sampling))
+        request = Request(GenerateRequest(number, bytes(4), RequestSpec(sampling=sampling)))
         grammars.take(request, key, payload)
         while not (ready := list(grammars.ready(lambda *_: pytest.fail("refused")))):
             time.sleep(0)

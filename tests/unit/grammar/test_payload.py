@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from headrace.demo import MODEL_PATH
-from runtime.checkpoint.config_json import load_model_config
 from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarError, num_words
 from runtime.grammar.cache import loaded_size
-from runtime.sampling_params import GrammarSpec
+from runtime.models.registry import read_model_spec
+from runtime.requests.sampling_params import GrammarSpec
 
 BACKENDS = [name for name in ("xgrammar", "llguidance") if find_spec(name) is not None]
 SPECS = [
@@ -23,7 +23,7 @@ SPECS = [
 
 def make(name):
     folder = Path(MODEL_PATH)
-    config = load_model_config(folder)
+    config = read_model_spec(folder)
     eos = list(config.eos_token_ids)
     return GRAMMAR_BACKENDS.load(name)(folder, config.vocab_size, eos), config.vocab_size
 

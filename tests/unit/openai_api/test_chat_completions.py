@@ -16,8 +16,9 @@ from openai_api.generation import open_streams
 from openai_api.schemas.chat import DECODER
 from runtime.client.generation import GenerationInput
 from runtime.errors import InvalidRequest
-from runtime.messages import FinishReason
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.messages import FinishReason
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import SamplingParams
 from tests.support.fake_engine import EOS_ID, FakeEngine
 
 TOOLS = [
@@ -52,7 +53,7 @@ async def test_whole_answer(make_front: Any) -> None:
     assert answer["metadata"] == {"weight_version": "default"}
     assert answer["model"] == "default"
     # No limit means as much as fits, not a small default.
-    assert front.engine.requests[0].sampling.max_new_tokens == 4096 - num_prompt
+    assert front.engine.requests[0].spec.sampling.max_new_tokens == 4096 - num_prompt
 
 
 async def test_stream_order(make_front: Any, events: Any) -> None:
@@ -112,7 +113,7 @@ async def test_sampling_reaches_the_engine(make_front: Any) -> None:
         extra_key="key",
     )
     first, second = front.engine.requests
-    sampling = first.sampling
+    sampling = first.spec.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 30, 0.9)
     assert (sampling.max_new_tokens, sampling.min_new_tokens, sampling.seed) == (9, 2, 5)
     assert (sampling.stop, sampling.stop_token_ids) == (["x", "yy"], [7])
@@ -121,9 +122,9 @@ async def test_sampling_reaches_the_engine(make_front: Any) -> None:
     assert sampling.logit_bias == {3: 1.5}
     assert sampling.ignore_eos
     assert not sampling.skip_special_tokens
-    assert second.sampling.seed == 6
-    assert first.cache_namespace == "3:keysalt"
-    assert first.priority == 4
+    assert second.spec.sampling.seed == 6
+    assert first.spec.cache_namespace == "3:keysalt"
+    assert first.spec.priority == 4
 
 
 @pytest.mark.parametrize(
@@ -182,6 +183,69 @@ async def test_refusals_name_the_field(
         assert body["param"] == body["error"]["param"] == param
         assert "max_new_tokens" not in body["message"]
     assert front.engine.client.num_in_flight == 0
+
+
+@pytest.mark.parametrize("role", ["user", "User", "system", "developer"])
+async def test_a_message_that_says_nothing_is_refused(make_front: Any, role: str) -> None:
+    front = make_front()
+    for said in ({}, {"content": None}, {"content": []}):
+        last = {"role": "user", "content": "Hi"}
+        answer = await front.chat(messages=[{"role": role, **said}, last])
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "messages[0].content"
+    assert (await front.chat(messages=[{"role": role, "content": ""}, last])).status_code == 200
+    for lenient in ("assistant", "tool", "function"):
+        answer = await front.chat(messages=[last, {"role": lenient}, last])
+        assert answer.status_code == 200
+
+
+def tool(parameters: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "no such type"},
+        {"type": "object", "properties": ["a"]},
+        {"type": "object", "properties": {"a": "string"}},
+        {"type": "object", "properties": {"a": {"type": "array", "items": 7}}},
+        {"type": "object", "properties": {"a": {"anyOf": {}}}},
+        {"type": "object", "required": "a"},
+        {"type": "object", "properties": {"a": {"enum": "a"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "minLength": -1}}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": 1}}},
+    ],
+)
+async def test_parameters_that_are_no_schema_are_refused(
+    make_front: Any, choice: str | None, parameters: dict[str, Any]
+) -> None:
+    answer = await make_front().chat(tools=[TOOLS[0], tool(parameters)], tool_choice=choice)
+    assert answer.status_code == 400
+    assert answer.json()["param"] == "tools[1].function.parameters"
+    assert answer.json()["message"].startswith("tools[1].function.parameters at #")
+
+
+async def test_schemas_that_no_grammar_follows_are_taken_where_none_is_needed(
+    make_front: Any,
+) -> None:
+    string = {"type": "string", "maxLength": 10**9}
+    odd = {
+        "type": "object",
+        "properties": {"a": {"not": string}, "b": {"allOf": [string, {"pattern": "("}]}},
+        "required": ["elsewhere"],
+        "if": {"properties": {"a": True}},
+        "$ref": "http://elsewhere",
+    }
+    for parameters in (odd, {}, None, {"properties": {}, "x-mine": 1}):
+        front = make_front()
+        assert (await front.chat(tools=[tool(parameters)])).status_code == 200
+    # What a walk may take is bounded over all tools together.
+    many = {"type": "object", "properties": {f"p{index}": string for index in range(11_000)}}
+    answer = await make_front().chat(tools=[tool(many), tool(many)])
+    assert answer.status_code == 400
+    assert "at most 20000 parts" in answer.json()["message"]
 
 
 async def test_too_long_conversations_have_openais_code(make_front: Any) -> None:
@@ -316,8 +380,8 @@ async def test_tool_calls(make_front: Any, events: Any) -> None:
     hidden = (await front.chat(tools=TOOLS, tool_choice="none")).json()["choices"][0]
     assert "tool_calls" not in hidden["message"]
     assert "<tool_call>" in hidden["message"]["content"]
-    assert not front.engine.requests[0].sampling.skip_special_tokens
-    assert front.engine.requests[-1].sampling.skip_special_tokens
+    assert not front.engine.requests[0].spec.sampling.skip_special_tokens
+    assert front.engine.requests[-1].spec.sampling.skip_special_tokens
 
 
 async def test_tool_calls_without_a_parser_stay_text(make_front: Any) -> None:
@@ -403,8 +467,7 @@ async def test_disconnect_aborts(make_front: Any, stream: bool) -> None:
 async def test_one_refused_sample_takes_the_others_back() -> None:
     engine = FakeEngine()
     inputs = [
-        GenerationInput(rid="same", input_ids=[1], sampling=SamplingParams(), stream=False)
-        for _ in range(2)
+        GenerationInput([1], RequestSpec(sampling=SamplingParams(), rid="same")) for _ in range(2)
     ]
     with pytest.raises(InvalidRequest):
         await open_streams(engine.client.generate, inputs, engine.client.limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,8 @@ from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.reasoning_parsers.think_tags import ThinkTags
 from openai_api.tag_scan import UntilTag
 from openai_api.tool_parsers.hermes import HermesParser
+from openai_api.tool_parsers.json_array import JsonArrayParser
+from openai_api.tool_parsers.parser import ToolParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 
 Parts = tuple[str, str, list[tuple[str, str]]]
@@ -138,11 +141,87 @@ def test_floods_take_linear_time(flood: str) -> None:
     assert long < 8 * 3 * max(short, 0.002)
 
 
+def _hermes() -> ToolParser:
+    return HermesParser(["f"], max_calls=None)
+
+
+def _json_array() -> ToolParser:
+    return JsonArrayParser(["f"], max_calls=None)
+
+
+def _thoughts() -> OutputParser:
+    return OutputParser(ThinkTags(prompt_is_open=True))
+
+
+def _all() -> OutputParser:
+    return OutputParser(ThinkTags(prompt_is_open=False), _hermes())
+
+
+@pytest.mark.parametrize("piece_len", [7, None])
+@pytest.mark.parametrize(
+    ("make", "unit"),
+    [
+        (_hermes, "<tool_call></tool_call>"),
+        (_hermes, '<tool_call>{"name":"f"}</tool_call>'),
+        (_hermes, '<tool_call>{"name":"unknown"}</tool_call>'),
+        (_hermes, " <tool_call>"),
+        (_hermes, " "),
+        (_json_array, '{"name":"f","parameters":{}}'),
+        (_json_array, '{"a'),
+        (_thoughts, " </think"),
+        (_all, "<think></think><tool_call></tool_call>"),
+        (_all, " "),
+    ],
+)
+def test_many_tags_take_linear_time(
+    make: Callable[[], ToolParser | OutputParser], unit: str, piece_len: int | None
+) -> None:
+    """32 times the input takes about 32 times as long; at worst three times that."""
+
+    def seconds(length: int) -> float:
+        text = unit * (length // len(unit))
+        size = piece_len or len(text)
+        taken = []
+        for _ in range(3):
+            parser = make()
+            started = time.thread_time()
+            for begin in range(0, len(text), size):
+                parser.feed(text[begin : begin + size])
+            parser.finish()
+            taken.append(time.thread_time() - started)
+        return min(taken)
+
+    short, long = seconds(25_000), seconds(800_000)
+    assert long < 32 * 3 * max(short, 0.001)
+
+
+def test_an_unknown_function_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    parser = HermesParser(["f"], max_calls=None)
+    parser.feed('<tool_call>{"name":"unknown"}</tool_call>' * 1000)
+    assert len(caplog.records) == 1
+
+
 def test_until_tag_can_keep_space() -> None:
     splitter = UntilTag("<x>", keep_space=True)
-    assert splitter.feed("a  \n<x>b") == ("a  \n", "b")
+    assert splitter.feed("a  \n<x>b") == ("a  \n", len("a  \n<x>"))
     splitter = UntilTag("<x>")
-    assert splitter.feed("a  \n<x>b") == ("a", "b")
+    assert splitter.feed("a  \n<x>b") == ("a", len("a  \n<x>"))
+
+
+@given(text=st.text("<x> a", max_size=30), cut=st.integers(0, 30), begin=st.integers(0, 30))
+def test_until_tag_says_where_the_tag_ends(text: str, cut: int, begin: int) -> None:
+    # In its second piece, of which it reads only from `begin` on, as after an earlier tag.
+    first, second = text[:cut], text[cut:]
+    splitter = UntilTag("<x>", keep_space=True)
+    if splitter.feed(first)[1] is not None:
+        return
+    begin = min(begin, len(second))
+    expected = (first + second[begin:]).find("<x>")
+    _, end = splitter.feed(second, begin)
+    if expected < 0:
+        assert end is None
+    else:
+        assert end == expected + len("<x>") - len(first) + begin
 
 
 def test_every_registered_parser_loads() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.weight_messages import (
+from runtime.ipc.weight_messages import (
     ContinueGeneration,
     InvalidateCache,
     LoadFolder,

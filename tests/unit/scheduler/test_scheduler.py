@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.cache.manager import CacheManager
-from runtime.messages import (
+from runtime.errors import DeviceLost
+from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
     ControlReply,
@@ -19,11 +20,13 @@ from runtime.messages import (
     StopHit,
     TokenDeltas,
 )
-from runtime.sampling_params import SamplingParams
+from runtime.ipc.shared_state import SharedState
+from runtime.ipc.weight_messages import PauseGeneration
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
-from runtime.shared_state import SharedState
 from tests.support.hash_runner import HashRunner, next_token
 
 PAGE = 4
@@ -91,9 +94,11 @@ class Harness:
                 GenerateRequest(
                     request_id=request_id,
                     input_ids=np.array(prompt, dtype=np.int32).tobytes(),
-                    sampling=SamplingParams(max_new_tokens=max_new, seed=1, **sampling),
-                    cache_namespace=namespace,
-                    priority=priority,
+                    spec=RequestSpec(
+                        sampling=SamplingParams(max_new_tokens=max_new, seed=1, **sampling),
+                        cache_namespace=namespace,
+                        priority=priority,
+                    ),
                     arrival=float(request_id),
                 )
             ]
@@ -151,6 +156,32 @@ def test_output_does_not_depend_on_batching(
         assert harness.tokens[i] == expected(prompt, 3 + i)
         assert harness.reasons[i] == FinishReason("length", length=3 + i)
     assert harness.shared["num_running_reqs"] == harness.shared["num_used_tokens"] == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("place", ["launch_error", "wait_error"])
+def test_a_lost_device_is_let_through(folder: Path, overlap: bool, place: str) -> None:
+    harness = Harness(folder, overlap=overlap)
+    harness.add(1, [1, 2, 3], 20)
+    harness.scheduler.step()
+    setattr(harness.runner, place, DeviceLost("planted"))
+    with pytest.raises(DeviceLost, match="planted"):
+        _steps(harness, 2)
+    assert not harness.reasons, "it is the front that ends the requests of a worker that has ended"
+
+
+def _steps(harness: Harness, count: int) -> None:
+    for _ in range(count):
+        harness.scheduler.step()
+
+
+def test_a_device_lost_in_a_step_that_a_pause_waits_for(folder: Path) -> None:
+    harness = Harness(folder, overlap=True)
+    harness.add(1, [1, 2, 3], 20)
+    harness.runner.wait_error = DeviceLost("planted")
+    harness.scheduler.step()
+    with pytest.raises(DeviceLost):
+        harness.scheduler.receive([PauseGeneration(1, retract=False)])
 
 
 @pytest.mark.parametrize("overlap", [False, True])

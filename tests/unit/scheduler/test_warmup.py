@@ -11,10 +11,10 @@ import torch
 from kernels.paged_attention.triton_tiles import MAX_BLOCK_ROWS, Tile, block_rows_of, extend_tile
 from kernels.prompt_attention.cudnn import MIN_LENGTH
 from runtime.errors import StartupError
+from runtime.executor import build
 from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
-from runtime.scheduler import worker
-from runtime.scheduler.warmup import Prompts, compute_prompts, prompts_to_compile
-from runtime.step import StepPlan
+from runtime.executor.step_plan import StepPlan
+from runtime.executor.warmup_steps import Prompts, compute_prompts, prompts_to_compile
 from tests.support.engine import InProcessEngine
 from tests.support.fake_checkpoint import write_model
 
@@ -71,9 +71,9 @@ def test_several_prompts_are_one_step(
     plans: list[StepPlan] = []
     compute = engine.runner._compute
 
-    def note(plan: StepPlan, **options: Any) -> Any:
+    def note(plan: StepPlan, *masks: Any, **options: Any) -> Any:
         plans.append(plan)
-        return compute(plan, **options)
+        return compute(plan, *masks, **options)
 
     monkeypatch.setattr(engine.runner, "_compute", note)
     for cached in (0, 1):
@@ -96,10 +96,10 @@ def test_one_of_several_that_fails_is_told(
 ) -> None:
     compute = engine.runner._compute
 
-    def fail(plan: StepPlan, **options: Any) -> Any:
+    def fail(plan: StepPlan, *masks: Any, **options: Any) -> Any:
         if 2 in plan.rows:
             raise error
-        return compute(plan, **options)
+        return compute(plan, *masks, **options)
 
     monkeypatch.setattr(engine.runner, "_compute", fail)
     with pytest.raises(becomes) as told:
@@ -112,26 +112,26 @@ def test_a_start_as_on_a_gpu_computes_full_steps(
 ) -> None:
     """With a context shorter than the chunk these are several prompts."""
     steps: list[Prompts] = []
-    size_pool, warm_up = worker._size_pool, worker._warm_up
+    size_pool, warm_up = build._size_pool, build._warm_up
     measured: list[int] = []
-    compute = worker.compute_prompts
+    compute = build.compute_prompts
 
     def note(runner: Any, prompts: Prompts, *rest: Any) -> None:
         steps.append(prompts)
         compute(runner, prompts, *rest)
 
     def measure_too(parts: Any) -> Any:
-        measured.append(worker._activation_bytes(parts))
+        measured.append(build._activation_bytes(parts))
         measured.append(len(steps))
         return size_pool(parts)
 
     def as_on_a_gpu(runner: Any, config: Any, vocab_size: int, _: torch.device) -> None:
         warm_up(runner, config, vocab_size, torch.device("cuda"))
 
-    monkeypatch.setattr(worker, "compute_prompts", note)
-    monkeypatch.setattr(worker, "_size_pool", measure_too)
-    monkeypatch.setattr(worker, "_warm_up", as_on_a_gpu)
-    monkeypatch.setattr(worker, "warm_up_sampling", lambda *_: None)
+    monkeypatch.setattr(build, "compute_prompts", note)
+    monkeypatch.setattr(build, "_size_pool", measure_too)
+    monkeypatch.setattr(build, "_warm_up", as_on_a_gpu)
+    monkeypatch.setattr(build, "warm_up_sampling", lambda *_: None)
     for name in ("reset_peak_memory_stats", "synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 100)

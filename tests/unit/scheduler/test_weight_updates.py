@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.messages import ControlReply
-from runtime.scheduler.weight_updates import WeightUpdates
-from runtime.weight_messages import (
+from runtime.ipc.messages import ControlReply
+from runtime.ipc.weight_messages import (
     LoadFolder,
     RankReply,
     ReleaseMemory,
@@ -17,6 +16,7 @@ from runtime.weight_messages import (
     WeightCall,
     WeightOp,
 )
+from runtime.weights.weight_updates import WeightUpdates
 
 
 class FakeRank:

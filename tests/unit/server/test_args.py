@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from runtime.config import ServerConfig
+from runtime.config.options import ServerConfig
 from server.args import build_parser, option_name, parse_args, parse_int
 from server.reference_flags import REFERENCE_FLAGS
 

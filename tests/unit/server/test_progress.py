@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime.client.status import EngineStatus, ReplicaStatus
-from runtime.shared_state import SharedState
+from runtime.ipc.shared_state import SharedState
 from server.progress import ProgressLog
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.config import LoggingArgs, SchedulingArgs
+from runtime.config.options import LoggingArgs, SchedulingArgs
 from tests.support.fake_server import FakeServer
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import server.resolve
 from runtime.client.host import config_of_replica
-from runtime.config import (
+from runtime.config.options import (
     HttpArgs,
     KernelArgs,
     ModelArgs,

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.client.gate import PAUSE, UPDATE
-from runtime.config import LoggingArgs, SchedulingArgs
-from runtime.messages import ControlReply, FinishReason
+from runtime.config.options import LoggingArgs, SchedulingArgs
+from runtime.ipc.messages import ControlReply, FinishReason
 from tests.support.fake_server import FakeServer
 
 
@@ -237,7 +237,7 @@ async def test_a_generation_model_does_not_embed(tmp_path, path, method):
     else:
         assert answer.json() == {"error": {"message": error["message"]}}
     wrong = await server.client.get(path)
-    assert (wrong.status_code, wrong.json()) == (405, {"detail": "Method Not Allowed"})
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST, PUT")
 
 
 async def test_server_info_is_flat_with_states(tmp_path):
@@ -484,3 +484,12 @@ async def test_the_request_log_is_one_line_for_each_request(tmp_path, caplog, st
     assert r'prompt_text="a\nFORGED\u001b[31m"' in line
     # Nobody sees a first token where all come at once.
     assert (" ttft=- " in line) is not stream
+
+
+async def test_an_unknown_sampling_parameter_is_told_its_neighbour(tmp_path):
+    server = FakeServer(tmp_path)
+    answer = await server.generate(text="a", sampling_params={"temprature": 0})
+    assert answer.status_code == 400
+    assert "Did you mean 'temperature'?" in answer.json()["message"]
+    # Beside it unknown keys are ignored, as SGLang does.
+    assert (await server.generate(text="a", txet="b")).status_code == 200

@@ -1,0 +1,292 @@
+"""The APIs that a server may speak: how a request is written and its events are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from headrace.bench.http_stream import HttpClient, OnEvent
+from headrace.bench.record import BenchRequest, RequestRecord
+from runtime.errors import HeadraceError, StartupError
+
+_DONE = b"[DONE]"
+
+
+class Wire(msgspec.Struct, frozen=True):
+    """What is the same for every request.
+
+    Attributes:
+        model: the name that OpenAI's routes ask for.
+        extra: keys added to every body, over ours.
+    """
+
+    model: str = ""
+    ignore_eos: bool = True
+    temperature: float = 0.0
+    extra: dict[str, Any] = {}
+
+
+class Backend(Protocol):
+    """One API."""
+
+    path: str
+    flush_path: str | None
+
+    def body(self, request: BenchRequest, wire: Wire) -> dict[str, Any]:
+        """The request as JSON."""
+        ...
+
+    def reader(self, record: RequestRecord) -> OnEvent:
+        """A function that notes each event in `record`."""
+        ...
+
+
+class _NativeMeta(msgspec.Struct):
+    completion_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reason: dict[str, Any] | None = None
+
+
+class _NativeEvent(msgspec.Struct):
+    meta_info: _NativeMeta | None = None
+    error: Any = None
+
+
+class Native:
+    """`/generate` of this server and of SGLang; tokens are counted by `meta_info`."""
+
+    path = "/generate"
+    flush_path: str | None = "/flush_cache"
+
+    def body(self, request: BenchRequest, wire: Wire) -> dict[str, Any]:
+        """See `Backend`."""
+        if request.messages is not None:
+            raise HeadraceError("/generate takes no messages; use --backend openai-chat.")
+        ids = request.input_ids
+        prompt = {"text": request.text} if ids is None else {"input_ids": ids}
+        sampling = {
+            "max_new_tokens": request.output_len,
+            "temperature": wire.temperature,
+            "ignore_eos": wire.ignore_eos,
+        }
+        return {**prompt, "sampling_params": sampling, "stream": True}
+
+    def reader(self, record: RequestRecord) -> OnEvent:
+        """See `Backend`."""
+        decode = msgspec.json.Decoder(_NativeEvent).decode
+
+        def read(when: float, data: bytes) -> None:
+            event = decode(data)
+            meta = event.meta_info
+            if meta is None:
+                record.error = describe_error(event.error)
+                return
+            new = meta.completion_tokens - record.output_tokens
+            if new > 0:
+                record.add(when, new)
+                record.output_tokens = meta.completion_tokens
+            reason = meta.finish_reason
+            if reason is not None:
+                record.prompt_tokens, record.cached_tokens = meta.prompt_tokens, meta.cached_tokens
+                if reason.get("type") == "abort":
+                    record.error = str(reason.get("message") or "aborted")
+
+        return read
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _OpenAIEvent(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+def _completion_has_token(choice: _Choice) -> bool:
+    # A token may hold no whole character yet; only a last, empty piece holds none.
+    return bool(choice.text) or choice.finish_reason is None
+
+
+def _chat_has_token(choice: _Choice) -> bool:
+    delta = choice.delta
+    return delta is not None and bool(
+        delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls
+    )
+
+
+class OpenAI:
+    """Both routes: usage, errors, counting by events where nothing else is told."""
+
+    flush_path: str | None = None
+
+    def __init__(
+        self,
+        path: str,
+        prompt: Callable[[BenchRequest], dict[str, Any]],
+        has_token: Callable[[_Choice], bool],
+    ) -> None:
+        """Speak the route at `path`.
+
+        Args:
+            path: of the route.
+            prompt: the keys that hold a request's prompt.
+            has_token: whether a choice of an event holds something that was generated.
+        """
+        self.path = path
+        self._prompt = prompt
+        self._has_token = has_token
+
+    def body(self, request: BenchRequest, wire: Wire) -> dict[str, Any]:
+        """See `Backend`."""
+        body = {
+            "model": wire.model,
+            **self._prompt(request),
+            "max_tokens": request.output_len,
+            "temperature": wire.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        # OpenAI's own service refuses keys that it does not know.
+        return {**body, "ignore_eos": True} if wire.ignore_eos else body
+
+    def reader(self, record: RequestRecord) -> OnEvent:
+        """See `Backend`."""
+        decode = msgspec.json.Decoder(_OpenAIEvent).decode
+        has_token = self._has_token
+
+        def read(when: float, data: bytes) -> None:
+            event = decode(data)
+            if event.error is not None:
+                record.error = describe_error(event.error)
+                return
+            usage = event.usage
+            has_any = any(has_token(choice) for choice in event.choices)
+            if usage is not None:
+                _note_usage(record, usage, when, has_any)
+            elif has_any:
+                record.add(when, 1)
+                record.output_tokens += 1
+
+        return read
+
+
+def _note_usage(record: RequestRecord, usage: _Usage, when: float, has_token: bool) -> None:
+    # Either the total at the end, or, where a server tells it with every piece, the count so far.
+    if has_token:
+        new = max(usage.completion_tokens - sum(record.event_tokens), 1)
+        record.add(when, new)
+    record.prompt_tokens = usage.prompt_tokens
+    record.output_tokens = usage.completion_tokens
+    details = usage.prompt_tokens_details
+    if details is not None and details.cached_tokens:
+        record.cached_tokens = details.cached_tokens
+
+
+def _completion_prompt(request: BenchRequest) -> dict[str, Any]:
+    if request.messages is not None:
+        raise HeadraceError("Completions take no messages; use --backend openai-chat.")
+    return {"prompt": request.text if request.input_ids is None else request.input_ids}
+
+
+def _chat_prompt(request: BenchRequest) -> dict[str, Any]:
+    # A text becomes the user's message.
+    if request.input_ids is not None:
+        raise HeadraceError("Chat takes no token ids; give a --tokenizer for random text.")
+    return {"messages": request.messages or [{"role": "user", "content": request.text}]}
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "headrace": Native,
+    "sglang": Native,
+    "openai-completions": partial(
+        OpenAI, "/v1/completions", _completion_prompt, _completion_has_token
+    ),
+    "openai-chat": partial(OpenAI, "/v1/chat/completions", _chat_prompt, _chat_has_token),
+}
+
+
+@dataclass(frozen=True)
+class HttpTarget:
+    """A server behind a URL as something to send requests to."""
+
+    client: HttpClient
+    backend: Backend
+    wire: Wire
+
+    async def send(self, request: BenchRequest, record: RequestRecord) -> None:
+        """Stream one answer into `record`."""
+        body = {**self.backend.body(request, self.wire), **self.wire.extra}
+        read = self.backend.reader(record)
+        has_end = False
+
+        def on_event(when: float, data: bytes) -> None:
+            nonlocal has_end
+            if data == _DONE:
+                has_end = True
+            else:
+                read(when, data)
+
+        await self.client.stream(self.backend.path, msgspec.json.encode(body), on_event)
+        if not record.error and not (record.output_tokens and has_end):
+            what = "broke off before [DONE]" if record.output_tokens else "held no tokens"
+            record.error = f"The answer {what}."
+
+    async def flush_cache(self) -> None:
+        """Drop the server's prefix cache, where it has a route for that.
+
+        Raises:
+            HeadraceError: it refused.
+        """
+        if self.backend.flush_path is None:
+            return
+        status, text = await self.client.call("POST", self.backend.flush_path)
+        if status != 200:
+            raise HeadraceError(f"The cache was not flushed: {text[:200].decode(errors='replace')}")
+
+
+async def first_model(client: HttpClient) -> str:
+    """The name of the model that a server lists first.
+
+    Raises:
+        StartupError: it lists none.
+    """
+    status, body = await client.call("GET", "/v1/models")
+    try:
+        return str(msgspec.json.decode(body)["data"][0]["id"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        raise StartupError(
+            f"/v1/models names no model (HTTP {status}); name it with --model."
+        ) from None
+
+
+def describe_error(error: Any) -> str:
+    """The text of an error event."""
+    if isinstance(error, dict):
+        return str(error.get("message") or error)
+    return str(error or "an event without tokens and without an error")

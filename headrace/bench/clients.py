@@ -1,0 +1,164 @@
+"""Sends the load from this process, or from several when one cannot keep up.
+
+With several, each child gets its share of the requests on its standard input, tells that it is
+ready, gets the common start time, and returns one record after another. The clocks agree:
+`time.perf_counter()` is the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import msgspec
+import uvloop
+
+from headrace.bench.backends import BACKENDS, HttpTarget, Wire
+from headrace.bench.http_stream import HttpClient
+from headrace.bench.load import OnDone, drive
+from headrace.bench.record import BenchRequest, RequestRecord
+from runtime.errors import HeadraceError
+from runtime.ipc.process import child_environment, watch_parent
+
+_START_DELAY_S = 0.1
+_LENGTH_BYTES = 4
+
+
+class ClientJob(msgspec.Struct, kw_only=True):
+    """Everything a process needs to send its share.
+
+    Attributes:
+        requests: index, seconds after the start, request.
+    """
+
+    url: str
+    backend: str
+    headers: dict[str, str] = {}
+    wire: Wire = Wire()
+    timeout_s: float
+    max_concurrency: int | None = None
+    requests: list[tuple[int, float, BenchRequest]] = []
+
+
+def make_target(job: ClientJob) -> HttpTarget:
+    """The server that the job names."""
+    client = HttpClient(job.url, job.headers, job.timeout_s)
+    return HttpTarget(client, BACKENDS[job.backend](), job.wire)
+
+
+async def send_all(
+    job: ClientJob, num_processes: int, on_done: OnDone | None = None
+) -> list[RequestRecord]:
+    """Send the job's requests, spread over `num_processes`; records in the order of requests.
+
+    Raises:
+        HeadraceError: a client process died.
+    """
+    if num_processes <= 1:
+        target = make_target(job)
+        try:
+            return await drive(
+                job.requests, target, max_concurrency=job.max_concurrency, on_done=on_done
+            )
+        finally:
+            target.client.close()
+    shares = [_share(job, which, num_processes) for which in range(num_processes)]
+    children = [await _start(share) for share in shares if share.requests]
+    try:
+        for child in children:
+            await _read_frame(child)
+        start = msgspec.msgpack.encode(time.perf_counter() + _START_DELAY_S)
+        for child in children:
+            _write_frame(child, start)
+        parts = await asyncio.gather(*(_collect(child, on_done) for child in children))
+    finally:
+        for child in children:
+            if child.returncode is None:
+                child.kill()
+            await child.wait()
+    return sorted((record for part in parts for record in part), key=lambda record: record.index)
+
+
+def _share(job: ClientJob, which: int, num_processes: int) -> ClientJob:
+    limit = job.max_concurrency
+    if limit is not None:
+        # The remainder goes to the first ones; a process cannot do with none.
+        limit = max(1, limit // num_processes + (which < limit % num_processes))
+    requests = job.requests[which::num_processes]
+    return msgspec.structs.replace(job, max_concurrency=limit, requests=requests)
+
+
+async def _start(job: ClientJob) -> asyncio.subprocess.Process:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "headrace.bench.clients"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=child_environment(),
+        # A terminal's Ctrl-C is for the first process alone, which then ends the others.
+        start_new_session=True,
+    )
+    _write_frame(child, msgspec.msgpack.encode(job))
+    return child
+
+
+async def _collect(
+    child: asyncio.subprocess.Process, on_done: OnDone | None
+) -> list[RequestRecord]:
+    decoder = msgspec.msgpack.Decoder(RequestRecord)
+    records = []
+    while frame := await _read_frame(child):
+        record = decoder.decode(frame)
+        records.append(record)
+        if on_done is not None:
+            on_done(record)
+    return records
+
+
+def _write_frame(child: asyncio.subprocess.Process, payload: bytes) -> None:
+    assert child.stdin is not None
+    child.stdin.write(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
+
+
+async def _read_frame(child: asyncio.subprocess.Process) -> bytes:
+    assert child.stdout is not None
+    try:
+        size = int.from_bytes(await child.stdout.readexactly(_LENGTH_BYTES), "little")
+        return await child.stdout.readexactly(size)
+    except asyncio.IncompleteReadError:
+        raise HeadraceError("A client process ended before its requests did.") from None
+
+
+def main() -> None:
+    """One client process."""
+
+    def read() -> bytes:
+        size = int.from_bytes(sys.stdin.buffer.read(_LENGTH_BYTES), "little")
+        return sys.stdin.buffer.read(size)
+
+    def write(payload: bytes) -> None:
+        sys.stdout.buffer.write(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
+        # A record that waited here would be lost when the first process is stopped.
+        sys.stdout.buffer.flush()
+
+    async def run() -> list[RequestRecord]:
+        job = msgspec.msgpack.decode(read(), type=ClientJob)
+        target = make_target(job)
+        write(b"ready")
+        start = msgspec.msgpack.decode(read(), type=float)
+        watch_parent()
+        return await drive(
+            job.requests,
+            target,
+            start=start,
+            max_concurrency=job.max_concurrency,
+            on_done=lambda record: write(msgspec.msgpack.encode(record)),
+        )
+
+    uvloop.run(run())
+    # An empty frame says that this was all.
+    write(b"")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The requests to send: random tokens, a shared prefix, or lines of a file."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.bench.options import check_at_least
+from headrace.bench.record import BenchRequest
+from runtime.errors import StartupError
+from runtime.text.tokenizer import Tokenizer
+
+DATASETS = ("random", "shared-prefix", "jsonl")
+# Every tokenizer of a language model has these ids, and they are cheap to send.
+DEFAULT_VOCAB_SIZE = 4000
+_TEXT_TRIES = 20
+_MAX_TEXT_IDS = 4096
+
+
+class TokenSource:
+    """Draws prompts: lists of ids, or texts when there is a tokenizer."""
+
+    def __init__(
+        self, rng: random.Random, vocab_size: int, tokenizer: Tokenizer | None = None
+    ) -> None:
+        """Draw ids from [1, `vocab_size`), or texts of tokens that survive as text."""
+        self.rng = rng
+        self.tokenizer = tokenizer
+        self._plain = range(1, vocab_size) if tokenizer is None else self._stable(vocab_size)
+
+    def _stable(self, vocab_size: int) -> Sequence[int]:
+        # Special tokens and parts of characters do not come back as themselves.
+        tokenizer = self.tokenizer
+        assert tokenizer is not None
+        ids = self.rng.sample(range(1, vocab_size), min(vocab_size - 1, _MAX_TEXT_IDS))
+        plain = [i for i in ids if i not in tokenizer.special_ids]
+        texts = tokenizer.decode_batch([[i] for i in plain])
+        again = tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [i for i, back in zip(plain, again, strict=True) if back == [i]] or plain
+
+    def ids(self, count: int) -> list[int]:
+        """Draw `count` ids."""
+        return self.rng.choices(self._plain, k=count)
+
+    def request(self, input_ids: list[int], output_len: int) -> BenchRequest:
+        """A request of these ids, or of a text that has exactly as many tokens."""
+        if self.tokenizer is None:
+            return BenchRequest(
+                input_ids=input_ids, output_len=output_len, prompt_len=len(input_ids)
+            )
+        text, count = self._text(input_ids, self.tokenizer)
+        return BenchRequest(text=text, output_len=output_len, prompt_len=count)
+
+    def _text(self, input_ids: list[int], tokenizer: Tokenizer) -> tuple[str, int]:
+        # Neighbours may join into other tokens; what a text encodes to is mostly stable, so its own
+        # ids are taken and a longer and longer tail is drawn anew.
+        wanted = len(input_ids)
+        ids = input_ids
+        for attempt in range(_TEXT_TRIES):
+            text = tokenizer.decode(ids)
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if len(ids) == wanted:
+                return text, wanted
+            kept = ids[: max(0, wanted - 2 * attempt)]
+            ids = kept + self.ids(wanted - len(kept))
+        return text, len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def random_requests(
+    source: TokenSource, count: int, input_len: int, output_len: int, range_ratio: float = 1.0
+) -> list[BenchRequest]:
+    """Requests of random tokens.
+
+    Args:
+        source: draws the tokens and the lengths.
+        count: requests.
+        input_len: most tokens of a prompt.
+        output_len: most tokens of an output.
+        range_ratio: lengths are drawn evenly from `range_ratio` times the most up to the most.
+    """
+
+    def draw(most: int) -> int:
+        return source.rng.randint(max(1, int(most * range_ratio)), most)
+
+    return [source.request(source.ids(draw(input_len)), draw(output_len)) for _ in range(count)]
+
+
+def shared_prefix_requests(
+    source: TokenSource, count: int, prefix: Sequence[int], own_len: int, output_len: int
+) -> list[BenchRequest]:
+    """Requests that all begin with `prefix` and go on with `own_len` tokens of their own."""
+    return [source.request([*prefix, *source.ids(own_len)], output_len) for _ in range(count)]
+
+
+class _Line(msgspec.Struct):
+    prompt: str | list[int] | None = None
+    text: str | None = None
+    input_ids: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    output_len: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
+def jsonl_requests(path: Path, count: int | None, output_len: int) -> list[BenchRequest]:
+    """Requests of a file, one JSON object a line, repeated when it holds fewer than `count`.
+
+    Args:
+        path: each line has `prompt`, `text`, `input_ids` or `messages`, and perhaps `output_len`.
+        count: how many; all lines once when absent.
+        output_len: for lines that name none.
+
+    Raises:
+        StartupError: the file cannot be read or a line is none of this, by its number.
+    """
+    decoder = msgspec.json.Decoder(_Line)
+    requests = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise StartupError(f"--dataset-path {path}: {error.strerror}.") from None
+    for number, raw in enumerate(lines, 1):
+        if not raw.strip():
+            continue
+        try:
+            line = decoder.decode(raw)
+        except msgspec.DecodeError as error:
+            raise StartupError(f"{path}, line {number}: {error}") from None
+        ids = line.input_ids if not isinstance(line.prompt, list) else line.prompt
+        text = line.prompt if isinstance(line.prompt, str) else line.text
+        if sum(part is not None for part in (ids, text, line.messages)) != 1:
+            raise StartupError(
+                f"{path}, line {number}: needs one of prompt, text, input_ids and messages."
+            )
+        named = (line.output_len, line.max_tokens, line.max_completion_tokens, output_len)
+        length = next(each for each in named if each is not None)
+        if length < 1:
+            raise StartupError(f"{path}, line {number}: output_len must be at least 1.")
+        requests.append(
+            BenchRequest(
+                input_ids=ids,
+                text=text,
+                messages=line.messages,
+                output_len=length,
+                prompt_len=len(ids or ()),
+            )
+        )
+    if not requests:
+        raise StartupError(f"{path} holds no requests.")
+    if count is None:
+        return requests
+    return (requests * (count // len(requests) + 1))[:count]
+
+
+def add_dataset_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `make_requests` reads."""
+    group = parser.add_argument_group("requests")
+    group.add_argument("--dataset-name", choices=DATASETS, default="random")
+    group.add_argument("--dataset-path", type=Path, help="file of the jsonl data set")
+    group.add_argument("--num-prompts", type=int, help="requests (default 256; jsonl: all lines)")
+    group.add_argument("--random-input-len", type=int, default=512, metavar="N")
+    group.add_argument("--random-output-len", type=int, default=256, metavar="N")
+    group.add_argument(
+        "--random-range-ratio",
+        type=float,
+        default=1.0,
+        metavar="R",
+        help="lengths are drawn from [R x length, length]; 1 (the default) makes all equal",
+    )
+    group.add_argument(
+        "--prefix-len", type=int, default=4096, metavar="N", help="tokens of the shared prefix"
+    )
+    group.add_argument("--seed", type=int, default=1, help="of prompts, lengths and arrivals")
+
+
+def make_requests(options: argparse.Namespace, source: TokenSource) -> list[BenchRequest]:
+    """The requests that the options ask for.
+
+    Raises:
+        StartupError: an option or a file is wrong.
+    """
+    count = options.num_prompts
+    check_at_least(1, options, "num_prompts", "random_input_len", "random_output_len", "prefix_len")
+    if not 0 <= options.random_range_ratio <= 1:
+        raise StartupError("--random-range-ratio must be between 0 and 1.")
+    input_len, output_len = options.random_input_len, options.random_output_len
+    if options.dataset_name == "jsonl":
+        if options.dataset_path is None:
+            raise StartupError("--dataset-name jsonl needs --dataset-path.")
+        return jsonl_requests(options.dataset_path, count, output_len)
+    if options.dataset_name == "shared-prefix":
+        prefix = source.ids(options.prefix_len)
+        return shared_prefix_requests(source, count or 256, prefix, input_len, output_len)
+    return random_requests(source, count or 256, input_len, output_len, options.random_range_ratio)

@@ -1,0 +1,125 @@
+"""The one driver of the benchmarks: options in, figures out.
+
+A benchmark says which options it has and how it measures. The same for all are the options of an
+engine, what a mistake and Ctrl-C come to, the line about the machine, and the file of results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from headrace.bench.environment import (
+    describe_environment,
+    environment_line,
+    options_of,
+    write_json,
+)
+from headrace.bench.options import check_writable
+from headrace.bench.shapes import SHAPES
+from runtime.errors import HeadraceError
+
+_ENGINE_OPTIONS = (
+    "Every option of `headrace serve` may be given too, such as --model-path, --load-format dummy, "
+    "--device, --chunked-prefill-size; without a model the demo model is measured."
+)
+
+
+class Run:
+    """One run of a benchmark, and where its figures go.
+
+    Attributes:
+        options: what the benchmark's own parser read.
+        server_options: the arguments after that, for the engine that it starts.
+    """
+
+    def __init__(
+        self, benchmark: str, options: argparse.Namespace, server_options: Sequence[str]
+    ) -> None:
+        """Print and write nothing yet."""
+        self.options = options
+        self.server_options = server_options
+        self._benchmark = benchmark
+        self._is_silent = True
+
+    @cached_property
+    def _environment(self) -> dict[str, Any]:
+        return describe_environment()
+
+    def say(self, *lines: str) -> None:
+        """Print figures; the line about the machine comes before the first."""
+        if self._is_silent:
+            self._is_silent = False
+            print(environment_line(self._environment))
+        print("\n".join(lines), flush=True)
+
+    def write(self, result: Mapping[str, Any], **details: Any) -> None:
+        """Write `--output-file`, if one is named: figures, and details beside them."""
+        if self.options.output_file is None:
+            return
+        content = {
+            "benchmark": self._benchmark,
+            "environment": self._environment,
+            "options": options_of(self.options),
+            "server_options": list(self.server_options),
+            "result": dict(result),
+        }
+        write_json(self.options.output_file, {**content, **details})
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark.
+
+    Attributes:
+        name: after `headrace bench`.
+        description: of its `--help`.
+        add_options: adds those that are its own.
+        measure: measures and reports; its result is the exit status.
+        starts_engine: whether the options of `headrace serve` may follow.
+    """
+
+    name: str
+    description: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    measure: Callable[[Run], int]
+    starts_engine: bool = True
+
+    def parser(self) -> argparse.ArgumentParser:
+        """The options, without the server's."""
+        parser = argparse.ArgumentParser(
+            prog=f"headrace bench {self.name}",
+            description=self.description,
+            epilog=_ENGINE_OPTIONS if self.starts_engine else None,
+            # An abbreviation here could be a whole option of the server.
+            allow_abbrev=not self.starts_engine,
+        )
+        if self.starts_engine:
+            parser.add_argument(
+                "--shape",
+                choices=list(SHAPES),
+                help="random weights of this shape instead of a model",
+            )
+        parser.add_argument("--output-file", type=Path, help="write everything as JSON")
+        self.add_options(parser)
+        return parser
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run it; 1 when it could not, 130 when Ctrl-C ended it, else what `measure` says."""
+        parser = self.parser()
+        options, server_options = parser.parse_known_args(argv)
+        if server_options and not self.starts_engine:
+            parser.error(f"unrecognized arguments: {' '.join(server_options)}")
+        try:
+            check_writable("--output-file", options.output_file)
+            return self.measure(Run(self.name, options, server_options))
+        except HeadraceError as error:
+            print(f"headrace bench: {error.message}", file=sys.stderr, flush=True)
+            return 1
+        except KeyboardInterrupt:
+            return 130

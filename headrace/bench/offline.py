@@ -1,0 +1,83 @@
+"""`headrace bench offline`: throughput of many requests through the engine, without HTTP.
+
+The engine runs in its usual processes; requests are all there at once, as in a batch job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from contextlib import closing
+from functools import partial
+
+from headrace.bench.datasets import TokenSource, add_dataset_options, make_requests
+from headrace.bench.driver import Benchmark, Run
+from headrace.bench.engine import EngineTarget, measure_engine
+from headrace.bench.load import drive, run_at_once
+from headrace.bench.progress import Progress
+from headrace.bench.record import RequestRecord, summarize
+from headrace.bench.report import summary_lines
+
+_WARM_UP_TOKENS = 4
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
+    add_dataset_options(parser)
+    parser.add_argument(
+        "--stream",
+        action="store_true",
+        help="have tokens handed over as they come, for latencies; else each answer is one piece",
+    )
+    parser.add_argument("--no-warmup", action="store_true", help="count the first steps as well")
+    parser.add_argument("--no-progress", action="store_true")
+
+
+def measure(run: Run) -> int:
+    """Send all requests at once; 1 when one of them failed.
+
+    Raises:
+        HeadraceError: the engine cannot start, or the requests cannot be made.
+    """
+    stream = run.options.stream
+    ready_s, records = measure_engine(run, partial(_send, options=run.options), stream=stream)
+    summary = summarize(records)
+    if not stream:
+        # One piece an answer has no first token.
+        for name in ("ttft_ms", "tpot_ms", "itl_ms"):
+            summary.pop(name)
+    run.say(f"ready         in {ready_s:.2f} s", *summary_lines(summary))
+    run.write({"ready_s": ready_s, **summary})
+    return 1 if summary["num_failed"] else 0
+
+
+async def _send(
+    engine: EngineTarget, options: argparse.Namespace
+) -> tuple[float, list[RequestRecord]]:
+    source = TokenSource(random.Random(options.seed), engine.vocab_size)
+    requests = make_requests(options, source)
+    if not options.no_warmup:
+        # As many at once and prompts as long, so that whatever is compiled or captured is there;
+        # with tokens of their own, so that the cache does not know the prompts that count.
+        lengths = [max(1, request.prompt_len) for request in requests]
+        await run_at_once(
+            [source.request(source.ids(length), _WARM_UP_TOKENS) for length in lengths], engine
+        )
+        await engine.flush_cache()
+    numbered = [(index, 0.0, request) for index, request in enumerate(requests)]
+    with closing(Progress(len(requests), enabled=not options.no_progress)) as progress:
+        records = await drive(numbered, engine, on_done=lambda _: progress.add())
+    return engine.start_s, records
+
+
+OFFLINE = Benchmark(
+    "offline",
+    "Throughput of many requests through the engine, without HTTP.",
+    add_options,
+    measure,
+)
+main = OFFLINE.main
+
+if __name__ == "__main__":
+    sys.exit(main())

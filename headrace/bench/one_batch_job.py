@@ -1,0 +1,41 @@
+"""What `headrace bench one-batch` and the process that it starts tell each other. Front-safe."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime.config.options import WorkerConfig
+
+
+class BatchJob(msgspec.Struct, kw_only=True):
+    """What to time: `num_iters` batches after `num_warmup` that do not count."""
+
+    worker: WorkerConfig
+    batch_size: int
+    input_len: int
+    output_len: int
+    num_iters: int
+    num_warmup: int
+    seed: int
+
+
+class BatchTimes(msgspec.Struct, kw_only=True):
+    """Times of one batch.
+
+    Attributes:
+        prefill_s: from the requests' arrival until every one has its first token.
+        steps_s: of each decode step of the full batch after that.
+    """
+
+    prefill_s: float
+    steps_s: list[float]
+
+
+class BatchResult(msgspec.Struct, kw_only=True):
+    """What came out; `error` is one line, empty when all went well."""
+
+    load_s: float = 0.0
+    max_total_num_tokens: int = 0
+    attention_backend: str = ""
+    batches: list[BatchTimes] = []
+    error: str = ""

@@ -1,0 +1,61 @@
+"""Checks of options that several benchmarks share; each refusal is one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from runtime.errors import StartupError
+
+
+def check_at_least(least: int, options: argparse.Namespace, *names: str) -> None:
+    """Refuse a number below `least`; an option that is absent is well.
+
+    Raises:
+        StartupError: the first of `names` that is too small.
+    """
+    for name in names:
+        value = getattr(options, name)
+        values = value if isinstance(value, list) else [value]
+        if any(each is not None and each < least for each in values):
+            raise StartupError(f"--{name.replace('_', '-')} must be at least {least}.")
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Refuse a file that could not be written after a long run; its folder is made.
+
+    Raises:
+        StartupError: why not.
+    """
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"{option} {path}: {error.strerror}.") from None
+    target = path if path.exists() else path.parent
+    if path.is_dir() or not os.access(target, os.W_OK):
+        raise StartupError(f"{option} {path}: it cannot be written.")
+
+
+def add_batch_options(
+    parser: argparse.ArgumentParser, *, output_len: int, num_iters: int, num_warmup: int
+) -> None:
+    """The options of a batch that is repeated, but for its size; the arguments are defaults."""
+    parser.add_argument("--input-len", type=int, default=512, metavar="N")
+    parser.add_argument("--output-len", type=int, default=output_len, metavar="N")
+    parser.add_argument(
+        "--num-iters", type=int, default=num_iters, metavar="N", help="counted batches"
+    )
+    parser.add_argument("--num-iters-warmup", type=int, default=num_warmup, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+
+
+def check_batch_options(options: argparse.Namespace) -> None:
+    """Refuse what `add_batch_options` cannot.
+
+    Raises:
+        StartupError: a number is too small.
+    """
+    check_at_least(1, options, "batch_size", "input_len", "output_len", "num_iters")

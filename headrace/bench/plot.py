@@ -1,0 +1,168 @@
+"""Curves of a run as SVG, written by hand: no plotting library is needed."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.bench.record import RequestRecord, latencies_ms
+from runtime.errors import StartupError
+
+Points = list[tuple[float, float]]
+
+SUFFIXES = (".svg", ".html", ".png")
+_WIDTH, _HEIGHT = 420, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 30, 38
+_MAX_POINTS = 400
+_NUM_BINS = 120
+_NUM_TICKS = 5
+_PNG_SCALE = 2
+
+
+def check_plot_path(path: Path) -> None:
+    """Refuse a file that could not be written after a long run.
+
+    Raises:
+        StartupError: its suffix is none of ours, or what writes it is not installed.
+    """
+    if path.suffix not in SUFFIXES:
+        raise StartupError(f"--plot {path.name}: the name must end in {', '.join(SUFFIXES)}.")
+    if path.suffix == ".png" and importlib.util.find_spec("cairosvg") is None:
+        raise StartupError("A .png needs the package cairosvg; .svg and .html need nothing.")
+
+
+def write_plot(path: Path, title: str, records: Sequence[RequestRecord]) -> None:
+    """Write the panels of `records` in the format that the name's suffix says."""
+    drawing = draw(title, [record for record in records if not record.error])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".png":
+        cairosvg = importlib.import_module("cairosvg")
+        cairosvg.svg2png(bytestring=drawing.encode(), write_to=str(path), scale=_PNG_SCALE)
+        return
+    if path.suffix == ".html":
+        name = html.escape(title)
+        drawing = (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>'
+            f"<body>{drawing}</body></html>\n"
+        )
+    path.write_text(drawing, encoding="utf-8")
+
+
+def draw(title: str, records: Sequence[RequestRecord]) -> str:
+    """Four latencies as the share of requests below them, then load and output over time."""
+    values = latencies_ms(records)
+    panels = [
+        _panel("Time to first token", "ms", "share of requests", _share(values["ttft_ms"])),
+        _panel("Time per output token", "ms", "share of requests", _share(values["tpot_ms"])),
+        _panel("Between two tokens", "ms", "share of tokens", _share(values["itl_ms"])),
+        _panel("Whole request", "ms", "share of requests", _share(values["e2e_ms"])),
+        _panel("In flight", "s", "requests", _in_flight(records), steps=True),
+        _panel("Output", "s", "tokens/s", _rate(records), steps=True),
+    ]
+    columns = 2
+    rows = math.ceil(len(panels) / columns)
+    parts = [
+        f'<g transform="translate({index % columns * _WIDTH},{30 + index // columns * _HEIGHT})">'
+        f"{panel}</g>"
+        for index, panel in enumerate(panels)
+    ]
+    width, height = columns * _WIDTH, 30 + rows * _HEIGHT
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">'
+        f'<rect width="{width}" height="{height}" fill="white"/>'
+        f'<text x="12" y="20" font-size="13">{html.escape(title)}</text>{"".join(parts)}</svg>\n'
+    )
+
+
+def _share(values: Sequence[float]) -> Points:
+    ordered = sorted(values)
+    count = len(ordered)
+    step = max(1, count // _MAX_POINTS)
+    picked = sorted({*range(0, count, step), count - 1} - {-1})
+    return [(ordered[index], (index + 1) / count) for index in picked]
+
+
+def _in_flight(records: Sequence[RequestRecord]) -> Points:
+    if not records:
+        return []
+    begin = min(record.started for record in records)
+    changes = sorted(
+        [(record.started - begin, 1) for record in records]
+        + [(record.finished - begin, -1) for record in records]
+    )
+    points: Points = []
+    running = 0
+    for when, change in changes:
+        running += change
+        points.append((when, float(running)))
+    return points
+
+
+def _rate(records: Sequence[RequestRecord]) -> Points:
+    if not records:
+        return []
+    begin = min(record.started for record in records)
+    width = (max(record.finished for record in records) - begin) / _NUM_BINS
+    if width <= 0:
+        return []
+    bins = [0.0] * _NUM_BINS
+    for record in records:
+        # Pieces of text may hold more tokens than are told with them; the total is known.
+        told = sum(record.event_tokens) or 1
+        for when, count in zip(record.event_times, record.event_tokens, strict=True):
+            share = count * record.output_tokens / told
+            bins[min(int((when - begin) / width), _NUM_BINS - 1)] += share
+    return [(index * width, count / width) for index, count in enumerate(bins)]
+
+
+def _ticks(most: float) -> list[float]:
+    rough = most / _NUM_TICKS
+    scale = 10 ** math.floor(math.log10(rough))
+    step = next(factor * scale for factor in (1, 2, 5, 10) if factor * scale >= rough)
+    return [index * step for index in range(math.floor(most / step + 1e-9) + 1)]
+
+
+def _panel(title: str, x_unit: str, y_unit: str, points: Points, *, steps: bool = False) -> str:
+    parts = [f'<text x="{_LEFT}" y="18" font-weight="bold">{title}</text>']
+    if not points:
+        return parts[0] + f'<text x="{_LEFT}" y="60" fill="#777">nothing measured</text>'
+    most_x = max(x for x, _ in points) or 1.0
+    most_y = max(y for _, y in points) or 1.0
+    inner_width = _WIDTH - _LEFT - _RIGHT
+    floor = _HEIGHT - _BOTTOM
+    inner_height = floor - _TOP
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return _LEFT + x / most_x * inner_width, floor - y / most_y * inner_height
+
+    for tick in _ticks(most_x):
+        x, _ = at(tick, 0)
+        parts.append(_line(x, _TOP, x, floor) + _label(x, floor + 13, "middle", tick))
+    for tick in _ticks(most_y):
+        _, y = at(0, tick)
+        parts.append(_line(_LEFT, y, _WIDTH - _RIGHT, y) + _label(_LEFT - 5, y + 4, "end", tick))
+    corners = [at(x, y) for x, y in points]
+    path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}"
+    for x, y in corners[1:]:
+        path += f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}"
+    parts.append(f'<path d="{path}" fill="none" stroke="#1667b8" stroke-width="1.6"/>')
+    middle = _LEFT + inner_width / 2
+    parts.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{x_unit}</text>')
+    parts.append(
+        f'<text transform="translate(12,{_TOP + inner_height / 2}) rotate(-90)" '
+        f'text-anchor="middle">{y_unit}</text>'
+    )
+    return "".join(parts)
+
+
+def _line(x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="#ddd"/>'
+
+
+def _label(x: float, y: float, anchor: str, value: float) -> str:
+    text = f"{value:.4g}"
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#444">{text}</text>'

@@ -1,0 +1,145 @@
+"""Model folders without weights: named shapes for `--load-format dummy`.
+
+The tokenizer is made up as well, one word an id, so that every id decodes to text of a usual length
+and random text has exactly as many tokens as words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def _shape(
+    architecture: str, sizes: tuple[int, int, int, int], heads: tuple[int, int], **others: Any
+) -> dict[str, Any]:
+    vocab_size, hidden_size, intermediate_size, num_layers = sizes
+    return {
+        "architectures": [f"{architecture}ForCausalLM"],
+        "model_type": architecture.lower(),
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        **others,
+    }
+
+
+# "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B; "small" is for a CPU and "tiny" for a test. Sizes are
+# vocabulary, hidden, intermediate, layers; heads are those of queries and of keys and values.
+SHAPES: dict[str, dict[str, Any]] = {
+    "8b": _shape(
+        "Llama",
+        (128256, 4096, 14336, 32),
+        (32, 8),
+        rms_norm_eps=1e-5,
+        rope_theta=5e5,
+        tie_word_embeddings=False,
+    ),
+    "0.5b": _shape("Qwen2", (151936, 896, 4864, 24), (14, 2)),
+    "small": _shape("Qwen2", (8192, 384, 1024, 8), (6, 2)),
+    "tiny": _shape(
+        "Qwen2", (1024, 64, 128, 2), (4, 2), max_position_embeddings=2048, rope_theta=1e4
+    ),
+}
+_END = "<|end|>"
+_NUM_BYTES = 256
+_CHAT_TEMPLATE = (
+    "{% for message in messages %} {{ message['role'] }} {{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %} assistant{% endif %}"
+)
+
+
+def write_shape(shape: str, folder: Path) -> Path:
+    """Write `config.json` and a tokenizer of the shape into `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab_size = SHAPES[shape]["vocab_size"]
+    config = {
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "bos_token_id": None,
+        "eos_token_id": vocab_size - 1,
+        **SHAPES[shape],
+    }
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config["max_position_embeddings"],
+        "eos_token": _END,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": _CHAT_TEMPLATE,
+    }
+    for name, content in (
+        ("config.json", config),
+        ("tokenizer.json", _tokenizer(vocab_size)),
+        ("tokenizer_config.json", tokenizer_config),
+    ):
+        (folder / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    return folder
+
+
+def _tokenizer(vocab_size: int) -> dict[str, Any]:
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    pieces = [*_byte_characters(), *(_word(i) for i in range(vocab_size - _NUM_BYTES - 1))]
+    never = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": vocab_size - 1, "content": _END, "special": True, **never}],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            # A word of the vocabulary is taken whole, so no merges are needed.
+            "ignore_merges": True,
+            "vocab": {piece: index for index, piece in enumerate(pieces)},
+            "merges": [],
+        },
+    }
+
+
+def _byte_characters() -> list[str]:
+    # The printable stand-ins of byte-level BPE: bytes that are no visible character move up.
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    moved = iter(range(_NUM_BYTES, 2 * _NUM_BYTES))
+    return [chr(byte if byte in visible else next(moved)) for byte in range(_NUM_BYTES)]
+
+
+def _word(index: int) -> str:
+    letters = ""
+    number = index + 26
+    while number >= 0:
+        letters = chr(ord("a") + number % 26) + letters
+        number = number // 26 - 1
+    # U+0120 is the stand-in of the space that begins a word.
+    return "\u0120" + letters
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write a folder; the path is printed."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench shape",
+        description="Write a model folder without weights, for `serve --load-format dummy`.",
+    )
+    parser.add_argument("shape", choices=list(SHAPES))
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args(argv)
+    print(write_shape(options.shape, options.folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

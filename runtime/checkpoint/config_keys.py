@@ -1,0 +1,129 @@
+"""Keys of `config.json` and `generation_config.json` that every family reads. Front-safe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from runtime.checkpoint.json_file import Keys, read_json_object
+from runtime.errors import StartupError
+
+# Beyond every known model by a wide margin; what is larger is a broken file, not a model.
+MAX_VOCAB = 2**24
+MAX_WIDTH = 2**20
+MAX_LAYERS = 2**12
+MAX_HEADS = 2**12
+MAX_HEAD_DIM = 2**10
+_MAX_TOP_K = 2**31 - 1
+
+
+def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[Keys, Keys]:
+    """Read `config.json` and `generation_config.json`, the second empty when absent.
+
+    Args:
+        folder: local; or a file that stands for its `config.json`.
+        overrides: top-level keys that replace those of `config.json`.
+
+    Raises:
+        StartupError: no such folder or file, or not JSON; one line.
+    """
+    path = folder
+    if not folder.is_file():
+        if not folder.is_dir():
+            raise StartupError(f"{folder} is not a folder")
+        path = folder / "config.json"
+        if not path.is_file():
+            raise StartupError(f"{folder} has no config.json: not a model folder")
+    values = {**read_json_object(path), **(overrides or {})}
+    generation_path = path.with_name("generation_config.json")
+    generation = Keys(
+        str(generation_path),
+        read_json_object(generation_path) if generation_path.is_file() else {},
+    )
+    return Keys(str(path), values), generation
+
+
+def common_fields(config: Keys, generation: Keys) -> dict[str, Any]:
+    """The fields of `ModelSpec` that all families read alike; without `context_len`.
+
+    Raises:
+        StartupError: a number that is missing or absurd, or quantized weights; one line.
+    """
+    _refuse_quantized(config)
+    vocab_size = config.integer("vocab_size", MAX_VOCAB)
+    bos = config.token_ids("bos_token_id")
+    return {
+        "architecture": read_architecture(config),
+        "model_type": str(config.values.get("model_type", "")),
+        "vocab_size": vocab_size,
+        "hidden_size": config.integer("hidden_size", MAX_WIDTH),
+        "eos_token_ids": _eos_token_ids(config, generation, vocab_size),
+        "bos_token_id": bos[0] if bos else None,
+        "dtype": _dtype(config),
+        "generation_defaults": _generation_defaults(generation),
+        "raw": config.values,
+    }
+
+
+def read_architecture(config: Keys) -> str:
+    """The class name in `config.json`.
+
+    Raises:
+        StartupError: none there.
+    """
+    names = config.values.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise config.error("architectures", "a list with a class name, such as LlamaForCausalLM")
+    return names[0]
+
+
+def _refuse_quantized(config: Keys) -> None:
+    quantization = config.mapping("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown")
+        raise StartupError(
+            f"{config.source}: weights quantized with {method!r} are not supported;"
+            " use a bfloat16, float16 or float32 checkpoint"
+        )
+
+
+def _eos_token_ids(config: Keys, generation: Keys, vocab_size: int) -> tuple[int, ...]:
+    ids = [*generation.token_ids("eos_token_id"), *config.token_ids("eos_token_id")]
+    # Files name ids beyond the vocabulary that can never come out; masking them would be an error.
+    return tuple(dict.fromkeys(one for one in ids if 0 <= one < vocab_size))
+
+
+def _dtype(config: Keys) -> str:
+    # Version 5 calls it `dtype`, version 4 `torch_dtype`; neither needs to be there.
+    key = "dtype" if config.values.get("dtype") is not None else "torch_dtype"
+    name = config.values.get(key)
+    if name is None:
+        return "float32"
+    if not isinstance(name, str):
+        raise config.error(key, "the name of a type, such as bfloat16")
+    name = name.removeprefix("torch.")
+    # Wider checkpoints are cast: nothing runs in float64.
+    name = "float32" if name == "float64" else name
+    if name not in ("float32", "float16", "bfloat16"):
+        raise config.error(key, "float32, float16 or bfloat16")
+    return name
+
+
+def _generation_defaults(generation: Keys) -> dict[str, float | int]:
+    """Return the sampling keys the model's authors recommend, in the native API's terms."""
+    if not generation.flag("do_sample", True):
+        return {}
+    ranges = {
+        "temperature": (0.0, 1e6),
+        "top_p": (1e-9, 1.0),
+        "min_p": (0.0, 1.0),
+        "repetition_penalty": (1e-6, 2.0),
+    }
+    defaults: dict[str, float | int] = {}
+    for key, (low, high) in ranges.items():
+        if generation.values.get(key) is not None:
+            defaults[key] = generation.number(key, low, high)
+    if generation.values.get("top_k") is not None:
+        # 0 keeps all tokens there, -1 here.
+        defaults["top_k"] = generation.integer("top_k", _MAX_TOP_K, low=-1) or -1
+    return defaults

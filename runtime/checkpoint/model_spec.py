@@ -1,0 +1,170 @@
+"""What a model folder promises, whatever the family: the base of every `spec.py`. Front-safe.
+
+A family's `runtime/models/<family>/spec.py` reads `config.json` into a class of its own that
+derives from `ModelSpec`. Who is not that family asks only for what is declared here.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+# What comes out of a model: logits of the next token, a vector for a text, a score for each class.
+Gives = Literal["tokens", "vectors", "scores"]
+# What a weight is; norms multiply by theirs, zero-centered ones by 1 more.
+WeightKind = Literal["matrix", "bias", "norm", "zero_centered_norm"]
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """One tensor that a checkpoint must have.
+
+    Attributes:
+        name: in the checkpoint.
+        shape: whole, before any cut among ranks.
+        target: our parameter, such as `model.layers.0.self_attn.qkv_proj.weight`.
+        shard: which part of the parameter (`q`, `gate`, ...); empty when it is all of it.
+        kind: what it is, for initial values of dummy weights.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    target: str
+    shard: str = ""
+    kind: WeightKind = "matrix"
+
+
+@dataclass(frozen=True)
+class PagedState:
+    """Keys and values of every token, in pages.
+
+    Attributes:
+        num_kv_heads: over all ranks.
+        window: keys that a query sees, its own included; `None` for all. What no later query sees
+            need not be kept.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+    def elements_per_token(self, tp_size: int) -> int:
+        """Numbers that one token leaves on one rank."""
+        return 2 * self.heads_of_rank(tp_size) * self.head_dim
+
+    def heads_of_rank(self, tp_size: int) -> int:
+        """Key/value heads of one rank: with fewer heads than ranks, ranks hold copies."""
+        return max(1, self.num_kv_heads // tp_size)
+
+
+@dataclass(frozen=True)
+class SharedState:
+    """What another layer keeps.
+
+    Attributes:
+        layer_idx: that layer.
+    """
+
+    layer_idx: int
+
+    def elements_per_token(self, tp_size: int) -> int:  # noqa: ARG002  # on any number of ranks
+        """Numbers that one token leaves on one rank: none."""
+        return 0
+
+
+@dataclass(frozen=True)
+class NoState:
+    """Nothing: the layer sees all tokens of a sequence in one step."""
+
+    def elements_per_token(self, tp_size: int) -> int:  # noqa: ARG002  # on any number of ranks
+        """Numbers that one token leaves on one rank: none."""
+        return 0
+
+
+# What one layer keeps of a sequence between steps. Pools, allocation, prefix cache and memory
+# arithmetic follow from it: a latent or a recurrent state is one more class here.
+LayerState = PagedState | SharedState | NoState
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(ABC):
+    """A model's numbers, as everybody may ask for them.
+
+    Attributes:
+        architecture: class name in `config.json`, such as `Qwen3ForCausalLM`.
+        context_len: longest sequence the positions allow, scaling included.
+        eos_token_ids: ids that end a text, from `generation_config.json`, else `config.json`.
+        dtype: the checkpoint's own type, such as `bfloat16`.
+        generation_defaults: sampling keys of `generation_config.json`, native names.
+        raw: the whole of `config.json`.
+    """
+
+    gives: ClassVar[Gives] = "tokens"
+
+    architecture: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    context_len: int
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    dtype: str = "float32"
+    generation_defaults: dict[str, float | int] = field(default_factory=dict)
+    raw: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def weights(self) -> Sequence[WeightSpec]:
+        """Every tensor that the checkpoint must have, in the order of the layers."""
+        return tuple(self._list_weights())
+
+    @abstractmethod
+    def _list_weights(self) -> Sequence[WeightSpec]:
+        """See `weights`."""
+
+    @property
+    @abstractmethod
+    def layer_states(self) -> Sequence[LayerState]:
+        """What each layer keeps of a sequence between steps."""
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Checkpoint names that stand for another tensor of `weights`, as a tied head's."""
+        return {}
+
+    def is_ignored(self, name: str) -> bool:
+        """Whether a checkpoint tensor that is not in `weights` is known to be superfluous."""
+        return name in self.aliases
+
+    def uneven_parts(self, tp_size: int) -> list[str]:  # noqa: ARG002  # families know
+        """What `tp_size` ranks cannot share evenly, such as `3 attention heads`."""
+        return []
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in all weights."""
+        return sum(math.prod(spec.shape) for spec in self.weights)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Numbers that are read for one token; a mixture of experts reads few of its own."""
+        return self.num_parameters
+
+    @property
+    def head_dims(self) -> frozenset[int]:
+        """Sizes of heads whose keys are kept in pages."""
+        return frozenset(s.head_dim for s in self.layer_states if isinstance(s, PagedState))
+
+    @property
+    def max_window(self) -> int | None:
+        """Keys that any query sees at most; `None` where some layer's queries see all keys."""
+        windows = [s.window for s in self.layer_states if isinstance(s, PagedState)]
+        known = [window for window in windows if window is not None]
+        return max(known) if known and len(known) == len(windows) else None
+
+    def elements_per_token(self, tp_size: int) -> int:
+        """Numbers that one token leaves on one rank between steps, over all layers."""
+        return sum(state.elements_per_token(tp_size) for state in self.layer_states)

@@ -1,0 +1,1 @@
+"""Options, and the tables of names that options choose from. Front-safe."""

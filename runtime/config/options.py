@@ -1,0 +1,315 @@
+"""Configuration: frozen dataclasses in sections, made once, never written after.
+
+The command line is generated from these fields (`server.args`): the field's name is the option's
+name, `option(...)` holds its help text and choices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def option(
+    default: Any,
+    help_text: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    aliases: tuple[str, ...] = (),
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field that is also a command-line option."""
+    metadata = {"help": help_text, "choices": choices, "aliases": aliases, "metavar": metavar}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArgs:
+    """Which model, and how its numbers are stored."""
+
+    model_path: str | None = option(
+        None,
+        "Folder or hub id of the model; the bundled demo model when absent.",
+        aliases=("--model",),
+    )
+    tokenizer_path: str | None = option(None, "Folder of the tokenizer; the model's when absent.")
+    skip_tokenizer_init: bool = option(
+        False, "Load no tokenizer: token ids come in, token ids go out, there is no text."
+    )
+    load_format: str = option(
+        "auto", "How weights are found.", choices=("auto", "safetensors", "dummy")
+    )
+    dtype: str = option(
+        "auto",
+        "Type of weights and activations; auto is the checkpoint's where the device can.",
+        choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
+    )
+    context_length: int | None = option(
+        None, "Longest prompt plus output, tokens; the model's when absent."
+    )
+    served_model_name: str | None = option(
+        None, "Name shown at /v1/models; the model path when absent."
+    )
+    weight_version: str = option("default", "Label of the weights, returned with every answer.")
+    revision: str | None = option(None, "Branch, tag or commit on the hub.")
+    trust_remote_code: bool = option(
+        False, "Accepted for compatibility; code from a model folder never runs."
+    )
+    device: str = option("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
+    random_seed: int | None = option(
+        None, "Seed for dummy weights and for requests that bring none."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpArgs:
+    """The HTTP server and the API's behaviour."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(30000, "Port to listen on.")
+    api_key: str | None = option(None, "Key that clients must send as a bearer token.")
+    admin_api_key: str | None = option(
+        None, "Key for the routes that change the server; without it the API key opens them too."
+    )
+    chat_template: str | None = option(None, "Chat template: a file, or the text itself.")
+    reasoning_parser: str | None = option(
+        None, "How reasoning is split from the answer in chat: qwen3, deepseek-r1, ..."
+    )
+    tool_call_parser: str | None = option(
+        None, "How tool calls are read from the answer in chat: hermes, qwen25, ..."
+    )
+    enable_cache_report: bool = option(False, "Report cached prompt tokens in `usage`.")
+    sampling_defaults: str = option(
+        "model", "Where chat's sampling defaults come from.", choices=("model", "openai")
+    )
+    preferred_sampling_params: str | None = option(
+        None, "JSON object that fills absent sampling keys."
+    )
+    stream_interval: int = option(1, "Tokens between two events of a stream.")
+    incremental_streaming_output: bool = option(
+        False, "/generate streams disjoint deltas instead of the text so far."
+    )
+    skip_server_warmup: bool = option(False, "Be ready without a first request of our own.")
+    allow_auto_truncate: bool = option(
+        False, "Shorten a prompt that is too long instead of refusing it."
+    )
+    drain_timeout: float = option(60.0, "Seconds that running requests get after SIGTERM.")
+    max_body_mb: float = option(64.0, "Largest request body, MiB.")
+    allow_origins: list[str] = option(
+        [], "Web origins that may call this server (CORS).", metavar="ORIGIN"
+    )
+    fastapi_root_path: str = option("", "Path prefix when behind a proxy.")
+    disable_docs: bool = option(False, "Do not serve /docs and /openapi.json.")
+    vertex_route: str = option("/vertex_generate", "Path of the route for Vertex AI.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulingArgs:
+    """Memory, batching and the prefix cache."""
+
+    mem_fraction_static: float | None = option(
+        None, "Share of device memory for weights and KV pool together."
+    )
+    max_total_tokens: int | None = option(None, "Size of the KV pool, tokens.")
+    max_running_requests: int | None = option(None, "Most requests in the running batch.")
+    max_queued_requests: int | None = option(None, "Most requests waiting; further ones get 503.")
+    chunked_prefill_size: int | None = option(
+        None, "Most prompt tokens computed in one step; -1 computes prompts whole."
+    )
+    schedule_policy: str = option(
+        "fcfs", "Order of waiting requests.", choices=("fcfs", "lpm", "priority")
+    )
+    enable_priority_scheduling: bool = option(
+        False, "Requests of a higher priority first; the same as --schedule-policy priority."
+    )
+    enable_return_hidden_states: bool = option(
+        False, "Let requests ask for hidden states (return_hidden_states)."
+    )
+    page_size: int | None = option(None, "Tokens per page of the KV pool.")
+    disable_radix_cache: bool = option(False, "Do not share prefixes between requests.")
+    disable_overlap_schedule: bool = option(False, "Wait for each step before planning the next.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelArgs:
+    """How the model is spread over devices."""
+
+    tp_size: int = option(
+        1, "Devices that share each layer.", aliases=("--tensor-parallel-size", "--tp")
+    )
+    dp_size: int = option(
+        1,
+        "Copies of the model, each on its own devices, behind one address.",
+        aliases=("--data-parallel-size", "--dp"),
+    )
+    load_balance_method: str = option(
+        "auto",
+        "How requests are shared out among the copies; auto is cache_aware, and total_requests "
+        "without a prefix cache.",
+        choices=("auto", "cache_aware", "round_robin", "total_requests", "total_tokens"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelArgs:
+    """Which implementations compute."""
+
+    attention_backend: str = option(
+        "auto",
+        "Attention implementation. flashinfer takes FlashInfer's kernels, compiled at first use, "
+        "for prompts and for decode steps without CUDA graphs; auto never does.",
+        choices=("auto", "cpu", "torch", "triton", "flashinfer"),
+    )
+    grammar_backend: str = option(
+        "auto",
+        "Library for structured output: auto takes xgrammar, or llguidance where that is not "
+        "installed; none refuses it.",
+        choices=("auto", "xgrammar", "llguidance", "none"),
+    )
+    disable_cuda_graph: bool = option(False, "Run decode steps without CUDA graphs.")
+    enable_deterministic_inference: bool = option(
+        False, "Batch-invariant kernels: a request's result does not depend on its neighbours."
+    )
+    num_threads: int | None = option(
+        None, "CPU threads of the model's worker; the physical cores when absent."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingArgs:
+    """Logs and metrics."""
+
+    log_level: str = option("info", "Verbosity of our logs.", choices=_LOG_LEVELS)
+    log_level_http: str | None = option(
+        None, "Verbosity of the HTTP access log; the other logs' when absent.", choices=_LOG_LEVELS
+    )
+    log_requests: bool = option(False, "One line per finished request.")
+    log_requests_level: int = option(
+        0,
+        "What that line holds: 0 numbers, 1 sampling parameters too, 2 the beginning of prompt and "
+        "output too, 3 all of both.",
+    )
+    log_requests_format: str = option(
+        "text", "Form of that line: text, or a JSON object alone.", choices=("text", "json")
+    )
+    torch_profiler_dir: str = option("/tmp", "Folder of profiles that name none.")
+    enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
+    decode_log_interval: int = option(40, "Decode steps between two throughput lines.")
+    watchdog_timeout: float = option(
+        300.0, "Seconds without a turn of a child's loop, requests waiting, before it is replaced."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Everything the server was asked for; `server.resolve` leaves no `auto` it can decide."""
+
+    model: ModelArgs = field(default_factory=ModelArgs)
+    http: HttpArgs = field(default_factory=HttpArgs)
+    scheduling: SchedulingArgs = field(default_factory=SchedulingArgs)
+    parallel: ParallelArgs = field(default_factory=ParallelArgs)
+    kernels: KernelArgs = field(default_factory=KernelArgs)
+    logging: LoggingArgs = field(default_factory=LoggingArgs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """What the scheduler/worker process gets on its stdin.
+
+    Attributes:
+        model_folder: local folder with `config.json` and the weights.
+        dtype: `float32`, `float16` or `bfloat16`.
+        context_len: most tokens of a request, prompt and output together.
+        weights_folder: where the weights are, when not in `model_folder`.
+        generation: how many workers this front has started before.
+        deterministic: use batch-invariant kernels only.
+        tp_size: processes that share each layer; this one starts the others.
+        dp_size: replicas like this one on this machine.
+        dp_rank: which of them this is.
+        gpu_ids: GPUs to be seen, as `CUDA_VISIBLE_DEVICES` names them; empty for all.
+    """
+
+    run_folder: str
+    generation: int
+    model_folder: str
+    load_format: str
+    dtype: str
+    device: str
+    context_len: int
+    eos_token_ids: list[int]
+    random_seed: int
+    mem_fraction_static: float | None
+    max_total_tokens: int | None
+    max_running_requests: int
+    max_queued_requests: int | None
+    chunked_prefill_size: int
+    schedule_policy: str
+    page_size: int
+    disable_radix_cache: bool
+    overlap: bool
+    attention_backend: str
+    num_threads: int
+    disable_cuda_graph: bool = False
+    deterministic: bool = False
+    enable_return_hidden_states: bool = False
+    tp_size: int = 1
+    dp_size: int = 1
+    dp_rank: int = 0
+    gpu_ids: list[str] = field(default_factory=list)
+    weights_folder: str | None = None
+    log_level: str
+    decode_log_interval: int
+    stream_interval: int
+    tokenizer_folder: str = ""
+    grammar_backend: str = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankConfig:
+    """What each further rank of a worker gets on its stdin; `rank` counts from 1."""
+
+    worker: WorkerConfig
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetokenizerConfig:
+    """What the detokenizer process gets on its stdin."""
+
+    run_folder: str
+    generation: int
+    scheduler_generation: int
+    tokenizer_folder: str
+    log_level: str
+
+
+# So much of compiled grammars is kept, in the front and in the worker.
+GRAMMAR_CACHE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarConfig:
+    """What the grammar compiler's process gets on its stdin.
+
+    Attributes:
+        vocab_size: the logits' width.
+        compile_timeout_s: a grammar that takes longer is refused.
+        max_parallel: so many are compiled at a time.
+        cache_bytes: bound of what the front keeps.
+    """
+
+    run_folder: str
+    generation: int
+    backend: str
+    tokenizer_folder: str
+    vocab_size: int
+    eos_token_ids: list[int]
+    log_level: str
+    compile_timeout_s: float = 1.8
+    max_parallel: int = 4
+    cache_bytes: int = GRAMMAR_CACHE_BYTES

@@ -1,0 +1,194 @@
+"""State of the running batch, one row per request, written when something changes.
+
+The device keeps what a step reads and writes: next inputs, pages, what was generated. The host
+keeps what it decides by (who is greedy, which filters are on) and the sampling parameters. One row
+more than requests: padding of a graph's batch goes there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.executor.row_extras import RowExtras
+from runtime.executor.staging import to_device
+from runtime.executor.step_plan import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
+from runtime.requests.sampling_params import SamplingParams
+
+_NO_PLACES: Int64Array = np.zeros(0, dtype=np.int64)
+_NUM_PARAMS = 6
+
+
+class BatchRows:
+    """Rows of the running batch.
+
+    Attributes:
+        padding_row: the last row; its pages are page 0.
+        page_table: `[max_rows + 1, max_pages]` int32 on the device.
+        last_token: `[max_rows + 1]` int64 on the device: each row's next input when it decodes.
+        latest_input: `[max_rows + 1]` int64 on the device: the latest step's inputs of rows that
+            decoded in it, which it has overwritten in `last_token` if it came so far.
+        num_changes: how often rows joined, or got pages otherwise than by decoding on.
+        has_inputs: whether the step that is being launched has read its inputs.
+        params: `[max_rows + 1, 6]` float32 on the host: temperature, top_p, min_p, frequency,
+            presence, repetition. They travel with the step that samples: most rows take their
+            largest logit and never need them.
+        seeds: `[max_rows + 1]` int64 on the host.
+        top_k: `[max_rows + 1]` int32 on the host, the vocabulary's size when off.
+        num_prompt: `[max_rows + 1]` int64 on the host.
+        is_greedy, edits_logits, has_penalties, has_grammar, has_token_rules: `[max_rows + 1]` bool
+            on the host; rows that edit logits do so by penalties or by token rules: biases, or the
+            ban of an early end.
+        extras: what is asked for beside tokens.
+    """
+
+    TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
+
+    def __init__(
+        self,
+        max_rows: int,
+        max_pages: int,
+        max_len: int,
+        vocab_size: int,
+        device: torch.device | None = None,
+    ) -> None:
+        """Allocate for `max_rows` requests of up to `max_len` tokens."""
+        self.device = device or torch.device("cpu")
+        self.vocab_size = vocab_size
+        self.padding_row = max_rows
+        self._max_len = max_len
+        rows = max_rows + 1
+        self.page_table_host: NDArray[np.int32] = np.zeros((rows, max_pages), dtype=np.int32)
+        self._shares_memory = self.device.type == "cpu"
+        self.page_table = torch.from_numpy(self.page_table_host)
+        if not self._shares_memory:
+            self.page_table = self.page_table.to(self.device)
+        self.last_token = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.latest_input = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.has_inputs = False
+        self.num_changes = 0
+        self.params: NDArray[np.float32] = np.zeros((rows, _NUM_PARAMS), dtype=np.float32)
+        self.seeds: Int64Array = np.zeros(rows, dtype=np.int64)
+        self.top_k: NDArray[np.int32] = np.full(rows, vocab_size, dtype=np.int32)
+        self.num_prompt: Int64Array = np.zeros(rows, dtype=np.int64)
+        self.sampling: list[SamplingParams | None] = [None] * rows
+        self.stop_ids: list[list[int]] = [[] for _ in range(rows)]
+        self.is_greedy = np.ones(rows, dtype=bool)
+        self.edits_logits = np.zeros(rows, dtype=bool)
+        self.has_penalties = np.zeros(rows, dtype=bool)
+        self.extras = RowExtras(rows, vocab_size, self.device)
+        self.has_grammar = np.zeros(rows, dtype=bool)
+        self.has_token_rules = np.zeros(rows, dtype=bool)
+        self._history: Tensor | None = None
+        # Places in the page table that the device lacks. What stands there the host's table says:
+        # a step that failed may have left some that belong to somebody else by now.
+        self._unsent: list[Int64Array] = []
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """Return the next inputs of rows that decode, `[num_decodes]` int64.
+
+        Args:
+            index: `[num_decodes]` int64 on the device.
+        """
+        tokens = self.last_token.index_select(0, index)
+        self.latest_input.index_copy_(0, index, tokens)
+        return tokens
+
+    @torch.inference_mode()
+    def take_back(self, rows: Int64Array) -> None:
+        """Give rows the inputs again that the failed step had read, if it had."""
+        if self.has_inputs and len(rows):
+            (index,) = to_device(self.device, rows)
+            self.last_token.index_copy_(0, index, self.latest_input.index_select(0, index))
+
+    # The history is made while sampling, in inference mode, and may be written in that mode only.
+    @torch.inference_mode()
+    def apply(self, joins: list[RowJoin], updates: list[PageUpdate]) -> None:
+        """Reset the rows of new requests, then write page numbers: see `unsent_pages`."""
+        self.num_changes += bool(joins or updates)
+        for join in joins:
+            self._join(join)
+        if updates:
+            self._update_pages(updates)
+
+    def _join(self, join: RowJoin) -> None:
+        row, sampling = join.row, join.sampling
+        greedy = sampling.is_greedy
+        self.sampling[row] = sampling
+        self.stop_ids[row] = join.stop_ids
+        self.num_prompt[row] = join.num_prompt
+        self.is_greedy[row] = greedy
+        self.has_penalties[row] = sampling.has_penalties
+        self.has_grammar[row] = join.has_grammar
+        has_token_rules = bool(sampling.logit_bias) or sampling.min_new_tokens > 0
+        self.has_token_rules[row] = has_token_rules
+        self.edits_logits[row] = has_token_rules or sampling.has_penalties
+        self.params[row] = (
+            0.0 if greedy else sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+            sampling.repetition_penalty,
+        )
+        self.seeds[row] = sampling.seed or 0
+        self.top_k[row] = sampling.top_k if sampling.top_k > 0 else self.vocab_size
+        self.extras.join(row, join.extras)
+        self.page_table_host[row] = 0
+        if sampling.has_penalties and len(join.output_ids):
+            (output_ids,) = to_device(self.device, join.output_ids.astype(np.int64))
+            self.history()[row, : len(join.output_ids)] = output_ids
+
+    def grow(self, plan: StepPlan, page_size: int, *, is_sent: bool = False) -> None:
+        """Write the pages that the plan's decoding rows begin, which the step may send itself."""
+        if plan.new_pages is None:
+            return
+        grown = np.flatnonzero(plan.new_pages)
+        rows, pages = plan.rows[grown], plan.new_pages[grown]
+        places = plan.start_lens[grown] // page_size
+        self.page_table_host[rows, places] = pages
+        if not is_sent and not self._shares_memory:
+            self._unsent.append(rows * self.page_table_host.shape[1] + places)
+
+    def _update_pages(self, updates: list[PageUpdate]) -> None:
+        width = self.page_table_host.shape[1]
+        places = np.concatenate(
+            [np.arange(len(u.pages), dtype=np.int64) + (u.row * width + u.start) for u in updates]
+        )
+        pages = np.concatenate([update.pages for update in updates])
+        self.page_table_host.reshape(-1)[places] = pages
+        if not self._shares_memory:
+            self._unsent.append(places)
+
+    def unsent_pages(self) -> tuple[Int64Array, Int32Array]:
+        """Return what the device lacks of the page table.
+
+        Returns:
+            `[n]` int64 places, counted through all rows, and `[n]` int32 page numbers.
+        """
+        places = np.concatenate([_NO_PLACES, *self._unsent])
+        return places, self.page_table_host.reshape(-1)[places]
+
+    def forget_unsent(self) -> None:
+        """Take note that the device has, or gets with the step that is launched, all entries."""
+        self._unsent.clear()
+
+    @torch.inference_mode()
+    def send_pages(self) -> None:
+        """Write what the device lacks of the page table."""
+        if self._unsent:
+            index, values = to_device(self.device, *self.unsent_pages())
+            self.page_table.view(-1).index_copy_(0, index, values)
+            self.forget_unsent()
+
+    def history(self) -> Tensor:
+        """`[max_rows + 1, max_len]` int64 on the device, generated tokens.
+
+        Made when the first penalty is asked for.
+        """
+        if self._history is None:
+            shape = (len(self.sampling), self._max_len)
+            self._history = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        return self._history

@@ -1,0 +1,256 @@
+"""What a rank computes steps with: pool, rows, graphs and runner around a loaded model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kernels.linear import GATED_TOKENS
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.config.options import WorkerConfig
+from runtime.distributed.group import TensorGroup
+from runtime.executor.batch_rows import BatchRows
+from runtime.executor.extend_graphs import graph_token_sizes
+from runtime.executor.kernel_choices import log_kernels
+from runtime.executor.kv_pool import allocate_kv, pool_bytes_per_token
+from runtime.executor.memory import Budget, PoolSize, cpu_budget, cuda_budget, size_pool
+from runtime.executor.model_runner import GraphLimits, ModelRunner
+from runtime.executor.out_of_memory import memory_for
+from runtime.executor.sampling.compile_ahead import warm_up_sampling
+from runtime.executor.warmup_steps import Prompts, compute_prompts, prompts_to_compile, warm_up
+from runtime.ipc.messages import Phase
+from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
+from runtime.models.forward_batch import KVCache
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.model import CausalLM
+
+logger = logging.getLogger(__name__)
+
+# What to do where memory does not suffice at start.
+_OF_STEPS = "--chunked-prefill-size or --max-running-requests"
+_OF_POOL = "--mem-fraction-static or --max-total-tokens"
+_OF_GRAPHS = (
+    "--mem-fraction-static or --max-running-requests, or leave them out with --disable-cuda-graph"
+)
+
+
+class Report(Protocol):
+    """Tells the front where start-up is."""
+
+    def __call__(self, phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
+        """Report `phase` and the share of it that is done."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executor:
+    """What a rank computes with; the same on every rank but for its slice of the weights.
+
+    Attributes:
+        allocate_kv: makes the pool's tensors again after they were released.
+    """
+
+    runner: ModelRunner
+    model: CausalLM
+    kv: list[KVCache]
+    size: PoolSize
+    attention_backend: str
+    weight_bytes: int
+    allocate_kv: Callable[[], list[KVCache]]
+
+
+def build_executor(
+    config: WorkerConfig,
+    model: CausalLM,
+    group: TensorGroup | None,
+    backend: str,
+    report: Report,
+) -> Executor:
+    """Give a loaded model its pool, rows and graphs, and compute the first steps.
+
+    Ranks call this at the same time: each waits for the others where they compute together.
+
+    Args:
+        config: the worker's.
+        model: this rank's slice, loaded.
+        group: the ranks that share each layer; `None` for one alone.
+        backend: name in `ATTENTION_BACKENDS`.
+        report: where start-up is.
+
+    Raises:
+        StartupError: the memory does not allow it; one line.
+    """
+    device = model.context.device
+    report("allocating_cache")
+    attention = build_attention(config, backend, device.type)
+    log_kernels(device.type, attention, backend, config)
+    weight_bytes = sum(holder.size_bytes for _, holder in model.holders())
+    if group is not None:
+        # Ranks differ by a bias; what is decided by it must not.
+        (weight_bytes,) = group.minimum(weight_bytes)
+    parts = _Parts(config, model, attention, group, weight_bytes)
+    with memory_for("the largest step", f"lower {_OF_STEPS}", device):
+        size = _size_pool(parts)
+    with memory_for("the KV pool", f"lower {_OF_POOL}", device):
+        kv = _allocate(parts, size)
+    with memory_for("request state and warm-up steps", f"lower {_OF_STEPS}, or {_OF_POOL}", device):
+        runner = _build_runner(parts, kv)
+        report("warming_up")
+        _warm_up(runner, config, model.spec.vocab_size, device)
+    with memory_for("CUDA graphs", f"lower {_OF_GRAPHS}", device):
+        runner.capture_graphs(lambda fraction: report("warming_up", fraction, "CUDA graphs"))
+    if group is not None:
+        group.minimum(0)
+    return Executor(
+        runner=runner,
+        model=model,
+        kv=kv,
+        size=size,
+        attention_backend=backend,
+        weight_bytes=weight_bytes,
+        allocate_kv=lambda: _allocate(parts, size),
+    )
+
+
+def chunk_tokens(config: WorkerConfig) -> int | None:
+    """Prompt tokens of a step at most; `None` for whole prompts."""
+    return config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
+
+
+def build_attention(config: WorkerConfig, backend: str, device_type: str) -> AttentionBackend:
+    """Make the attention back end `backend`, for the largest step that the options allow."""
+    return ATTENTION_BACKENDS.load(backend)(device_type, _step_limits(config))
+
+
+def pool_of(
+    config: WorkerConfig, spec: ModelSpec, context: BuildContext, budget: Budget
+) -> PoolSize:
+    """How large this model's pool is when it may take `budget`.
+
+    Raises:
+        StartupError: not even one page fits, or less than the user asked for.
+    """
+    return size_pool(
+        pool_bytes_per_token(spec, context),
+        page_size=config.page_size,
+        max_total_tokens=config.max_total_tokens,
+        max_running_requests=config.max_running_requests,
+        context_len=config.context_len,
+        budget=budget,
+    )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a runner is made of, besides its pool."""
+
+    config: WorkerConfig
+    model: CausalLM
+    attention: AttentionBackend
+    group: TensorGroup | None
+    weight_bytes: int
+
+
+def _warm_up(
+    runner: ModelRunner, config: WorkerConfig, vocab_size: int, device: torch.device
+) -> None:
+    warm_up(runner, vocab_size, config.page_size, config.context_len)
+    if device.type != "cuda":
+        return
+    max_tokens = chunk_tokens(config) or config.context_len - 1
+    for step in prompts_to_compile(max_tokens, config.context_len, config.max_running_requests):
+        compute_prompts(runner, step, vocab_size)
+    warm_up_sampling(vocab_size, device)
+
+
+def _step_limits(config: WorkerConfig) -> StepLimits:
+    """A full batch that decodes beside a full budget of prompt tokens."""
+    budget = chunk_tokens(config) or config.context_len * config.max_running_requests
+    return StepLimits(
+        max_seqs=config.max_running_requests + 1,
+        max_tokens=budget + config.max_running_requests,
+    )
+
+
+def _size_pool(parts: _Parts) -> PoolSize:
+    config, model, group = parts.config, parts.model, parts.group
+    if model.context.device.type == "cpu":
+        budget = cpu_budget(
+            config.mem_fraction_static, parts.weight_bytes, config.tp_size * config.dp_size
+        )
+    else:
+        budget = cuda_budget(
+            config.mem_fraction_static, parts.weight_bytes, _activation_bytes(parts)
+        )
+    if group is not None:
+        budget = budget.limited(*group.minimum(budget.size_bytes, budget.available_bytes))
+    return pool_of(config, model.spec, model.context, budget)
+
+
+def _activation_bytes(parts: _Parts) -> int:
+    """Measure what the largest step of prompts needs besides weights and pool, on a GPU."""
+    config, model = parts.config, parts.model
+    most = chunk_tokens(config) or config.context_len - 1
+    length = min(config.context_len - 1, most)
+    num_seqs = max(1, min(config.max_running_requests, most // max(1, length)))
+    num_pages = -(-length // config.page_size) + 1
+    size = PoolSize(num_pages, config.page_size, 0)
+    runner = _build_runner(parts, _allocate(parts, size), graphs=False)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    # One token fewer than takes a kernel that needs less memory may need the most.
+    steps = Prompts(min(length, GATED_TOKENS - 1)), Prompts(length, num_seqs)
+    for step in dict.fromkeys(steps):
+        compute_prompts(runner, step, model.spec.vocab_size, num_pages)
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    del runner
+    torch.cuda.empty_cache()
+    # Logits of a full batch, twice: as computed and in float32.
+    return peak + config.max_running_requests * model.spec.vocab_size * 8
+
+
+def _allocate(parts: _Parts, size: PoolSize) -> list[KVCache]:
+    return allocate_kv(size, parts.model.spec, parts.model.context)
+
+
+def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> ModelRunner:
+    config, model = parts.config, parts.model
+    # One more than the context: with overlap a last, dropped token is still written.
+    max_pages = -(-(config.context_len + 1) // config.page_size)
+    rows = BatchRows(
+        config.max_running_requests,
+        max_pages,
+        config.context_len,
+        model.spec.vocab_size,
+        model.context.device,
+    )
+    return ModelRunner(
+        model,
+        parts.attention,
+        kv,
+        rows,
+        config.page_size,
+        graphs=_graph_limits(parts) if graphs else None,
+        share=None if parts.group is None else parts.group.share,
+    )
+
+
+def _graph_limits(parts: _Parts) -> GraphLimits | None:
+    config, context = parts.config, parts.model.context
+    if context.device.type != "cuda" or config.disable_cuda_graph:
+        return None
+    if not parts.attention.is_graph_safe:
+        logger.info("No CUDA graphs: this attention back end cannot be captured")
+        return None
+    num_parameters = parts.model.spec.num_active_parameters // context.tp_size
+    return GraphLimits(
+        config.max_running_requests,
+        graph_token_sizes(num_parameters, _step_limits(config).max_tokens),
+        keep_hidden=config.enable_return_hidden_states,
+        shares_prefixes=parts.model.spec.max_window is None,
+    )

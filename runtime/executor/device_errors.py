@@ -1,0 +1,92 @@
+"""Errors after which a device computes nothing right any more, so that its process must end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from runtime.errors import DeviceLost
+from runtime.executor.out_of_memory import is_out_of_memory
+
+# What CUDA says of errors that stay with the context: every later call fails, too. The names are
+# those of its driver and its runtime, as libraries print them.
+_STICKY = (
+    "device-side assert triggered",
+    "illegal memory access",
+    "illegal instruction",
+    "illegal address",
+    "misaligned address",
+    "invalid program counter",
+    "operation not supported on global/shared address space",
+    "hardware stack error",
+    "unspecified launch failure",
+    "the launch timed out and was terminated",
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "context is destroyed",
+    "cudaErrorAssert",
+    "cudaErrorIllegalAddress",
+    "cudaErrorLaunchFailure",
+    "cudaErrorECCUncorrectable",
+    "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_ECC_UNCORRECTABLE",
+)
+# After these the ranks of a step no longer agree about where they are.
+_COLLECTIVE = ("NCCL error", "NCCL communicator was aborted")
+
+
+def lost_device(error: BaseException) -> DeviceLost | None:
+    """What an error says about its device; `None` when that goes on working.
+
+    Memory that ran out is no such error. What is not known by its words is settled by the device:
+    many errors of CUDA are about one launch only.
+    """
+    if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+        text = str(error)
+        if any(words in text for words in _STICKY):
+            return DeviceLost(_line(error))
+        of_ranks = isinstance(error, torch.distributed.DistBackendError)
+        if of_ranks or any(words in text for words in _COLLECTIVE):
+            return DeviceLost(_line(error), by_others=True)
+    if not torch.cuda.is_initialized():
+        return None
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as broken:
+        return None if is_out_of_memory(broken) else DeviceLost(_line(broken))
+    return None
+
+
+@contextmanager
+def losing_device() -> Iterator[None]:
+    """Turn the errors of a device that has failed into `DeviceLost`; others pass as they are.
+
+    Raises:
+        DeviceLost: from the block.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise_if_lost(error)
+        raise
+
+
+def raise_if_lost(error: Exception) -> None:
+    """Raise what follows from an error.
+
+    Raises:
+        DeviceLost: the device works no more.
+    """
+    lost = lost_device(error)
+    if lost is not None:
+        raise lost from error
+
+
+def _line(error: BaseException) -> str:
+    # What follows the first line is advice on debugging.
+    words = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {words[0] if words else 'no message'}"

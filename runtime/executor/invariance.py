@@ -1,0 +1,111 @@
+"""Deterministic inference: which kernels serve it, and what cannot be had with it.
+
+A request's tokens and log-probabilities then depend on the request alone: not on who computes
+beside it, what is cached, how its prompt is cut or whether it is put back and computed again.
+`docs/deterministic.md` says what is promised.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from kernels.activation import ACTIVATION
+from kernels.decode_step import DECODE_STEP
+from kernels.embedding import EMBEDDING
+from kernels.greedy import GREEDY
+from kernels.linear import LINEAR, PackedLinear
+from kernels.norm import NORM
+from kernels.paged_attention import PAGED_ATTENTION
+from kernels.rope import ROPE
+from kernels.sampling import SAMPLING
+from runtime.errors import StartupError
+from runtime.models.attention.backend import INVARIANT_ATTENTION
+from runtime.models.layers.embedding import Embedding
+from runtime.models.layers.linear import Linear
+from runtime.models.model import Model
+
+logger = logging.getLogger(__name__)
+
+OPTION = "--enable-deterministic-inference"
+# Chosen by device; the first choice has to be one that serves.
+_FIXED_OPS = (NORM, ROPE, ACTIVATION, EMBEDDING, SAMPLING, DECODE_STEP, GREEDY)
+
+
+def invariant_linear(device_type: str) -> str:
+    """Return the name in `LINEAR` of the batch-invariant products on a device.
+
+    Raises:
+        StartupError: this machine has none, or another op has none.
+    """
+    try:
+        chosen = LINEAR.choose(device_type, invariant=True)
+    except RuntimeError as error:
+        raise StartupError(f"{OPTION}: {error}.") from None
+    for table in _FIXED_OPS:
+        choice = table.choose(device_type)
+        if not table.is_invariant(choice.name):
+            raise StartupError(
+                f"{OPTION}: {choice.op} would run in its {choice.name!r} implementation, whose "
+                f"rows depend on the batch ({choice.reason})."
+            )
+    return chosen.name
+
+
+def invariant_attention(backend: str, device_type: str) -> str:
+    """Return the batch-invariant form of the attention back end `backend`.
+
+    Raises:
+        StartupError: it has none.
+    """
+    name = INVARIANT_ATTENTION.get(backend)
+    if name is None:
+        known = ", ".join(INVARIANT_ATTENTION)
+        raise StartupError(
+            f"{OPTION}: --attention-backend {backend} is not batch-invariant; these are: {known}."
+        )
+    if name == "cpu" and not PAGED_ATTENTION.is_invariant(PAGED_ATTENTION.choose(device_type).name):
+        raise StartupError(f"{OPTION}: {PAGED_ATTENTION.unavailable('cpu')}.")
+    return name
+
+
+def require_invariance(model: Model, linear: str, attention: str) -> None:
+    """Check a loaded model: every product and every head's shape has an invariant kernel.
+
+    Args:
+        model: loaded with `linear`.
+        linear: what `invariant_linear` returned.
+        attention: what `invariant_attention` returned.
+
+    Raises:
+        StartupError: the first that has none.
+    """
+    for name, holder in model.holders():
+        packed: PackedLinear | None = None
+        if isinstance(holder, Linear):
+            packed = holder.packed
+        elif isinstance(holder, Embedding):
+            packed = holder.head
+        if packed is not None and packed.implementation != linear:
+            raise StartupError(
+                f"{OPTION}: {name}, {packed.in_features} columns of {_dtype(model)}, has no "
+                f"{linear!r} product; use bfloat16 or float32."
+            )
+    if attention == "cpu":
+        from kernels.paged_attention.cpu import supports
+
+        for head_dim in sorted(model.spec.head_dims):
+            if not supports(model.context.dtype, head_dim):
+                raise StartupError(
+                    f"{OPTION}: heads of {head_dim} in {_dtype(model)} have no batch-invariant "
+                    "attention on the CPU."
+                )
+    logger.info(
+        "Deterministic inference: %s linears, %s attention, sums over ranks in order; "
+        "a request's result does not depend on its batch",
+        linear,
+        attention,
+    )
+
+
+def _dtype(model: Model) -> str:
+    return str(model.context.dtype).removeprefix("torch.")

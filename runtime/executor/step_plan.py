@@ -1,0 +1,208 @@
+"""The seam between scheduler and executor: plain data in, plain data out.
+
+A plan crosses processes as it is: `runtime.ipc.array_codec` writes its arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from runtime.requests.extras import ExtraSpec
+from runtime.requests.sampling_params import SamplingParams
+
+Int64Array = NDArray[np.int64]
+Int32Array = NDArray[np.int32]
+BoolArray = NDArray[np.bool_]
+
+
+class _Part(msgspec.Struct, array_like=True, gc=False):
+    pass
+
+
+class RowJoin(_Part):
+    """A request takes a row: its sampling parameters are set there, once.
+
+    Attributes:
+        stop_ids: ids masked while fewer than `min_new_tokens` are generated.
+        output_ids: tokens generated before a retraction, for the penalties.
+        extras: what to report beside tokens; every rank goes the same way through a step, so each
+            knows them.
+        has_grammar: whether steps bring masks for it.
+    """
+
+    row: int
+    sampling: SamplingParams
+    num_prompt: int
+    stop_ids: list[int]
+    output_ids: Int32Array
+    extras: list[ExtraSpec] = []
+    has_grammar: bool = False
+
+
+class PageUpdate(_Part):
+    """Pages `pages` of the row's table from entry `start` on."""
+
+    row: int
+    start: int
+    pages: Int32Array
+
+
+class ReportSpan(_Part):
+    """Consecutive prompt positions about which an extra is to report something.
+
+    Attributes:
+        index: of the sequence in the step.
+        extra: its name.
+        offset: of the first position in the sequence's chunk.
+        next_tokens: int32, the token that follows each position.
+    """
+
+    index: int
+    extra: str
+    offset: int
+    next_tokens: Int32Array
+
+
+class EmbedSpan(_Part):
+    """Consecutive prompt positions that bring an embedding instead of a token.
+
+    Attributes:
+        first: place of the first one in `StepPlan.chunk_tokens`.
+        length: positions.
+        values: float32 bytes, `[length, hidden_size]`.
+    """
+
+    first: int
+    length: int
+    values: bytes
+
+
+@dataclass
+class TokenMasks:
+    """Which tokens may be sampled, for those sequences whose output follows a grammar.
+
+    Attributes:
+        lines: `[num_masks]` int64, places in `StepPlan.sample_rows`, ascending.
+        words: `[num_masks, ceil(vocab_size / 32)]` int32, a set bit allows its token.
+    """
+
+    lines: Int64Array
+    words: Int32Array
+
+    def only(self, line: int) -> TokenMasks | None:
+        """The mask of one place, as place 0."""
+        found = np.flatnonzero(self.lines == line)
+        return TokenMasks(np.zeros(1, dtype=np.int64), self.words[found]) if len(found) else None
+
+    def make(self) -> TokenMasks:
+        """A `MaskSource` that has made them already."""
+        return self
+
+
+class MaskSource(Protocol):
+    """The masks of one step, which travel beside its plan.
+
+    The executor asks for them when the device has the work up to the logits: making them takes no
+    time of its own.
+    """
+
+    def make(self) -> TokenMasks | None:
+        """The masks; made when first asked for, however often a failing step is tried again."""
+
+
+class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
+    """What to compute: sequences with one new token first, then prompt chunks.
+
+    Attributes:
+        rows: `[num_seqs]` int64.
+        num_decodes: the first so many sequences decode; their token is on the device.
+        start_lens: `[num_seqs]` int64, keys and values each sequence already has.
+        query_lens: `[num_seqs]` int64, new tokens of each sequence.
+        chunk_tokens: int32, the prompt chunks' tokens, concatenated.
+        samples: `[num_seqs]` bool, sequences that get a token sampled.
+        joins, page_updates: changes of rows, applied before the step.
+        new_pages: `[num_decodes]` int32, the page that a decoding sequence's token begins, 0 for
+            none; `None` when there is no such page in the step.
+        report_spans: prompt positions that are reported, at most one span a sequence and extra.
+        embed_spans: parts of `chunk_tokens` that are embeddings, ascending.
+    """
+
+    rows: Int64Array
+    num_decodes: int
+    start_lens: Int64Array
+    query_lens: Int64Array
+    chunk_tokens: Int32Array
+    samples: BoolArray
+    joins: list[RowJoin] = []
+    page_updates: list[PageUpdate] = []
+    new_pages: Int32Array | None = None
+    report_spans: list[ReportSpan] = []
+    embed_spans: list[EmbedSpan] = []
+
+    @property
+    def sample_rows(self) -> Int64Array:
+        """Rows that get a token, in order."""
+        if self.num_decodes == len(self.rows):
+            return self.rows
+        return self.rows[self.samples]
+
+    def only(self, index: int) -> StepPlan:
+        """The same step for one of its sequences, to find out which one fails."""
+        first = (
+            int(self.query_lens[self.num_decodes : index].sum()) if index >= self.num_decodes else 0
+        )
+        last = first + int(self.query_lens[index]) if index >= self.num_decodes else 0
+        one = slice(index, index + 1)
+        return StepPlan(
+            rows=self.rows[one],
+            num_decodes=int(index < self.num_decodes),
+            start_lens=self.start_lens[one],
+            query_lens=self.query_lens[one],
+            chunk_tokens=self.chunk_tokens[first:last],
+            samples=self.samples[one],
+            new_pages=(
+                self.new_pages[one]
+                if self.new_pages is not None and index < self.num_decodes
+                else None
+            ),
+            report_spans=[
+                replace(span, index=0) for span in self.report_spans if span.index == index
+            ],
+            embed_spans=[
+                replace(span, first=span.first - first)
+                for span in self.embed_spans
+                if first <= span.first < last
+            ],
+        )
+
+
+class Reported(NamedTuple):
+    """What an extra says of consecutive positions of one sequence."""
+
+    extra: str
+    num_positions: int
+    data: bytes
+
+
+@dataclass
+class StepResult:
+    """What came out.
+
+    Attributes:
+        token_ids: `[num_samples]` int32, one per row of `StepPlan.sample_rows`.
+        failed: row to error text, for sequences that could not be computed; their entries of
+            `token_ids` mean nothing.
+        outputs: row to what is reported of its new token, for rows that ask for something.
+        inputs: row and extra to what is reported of the step's span of its prompt.
+    """
+
+    token_ids: Int32Array
+    failed: dict[int, str] = field(default_factory=dict)
+    outputs: dict[int, list[Reported]] = field(default_factory=dict)
+    inputs: dict[tuple[int, str], Reported] = field(default_factory=dict)

@@ -1,0 +1,122 @@
+"""First steps before the first request: kernels compile, caches fill, a broken model shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.linear import GATED_TOKENS
+from kernels.prompt_attention.cudnn import MIN_LENGTH
+from runtime.errors import StartupError
+from runtime.executor.model_runner import ModelRunner
+from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
+from runtime.executor.step_plan import PageUpdate, RowJoin, StepPlan
+from runtime.requests.sampling_params import SamplingParams
+
+_ZERO = np.zeros(1, dtype=np.int64)
+# A step of so many tokens meets the kernels of larger ones.
+_MANY_TOKENS = 16_384
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A made-up step: `num_seqs` prompts of `length` tokens each, behind `cached` tokens."""
+
+    length: int
+    num_seqs: int = 1
+    cached: int = 0
+
+
+def prompts_to_compile(max_tokens: int, context_len: int, max_seqs: int) -> list[Prompts]:
+    """Steps that between them meet every kernel that prompts need on a GPU.
+
+    Args:
+        max_tokens: of a step's prompts together.
+        context_len: tokens of a sequence.
+        max_seqs: sequences of a step.
+    """
+    max_tokens = min(max_tokens, _MANY_TOKENS)
+    longest = context_len - 1
+    lengths = (2, 5, 12, 24, 48, 96, 200, GATED_TOKENS)
+    steps = [Prompts(min(length, longest, max_tokens)) for length in lengths]
+    # Full ones, with blocks of queries as large as they get; cuDNN takes no shorter whole prompts.
+    mean = max_tokens // max(1, min(max_seqs, max_tokens // 256))
+    for cached, most in ((0, min(MIN_LENGTH - 1, longest)), (1, longest - 1)):
+        length = max(1, min(mean, most))
+        steps.append(Prompts(length, min(max_seqs, max_tokens // length), cached))
+    return steps
+
+
+def compute_prompts(
+    runner: ModelRunner, prompts: Prompts, vocab_size: int, num_pages: int = 0
+) -> None:
+    """Compute made-up prompts in the first rows.
+
+    Args:
+        runner: an idle one.
+        prompts: how many of how many tokens.
+        vocab_size: ids below it are used.
+        num_pages: pages 1 to so many are written for row 0; else page 0, which belongs to nobody.
+
+    Raises:
+        StartupError: the model cannot compute.
+        MemoryError: there is too little memory for it, or for one alone where there are several.
+    """
+    length, num_seqs = prompts.length, prompts.num_seqs
+    joins = [
+        RowJoin(
+            row=row,
+            sampling=SamplingParams(max_new_tokens=2, temperature=0.0),
+            num_prompt=length,
+            stop_ids=[],
+            output_ids=np.empty(0, dtype=np.int32),
+        )
+        for row in range(num_seqs)
+    ]
+    pages = np.arange(1, num_pages + 1, dtype=np.int32)
+    _launch(
+        runner,
+        StepPlan(
+            rows=np.arange(num_seqs),
+            num_decodes=0,
+            start_lens=np.full(num_seqs, prompts.cached),
+            query_lens=np.full(num_seqs, length),
+            chunk_tokens=(np.arange(num_seqs * length) % vocab_size).astype(np.int32),
+            samples=np.ones(num_seqs, dtype=bool),
+            joins=joins,
+            page_updates=[PageUpdate(0, 0, pages)] if num_pages else [],
+        ),
+    )
+
+
+def warm_up(runner: ModelRunner, vocab_size: int, page_size: int, context_len: int) -> None:
+    """Compute a short prompt and one token after it.
+
+    Raises:
+        StartupError: the model cannot compute.
+        MemoryError: there is too little memory for it.
+    """
+    length = min(8, page_size - 1, context_len - 1) or 1
+    compute_prompts(runner, Prompts(length), vocab_size)
+    _launch(
+        runner,
+        StepPlan(
+            rows=_ZERO,
+            num_decodes=1,
+            start_lens=_ZERO + length,
+            query_lens=_ZERO + 1,
+            chunk_tokens=np.empty(0, dtype=np.int32),
+            samples=np.ones(1, dtype=bool),
+        ),
+    )
+
+
+def _launch(runner: ModelRunner, plan: StepPlan) -> None:
+    result = runner.launch(plan).wait()
+    if not result.failed:
+        return
+    reason = next(iter(result.failed.values()))
+    if reason == STEP_OUT_OF_MEMORY:
+        raise MemoryError("a step at start-up")
+    raise StartupError(f"The model cannot compute a step: {reason}")

@@ -1,0 +1,89 @@
+"""`meta_info.hidden_states`: rows of numbers, as lists for Python or as JSON piece by piece."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from runtime.client.extras import ExtraAnswer
+from runtime.client.generation import GenerationChunk
+from runtime.client.json_pieces import Pieces
+
+_BYTES = 4
+
+
+class HiddenAnswer(ExtraAnswer, Pieces):
+    """One sample's hidden states, growing with its chunks.
+
+    All of them are a list: a matrix of the prompt's rows first, then one row for each further
+    output token, each row what the next token was made of. The last alone is one row.
+    """
+
+    def __init__(self, hidden_size: int, *, only_last: bool, as_json: bool = True) -> None:
+        """Start empty; see `AnsweredSample` for `as_json`."""
+        self._as_json = as_json
+        self._only_last = only_last
+        self._row_bytes = hidden_size * _BYTES
+        self._inputs: list[bytes] = []
+        self._outputs: list[bytes] = []
+        self._num_tokens = 0
+
+    def add(self, chunk: GenerationChunk, *, incremental: bool = False) -> None:  # noqa: ARG002
+        """Take in a chunk; nothing is shown before the last."""
+        self._num_tokens += len(chunk.token_ids)
+        if not chunk.extras:
+            return
+        self._inputs += [block.data for block in chunk.blocks("hidden_states", is_input=True)]
+        self._outputs += [block.data for block in chunk.blocks("hidden_states", is_input=False)]
+        if self._only_last:
+            del self._outputs[:-1]
+
+    def _parts(self) -> tuple[list[bytes], list[bytes]]:
+        """The rows of the prompt, and those of output tokens after the first."""
+        outputs = self._rows(self._outputs)
+        # After a stop string some may lie behind the last token of the answer.
+        later = outputs[1 : max(self._num_tokens, 1)]
+        return [*self._rows(self._inputs), *outputs[:1]], later
+
+    def _rows(self, blocks: list[bytes]) -> list[bytes]:
+        size = self._row_bytes
+        return [
+            block[begin : begin + size] for block in blocks for begin in range(0, len(block), size)
+        ]
+
+    def lists(self) -> list[Any]:
+        """As nested lists of floats."""
+        if self._only_last:
+            return _floats(self._outputs[-1]) if self._outputs else []
+        prompt, later = self._parts()
+        return [[_floats(row) for row in prompt], *(_floats(row) for row in later)]
+
+    def at_end(self) -> dict[str, Any]:
+        """All of it as nested lists."""
+        return {"hidden_states": self if self._as_json else self.lists()}
+
+    @property
+    def cost(self) -> int:  # type: ignore[override]  # worked out when it is asked for
+        """See `Pieces`."""
+        return sum(map(len, self._inputs)) // _BYTES + sum(map(len, self._outputs)) // _BYTES
+
+    def pieces(self) -> Iterator[bytes]:
+        """See `Pieces`."""
+        if self._only_last:
+            yield orjson.dumps(self.lists())
+            return
+        prompt, later = self._parts()
+        yield b"[["
+        for index, row in enumerate(prompt):
+            yield (b"," if index else b"") + orjson.dumps(_floats(row))
+        yield b"]"
+        for row in later:
+            yield b"," + orjson.dumps(_floats(row))
+        yield b"]"
+
+
+def _floats(row: bytes) -> list[float]:
+    return array("f", row).tolist()

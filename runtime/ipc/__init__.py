@@ -1,0 +1,1 @@
+"""What crosses processes: sockets, messages, shared memory, children."""

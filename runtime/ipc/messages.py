@@ -1,0 +1,371 @@
+"""Every message that crosses a process: one union per receiver, msgpack, no object construction.
+
+Ids are made by the client (`request_id`, an integer); the caller's `rid` is only echoed. Token ids
+travel as little-endian int32 bytes: a 100,000-token prompt costs a copy, not a Python loop.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from runtime.ipc.weight_messages import (
+    ContinueGeneration,
+    InvalidateCache,
+    PauseGeneration,
+    WeightCall,
+)
+from runtime.requests.extras import ExtraBlock
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import GrammarSpec
+
+Phase = Literal[
+    "starting", "importing", "loading_weights", "allocating_cache", "warming_up", "ready", "failed"
+]
+Stage = Literal["EXTEND", "DECODE"]
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    pass
+
+
+# ---- front -> scheduler -------------------------------------------------------------------------
+
+
+class GenerateRequest(_Message, frozen=True):
+    """One prompt to continue.
+
+    Attributes:
+        input_ids: little-endian int32 bytes, checked against the logits' width.
+        spec: what is asked for; `max_new_tokens` is a number that fits the context, `seed` is set.
+        arrival: `time.monotonic()` at the front, comparable across processes of one machine.
+        grammar_key: names the compiled grammar that the output follows; empty for free text.
+        grammar: the compiled grammar, when the scheduler does not have it any more.
+    """
+
+    request_id: int
+    input_ids: bytes
+    spec: RequestSpec
+    arrival: float = 0.0
+    grammar_key: bytes = b""
+    grammar: bytes = b""
+
+
+class AbortRequests(_Message, frozen=True):
+    """Stop these requests; each still gets its final message."""
+
+    request_ids: list[int]
+
+
+class AbortAll(_Message, frozen=True):
+    """Stop every request, running or waiting; `message` is the reason they report."""
+
+    message: str = "Aborted"
+
+
+class StopHit(_Message, frozen=True):
+    """The detokenizer found a stop string: the scheduler may drop the request in silence."""
+
+    request_ids: list[int]
+
+
+class FlushCache(_Message, frozen=True):
+    """Drop the prefix cache; refused while requests run or wait."""
+
+    call_id: int
+
+
+class Ping(_Message, frozen=True):
+    """Answered by the scheduler loop itself: proof of life beyond the heartbeat."""
+
+    call_id: int
+
+
+class ProfileSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a profile records, and where it is written.
+
+    Attributes:
+        folder: an existing folder for the files.
+        name: how every file's name begins.
+        activities: the wire's words, checked: `CPU`, `GPU`, `MEM`, `CUDA_PROFILER`.
+        start_step: first step that is recorded, counted from the worker's start.
+        num_steps: steps to record, of each stage; the profile then ends by itself.
+        stages: `EXTEND` and `DECODE` each get a file of their own; empty for one file of all steps.
+        with_stack: record the Python and C++ call stacks.
+        record_shapes: record the shapes of operators' inputs.
+        merge: put the traces of all ranks into one more file.
+    """
+
+    folder: str
+    name: str
+    activities: list[str]
+    start_step: int
+    num_steps: int
+    stages: list[Stage] = []
+    with_stack: bool = True
+    record_shapes: bool = False
+    merge: bool = False
+
+
+class StartProfile(_Message, frozen=True):
+    """Record steps from now on; refused while a profile runs."""
+
+    call_id: int
+    spec: ProfileSpec
+
+
+class StopProfile(_Message, frozen=True):
+    """Write what was recorded; refused while no profile runs."""
+
+    call_id: int
+
+
+class SlowDown(_Message, frozen=True):
+    """Sleep `seconds` before each step; 0 ends it."""
+
+    call_id: int
+    seconds: float
+
+
+class FreezeGarbage(_Message, frozen=True):
+    """Collect garbage now and leave what lives out of later collections."""
+
+    call_id: int
+
+
+class SetLogLevel(_Message, frozen=True):
+    """Change how much this worker logs."""
+
+    call_id: int
+    level: str
+
+
+class SetOptions(_Message, frozen=True):
+    """Change options of the scheduler, by the names and in the units of the command line; checked.
+
+    They are `max_queued_requests` and `decode_log_interval`.
+    """
+
+    call_id: int
+    values: dict[str, int]
+
+
+# Commands that every rank of a worker obeys.
+WorkerCommand = StartProfile | StopProfile | SlowDown | FreezeGarbage | SetLogLevel
+
+SchedulerInbound = (
+    GenerateRequest
+    | AbortRequests
+    | AbortAll
+    | StopHit
+    | FlushCache
+    | Ping
+    | SetOptions
+    | WorkerCommand
+    | WeightCall
+    | PauseGeneration
+    | ContinueGeneration
+    | InvalidateCache
+)
+
+
+# ---- front -> grammar compiler ------------------------------------------------------------------
+
+
+class CompileGrammar(_Message, frozen=True):
+    """Compile a constraint that was checked; answered by a `GrammarReply`."""
+
+    call_id: int
+    grammar: GrammarSpec
+
+
+# ---- scheduler -> detokenizer -------------------------------------------------------------------
+
+
+class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Why a request ended, in the native API's words.
+
+    Attributes:
+        matched: the token id, stop string or stop pattern that ended it.
+        length: the token limit that was reached.
+        message, status_code, err_type: set for `abort`.
+    """
+
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+    length: int | None = None
+    message: str | None = None
+    status_code: int | None = None
+    err_type: str | None = None
+
+
+class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the detokenizer must know before a request's first token."""
+
+    request_id: int
+    stream: bool
+    stop: list[str]
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    no_stop_trim: bool
+    stream_interval: int
+    prompt_tail: bytes
+    stop_regex: list[str] = []
+
+
+class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request's end as the scheduler sees it, with the counts the answer reports."""
+
+    request_id: int
+    reason: FinishReason
+    num_retractions: int = 0
+
+
+class TokenDeltas(_Message, frozen=True):
+    """One step's new tokens of the whole batch.
+
+    Attributes:
+        starts: requests that appear for the first time.
+        request_ids: one entry per request with new tokens or an end.
+        token_counts: how many of `token_ids` belong to each entry of `request_ids`.
+        token_ids: int32 bytes, concatenated.
+        cached_tokens: for each entry of `starts`, prompt tokens found in the prefix cache.
+        ends: requests that end with this step.
+        extras: of this step's tokens, and of prompt chunks, for requests that want them.
+    """
+
+    starts: list[StreamStart]
+    cached_tokens: list[int]
+    request_ids: list[int]
+    token_counts: list[int]
+    token_ids: bytes
+    ends: list[StreamEnd]
+    extras: list[ExtraBlock] = []
+
+
+class ResetStreams(_Message, frozen=True):
+    """Forget every stream: the scheduler that fed them is gone."""
+
+
+DetokenizerInbound = TokenDeltas | ResetStreams
+
+
+# ---- scheduler, detokenizer and grammar compiler -> front ---------------------------------------
+
+
+class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """New text of one request.
+
+    Attributes:
+        text: new characters, never cutting one in half; empty while a stop string may be forming.
+        token_ids: the new tokens, int32 bytes.
+        reason: set on the last delta of the request.
+        cached_tokens: set on the first delta, else -1.
+        num_retractions: set on the last delta: times the request was put back and recomputed.
+        extras: in order; after a stop string some may lie behind the last of `token_ids`.
+    """
+
+    request_id: int
+    text: str
+    token_ids: bytes
+    reason: FinishReason | None = None
+    cached_tokens: int = -1
+    num_retractions: int = 0
+    extras: list[ExtraBlock] | None = None
+
+
+class TextDeltas(_Message, frozen=True):
+    """One step's new text for the whole batch."""
+
+    deltas: list[TextDelta]
+
+
+class Progress(_Message, frozen=True):
+    """Where the worker's start-up is; `fraction` counts within the phase, 0 to 1."""
+
+    phase: Phase
+    fraction: float = 0.0
+    detail: str = ""
+
+
+class WorkerReady(_Message, frozen=True):
+    """The worker can take requests; what the front tells users about it.
+
+    Attributes:
+        max_total_num_tokens: capacity of the KV pool, tokens.
+        max_running_requests: rows of the running batch.
+        weight_bytes, kv_bytes: memory held by each.
+        load_seconds: from process start to ready.
+        pid: the worker's, which tells it from one before it.
+    """
+
+    max_total_num_tokens: int
+    max_running_requests: int
+    page_size: int
+    dtype: str
+    device: str
+    attention_backend: str
+    weight_bytes: int
+    kv_bytes: int
+    load_seconds: float
+    pid: int
+
+
+class DetokenizerReady(_Message, frozen=True):
+    """The detokenizer has loaded its tokenizer; `pid` tells it from one before it."""
+
+    pid: int
+
+
+class StartupFailed(_Message, frozen=True):
+    """The worker cannot start; `message` is one line for the user."""
+
+    message: str
+
+
+class ControlReply(_Message, frozen=True):
+    """Answer to a message with a `call_id`.
+
+    Attributes:
+        data: what the message asks for, if anything.
+        is_partial: set where the answers of several replicas are merged: of a failure, that
+            others succeeded.
+    """
+
+    call_id: int
+    success: bool
+    message: str = ""
+    data: bytes = b""
+    is_partial: bool = False
+
+
+class RequestError(_Message, frozen=True):
+    """Requests that failed before any token of theirs reached the detokenizer."""
+
+    request_ids: list[int]
+    message: str
+
+
+class GrammarReply(_Message, frozen=True):
+    """What has become of a constraint: `payload` when it can be used, else `error`.
+
+    Attributes:
+        got_no_processor: it was given up because the machine was busy, whatever it is like.
+    """
+
+    call_id: int
+    payload: bytes = b""
+    error: str = ""
+    got_no_processor: bool = False
+
+
+FrontInbound = (
+    TextDeltas
+    | Progress
+    | WorkerReady
+    | DetokenizerReady
+    | StartupFailed
+    | ControlReply
+    | RequestError
+)

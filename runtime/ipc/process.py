@@ -1,0 +1,204 @@
+"""Child processes: started by name, configured by msgpack on stdin, ended when the parent ends.
+
+A child is `python -m runtime.ipc.process <entry>`: no fork of a threaded parent, no pickled
+arguments, no `__main__` guard needed in a user's script. The parent keeps the write end of the
+child's stdin; when the parent dies, however it dies, the child reads end-of-file there and leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.config.registry import Registry
+
+CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
+    "child process",
+    {
+        "scheduler": "runtime.scheduler.worker_process:main",
+        "rank": "runtime.scheduler.rank:main",
+        "detokenizer": "runtime.text.detokenizer_process:main",
+        "grammar": "runtime.grammar.compiler:main",
+    },
+)
+
+# The exit code of a process that ends because its device has failed.
+DEVICE_LOST_CODE = 71
+
+_encoder = msgspec.msgpack.Encoder()
+
+_LAST_WORDS_LINES = 40
+# A grandchild may hold the pipe of a child that is gone.
+_LAST_WORDS_WAIT_S = 1.0
+
+
+def child_environment(changes: Mapping[str, str] = {}) -> dict[str, str]:
+    """This process's environment, with `changes`, for a child that is one of our modules."""
+    ours = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, **changes}
+
+
+def compute_environment(num_threads: int) -> dict[str, str]:
+    """What makes a worker compute with `num_threads` threads."""
+    return {
+        "OMP_NUM_THREADS": str(num_threads),
+        "MKL_NUM_THREADS": str(num_threads),
+        # Threads that spin between two operators starve the front on a small machine.
+        "GOMP_SPINCOUNT": "1000",
+        "OMP_WAIT_POLICY": "passive",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def send_config(process: subprocess.Popen[bytes], config: object) -> None:
+    """Give `runtime.ipc.process` what it waits for; its stdin stays open, or it would leave."""
+    payload = _encoder.encode(config)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(len(payload).to_bytes(8, "little") + payload)
+        process.stdin.flush()
+
+
+class Child:
+    """One running child process and the thread that waits for its end."""
+
+    def __init__(
+        self,
+        entry: str,
+        config: Any,
+        on_exit: Callable[[Child, int], None],
+        environment: dict[str, str] | None = None,
+        *,
+        relays_stderr: bool = False,
+    ) -> None:
+        """Start `entry` with `config`; `on_exit(child, code)` is called on a thread at its end.
+
+        With `relays_stderr` its standard error goes through this process's `sys.stderr` (which a
+        notebook shows) and its end is kept for `last_words`.
+        """
+        self.entry = entry
+        self._last_lines: deque[str] = deque(maxlen=_LAST_WORDS_LINES)
+        self._process = subprocess.Popen(
+            # -P keeps the user's current folder off the path: it may hold a `runtime` of its own.
+            [sys.executable, "-P", "-m", "runtime.ipc.process", entry],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE if relays_stderr else None,
+            env=child_environment(environment or {}),
+            # A terminal's Ctrl-C must reach the front alone, which then drains its children.
+            start_new_session=True,
+        )
+        send_config(self._process, config)
+        self._on_exit = on_exit
+        self._relay = threading.Thread(
+            target=self._relay_stderr, name=f"stderr-{entry}-{self.pid}", daemon=True
+        )
+        self._relay.start()
+        self._thread = threading.Thread(
+            target=self._wait, name=f"wait-{entry}-{self.pid}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it wrote to standard error, when that is relayed."""
+        return "\n".join(self._last_lines)
+
+    def _relay_stderr(self) -> None:
+        stderr = self._process.stderr
+        if stderr is None:
+            return
+        with stderr:
+            for raw in stderr:
+                line = raw.decode(errors="replace").rstrip()
+                self._last_lines.append(line)
+                # A notebook or a test may have closed the stream meanwhile.
+                with contextlib.suppress(Exception):
+                    sys.stderr.write(f"{line}\n")
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        self._relay.join(_LAST_WORDS_WAIT_S)
+        self._on_exit(self, code)
+
+    def kill(self) -> None:
+        """End the process now."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Close the child's stdin, which tells it to leave; kill it when it does not."""
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, after its name: `was ended by SIGKILL`."""
+    if code == DEVICE_LOST_CODE:
+        return "ended because its device failed"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def watch_parent() -> None:
+    """End this process as soon as its parent, which holds the other end of stdin, has gone."""
+    threading.Thread(target=_leave_with_parent, name="parent-watch", daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    # A blocking read returns only at end-of-file: the parent closed the pipe or died.
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(0)
+
+
+def _read_exactly(size_bytes: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size_bytes:
+        part = os.read(0, size_bytes - len(parts))
+        if not part:
+            os._exit(0)
+        parts += part
+    return bytes(parts)
+
+
+def run_child(entry: Callable[[bytes], None]) -> None:
+    """Run `entry` with the configuration that waits on stdin, until the parent has gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    size_bytes = int.from_bytes(_read_exactly(8), "little")
+    payload = _read_exactly(size_bytes)
+    watch_parent()
+    entry(payload)
+
+
+if __name__ == "__main__":
+    run_child(lambda payload: CHILD_ENTRIES.load(sys.argv[1])(payload))

@@ -1,0 +1,237 @@
+"""ZMQ over unix sockets in a private folder, carrying msgspec-encoded messages.
+
+Every address lives in one run folder (mode 0700), so nothing off this machine and no other user can
+reach a socket. Bytes that do not decode are counted and dropped: they never end a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+logger = logging.getLogger(__name__)
+
+# A message that takes a good part of a millisecond to decode.
+_LARGE_BYTES = 256 * 1024
+
+M = TypeVar("M")
+# More than msgpack can write of one text or block of bytes. Whoever sends more is cut off.
+MAX_FRAME_BYTES = 2**32
+RUN_FOLDER_PREFIX = "headrace-"
+# The run folders of this process, and the descriptors that hold their locks.
+_locks: dict[Path, int] = {}
+
+
+def create_run_folder() -> Path:
+    """Make the private folder of one server's sockets; stale ones of dead servers are removed.
+
+    `remove_run_folder` ends it. Until then this process holds a lock on it: in another container
+    that shares the folder for temporary files our process id names nobody, or somebody else.
+    """
+    base = Path(tempfile.gettempdir())
+    for old in base.glob(f"{RUN_FOLDER_PREFIX}*"):
+        pid = old.name.removeprefix(RUN_FOLDER_PREFIX).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            with contextlib.suppress(OSError):  # in use, somebody else's, or just removed by others
+                lock = _lock(old)
+                if os.fstat(lock).st_uid == os.getuid():
+                    shutil.rmtree(old, ignore_errors=True)
+                os.close(lock)
+    folder = Path(tempfile.mkdtemp(prefix=f"{RUN_FOLDER_PREFIX}{os.getpid()}-", dir=base))
+    with contextlib.suppress(OSError):  # some network file systems have no locks
+        _locks[folder] = _lock(folder)
+    return folder
+
+
+def remove_run_folder(folder: Path) -> None:
+    """Remove what `create_run_folder` made; a second call does nothing."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if (lock := _locks.pop(folder, None)) is not None:
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that holds the lock of `folder`; OSError where another holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def create_replica_folder(run_folder: Path, rank: int) -> Path:
+    """Make the private folder of one replica's sockets inside the server's."""
+    folder = run_folder / f"replica-{rank}"
+    folder.mkdir(mode=0o700, parents=True)
+    return folder
+
+
+def scheduler_address(run_folder: Path, generation: int) -> str:
+    """Where the worker of this generation listens; a restarted worker gets a fresh address."""
+    return f"ipc://{run_folder}/scheduler-{generation}"
+
+
+def rank_address(run_folder: Path, generation: int, rank: int) -> str:
+    """Where a further rank of the worker of this generation listens."""
+    return f"ipc://{run_folder}/rank-{rank}-{generation}"
+
+
+def rank_replies_address(run_folder: Path, generation: int) -> str:
+    """Where rank 0 of the worker of this generation hears of the others."""
+    return f"ipc://{run_folder}/rank-replies-{generation}"
+
+
+def detokenizer_address(run_folder: Path, generation: int) -> str:
+    """Where the detokenizer of this generation listens."""
+    return f"ipc://{run_folder}/detokenizer-{generation}"
+
+
+def grammar_address(run_folder: Path, generation: int) -> str:
+    """Where the grammar compiler of this generation listens."""
+    return f"ipc://{run_folder}/grammar-{generation}"
+
+
+def front_address(run_folder: Path) -> str:
+    """Where the front listens; it outlives its children."""
+    return f"ipc://{run_folder}/front"
+
+
+def _socket(context: zmq.Context[Any], kind: int) -> Any:
+    socket = context.socket(kind)
+    # Admission bounds the work in flight, so queues need no second, silent bound that drops.
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    return socket
+
+
+class Outbox:
+    """The sending end towards one address; `send` never blocks."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        enc_hook: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Connect to `address`, which may not exist yet; `enc_hook` writes what msgspec cannot."""
+        self._socket = _socket(context, zmq.PUSH)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue one message."""
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK, copy=True)
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close, giving queued messages up to `linger_ms` to leave."""
+        self._socket.close(linger_ms)
+
+
+def _ignore(num_rejected: int) -> None:
+    """Nobody counts."""
+
+
+class _BoundSocket(Generic[M]):
+    """A bound end, which lets in what is a message of one union; all else is dropped and counted.
+
+    Attributes:
+        num_rejected: messages that did not decode.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        message_type: Any,
+        on_rejected: Callable[[int], None] = _ignore,
+        *,
+        dec_hook: Callable[[type, Any], Any] | None = None,
+    ) -> None:
+        """Bind `address`; only messages of the union `message_type` are let in.
+
+        Of others `on_rejected` is told how many have come so far. `dec_hook` reads what the
+        sender's `enc_hook` wrote.
+        """
+        self._socket = _socket(context, zmq.PULL)
+        self._socket.bind(address)
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(
+            message_type, dec_hook=dec_hook
+        )
+        self._on_rejected = on_rejected
+        self.num_rejected = 0
+
+    def _decode(self, payload: bytes) -> M | None:
+        try:
+            return self._decoder.decode(payload)
+        # Whatever it is: msgspec raises other errors than its own, too, as for text that is not
+        # UTF-8.
+        except Exception as error:
+            self.num_rejected += 1
+            self._on_rejected(self.num_rejected)
+            # At the powers of two: a flood of bytes must not become a flood of lines.
+            if self.num_rejected & (self.num_rejected - 1) == 0:
+                logger.warning(
+                    "Dropped a message of %d bytes, number %d: %s",
+                    len(payload),
+                    self.num_rejected,
+                    error,
+                )
+            return None
+
+
+class Inbox(_BoundSocket[M]):
+    """The receiving end of a synchronous process: drained without blocking, or waited on."""
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Let `poller` wake when a message waits."""
+        poller.register(self._socket, zmq.POLLIN)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until a message waits or the time is over; whether one waits."""
+        return bool(self._socket.poll(int(timeout_s * 1000)))
+
+    def drain(self) -> Iterator[M]:
+        """Every message that has arrived, without blocking."""
+        while True:
+            try:
+                payload = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = self._decode(payload)
+            if message is not None:
+                yield message
+
+
+class AsyncInbox(_BoundSocket[M]):
+    """The receiving end of an asyncio process; its context is one of `zmq.asyncio`."""
+
+    async def receive(self) -> M:
+        """The next message; undecodable ones are counted and skipped."""
+        while True:
+            payload = await self._socket.recv()
+            if len(payload) > _LARGE_BYTES:
+                # What has arrived already is given without a turn of the loop in between.
+                await asyncio.sleep(0)
+            message = self._decode(payload)
+            if message is not None:
+                return message
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close(0)

@@ -1,1 +1,0 @@
-"""What models are built from: linears, norms, embeddings, rotary tables."""

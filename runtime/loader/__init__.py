@@ -1,1 +1,0 @@
-"""From a checkpoint folder to a model in memory."""

@@ -1,0 +1,131 @@
+"""The protocol of an attention back end: plan once a step, run once a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from kernels.table import Choice
+from runtime.config.registry import Registry
+
+if TYPE_CHECKING:
+    from kernels.paged_attention.prefix_group import PrefixGroup
+    from runtime.models.forward_batch import ForwardBatch
+
+
+@dataclass
+class AttentionLayer:
+    """What one layer's attention needs besides q, k and v.
+
+    Attributes:
+        layer_idx: index into `ForwardBatch.kv`.
+        num_heads, num_kv_heads: of this rank.
+        scale: multiplies the scores, usually `head_dim ** -0.5`.
+        cos_sin: `[max_positions, head_dim]` float32, cosines then sines, half each.
+        q_norm, k_norm: `[head_dim]` weights of a per-head RMSNorm before rotation, or `None`.
+        eps: of that norm.
+        zero_centered: whether that norm's factors are `1 + weight`.
+        window_left: keys a query may look back on besides itself; -1 for all.
+    """
+
+    layer_idx: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    cos_sin: Tensor
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 1e-6
+    zero_centered: bool = False
+    window_left: int = -1
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The largest step: `max_seqs` sequences with `max_tokens` new tokens together."""
+
+    max_seqs: int
+    max_tokens: int
+
+
+class AttentionBackend(Protocol):
+    """Rotates, writes and attends; owns the layout of no tensor but its own plan.
+
+    Attributes:
+        is_graph_safe: whether `plan` and `run` may be captured in a CUDA graph: the host learns
+            nothing from the device.
+        reads_host: whether `ForwardBatch.host` is wanted, outside graphs.
+        choices: the kernels it is made of and why those, for the log.
+    """
+
+    is_graph_safe: ClassVar[bool]
+    reads_host: ClassVar[bool]
+
+    @property
+    def choices(self) -> tuple[Choice[Any], ...]:
+        """See above."""
+        ...
+
+    def __init__(self, device_type: str, limits: StepLimits) -> None:
+        """Get ready for `device_type`, a `torch.device.type`, and steps within `limits`."""
+        ...
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Prepare for `batch`, once for all layers."""
+        ...
+
+    def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attend one layer.
+
+        Args:
+            layer: the layer's constants.
+            qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, changed in place.
+            batch: the planned batch; its cache gets the new keys and values.
+
+        Returns:
+            `[num_tokens, num_heads * head_dim]`.
+        """
+        ...
+
+
+@runtime_checkable
+class SharesPrefixes(Protocol):
+    """A back end that knows `ForwardBatch.shares_prefixes`."""
+
+    def put_prefixes(self, groups: Sequence[PrefixGroup]) -> None:
+        """Send the groups of the batches with `shares_prefixes` from now on.
+
+        Waits for nothing; they are read when a batch's work runs on the device.
+
+        Args:
+            groups: at most `MAX_GROUPS`, no sequence in two of them.
+        """
+        ...
+
+
+ATTENTION_BACKENDS: Registry[type[AttentionBackend]] = Registry(
+    "attention backend",
+    {
+        "cpu": "runtime.models.attention.paged:PagedAttention",
+        "torch": "runtime.models.attention.paged:ReferenceAttention",
+        "flashinfer": "runtime.models.attention.flashinfer:FlashInferAttention",
+        "triton": "runtime.models.attention.triton:TritonAttention",
+        "triton_invariant": "runtime.models.attention.triton_invariant:InvariantTritonAttention",
+    },
+)
+
+# What `auto` means on each device.
+DEFAULT_ATTENTION = {"cpu": "cpu", "cuda": "triton"}
+
+# Why, for the log.
+DEFAULT_REASONS = {
+    "cpu": "the device's kernels over pages",
+    "cuda": "planned on the device, within graphs; others plan on the host or compile for minutes",
+}
+
+# The form of a back end whose results do not depend on the batch.
+INVARIANT_ATTENTION = {"cpu": "cpu", "triton": "triton_invariant"}

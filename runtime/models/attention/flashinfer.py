@@ -1,0 +1,125 @@
+"""FlashInfer over pages, where the host knows the lengths; else as `models.attention.triton`.
+
+On request only (`--attention-backend flashinfer`): its kernels are compiled at the first start, a
+minute or more each. A prompt chunk on a Hopper GPU runs FlashAttention-3. Decode steps without a
+graph run on its tensor cores; those in graphs, or beside prompts, stay with Triton, which need not
+be planned on the host (`docs/decisions/0012-launches-prompts-and-sums-on-a-gpu.md`).
+
+Source: FlashInfer (Ye et al., 2025), https://docs.flashinfer.ai/api/attention.html.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.models.attention.backend import AttentionLayer, StepLimits
+from runtime.models.attention.triton import TritonAttention
+from runtime.models.forward_batch import ForwardBatch
+
+# Of sequences that are split: their parts, with 16 query heads a key head on most GPUs.
+_WORKSPACE_BYTES = 384 * 2**20
+# A plan is copied from the wrapper's own host memory when the device comes to it. While one step is
+# planned two may be on their way.
+_NUM_TURNS = 3
+
+
+class FlashInferAttention(TritonAttention):
+    """Plans once a step and window, for its prompt chunks or, without graphs, its decoding rows."""
+
+    reads_host = True
+
+    def __init__(self, device_type: str, limits: StepLimits) -> None:
+        """Import FlashInfer; its kernels are loaded or compiled when first used.
+
+        Raises:
+            RuntimeError: it is not installed, or this is no GPU.
+        """
+        if device_type != "cuda":
+            raise RuntimeError("The flashinfer attention backend needs a CUDA device.")
+        try:
+            import flashinfer
+        except ImportError as error:
+            raise RuntimeError(
+                "The flashinfer attention backend needs the package flashinfer-python "
+                f"(pip install 'headrace[cuda]'): {error}"
+            ) from error
+        super().__init__(device_type, limits)
+        self._make_prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper
+        make_decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper
+        self._make_decode = partial(make_decode, use_tensor_cores=True)
+        self._workspace: Tensor | None = None
+        self._wrappers: dict[tuple[int, bool, int], Any] = {}
+        self._planned: dict[tuple[int, int], Any] = {}
+        self._turn = 0
+
+    def plan(self, batch: ForwardBatch) -> None:
+        super().plan(batch)
+        self._planned.clear()
+        self._turn = (self._turn + 1) % _NUM_TURNS
+
+    def _attend_pages(
+        self, layer: AttentionLayer, q: Tensor, out: Tensor, batch: ForwardBatch, num_seqs: int
+    ) -> None:
+        host, num_decodes = batch.host, batch.num_decodes
+        if host is None or num_decodes is None:
+            super()._attend_pages(layer, q, out, batch, num_seqs)
+            return
+        first = num_decodes if num_decodes < len(batch.seq_lens) else 0
+        if first:
+            super()._attend_pages(layer, q, out, batch, first)
+            if first == num_seqs:
+                return
+        key = layer.window_left, num_seqs
+        if key not in self._planned:
+            self._planned[key] = self._plan_seqs(layer, q, batch, slice(first, num_seqs))
+        tokens = slice(int(host.qo_indptr[first]), int(host.qo_indptr[num_seqs]))
+        kv = batch.kv[layer.layer_idx]
+        self._planned[key].run(q[tokens], (kv.k, kv.v), out=out[tokens].unflatten(1, q.shape[1:]))
+
+    def _wrapper(self, window: int, device: torch.device, *, decodes: bool) -> Any:
+        """Return the one whose turn it is."""
+        key = window, decodes, self._turn
+        if key not in self._wrappers:
+            if self._workspace is None:
+                self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+            make = self._make_decode if decodes else self._make_prefill
+            self._wrappers[key] = make(self._workspace, kv_layout="HND")
+        return self._wrappers[key]
+
+    def _plan_seqs(self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch, seqs: slice) -> Any:
+        """Return a wrapper that is planned for these sequences of the step."""
+        host = batch.host
+        assert host is not None
+        decodes = seqs.stop == batch.num_decodes
+        wrapper = self._wrapper(layer.window_left, q.device, decodes=decodes)
+        page_size = batch.kv[layer.layer_idx].k.shape[2]
+        lengths = host.seq_lens[seqs]
+        num_pages = -(-lengths // page_size)
+        indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
+        np.cumsum(num_pages, out=indptr[1:])
+        table = host.page_table[seqs]
+        pages = table[np.arange(table.shape[1]) < num_pages[:, None]]
+        arrays = [indptr, pages, lengths - (num_pages - 1) * page_size]
+        options: dict[str, Any] = {}
+        if not decodes:
+            starts = host.qo_indptr[seqs.start : seqs.stop + 1]
+            arrays.insert(0, starts - starts[0])
+            options["causal"] = True
+        wrapper.plan(
+            *(torch.from_numpy(each.astype(np.int32)) for each in arrays),
+            layer.num_heads,
+            layer.num_kv_heads,
+            layer.head_dim,
+            page_size,
+            sm_scale=layer.scale,
+            window_left=layer.window_left,
+            q_data_type=q.dtype,
+            kv_data_type=q.dtype,
+            **options,
+        )
+        return wrapper

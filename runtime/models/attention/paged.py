@@ -1,0 +1,69 @@
+"""Attention over the paged cache through `kernels`: the device's best, or the plain-torch truth."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.paged_attention import PAGED_ATTENTION, PagedAttentionKernels
+from kernels.rope import ROPE, RopeKernels
+from kernels.table import Choice
+from runtime.models.attention.backend import AttentionLayer, StepLimits
+from runtime.models.attention.rotation import rotate_and_write
+from runtime.models.forward_batch import ForwardBatch
+
+Chosen = tuple[Choice[RopeKernels], Choice[PagedAttentionKernels]]
+
+
+class PagedAttention:
+    """Rotates, writes and attends with the implementations that the device's tables choose.
+
+    Attributes:
+        choices: what was chosen and why, for the log.
+    """
+
+    is_graph_safe = False
+    reads_host = False
+
+    def __init__(self, device_type: str = "cpu", limits: StepLimits | None = None) -> None:
+        """Choose implementations for `device_type`; they need no `limits`.
+
+        Raises:
+            RuntimeError: an implementation that was asked for cannot run here.
+        """
+        del limits
+        rope, attention = self._choose(device_type)
+        self.choices = (rope, attention)
+        self._rope = rope.kernels
+        self._paged_attention = attention.kernels.paged_attention
+
+    def _choose(self, device_type: str) -> Chosen:
+        return ROPE.choose(device_type), PAGED_ATTENTION.choose(device_type)
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Nothing to prepare: the kernels read the batch's own tensors."""
+
+    def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attend one layer; see `AttentionBackend.run`."""
+        q = rotate_and_write(self._rope, layer, qkv, batch)
+        kv = batch.kv[layer.layer_idx]
+        return self._paged_attention(
+            q,
+            kv.k,
+            kv.v,
+            batch.page_table,
+            batch.seq_lens,
+            batch.qo_indptr,
+            layer.scale,
+            layer.window_left,
+            None,
+        )
+
+
+class ReferenceAttention(PagedAttention):
+    """The same in plain torch on any device: slow, and what the others are tested against."""
+
+    def _choose(self, device_type: str) -> Chosen:
+        return (
+            ROPE.choose(device_type, "reference"),
+            PAGED_ATTENTION.choose(device_type, "reference"),
+        )

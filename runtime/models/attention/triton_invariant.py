@@ -1,0 +1,79 @@
+"""Batch-invariant attention on a GPU with one Triton kernel for decode and extend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.paged_attention.triton_invariant import (
+    InvariantPlan,
+    InvariantWorkspace,
+    plan_attention,
+    run_attention,
+)
+from kernels.rope import ROPE
+from kernels.table import Choice
+from runtime.models.attention.backend import AttentionLayer, StepLimits
+from runtime.models.attention.rotation import rotate_and_write
+from runtime.models.forward_batch import ForwardBatch
+
+
+class InvariantTritonAttention:
+    """A query's result has the same bits alone, in a batch, decoded, recomputed or in a chunk.
+
+    As in `TritonAttention` the host never learns a length from the device, and the work list of a
+    step is written when its first layer runs, once per distinct window.
+    """
+
+    is_graph_safe = True
+    reads_host = False
+
+    def __init__(self, device_type: str, limits: StepLimits) -> None:
+        """Choose kernels for `device_type`; work space is sized by `limits` when first needed."""
+        rope = ROPE.choose(device_type, invariant=True)
+        self.choices: tuple[Choice[Any], ...] = (rope,)
+        self._rope = rope.kernels
+        self._limits = limits
+        self._workspaces: dict[int, InvariantWorkspace] = {}
+        self._plans: dict[int, InvariantPlan] = {}
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Forget the last step's work lists."""
+        del batch
+        self._plans.clear()
+
+    def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attend one layer; see `AttentionBackend.run`."""
+        q = rotate_and_write(self._rope, layer, qkv, batch)
+        plan = self._plans.get(layer.window_left) or self._plan(layer, qkv.device, batch)
+        kv = batch.kv[layer.layer_idx]
+        out = qkv.new_empty(len(qkv), layer.num_heads * layer.head_dim)
+        run_attention(plan, q, kv.k, kv.v, batch.page_table, layer.scale, out)
+        return out
+
+    def _plan(
+        self, layer: AttentionLayer, device: torch.device, batch: ForwardBatch
+    ) -> InvariantPlan:
+        window = layer.window_left
+        workspace = self._workspaces.get(window)
+        if workspace is None:
+            workspace = self._workspaces[window] = InvariantWorkspace(
+                self._limits.max_seqs,
+                self._limits.max_tokens,
+                layer.num_heads,
+                layer.num_kv_heads,
+                layer.head_dim,
+                device,
+            )
+        page_size = batch.kv[layer.layer_idx].k.shape[2]
+        plan = self._plans[window] = plan_attention(
+            workspace,
+            batch.seq_lens,
+            batch.qo_indptr,
+            len(batch.input_ids),
+            batch.page_table.shape[1] * page_size,
+            window,
+        )
+        return plan

@@ -1,0 +1,1 @@
+"""Dense decoders: what families of them share."""

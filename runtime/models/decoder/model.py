@@ -1,0 +1,223 @@
+"""A dense decoder: Llama, and what its descendants change by numbers and flags of `DecoderSpec`.
+
+The residual stream is one tensor changed in place: each norm adds the previous block's output to
+it on the way (`fused_add_rms_norm`). No `nn.Module`: its `__call__` and `__getattr__` cost more
+than the arithmetic of a small model's decode step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from runtime.models.attention.backend import AttentionLayer
+from runtime.models.decoder.spec import DecoderSpec
+from runtime.models.forward_batch import ForwardBatch
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.embedding import Embedding
+from runtime.models.layers.linear import Linear, column, heads
+from runtime.models.layers.norm import RMSNorm
+from runtime.models.layers.parameter import WeightHolder
+from runtime.models.layers.rope import RopeTables
+from runtime.models.layers.stack import add_normed, run_layers
+from runtime.models.model import CausalLM
+
+
+class DecoderAttention:
+    """Self-attention of one layer: fused q/k/v product, the back end, output product."""
+
+    __slots__ = ("attention", "k_norm", "o_proj", "q_norm", "qkv_proj")
+
+    def __init__(
+        self, spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
+    ) -> None:
+        head_dim = spec.head_dim
+        query = heads("q", spec.num_heads, head_dim, context)
+        key = heads("k", spec.num_kv_heads, head_dim, context)
+        value = heads("v", spec.num_kv_heads, head_dim, context)
+        self.qkv_proj = Linear.column_parallel(
+            spec.hidden_size, [query, key, value], spec.attention_bias, context
+        )
+        self.o_proj = Linear.row_parallel(
+            spec.num_heads * head_dim, spec.hidden_size, spec.output_bias, context
+        )
+        self.q_norm = _norm(spec, head_dim, context) if spec.qk_norm else None
+        self.k_norm = _norm(spec, head_dim, context) if spec.qk_norm else None
+        window = spec.layer_window(layer_idx)
+        self.attention = AttentionLayer(
+            layer_idx=layer_idx,
+            num_heads=query.length // head_dim,
+            num_kv_heads=key.length // head_dim,
+            head_dim=head_dim,
+            scale=head_dim**-0.5 if spec.query_scale is None else spec.query_scale,
+            cos_sin=ropes.table(spec.layer_rope(layer_idx), head_dim),
+            q_norm=None if self.q_norm is None else self.q_norm.weight,
+            k_norm=None if self.k_norm is None else self.k_norm.weight,
+            eps=spec.rms_norm_eps,
+            zero_centered=spec.zero_centered_norms,
+            # A window counts the query's own key, `window_left` does not.
+            window_left=-1 if window is None else window - 1,
+        )
+
+    def attend(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """Map `[num_tokens, hidden_size]` to what `o_proj` takes, a new tensor."""
+        return batch.attention.run(self.attention, self.qkv_proj.apply(hidden), batch)
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        yield f"{prefix}.qkv_proj", self.qkv_proj
+        yield f"{prefix}.o_proj", self.o_proj
+        if self.q_norm is not None:
+            yield f"{prefix}.q_norm", self.q_norm
+        if self.k_norm is not None:
+            yield f"{prefix}.k_norm", self.k_norm
+
+
+class DecoderMLP:
+    """Gated feed-forward block."""
+
+    __slots__ = ("activation", "down_proj", "gate_up_proj")
+
+    def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
+        size = spec.intermediate_size
+        self.activation = spec.activation
+        self.gate_up_proj = Linear.column_parallel(
+            spec.hidden_size,
+            [column("gate", size, context), column("up", size, context)],
+            spec.mlp_bias,
+            context,
+        )
+        self.down_proj = Linear.row_parallel(size, spec.hidden_size, spec.mlp_bias, context)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
+        return self.down_proj.apply(self.gate_up_proj.gated(hidden, self.activation))
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        yield f"{prefix}.gate_up_proj", self.gate_up_proj
+        yield f"{prefix}.down_proj", self.down_proj
+
+
+class DecoderLayer:
+    """Attention and feed-forward block, each between the norms that the family has."""
+
+    __slots__ = (
+        "attention_output_norm",
+        "input_norm",
+        "mlp",
+        "mlp_norm",
+        "mlp_output_norm",
+        "self_attn",
+    )
+
+    def __init__(
+        self, spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
+    ) -> None:
+        self.self_attn = DecoderAttention(spec, context, layer_idx, ropes)
+        self.mlp = DecoderMLP(spec, context)
+
+        def norm(place: str) -> RMSNorm | None:
+            if place not in spec.norms:
+                return None
+            return _norm(spec, spec.hidden_size, context)
+
+        self.input_norm = norm("input_norm")
+        self.attention_output_norm = norm("attention_output_norm")
+        self.mlp_norm = norm("mlp_norm")
+        self.mlp_output_norm = norm("mlp_output_norm")
+
+    def attend(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch) -> Tensor:
+        """See `runtime.models.layers.stack.DecoderBlock`."""
+        return self.self_attn.attend(add_normed(hidden, residual, self.input_norm), batch)
+
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """See `runtime.models.layers.stack.DecoderBlock`."""
+        hidden = self.self_attn.o_proj.apply(attended)
+        # Its memory is free for the feed-forward block: no caller holds on to it.
+        del attended
+        if self.attention_output_norm is not None:
+            hidden = self.attention_output_norm.forward(hidden)
+        hidden = self.mlp.forward(add_normed(hidden, residual, self.mlp_norm))
+        return hidden if self.mlp_output_norm is None else self.mlp_output_norm.forward(hidden)
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        yield from self.self_attn.holders(f"{prefix}.self_attn")
+        yield from self.mlp.holders(f"{prefix}.mlp")
+        for place in ("input_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm"):
+            norm: RMSNorm | None = getattr(self, place)
+            if norm is not None:
+                yield f"{prefix}.{place}", norm
+
+
+class Decoder:
+    """Embeddings, the layers, the last norm."""
+
+    __slots__ = ("embed_tokens", "embedding_scale", "layers", "norm")
+
+    def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
+        ropes = RopeTables(context.max_positions or spec.context_len, context.device)
+        self.embed_tokens = Embedding(
+            spec.vocab_size, spec.hidden_size, context, tied=spec.tie_word_embeddings
+        )
+        # Rounded as `transformers` rounds it.
+        self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=context.dtype).item()
+        self.layers = [
+            DecoderLayer(spec, context, layer_idx, ropes) for layer_idx in range(spec.num_layers)
+        ]
+        self.norm = _norm(spec, spec.hidden_size, context)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Return `[num_outputs, hidden_size]`, normed."""
+        # A fresh tensor, so the stream may be changed in place.
+        residual = self.embed_tokens.forward(batch.input_ids)
+        if self.embedding_scale != 1.0:
+            residual.mul_(self.embedding_scale)
+        batch.put_embeds(residual)
+        return run_layers(self.layers, self.norm, residual, batch)
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        yield f"{prefix}.embed_tokens", self.embed_tokens
+        for layer_idx, layer in enumerate(self.layers):
+            yield from layer.holders(f"{prefix}.layers.{layer_idx}")
+        yield f"{prefix}.norm", self.norm
+
+
+def _norm(spec: DecoderSpec, size: int, context: BuildContext) -> RMSNorm:
+    return RMSNorm(size, spec.rms_norm_eps, context, zero_centered=spec.zero_centered_norms)
+
+
+class DecoderForCausalLM(CausalLM):
+    """The decoder and its head."""
+
+    def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
+        self.spec = spec
+        self.context = context
+        self.model = Decoder(spec, context)
+        self._gather = context.gather_columns if context.splits_head(spec.vocab_size) else None
+        self.lm_head: Linear | None = None
+        if not spec.tie_word_embeddings:
+            sizes = spec.hidden_size, spec.vocab_size
+            if self._gather is None:
+                self.lm_head = Linear.replicated(*sizes, False, context)
+            else:
+                rows = [column("", spec.vocab_size, context)]
+                self.lm_head = Linear.column_parallel(sizes[0], rows, False, context)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        return self.model.forward(batch)
+
+    def model_logits(self, hidden: Tensor) -> Tensor:
+        head = self.model.embed_tokens.head if self.lm_head is None else self.lm_head.apply
+        assert head is not None, "the weights are not loaded"
+        logits = head(hidden)
+        return logits if self._gather is None else self._gather(logits)
+
+    def holders(self) -> Iterator[tuple[str, WeightHolder]]:
+        yield from self.model.holders("model")
+        if self.lm_head is not None:
+            yield "lm_head", self.lm_head

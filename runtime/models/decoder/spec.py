@@ -1,0 +1,225 @@
+"""A dense decoder's numbers, and how families differ in `config.json`. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from runtime.checkpoint.config_keys import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    common_fields,
+)
+from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.model_spec import ModelSpec, PagedState, WeightSpec
+from runtime.checkpoint.rope_json import RopeConfig, read_rope
+from runtime.models.decoder.weight_map import decoder_weights, is_old_buffer
+
+if TYPE_CHECKING:
+    from kernels.activation import Activation
+
+# Places of a layer's norms, with their names in Llama's checkpoints: each half behind its norm.
+PRE_NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderTraits:
+    """How a family differs from plain Llama.
+
+    Attributes:
+        biases: `never`; `qkv` always on q, k and v; or `keyed` by `attention_bias`, on o too.
+        has_mlp_bias: whether `mlp_bias` is read.
+        qk_norm: whether heads of q and k are normalised.
+        head_dim: when the key is absent; `None` for `hidden_size / num_attention_heads`.
+        window: whether `sliding_window` counts `never`, `always`, or is `switched` on by
+            `use_sliding_window` for the layers from `max_window_layers` on.
+        default_window: when `sliding_window` is absent (not when it is null).
+    """
+
+    biases: Literal["never", "qkv", "keyed"] = "never"
+    has_mlp_bias: bool = False
+    qk_norm: bool = False
+    head_dim: int | None = None
+    window: Literal["never", "always", "switched"] = "never"
+    default_window: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSpec(ModelSpec):
+    """Shape and numbers of a dense decoder.
+
+    Attributes:
+        attention_bias, output_bias, mlp_bias: whether q/k/v, o and the MLP have biases.
+        qk_norm: whether each head of q and k is normalised (Qwen3).
+        sliding_window: keys each query may see, its own included; `None` for all.
+        windowed_layers: indices of the layers that have the window; `None` for every layer.
+        windowed_rope: rotation of the layers that have the window; `None` for that of the others.
+        zero_centered_norms: whether all norms, those of heads too, multiply by `1 + weight`.
+        norms: place in a layer to name in the checkpoint, for the norms that there are:
+            `input_norm` and `mlp_norm` ahead of each half, `attention_output_norm` and
+            `mlp_output_norm` behind it.
+        activation: of the gate in the feed-forward block.
+        embedding_scale: multiplies embeddings, rounded to the model's type.
+        query_scale: multiplies attention's scores; `None` for `head_dim ** -0.5`.
+    """
+
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    windowed_layers: frozenset[int] | None = None
+    windowed_rope: RopeConfig | None = None
+    zero_centered_norms: bool = False
+    norms: Mapping[str, str] = field(default_factory=lambda: dict(PRE_NORMS))
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    query_scale: float | None = None
+
+    def _list_weights(self) -> Sequence[WeightSpec]:
+        return decoder_weights(self)
+
+    @cached_property
+    def layer_states(self) -> Sequence[PagedState]:
+        """See `ModelSpec`."""
+        return tuple(
+            PagedState(self.num_kv_heads, self.head_dim, self.layer_window(layer_idx))
+            for layer_idx in range(self.num_layers)
+        )
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """A tied head repeats the embeddings."""
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.tie_word_embeddings else {}
+
+    def is_ignored(self, name: str) -> bool:
+        """See `ModelSpec`."""
+        return super().is_ignored(name) or is_old_buffer(name)
+
+    def uneven_parts(self, tp_size: int) -> list[str]:
+        """See `ModelSpec`."""
+        heads = self.num_kv_heads
+        # With fewer key/value heads than ranks, several ranks hold a copy of one.
+        shared_unevenly = heads % tp_size if heads >= tp_size else tp_size % heads
+        parts = (
+            (self.num_heads % tp_size, f"{self.num_heads} attention heads"),
+            (shared_unevenly, f"{heads} key/value heads"),
+            (self.intermediate_size % tp_size, f"{self.intermediate_size} feed-forward rows"),
+        )
+        return [what for rest, what in parts if rest]
+
+    def layer_window(self, layer_idx: int) -> int | None:
+        """Return how many keys a query of this layer sees, its own included; `None` for all."""
+        if self.windowed_layers is not None and layer_idx not in self.windowed_layers:
+            return None
+        return self.sliding_window
+
+    def layer_rope(self, layer_idx: int) -> RopeConfig:
+        """Return the rotation of this layer's queries and keys."""
+        if self.windowed_rope is not None and self.layer_window(layer_idx) is not None:
+            return self.windowed_rope
+        return self.rope
+
+
+def decoder_fields(config: Keys, generation: Keys, traits: DecoderTraits) -> dict[str, Any]:
+    """The fields of a `DecoderSpec`, as `config.json` has them.
+
+    Raises:
+        StartupError: a number that is missing or absurd, or something unsupported; one line.
+    """
+    common = common_fields(config, generation)
+    hidden_size = common["hidden_size"]
+    num_layers = config.integer("num_hidden_layers", MAX_LAYERS)
+    num_heads = config.integer("num_attention_heads", MAX_HEADS)
+    num_kv_heads = config.integer("num_key_value_heads", MAX_HEADS, num_heads)
+    if num_heads % num_kv_heads:
+        raise config.error("num_key_value_heads", f"a divisor of {num_heads} attention heads")
+    has_bias = traits.biases == "keyed" and config.flag("attention_bias", False)
+    window, windowed_layers = _windows(config, traits, num_layers)
+    return {
+        **common,
+        "intermediate_size": config.integer("intermediate_size", MAX_WIDTH),
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": _head_dim(config, traits, hidden_size, num_heads),
+        "rms_norm_eps": config.number("rms_norm_eps", 0.0, 1.0, 1e-6),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", False),
+        "attention_bias": has_bias or traits.biases == "qkv",
+        "output_bias": has_bias,
+        "mlp_bias": traits.has_mlp_bias and config.flag("mlp_bias", False),
+        "qk_norm": traits.qk_norm,
+        "sliding_window": window,
+        "windowed_layers": windowed_layers,
+    }
+
+
+def read_decoder(config: Keys, generation: Keys, traits: DecoderTraits) -> DecoderSpec:
+    """Read a decoder with one rotary embedding and a gated MLP of SiLU.
+
+    Raises:
+        StartupError: a number that is missing or absurd, or something unsupported; one line.
+    """
+    fields = decoder_fields(config, generation, traits)
+    if config.values.get("hidden_act", "silu") not in ("silu", "swish", None):
+        raise config.error("hidden_act", "'silu'")
+    rope, context_len = read_rope(config)
+    return DecoderSpec(**fields, rope=rope, context_len=context_len)
+
+
+def read_layer_types(config: Keys, num_layers: int) -> frozenset[int] | None:
+    """Return the layers that `layer_types` calls windowed; `None` when the key is absent.
+
+    Raises:
+        StartupError: not a type for each layer.
+    """
+    kinds = config.values.get("layer_types")
+    if kinds is None:
+        return None
+    known = {"full_attention", "sliding_attention"}
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not known.issuperset(kinds):
+        raise config.error("layer_types", f"{num_layers} of full_attention or sliding_attention")
+    return frozenset(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+
+
+def _head_dim(config: Keys, traits: DecoderTraits, hidden_size: int, num_heads: int) -> int:
+    if config.values.get("head_dim") is None and traits.head_dim is None:
+        if hidden_size % num_heads or hidden_size // num_heads % 2:
+            raise config.error("hidden_size", f"an even multiple of {num_heads} attention heads")
+        return hidden_size // num_heads
+    head_dim = config.integer("head_dim", MAX_HEAD_DIM, traits.head_dim, low=2)
+    if head_dim % 2:
+        raise config.error("head_dim", "an even number: halves of a head rotate together")
+    return head_dim
+
+
+def _windows(
+    config: Keys, traits: DecoderTraits, num_layers: int
+) -> tuple[int | None, frozenset[int] | None]:
+    """Return the window and the layers that have it, `None` for all of them."""
+    if traits.window == "never":
+        return None, None
+    if traits.window == "switched" and not config.flag("use_sliding_window", False):
+        return None, None
+    if "sliding_window" in config.values and config.values["sliding_window"] is None:
+        return None, None
+    window = config.integer("sliding_window", 2**31 - 1, traits.default_window)
+    if traits.window == "always":
+        return window, None
+    layers = read_layer_types(config, num_layers)
+    if layers is None:
+        first = config.integer("max_window_layers", MAX_LAYERS, 28, low=0)
+        layers = frozenset(range(first, num_layers))
+    return (window, layers) if layers else (None, None)

@@ -1,0 +1,84 @@
+"""One step's input to the model: plain tensors, no requests, no configuration, no globals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from runtime.models.attention.backend import AttentionBackend
+
+
+@dataclass
+class KVCache:
+    """One layer's pages.
+
+    Attributes:
+        k, v: `[num_pages, num_kv_heads, page_size, head_dim]`, of the model's dtype; an fp8 pool's
+            scales would stand here. Page 0 belongs to nobody: padding may write there.
+    """
+
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class HostLengths:
+    """What a back end that plans on the host reads: copies of the batch's own tensors."""
+
+    qo_indptr: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
+    page_table: NDArray[np.int32]
+
+
+@dataclass
+class ForwardBatch:
+    """New tokens of several sequences, flattened; sequences with one new token come first.
+
+    Attributes:
+        input_ids: `[num_tokens]` int64.
+        positions: `[num_tokens]` int64, each token's place in its own sequence.
+        slots: `[num_tokens]` int64, where keys and values go: `page * page_size + offset`.
+        qo_indptr: `[num_seqs + 1]` int32, bounds of each sequence's new tokens.
+        seq_lens: `[num_seqs]` int32, keys each sequence has once this step's are written.
+        page_table: `[num_seqs, max_pages]` int32.
+        num_decodes: the first so many sequences have exactly one new token; `None` when only the
+            device knows.
+        logits_indices: `[num_samples]` int64, the tokens whose logits are wanted, and of which
+            alone the model gives its output; `None`: every token.
+        kv: one entry per layer.
+        attention: planned for this batch.
+        embed_places, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens whose embedding was
+            given, and these.
+        whole_prompts: new tokens of each of the last sequences that have no other tokens, in order:
+            their keys and values lie beside their queries, too.
+        shares_prefixes: sequences may share their first keys, in the groups that the back end was
+            told of; only where each has one new token.
+        host: for a back end with `reads_host`; `None` inside graphs.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    qo_indptr: Tensor
+    seq_lens: Tensor
+    page_table: Tensor
+    num_decodes: int | None
+    logits_indices: Tensor | None
+    kv: list[KVCache]
+    attention: AttentionBackend
+    whole_prompts: Sequence[int] = ()
+    shares_prefixes: bool = False
+    host: HostLengths | None = None
+    embed_places: Tensor | None = None
+    embeds: Tensor | None = None
+
+    def put_embeds(self, embedded: Tensor) -> None:
+        """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, by those that were given."""
+        if self.embed_places is not None and self.embeds is not None:
+            embedded.index_copy_(0, self.embed_places, self.embeds.to(embedded.dtype))

@@ -1,0 +1,1 @@
+"""Layers that families are made of; each owns its weights."""

@@ -1,0 +1,226 @@
+"""Linear layers: fused, cut among ranks, packed by `kernels.linear` as soon as they are filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from kernels.activation import Activation
+from kernels.linear import PackedLinear, pack
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard, whole
+
+
+@dataclass(frozen=True)
+class Output:
+    """One of the projections that a fused linear computes.
+
+    Attributes:
+        shard: its name in the weight map, such as `q`.
+        size: rows of its weight over all ranks.
+        start, length: the rows of this rank.
+    """
+
+    shard: str
+    size: int
+    start: int
+    length: int
+
+
+def column(shard: str, size: int, context: BuildContext) -> Output:
+    """Cut `size` output rows evenly among ranks.
+
+    Raises:
+        ValueError: they do not divide.
+    """
+    if size % context.tp_size:
+        raise ValueError(f"{size} rows of {shard!r} cannot be cut among {context.tp_size} ranks")
+    length = size // context.tp_size
+    return Output(shard, size, context.tp_rank * length, length)
+
+
+def heads(shard: str, num_heads: int, head_dim: int, context: BuildContext) -> Output:
+    """Cut whole heads among ranks; where there are fewer heads than ranks, ranks share one.
+
+    Raises:
+        ValueError: neither count divides the other.
+    """
+    if num_heads >= context.tp_size:
+        if num_heads % context.tp_size:
+            raise ValueError(
+                f"{num_heads} heads of {shard!r} cannot be cut among {context.tp_size} ranks"
+            )
+        return column(shard, num_heads * head_dim, context)
+    if context.tp_size % num_heads:
+        raise ValueError(f"{context.tp_size} ranks cannot share {num_heads} heads of {shard!r}")
+    head = context.tp_rank * num_heads // context.tp_size
+    return Output(shard, num_heads * head_dim, head * head_dim, head_dim)
+
+
+class Linear(WeightHolder):
+    """A matrix product whose weight lives packed.
+
+    Attributes:
+        apply: call it on `[num_tokens, in_features]`; includes the sum over ranks where the rule
+            needs one. Valid after the weights are loaded.
+        gated: likewise, with the named activation of the product's first half, the gate, times its
+            second. Not where ranks hold parts of sums.
+    """
+
+    __slots__ = (
+        "adds_bias",
+        "apply",
+        "bias",
+        "gated",
+        "implementation",
+        "packed",
+        "place",
+        "reduce",
+        "weight",
+    )
+
+    apply: Callable[[Tensor], Tensor]
+    gated: Callable[[Tensor, Activation], Tensor]
+
+    def __init__(
+        self,
+        weight: Parameter,
+        bias: Parameter | None,
+        context: BuildContext,
+        *,
+        reduce: bool = False,
+    ) -> None:
+        """Keep the parameters; `reduce` when ranks hold parts of one sum.
+
+        Raises:
+            ValueError: a sum over ranks is needed and the context has none.
+        """
+        self.weight = weight
+        self.bias = bias
+        self.adds_bias = not reduce or context.tp_rank == 0
+        self.implementation = context.linear
+        self.packed: PackedLinear | None = None
+        self.reduce = context.all_reduce if reduce and context.tp_size > 1 else None
+        self.place = context.sum_place
+        if reduce and context.tp_size > 1 and self.reduce is None:
+            raise ValueError("a row-parallel linear on several ranks needs context.all_reduce")
+        if bias is not None:
+            bias.allocate()
+
+    @classmethod
+    def column_parallel(
+        cls, in_features: int, outputs: list[Output], bias: bool, context: BuildContext
+    ) -> Linear:
+        """One product for several projections of the same input, output rows cut among ranks."""
+        weights: dict[str, WeightShard] = {}
+        biases: dict[str, WeightShard] = {}
+        rows = 0
+        for output in outputs:
+            place = (rows, 0, output.start, output.length)
+            weights[output.shard] = WeightShard((output.size, in_features), *place)
+            biases[output.shard] = WeightShard((output.size,), *place)
+            rows += output.length
+        return cls(
+            Parameter((rows, in_features), weights, context.dtype, context.device),
+            Parameter((rows,), biases, context.dtype, context.device) if bias else None,
+            context,
+        )
+
+    @classmethod
+    def row_parallel(
+        cls, in_features: int, out_features: int, bias: bool, context: BuildContext
+    ) -> Linear:
+        """Input columns cut among ranks, partial results summed; the first rank adds the bias.
+
+        Raises:
+            ValueError: the columns do not divide.
+        """
+        if in_features % context.tp_size:
+            raise ValueError(f"{in_features} columns cannot be cut among {context.tp_size} ranks")
+        length = in_features // context.tp_size
+        shard = WeightShard((out_features, in_features), 0, 1, context.tp_rank * length, length)
+        return cls(
+            Parameter((out_features, length), {"": shard}, context.dtype, context.device),
+            Parameter((out_features,), whole((out_features,)), context.dtype, context.device)
+            if bias
+            else None,
+            context,
+            reduce=True,
+        )
+
+    @classmethod
+    def replicated(
+        cls, in_features: int, out_features: int, bias: bool, context: BuildContext
+    ) -> Linear:
+        """Whole on every rank."""
+        shape = (out_features, in_features)
+        return cls(
+            Parameter(shape, whole(shape), context.dtype, context.device),
+            Parameter(shape[:1], whole(shape[:1]), context.dtype, context.device) if bias else None,
+            context,
+        )
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield "weight", self.weight
+        if self.bias is not None:
+            yield "bias", self.bias
+
+    def finalize(self, kept: list[tuple[str, str]]) -> None:
+        """Pack the filled weight and drop the plain one."""
+        old = self.packed
+        if old is not None:
+            for parameter, shard_name in kept:
+                if parameter == "weight":
+                    shard = self.weight.shards[shard_name]
+                    present = old.unpack().narrow(0, shard.offset, shard.num_rows)
+                    self.weight.rows(shard_name).copy_(present)
+        weight, self.weight.tensor = self.weight.allocate(), None
+        bias = self.bias.allocate() if self.bias is not None and self.adds_bias else None
+        if old is not None:
+            old.repack(weight, bias)
+            return
+        packed = self.packed = pack(weight, bias, self.implementation)
+        if self.reduce is None:
+            self.apply, self.gated = packed, packed.gated
+        else:
+            self.apply = partial(_summed, packed, self.reduce, self.place)
+
+    def discard(self) -> None:
+        self.weight.tensor = None
+
+    def plain(self, name: str) -> Tensor:
+        if name == "bias":
+            assert self.bias is not None, "the layer has no bias"
+            return self.bias.allocate()
+        assert self.packed is not None, "the weight is not loaded"
+        return self.packed.unpack()
+
+    def release(self) -> None:
+        """Drop the packed weight; the bias stays."""
+        self.weight.tensor = self.packed = None
+        self.apply = self.gated = _released
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self.packed is None else self.packed.size_bytes
+
+
+def _summed(
+    packed: PackedLinear,
+    reduce: Callable[[Tensor], Tensor],
+    place: Callable[[int, int], Tensor | None] | None,
+    x: Tensor,
+) -> Tensor:
+    """Return the product's sum over the ranks, written where they look for it if need be."""
+    out = place(len(x), packed.out_features) if place is not None else None
+    if out is None:
+        return reduce(packed(x))
+    packed.write(x, out)
+    return reduce(out)
+
+
+def _released(*_: object) -> Tensor:
+    raise RuntimeError("the weights of this layer were released")

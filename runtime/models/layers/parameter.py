@@ -1,0 +1,130 @@
+"""Tensors that a checkpoint fills, and the rule by which each rank takes its part."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class WeightShard:
+    """Where one checkpoint tensor goes.
+
+    Attributes:
+        shape: of the whole checkpoint tensor.
+        offset: first row of the parameter that it fills.
+        shard_dim: dimension cut among ranks; `None` when every rank takes it whole.
+        start, length: this rank's part along `shard_dim`.
+    """
+
+    shape: tuple[int, ...]
+    offset: int = 0
+    shard_dim: int | None = None
+    start: int = 0
+    length: int = 0
+
+    def local_part(self, whole: Tensor) -> Tensor:
+        """Return this rank's view of the checkpoint tensor."""
+        if self.shard_dim is None:
+            return whole
+        return whole.narrow(self.shard_dim, self.start, self.length)
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's part."""
+        return tuple(
+            self.length if dim == self.shard_dim else size for dim, size in enumerate(self.shape)
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the parameter that this shard fills."""
+        return self.length if self.shard_dim == 0 else self.shape[0]
+
+
+class Parameter:
+    """A tensor of this rank, filled shard by shard.
+
+    Attributes:
+        shape: of this rank's tensor.
+        shards: by name; a parameter that one checkpoint tensor fills has the shard `""`.
+        tensor: `None` until memory is needed, and again once the holder has packed it away.
+    """
+
+    __slots__ = ("device", "dtype", "shape", "shards", "tensor")
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        shards: Mapping[str, WeightShard],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.shape = shape
+        self.shards = dict(shards)
+        self.dtype = dtype
+        self.device = device
+        self.tensor: Tensor | None = None
+
+    def allocate(self) -> Tensor:
+        """Return the tensor, uninitialised when it had no memory yet."""
+        if self.tensor is None:
+            self.tensor = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        return self.tensor
+
+    def rows(self, shard_name: str) -> Tensor:
+        """Return the view that `shard_name` fills."""
+        shard = self.shards[shard_name]
+        return self.allocate().narrow(0, shard.offset, shard.num_rows)
+
+    def fill(self, shard_name: str, tensor: Tensor) -> None:
+        """Copy a checkpoint tensor, or this rank's part of it, into its shard, cast to our type."""
+        shard = self.shards[shard_name]
+        is_part = tuple(tensor.shape) == shard.local_shape
+        self.rows(shard_name).copy_(tensor if is_part else shard.local_part(tensor))
+
+
+class WeightHolder(ABC):
+    """A layer that owns parameters."""
+
+    @abstractmethod
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield `weight` and, where there is one, `bias`."""
+
+    @abstractmethod
+    def finalize(self, kept: list[tuple[str, str]]) -> None:
+        """Make what was filled effective.
+
+        Args:
+            kept: (parameter, shard) pairs that were not filled and keep their present value; only
+                an update of a live model has any.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Drop what was filled since the last `finalize`; called when a load fails half-way."""
+
+    @abstractmethod
+    def plain(self, name: str) -> Tensor:
+        """Return this rank's present value of a parameter in the plain layout, once finalized.
+
+        The tensor may share memory with the live one: do not write into it.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give large matrices' memory back; to be used again they must be filled and finalized."""
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Bytes held."""
+
+
+def whole(shape: tuple[int, ...]) -> dict[str, WeightShard]:
+    """Return the shards of a parameter that one tensor fills and every rank holds entirely."""
+    return {"": WeightShard(shape)}

@@ -1,0 +1,124 @@
+"""Rotary tables: cosines and sines of every position, context extensions folded in.
+
+The arithmetic follows `transformers.modeling_rope_utils` step by step in float32, so that tables
+agree to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from runtime.checkpoint.rope_json import RopeConfig
+
+
+class RopeTables:
+    """The tables of one model: layers that rotate alike share one."""
+
+    def __init__(self, max_positions: int, device: torch.device) -> None:
+        """Make tables of `max_positions` rows on `device`."""
+        self._max_positions = max_positions
+        self._device = device
+        self._tables: list[tuple[RopeConfig, int, Tensor]] = []
+
+    def table(self, rope: RopeConfig, head_dim: int) -> Tensor:
+        """Return what `cos_sin_table` makes, made once."""
+        for known, size, table in self._tables:
+            if known == rope and size == head_dim:
+                return table
+        table = cos_sin_table(rope, head_dim, self._max_positions, self._device)
+        self._tables.append((rope, head_dim, table))
+        return table
+
+
+def cos_sin_table(
+    rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device
+) -> Tensor:
+    """Build the table that `kernels.rope` reads.
+
+    Args:
+        rope: the kind of scaling and its numbers, as `load_model_config` checked them.
+        head_dim: elements of a head, even.
+        max_positions: rows.
+        device: where the table lives; it is computed on the CPU.
+
+    Returns:
+        `[max_positions, head_dim]` float32: `head_dim / 2` cosines, then as many sines, both
+        times YaRN's attention factor.
+    """
+    inv_freq, attention_factor = _inverse_frequencies(rope, head_dim)
+    angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inv_freq
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    return table.mul_(attention_factor).to(device)
+
+
+def _inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+    """Return `[head_dim / 2]` float32 and the factor on cosines and sines."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    if rope.scaling == "yarn":
+        return _yarn(rope, head_dim, rope.theta**exponents)
+    inv_freq = 1.0 / (rope.theta**exponents)
+    if rope.scaling == "linear":
+        return inv_freq / float(rope.parameters["factor"]), 1.0
+    if rope.scaling == "llama3":
+        return _llama3(rope, inv_freq), 1.0
+    # "dynamic" changes nothing within the original context, and `context_len` ends there.
+    return inv_freq, 1.0
+
+
+def _llama3(rope: RopeConfig, inv_freq: Tensor) -> Tensor:
+    """Stretch long wavelengths by `factor`, keep short ones, blend between.
+
+    Source: Llama 3.1.
+    """
+    numbers = rope.parameters
+    factor = float(numbers["factor"])
+    low, high = float(numbers["low_freq_factor"]), float(numbers["high_freq_factor"])
+    context = int(numbers["original_max_position_embeddings"])
+    wavelength = 2 * math.pi / inv_freq
+    scaled = torch.where(wavelength > context / low, inv_freq / factor, inv_freq)
+    blend = (context / wavelength - low) / (high - low)
+    blended = (1 - blend) * scaled / factor + blend * scaled
+    is_between = ~(wavelength < context / high) & ~(wavelength > context / low)
+    return torch.where(is_between, blended, scaled)
+
+
+def _yarn(rope: RopeConfig, head_dim: int, frequencies: Tensor) -> tuple[Tensor, float]:
+    """Interpolate slow dimensions, keep fast ones, ramp between.
+
+    Source: YaRN, arXiv 2309.00071.
+    """
+    numbers = rope.parameters
+    factor = float(numbers["factor"])
+    context = int(numbers["original_max_position_embeddings"])
+
+    def dimension_of(rotations: float) -> float:
+        return head_dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low = dimension_of(float(numbers.get("beta_fast") or 32))
+    high = dimension_of(float(numbers.get("beta_slow") or 1))
+    if numbers.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
+    keep = 1 - ramp.clamp(0, 1)
+    inv_freq = 1.0 / (factor * frequencies) * (1 - keep) + 1.0 / frequencies * keep
+    return inv_freq, _yarn_attention_factor(numbers, factor)
+
+
+def _yarn_attention_factor(numbers: dict[str, float], factor: float) -> float:
+    given = numbers.get("attention_factor")
+    if given is not None:
+        return float(given)
+
+    def magnitude(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    mscale, mscale_all_dim = numbers.get("mscale"), numbers.get("mscale_all_dim")
+    if mscale and mscale_all_dim:
+        return magnitude(mscale) / magnitude(mscale_all_dim)
+    return magnitude(1.0)

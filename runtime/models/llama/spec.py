@@ -1,0 +1,13 @@
+"""Llama. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from runtime.checkpoint.json_file import Keys
+from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, read_decoder
+
+TRAITS = DecoderTraits(biases="keyed", has_mlp_bias=True)
+
+
+def read(config: Keys, generation: Keys) -> DecoderSpec:
+    """Read the family's `config.json`; see `read_decoder`."""
+    return read_decoder(config, generation, TRAITS)

@@ -1,0 +1,13 @@
+"""Mistral: Llama with a sliding window in its first versions. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from runtime.checkpoint.json_file import Keys
+from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, read_decoder
+
+TRAITS = DecoderTraits(window="always", default_window=4096)
+
+
+def read(config: Keys, generation: Keys) -> DecoderSpec:
+    """Read the family's `config.json`; see `read_decoder`."""
+    return read_decoder(config, generation, TRAITS)

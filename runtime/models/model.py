@@ -1,0 +1,61 @@
+"""What executor and loader may ask of a model of any family."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.models.forward_batch import ForwardBatch
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.parameter import WeightHolder
+
+
+class Model(ABC):
+    """Layers with their weights.
+
+    Attributes:
+        spec: the model's numbers.
+        context: where and in what type it was built.
+    """
+
+    spec: ModelSpec
+    context: BuildContext
+
+    @abstractmethod
+    def __init__(self, spec: Any, context: BuildContext) -> None:
+        """Build the layers from the family's own spec; matrices get memory when they are loaded."""
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Run all layers.
+
+        Returns:
+            `[num_outputs, hidden_size]`, the final norm applied: of `batch.logits_indices`.
+        """
+
+    @abstractmethod
+    def holders(self) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield every owner of weights with its name, such as `model.layers.0.mlp.down_proj`."""
+
+
+class CausalLM(Model):
+    """A model that gives logits of the next token."""
+
+    @abstractmethod
+    def model_logits(self, hidden: Tensor) -> Tensor:
+        """Return the vocabulary's logits in the model's own type.
+
+        Args:
+            hidden: `[num_samples, hidden_size]`, rows of what `forward` returned.
+
+        Returns:
+            `[num_samples, vocab_size]`, the model's dtype, contiguous.
+        """
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return what `model_logits` does, in float32."""
+        return self.model_logits(hidden).float()

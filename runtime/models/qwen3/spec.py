@@ -1,0 +1,15 @@
+"""Qwen3: Llama whose query and key heads are normalised before rotation. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from runtime.checkpoint.json_file import Keys
+from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, read_decoder
+
+TRAITS = DecoderTraits(
+    biases="keyed", qk_norm=True, head_dim=128, window="switched", default_window=4096
+)
+
+
+def read(config: Keys, generation: Keys) -> DecoderSpec:
+    """Read the family's `config.json`; see `read_decoder`."""
+    return read_decoder(config, generation, TRAITS)

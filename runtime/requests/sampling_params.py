@@ -1,0 +1,312 @@
+"""How one request is sampled: the fields of the native API, checked once at the border."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from runtime.errors import InvalidRequest
+from runtime.requests.stop_regex import InvalidPattern, compile_patterns
+
+GREEDY_TEMPERATURE = 1e-6
+MAX_STOP_STRINGS = 32
+MAX_STOP_STRING_CHARS = 1024
+MAX_SAMPLES = 128
+INT64_MAX = 2**63 - 1
+
+GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
+
+
+class GrammarSpec(msgspec.Struct, frozen=True, gc=False):
+    """What an output must look like, as the client wrote it."""
+
+    kind: GrammarKind
+    text: str
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Sampling and stopping of one request, already validated.
+
+    Attributes:
+        max_new_tokens: most tokens to generate; `None` means up to the context length.
+        min_new_tokens: end-of-sequence and stop ids are masked until this many are generated.
+        temperature: below `GREEDY_TEMPERATURE` the most likely token is taken.
+        top_k: keep this many most likely tokens; -1 keeps all.
+        seed: 64-bit seed; `None` draws one at admission.
+        stop: texts that end the output; they may span tokens.
+        stop_regex: patterns that do, as `runtime.requests.stop_regex` reads them.
+        logit_bias: token id to the value added to its logit.
+        grammar: what the output must match; `None` for free text.
+        grammar_after: the grammar holds once this token has been generated; `None` from the start.
+    """
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: list[str] = []
+    stop_regex: list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    seed: int | None = None
+    logit_bias: dict[int, float] = {}
+    n: int = 1
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+    stream_interval: int | None = None
+    grammar: GrammarSpec | None = None
+    grammar_after: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether generated tokens change later logits."""
+        return (
+            self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+
+def _in_range(low: float, high: float, *, open_low: bool = False) -> Callable[[float], bool]:
+    def check(value: float) -> bool:
+        return (
+            math.isfinite(value) and (low < value if open_low else low <= value) and value <= high
+        )
+
+    return check
+
+
+_RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("temperature", _in_range(0.0, 1e6), "a finite number >= 0"),
+    ("top_p", _in_range(0.0, 1.0, open_low=True), "in (0, 1]"),
+    ("min_p", _in_range(0.0, 1.0), "in [0, 1]"),
+    ("frequency_penalty", _in_range(-2.0, 2.0), "in [-2, 2]"),
+    ("presence_penalty", _in_range(-2.0, 2.0), "in [-2, 2]"),
+    ("repetition_penalty", _in_range(0.0, 2.0, open_low=True), "in (0, 2]"),
+)
+
+
+def validate_sampling_params(params: SamplingParams, vocab_size: int) -> None:
+    """Check every bound of the native API against the width of the logits.
+
+    Raises:
+        InvalidRequest: the first field out of bounds, with what is allowed.
+    """
+    for name, ok, allowed in _RULES:
+        value = getattr(params, name)
+        if not ok(value):
+            raise InvalidRequest(f"{name} must be {allowed}, got {value}.", param=name)
+    if params.top_k != -1 and params.top_k < 1:
+        raise InvalidRequest(
+            f"top_k must be -1 (disable) or at least 1, got {params.top_k}.", param="top_k"
+        )
+    if not 1 <= params.n <= MAX_SAMPLES:
+        raise InvalidRequest(f"n must be in [1, {MAX_SAMPLES}], got {params.n}.", param="n")
+    _check_lengths(params)
+    _check_stop(params)
+    if params.seed is not None and not -INT64_MAX - 1 <= params.seed <= INT64_MAX:
+        raise InvalidRequest("seed must fit in 64 bits.", param="seed")
+    for token_id in params.stop_token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"stop_token_ids must be in [0, {vocab_size}), got {token_id}.",
+                param="stop_token_ids",
+            )
+    for token_id, bias in params.logit_bias.items():
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"logit_bias keys must be token ids in [0, {vocab_size}), got {token_id}.",
+                param="logit_bias",
+            )
+        if not math.isfinite(bias) or abs(bias) > 1e4:
+            raise InvalidRequest(
+                f"logit_bias values must be within [-10000, 10000], got {bias}.",
+                param="logit_bias",
+            )
+
+
+def _check_lengths(params: SamplingParams) -> None:
+    limit = params.max_new_tokens
+    if limit is not None and not 0 <= limit <= INT64_MAX:
+        bound = "be at least 0" if limit < 0 else "fit in 64 bits"
+        raise InvalidRequest(f"max_new_tokens must {bound}, got {limit}.", param="max_new_tokens")
+    if params.min_new_tokens < 0:
+        raise InvalidRequest(
+            f"min_new_tokens must be at least 0, got {params.min_new_tokens}.",
+            param="min_new_tokens",
+        )
+    if limit is not None and params.min_new_tokens > limit:
+        raise InvalidRequest(
+            f"min_new_tokens must be in [0, max_new_tokens({limit})], got {params.min_new_tokens}.",
+            param="min_new_tokens",
+        )
+    interval = params.stream_interval
+    if interval is not None and not 1 <= interval <= INT64_MAX:
+        raise InvalidRequest(
+            f"stream_interval must be at least 1, got {interval}.", param="stream_interval"
+        )
+
+
+def _check_stop(params: SamplingParams) -> None:
+    if len(params.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(
+            f"At most {MAX_STOP_STRINGS} stop strings are allowed, got {len(params.stop)}.",
+            param="stop",
+        )
+    if any(len(text) > MAX_STOP_STRING_CHARS for text in params.stop):
+        raise InvalidRequest(
+            f"A stop string may have at most {MAX_STOP_STRING_CHARS} characters.", param="stop"
+        )
+    if params.stop_regex:
+        try:
+            compile_patterns(tuple(params.stop_regex))
+        except InvalidPattern as error:
+            raise InvalidRequest(f"stop_regex: {error}.", param="stop_regex") from None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`sampling_params` as it arrives in JSON: every key optional, null means the default."""
+
+    max_new_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    min_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    sampling_seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    n: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    stream_interval: int | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    # For the logit processors of the reference, which run here nowhere: nothing reads it.
+    custom_params: dict[str, object] | None = None
+    beam_width: int | None = None
+    watermark: object | None = None
+
+
+GRAMMAR_KINDS: tuple[GrammarKind, ...] = ("json_schema", "regex", "ebnf", "structural_tag")
+# Fields understood by the API whose feature this server does not have: neutral values pass.
+_UNSUPPORTED = (
+    "beam_width",
+    "watermark",
+)
+_SIMPLE = (
+    "min_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "stop_token_ids",
+    "ignore_eos",
+    "n",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "no_stop_trim",
+    "stream_interval",
+)
+_TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
+
+
+def resolve_sampling(
+    fields: SamplingFields, defaults: dict[str, object], vocab_size: int
+) -> SamplingParams:
+    """Turn the wire's fields into checked parameters.
+
+    Args:
+        fields: as decoded from the request.
+        defaults: used for keys that the request left out (`max_new_tokens`, `temperature`, ...).
+        vocab_size: the logits' width, against which every token id is checked.
+
+    Raises:
+        InvalidRequest: a value out of bounds or a feature this server does not have.
+    """
+    for name in _UNSUPPORTED:
+        if getattr(fields, name):
+            raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
+    values: dict[str, object] = dict(defaults)
+    for name in _SIMPLE:
+        value = getattr(fields, name)
+        if value is not None:
+            values[name] = value
+    if fields.top_k is not None and fields.top_k > vocab_size:
+        # As good as all of them, and it fits where the worker keeps it.
+        values["top_k"] = vocab_size
+    if fields.max_new_tokens is not msgspec.UNSET:
+        values["max_new_tokens"] = fields.max_new_tokens
+    if fields.sampling_seed is not None:
+        values["seed"] = fields.sampling_seed
+    if fields.stop is not None:
+        texts = [fields.stop] if isinstance(fields.stop, str) else fields.stop
+        values["stop"] = [text for text in texts if text]
+    if fields.stop_regex:
+        given = fields.stop_regex
+        patterns = [given] if isinstance(given, str) else given
+        values["stop_regex"] = [pattern for pattern in patterns if pattern]
+    if fields.logit_bias:
+        values["logit_bias"] = parse_logit_bias(fields.logit_bias)
+    grammar = grammar_of(fields)
+    if grammar is not None:
+        values["grammar"] = grammar
+    params = SamplingParams(**values)  # type: ignore[arg-type]  # keys are field names by construction
+    validate_sampling_params(params, vocab_size)
+    return params
+
+
+def grammar_of(fields: SamplingFields) -> GrammarSpec | None:
+    """The constraint that the request names; an empty text names none.
+
+    Raises:
+        InvalidRequest: more than one.
+    """
+    given = [GrammarSpec(kind, text) for kind in GRAMMAR_KINDS if (text := getattr(fields, kind))]
+    if len(given) > 1:
+        names = " and ".join(each.kind for each in given)
+        raise InvalidRequest(f"Only one constraint is allowed, got {names}.", param=given[1].kind)
+    return given[0] if given else None
+
+
+def parse_logit_bias(bias: dict[str, float]) -> dict[int, float]:
+    """Turn JSON's string keys into token ids.
+
+    Raises:
+        InvalidRequest: a key that is no integer.
+    """
+    parsed: dict[int, float] = {}
+    for key, value in bias.items():
+        if not _TOKEN_ID.fullmatch(key):
+            raise InvalidRequest(
+                f"logit_bias keys must be token ids, got {key[:32]!r}.", param="logit_bias"
+            )
+        parsed[int(key)] = value
+    return parsed

@@ -1,1 +1,0 @@
-"""From a step's logits to its tokens."""

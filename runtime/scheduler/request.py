@@ -1,0 +1,183 @@
+"""One request as the scheduler sees it; nobody else holds one."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runtime.cache.manager import PageHold
+from runtime.cache.radix_tree import Tokens
+from runtime.grammar.backend import Matcher
+from runtime.ipc.messages import FinishReason, GenerateRequest, StreamStart
+from runtime.requests.sampling_params import SamplingParams
+
+# So many prompt tokens let the detokenizer give the first output token its left context.
+PROMPT_TAIL_TOKENS = 8
+
+
+@dataclass
+class GrammarState:
+    """How far an output has come in its grammar; a retraction leaves it as it is.
+
+    Attributes:
+        compiled: the grammar, once it is loaded.
+        after: the grammar holds once this token was generated; `None` from the start.
+        matcher: set when the grammar is there.
+        is_active: whether the grammar holds already.
+        spent_s: processor time spent on following it while it was watched.
+    """
+
+    compiled: Future[Any]
+    after: int | None = None
+    matcher: Matcher | None = None
+    is_active: bool = True
+    spent_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Let the grammar hold from the start unless it waits for a token."""
+        self.is_active = self.after is None
+
+
+@dataclass
+class PromptReport:
+    """Positions of a prompt, all but the last, about which an extra is to report something.
+
+    What is found at the last one comes with the first output token.
+
+    Attributes:
+        extra: its name.
+        reported: nothing is to be reported about positions before this one any more.
+        planned: the same, with those in flight.
+        end: the prompt's last position.
+    """
+
+    extra: str
+    reported: int
+    end: int
+    planned: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is still to be computed for it."""
+        return self.reported < self.end
+
+    def plan(self, start: int, length: int) -> tuple[int, int]:
+        """The positions `[begin, end)` of a chunk that are to be reported; none when equal."""
+        begin, end = max(start, self.planned), min(start + length, self.end)
+        if begin >= end:
+            return begin, begin
+        self.planned = end
+        return begin, end
+
+
+class Request:
+    """A prompt and what has become of it.
+
+    Attributes:
+        tokens: prompt and output so far, while the request waits; while it runs, its row of
+            `RequestTable.tokens` is the truth.
+        row: its row in the running batch, -1 while it waits.
+        num_computed: tokens whose keys and values are written or in flight.
+        cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
+        started: whether the detokenizer has been told of it.
+        extras: what it wants beside tokens.
+        reports: what is still to be told about its prompt.
+        reports_outputs: whether something is to be told of each output token.
+        embeds: float32 bytes, one row in the place of each prompt token; empty where tokens are.
+        grammar: what the output must match; `None` for free text.
+    """
+
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "embeds",
+        "extras",
+        "grammar",
+        "hold",
+        "max_new_tokens",
+        "namespace",
+        "num_computed",
+        "num_prompt",
+        "num_retractions",
+        "priority",
+        "reports",
+        "reports_outputs",
+        "request_id",
+        "row",
+        "sampling",
+        "started",
+        "stream",
+        "tokens",
+    )
+
+    def __init__(self, message: GenerateRequest) -> None:
+        """Take a checked message over."""
+        self.request_id = message.request_id
+        self.tokens: Tokens = np.frombuffer(message.input_ids, dtype=np.int32)
+        self.num_prompt = len(self.tokens)
+        spec = message.spec
+        self.sampling: SamplingParams = spec.sampling
+        assert spec.sampling.max_new_tokens is not None, "the client fills it in"
+        self.max_new_tokens: int = spec.sampling.max_new_tokens
+        self.stream = spec.stream
+        self.namespace = spec.cache_namespace
+        self.priority = spec.priority
+        self.arrival = message.arrival
+        self.hold = PageHold()
+        self.row = -1
+        self.num_computed = 0
+        self.cached_tokens = -1
+        self.num_retractions = 0
+        self.started = False
+        self.extras = spec.extras
+        self.reports = [
+            PromptReport(extra.name, extra.prompt_start, self.num_prompt - 1)
+            for extra in spec.extras
+            if extra.prompt_start >= 0
+        ]
+        self.reports_outputs = any(extra.of_outputs for extra in spec.extras)
+        self.embeds = spec.input_embeds
+        self.grammar: GrammarState | None = None
+
+    @property
+    def first_unreported(self) -> int | None:
+        """The first position that must be computed because it is to be reported."""
+        return min((each.reported for each in self.reports if each.is_open), default=None)
+
+    @property
+    def end_len(self) -> int:
+        """Tokens after which nothing more is sampled.
+
+        Where none is to be generated one still is, when something is to be told about it.
+        """
+        return self.num_prompt + max(self.max_new_tokens, int(self.reports_outputs))
+
+    def replaces(self, extra: str) -> bool:
+        """Whether what an extra reports takes the place of what it has reported."""
+        return any(each.name == extra and each.replaces for each in self.extras)
+
+    def start_message(self, stream_interval: int) -> StreamStart:
+        """What the detokenizer needs to know; `stream_interval` is the server's default."""
+        sampling = self.sampling
+        self.started = True
+        return StreamStart(
+            request_id=self.request_id,
+            stream=self.stream,
+            stop=sampling.stop,
+            skip_special_tokens=sampling.skip_special_tokens,
+            spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+            no_stop_trim=sampling.no_stop_trim,
+            stream_interval=sampling.stream_interval or stream_interval,
+            prompt_tail=b"" if self.embeds else self._prompt_tail(),
+            stop_regex=sampling.stop_regex,
+        )
+
+    def _prompt_tail(self) -> bytes:
+        return self.tokens[: self.num_prompt][-PROMPT_TAIL_TOKENS:].tobytes()
+
+    def length_reason(self) -> FinishReason:
+        """The reason when the token limit is reached."""
+        return FinishReason("length", length=self.max_new_tokens)

@@ -1,0 +1,1 @@
+"""Text from tokens and tokens from text: tokenizer, detokenizer, stops. Front-safe."""

@@ -1,0 +1,114 @@
+"""The detokenizer process: tokens from the scheduler in, text to the front out, stop hits back.
+
+It belongs to one generation of the scheduler: when that one is restarted, so is this process.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from runtime.config.options import DetokenizerConfig
+from runtime.errors import StartupError
+from runtime.ipc.messages import DetokenizerInbound, DetokenizerReady, ResetStreams, StartupFailed
+from runtime.ipc.shared_state import SHARED_STATE_FILE, SharedState
+from runtime.ipc.transport import (
+    Inbox,
+    Outbox,
+    detokenizer_address,
+    front_address,
+    scheduler_address,
+)
+from runtime.text.detokenizer import Detokenizer, MalformedDeltas, portions
+from runtime.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_IDLE_WAIT_S = 1.0
+_FAREWELL_MS = 2000
+
+
+class DetokenizerLoop:
+    """Moves messages between the sockets and the detokenizer."""
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        inbox: Inbox[DetokenizerInbound],
+        front: Outbox,
+        scheduler: Outbox,
+    ) -> None:
+        """Read from `inbox`, send text to `front` and stop hits to `scheduler`."""
+        self._detokenizer = detokenizer
+        self._inbox = inbox
+        self._front = front
+        self._scheduler = scheduler
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait for messages up to `timeout_s` and handle all that are there."""
+        if not self._inbox.wait(timeout_s):
+            return
+        for message in self._inbox.drain():
+            self._handle(message)
+
+    def _handle(self, message: DetokenizerInbound) -> None:
+        if isinstance(message, ResetStreams):
+            self._detokenizer.reset()
+            return
+        try:
+            deltas, stop_hit = self._detokenizer.step(message)
+        except MalformedDeltas as error:
+            logger.warning("Dropped a message of the scheduler: %s", error)
+            return
+        for portion in portions(deltas):
+            self._front.send(portion)
+        if stop_hit is not None:
+            self._scheduler.send(stop_hit)
+
+
+def main(payload: bytes) -> None:
+    """Run until the parent leaves.
+
+    Args:
+        payload: a `DetokenizerConfig` in msgpack.
+    """
+    config = msgspec.msgpack.decode(payload, type=DetokenizerConfig)
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s detokenizer %(levelname)s %(message)s"
+    )
+    run_folder = Path(config.run_folder)
+    context = zmq.Context()
+    front = Outbox(context, front_address(run_folder))
+    try:
+        folder = config.tokenizer_folder
+        detokenizer = Detokenizer(
+            Tokenizer.from_folder(Path(folder)) if folder else Tokenizer.without_vocabulary()
+        )
+    except StartupError as error:
+        front.send(StartupFailed(error.message))
+        front.close(_FAREWELL_MS)
+        context.term()
+        raise SystemExit(1) from None
+    shared = SharedState(run_folder / SHARED_STATE_FILE)
+    inbox: Inbox[DetokenizerInbound] = Inbox(
+        context,
+        detokenizer_address(run_folder, config.generation),
+        DetokenizerInbound,
+        shared.counter("rejected_by_detokenizer"),
+    )
+    scheduler = Outbox(context, scheduler_address(run_folder, config.scheduler_generation))
+    loop = DetokenizerLoop(detokenizer, inbox, front, scheduler)
+    shared.beat_detokenizer()
+    front.send(DetokenizerReady(os.getpid()))
+    logger.debug("Ready, decoding by %s", detokenizer.decoder_kind)
+    # What is loaded now stays: the collector need not walk a vocabulary again and again.
+    gc.collect()
+    gc.freeze()
+    while True:
+        shared.beat_detokenizer()
+        loop.turn(_IDLE_WAIT_S)

@@ -1,0 +1,132 @@
+"""Stop patterns: found as soon as they are complete, and nothing that may become one is shown."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from runtime.ipc.messages import StreamStart
+from runtime.requests.stop_regex import Match, compile_patterns
+from runtime.text.stop_strings import StopMatcher
+
+
+class StopSearch(Protocol):
+    """Looks for the end of a text that arrives in pieces.
+
+    Attributes:
+        matched: the stop string or pattern that was found.
+    """
+
+    matched: str | None
+
+    def push(self, text: str) -> str:
+        """Add `text`; what may be shown now."""
+        ...
+
+    def finish(self) -> str:
+        """The text is over: what may be shown of the rest; it may be a match only now."""
+        ...
+
+
+class RegexStopMatcher:
+    """Looks for several patterns at once.
+
+    The match that is complete first wins, of those the one that begins first: the answer does not
+    depend on how the text was cut.
+    """
+
+    __slots__ = (
+        "_before",
+        "_held",
+        "_held_len",
+        "_keep_match",
+        "_patterns",
+        "_program",
+        "_threads",
+        "matched",
+    )
+
+    def __init__(self, patterns: list[str], *, keep_match: bool) -> None:
+        """Look for `patterns`; with `keep_match` the text up to and with the match is shown."""
+        self._patterns = patterns
+        self._program = compile_patterns(tuple(patterns))
+        self._keep_match = keep_match
+        # What is held back, in pieces: joined only when some of it goes out. Places count from its
+        # beginning.
+        self._held: list[str] = []
+        self._held_len = 0
+        self._before = ""
+        self._threads: dict[int, int] = {}
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """Add `text`; what may be shown now. After a match `matched` is set and nothing follows."""
+        if not text or self.matched is not None:
+            return ""
+        advance, threads, before = self._program.advance, self._threads, self._before
+        idle = self._program.idle
+        self._held.append(text)
+        for place, char in enumerate(text, self._held_len):
+            if threads or char not in idle:
+                threads, match = advance(threads, place, before, char)
+                if match is not None:
+                    return self._found(match)
+            before = char
+        self._before = before
+        self._held_len += len(text)
+        # Threads are in order of their starts.
+        start = next(iter(threads.values()), self._held_len)
+        if not start:
+            self._threads = threads
+            return ""
+        self._threads = {index: each - start for index, each in threads.items()}
+        held = "".join(self._held)
+        self._held = [held[start:]]
+        self._held_len -= start
+        return held[:start]
+
+    def finish(self) -> str:
+        """What was held back; a pattern that asks for the end of the text matches now."""
+        if self.matched is None:
+            match = self._program.finish(self._threads, self._held_len, self._before)
+            if match is not None:
+                return self._found(match)
+        held, self._held = "".join(self._held), []
+        return held
+
+    def _found(self, match: Match) -> str:
+        self.matched = self._patterns[match.pattern]
+        held, self._held = "".join(self._held), []
+        return held[: match.end if self._keep_match else match.start]
+
+
+class _Both:
+    """Stop strings first; patterns look at what these let through."""
+
+    __slots__ = ("_patterns", "_strings", "matched")
+
+    def __init__(self, strings: StopMatcher, patterns: RegexStopMatcher) -> None:
+        self._strings = strings
+        self._patterns = patterns
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        shown = self._patterns.push(self._strings.push(text))
+        if self._patterns.matched is None and self._strings.matched is not None:
+            shown += self._patterns.finish()
+        self.matched = self._patterns.matched or self._strings.matched
+        return shown
+
+    def finish(self) -> str:
+        shown = self._patterns.push(self._strings.finish()) + self._patterns.finish()
+        self.matched = self._patterns.matched
+        return shown
+
+
+def stop_search(start: StreamStart) -> StopSearch | None:
+    """What a stream has to look for, if anything."""
+    keep_match = start.no_stop_trim
+    strings = StopMatcher(start.stop, keep_match=keep_match) if any(start.stop) else None
+    if not start.stop_regex:
+        return strings
+    patterns = RegexStopMatcher(start.stop_regex, keep_match=keep_match)
+    return patterns if strings is None else _Both(strings, patterns)

@@ -1,0 +1,25 @@
+"""What single tokens stand for, where log-probabilities are reported with text."""
+
+from __future__ import annotations
+
+from runtime.text.decoder_choice import DecoderFactory
+from runtime.text.tokenizer import Tokenizer
+
+
+class TokenPieces:
+    """Text and bytes of tokens by id; costs nothing until the first is asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Read `tokenizer` when the first token is asked for."""
+        self._tokenizer = tokenizer
+        self._decoders: DecoderFactory | None = None
+
+    def data(self, token_id: int) -> bytes:
+        """The bytes of a token, which may be a part of a character; empty for an unknown id."""
+        if self._decoders is None:
+            self._decoders = DecoderFactory(self._tokenizer)
+        return self._decoders.token_bytes(token_id)
+
+    def text(self, token_id: int) -> str:
+        """The same as text, with U+FFFD for what is no whole character."""
+        return self.data(token_id).decode(errors="replace")

@@ -1,0 +1,396 @@
+"""Text to token ids and back, as `transformers.AutoTokenizer` does it, without importing torch.
+
+The work is the `tokenizers` library's; this file adds what `transformers` adds around it: the
+tokens and the clean-up of `tokenizer_config.json`, the special tokens' names, the chat template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, processors
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
+
+from runtime.errors import InvalidRequest, StartupError
+from runtime.text.tokenizer_conversion import converted_tokenizer_file
+
+# `transformers` writes 1e30 where a tokenizer knows no limit; no context is this long.
+_MAX_PLAUSIBLE_LENGTH = 10**9
+_NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+# The replacements of `transformers`' clean_up_tokenization, in its order.
+_CLEAN_UPS = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
+
+
+_MISSING = (
+    "This server has no tokenizer (--skip-tokenizer-init): send the prompt as input_ids and read "
+    "output_ids."
+)
+
+
+def clean_up_spaces(text: str) -> str:
+    """Drop the spaces that word-based tokenizers leave before punctuation and contractions."""
+    for spaced, tight in _CLEAN_UPS:
+        text = text.replace(spaced, tight)
+    return text
+
+
+class Tokenizer:
+    """A loaded tokenizer; safe to use from several threads.
+
+    Attributes:
+        backend: the library's object, for the detokenizer.
+        vocab_size: tokens including the added ones; the logits may be wider.
+        model_max_length: longest input the tokenizer claims, `None` when it claims none.
+        chat_template: the Jinja text, the default one where there are several.
+        special_ids: ids that `skip_special_tokens` hides.
+        cleans_up_spaces: whether decoded text goes through `clean_up_spaces`.
+    """
+
+    def __init__(
+        self, backend: Backend, config: dict[str, Any], chat_template: str | None = None
+    ) -> None:
+        """Wrap `backend` as `tokenizer_config.json`'s content `config` says; see `from_folder`."""
+        self.backend = backend
+        # A saved file may carry the settings of its training; requests are never cut in silence.
+        backend.no_truncation()
+        backend.no_padding()
+        _add_configured_tokens(backend, config)
+        self._names = {name: _token_text(config.get(name)) for name in _NAMED_TOKENS}
+        _add_configured_template(backend, config, self.bos_token, self.eos_token)
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.model_max_length = _plausible_length(config.get("model_max_length"))
+        self.chat_template = chat_template
+        self.special_ids: frozenset[int] = frozenset(
+            token_id
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        )
+        # Clean-up is destructive for BPE, whose spaces are part of its tokens.
+        self.cleans_up_spaces = bool(config.get("clean_up_tokenization_spaces")) and (
+            type(backend.model).__name__ != "BPE"
+            or bool(
+                config.get(
+                    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+                )
+            )
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Load the tokenizer of a model folder.
+
+        Raises:
+            StartupError: no tokenizer there that can be read.
+        """
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            path = converted_tokenizer_file(folder)
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise StartupError(f"Cannot read the tokenizer {path}: {error}") from error
+        config = _read_config(folder)
+        return cls(backend, config, _read_chat_template(folder, config))
+
+    @classmethod
+    def without_vocabulary(cls) -> Tokenizer:
+        """For a server that takes and gives token ids only: text is refused, tokens have none."""
+        return _NoTokenizer(Backend(WordLevel({}, unk_token="")), {})
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no vocabulary, and so no text."""
+        return False
+
+    def check_present(self) -> None:
+        """Refuse what needs text.
+
+        Raises:
+            InvalidRequest: there is no vocabulary.
+        """
+
+    # ---- names ----
+
+    @property
+    def bos_token(self) -> str | None:
+        """Text of the token that begins a sequence."""
+        return self._names["bos_token"]
+
+    @property
+    def eos_token(self) -> str | None:
+        """Text of the token that ends a sequence."""
+        return self._names["eos_token"]
+
+    @property
+    def pad_token(self) -> str | None:
+        """Text of the padding token."""
+        return self._names["pad_token"]
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the token that begins a sequence."""
+        return self._id_of(self.bos_token)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the token that ends a sequence."""
+        return self._id_of(self.eos_token)
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id of the padding token."""
+        return self._id_of(self.pad_token)
+
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        """`bos_token`, `eos_token`, `unk_token` and so on, as chat templates see them."""
+        return {name: text for name, text in self._names.items() if text is not None}
+
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self.backend.token_to_id(token)
+
+    def token_text(self, token_id: int) -> str:
+        """The vocabulary's own spelling of a token (`Ġhello`); empty for an id it does not have."""
+        if not 0 <= token_id < 2**32:
+            return ""
+        return self.backend.id_to_token(token_id) or ""
+
+    # ---- text to ids ----
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`, with the tokenizer's own BOS and EOS rule unless told otherwise.
+
+        Raises:
+            InvalidRequest: `text` holds half a surrogate pair, which no encoding can carry.
+        """
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool = True,
+        check_length: Callable[[int], object] | None = None,
+    ) -> list[list[int]]:
+        """Token ids of each text; the library gives the GIL up meanwhile.
+
+        Args:
+            texts: any number.
+            add_special_tokens: whether the tokenizer's own BOS and EOS rule holds.
+            check_length: called with the number of each text's tokens; raises to refuse. Only then
+                they become Python's integers, which holds the GIL, 20 milliseconds a million.
+
+        Raises:
+            InvalidRequest: a text holds half a surrogate pair.
+        """
+        _refuse_surrogates(texts)
+        # The `fast` variant skips character offsets, which nobody here reads: a third cheaper.
+        encodings = self.backend.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        if check_length is not None:
+            for encoding in encodings:
+                check_length(len(encoding))
+        return [encoding.ids for encoding in encodings]
+
+    # ---- ids to text ----
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,  # noqa: ARG002
+    ) -> str:
+        """Text of token ids; ids outside the vocabulary give no text.
+
+        `spaces_between_special_tokens` is accepted for its place in the API: like the fast
+        tokenizers of `transformers`, this one never put spaces between special tokens.
+
+        Raises:
+            InvalidRequest: an id that is no unsigned 32-bit number.
+        """
+        try:
+            text = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise InvalidRequest(f"Token ids must be integers in [0, 2**32): {error}.") from error
+        return clean_up_spaces(text) if self.cleans_up_spaces else text
+
+    def decode_batch(
+        self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = True
+    ) -> list[str]:
+        """Text of each sequence of token ids.
+
+        Raises:
+            InvalidRequest: an id that is no unsigned 32-bit number.
+        """
+        try:
+            # Unlike the library's function for one, this gives the GIL up.
+            texts = self.backend.decode_batch(batch, skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise InvalidRequest(f"Token ids must be integers in [0, 2**32): {error}.") from error
+        return [clean_up_spaces(text) if self.cleans_up_spaces else text for text in texts]
+
+
+class _NoTokenizer(Tokenizer):
+    @property
+    def is_missing(self) -> bool:
+        return True
+
+    def check_present(self) -> None:
+        raise InvalidRequest(_MISSING)
+
+    def encode_batch(
+        self,
+        texts: Sequence[str],  # noqa: ARG002  # the base class's parameters
+        add_special_tokens: bool = True,  # noqa: ARG002
+        check_length: Callable[[int], object] | None = None,  # noqa: ARG002
+    ) -> list[list[int]]:
+        raise InvalidRequest(_MISSING)
+
+    def decode(
+        self,
+        ids: Sequence[int],  # noqa: ARG002
+        skip_special_tokens: bool = True,  # noqa: ARG002
+        spaces_between_special_tokens: bool = True,  # noqa: ARG002
+    ) -> str:
+        raise InvalidRequest(_MISSING)
+
+    def decode_batch(
+        self,
+        batch: Sequence[Sequence[int]],  # noqa: ARG002
+        skip_special_tokens: bool = True,  # noqa: ARG002
+    ) -> list[str]:
+        raise InvalidRequest(_MISSING)
+
+
+def _refuse_surrogates(texts: Sequence[str]) -> None:
+    for text in texts:
+        if text.isascii():
+            continue
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"The text is not valid Unicode: half a surrogate pair at character {error.start}."
+            ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StartupError(f"Cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise StartupError(f"Cannot read {path}: it must hold a JSON object.")
+    return content
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    config = _read_json(folder / "tokenizer_config.json")
+    named = _read_json(folder / "special_tokens_map.json")
+    # `transformers` lets the older file win only where the newer one lists no added tokens.
+    return {**named, **config} if "added_tokens_decoder" in config else {**config, **named}
+
+
+def _read_chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        return jinja.read_text(encoding="utf-8")
+    for template in (
+        _read_json(folder / "chat_template.json").get("chat_template"),
+        config.get("chat_template"),
+    ):
+        if isinstance(template, list):
+            template = {entry["name"]: entry["template"] for entry in template}
+        if isinstance(template, dict):
+            template = template.get("default")
+        if isinstance(template, str):
+            return template
+    return None
+
+
+def _token_text(value: Any) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _plausible_length(value: Any) -> int | None:
+    if isinstance(value, int | float) and 0 < value < _MAX_PLAUSIBLE_LENGTH:
+        return int(value)
+    return None
+
+
+def _added_token(value: dict[str, Any], special: bool) -> AddedToken:
+    flags = {key: bool(value[key]) for key in ("lstrip", "rstrip", "single_word") if key in value}
+    special = bool(value.get("special", special))
+    normalized = bool(value.get("normalized", not special))
+    return AddedToken(value["content"], special=special, normalized=normalized, **flags)
+
+
+def _add_configured_tokens(backend: Backend, config: dict[str, Any]) -> None:
+    # Order decides the ids of tokens that are new to the vocabulary: as `transformers`, first the
+    # numbered ones by id, then the named, then the extra.
+    numbered = config.get("added_tokens_decoder") or {}
+    tokens = [_added_token(numbered[key], False) for key in sorted(numbered, key=int)]
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    known.update(token.content for token in tokens)
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        extra = list(extra.values())
+    for value in [*(config.get(name) for name in _NAMED_TOKENS), *extra]:
+        text = _token_text(value)
+        if text is None or text in known:
+            continue
+        known.add(text)
+        tokens.append(_added_token(value if isinstance(value, dict) else {"content": text}, True))
+    backend.add_tokens(tokens)
+
+
+def _add_configured_template(
+    backend: Backend, config: dict[str, Any], bos: str | None, eos: str | None
+) -> None:
+    processor = backend.post_processor
+    if processor is not None and processor.num_special_tokens_to_add(False) > 0:
+        return
+    # Checkpoints of the Llama family may leave BOS to the class that `transformers` 4 wrapped
+    # around the file (DeepSeek-V3 does); without it such a model degrades.
+    first = bos if config.get("add_bos_token") is True else None
+    last = eos if config.get("add_eos_token") is True else None
+    if first is None and last is None:
+        return
+    pieces = [first, "$A", last]
+    template = processors.TemplateProcessing(
+        single=[piece for piece in pieces if piece is not None],
+        special_tokens=[
+            (token, backend.token_to_id(token)) for token in {first, last} if token is not None
+        ],
+    )
+    backend.post_processor = (
+        template if processor is None else processors.Sequence([processor, template])
+    )

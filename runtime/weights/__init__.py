@@ -1,0 +1,1 @@
+"""Weights: from files, from trainers, while serving."""

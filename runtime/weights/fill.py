@@ -1,0 +1,115 @@
+"""Fill a model's parameters from a stream of tensors: at start and on a live model alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
+
+from runtime.checkpoint.check import describe
+from runtime.checkpoint.model_spec import WeightSpec
+from runtime.errors import StartupError
+from runtime.models.layers.parameter import WeightHolder, WeightShard
+from runtime.models.model import Model
+
+
+def load_weights(
+    model: Model,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    partial: bool = False,
+    before: Callable[[str, WeightHolder], None] | None = None,
+) -> None:
+    """Fill `model` from checkpoint tensors; on a live model, replace its weights.
+
+    Each layer is packed as soon as its last tensor has come, so beside the model only the layers
+    in the making take memory. Tensors are cast to the model's type and cut to its rank's part.
+
+    Args:
+        model: fresh, or loaded before.
+        tensors: (checkpoint name, tensor); shapes as in `ModelSpec.weights`, or those of this
+            rank's parts, as `shards_of` has them; any device.
+        partial: accept that tensors are missing and keep what the model has there; only for a
+            model that was loaded before.
+        before: called with each layer's name before its first tensor is written.
+
+    Raises:
+        StartupError: a tensor nobody expects, one that comes twice, of the wrong shape, or not at
+            all. A live model keeps the layers that were replaced before the error.
+    """
+    fill = _Fill(model, before)
+    try:
+        for name, tensor in tensors:
+            fill.take(name, tensor)
+        fill.finish(partial)
+    except BaseException:
+        for holder in fill.touched():
+            holder.discard()
+        raise
+
+
+def shards_of(model: Model) -> dict[str, WeightShard]:
+    """Return which part of each checkpoint tensor this rank takes, by the tensor's name."""
+    holders = dict(model.holders())
+    found = {}
+    for spec in model.spec.weights:
+        holder_name, _, parameter = spec.target.rpartition(".")
+        found[spec.name] = dict(holders[holder_name].parameters())[parameter].shards[spec.shard]
+    return found
+
+
+class _Fill:
+    """Which shards of which holders are still open."""
+
+    def __init__(self, model: Model, before: Callable[[str, WeightHolder], None] | None) -> None:
+        self.before = before
+        self.spec = model.spec
+        self.holders: dict[str, WeightHolder] = dict(model.holders())
+        self.specs = {spec.name: spec for spec in model.spec.weights}
+        self.open: dict[str, dict[tuple[str, str], WeightSpec]] = {}
+        for spec in self.specs.values():
+            holder_name, _, parameter = spec.target.rpartition(".")
+            self.open.setdefault(holder_name, {})[parameter, spec.shard] = spec
+        self.sizes = {name: len(shards) for name, shards in self.open.items()}
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        spec = self.specs.get(name)
+        if spec is None:
+            if self.spec.is_ignored(name):
+                return
+            raise StartupError(f"Unexpected tensor {name!r} for {self.spec.architecture}")
+        holder_name, _, parameter_name = spec.target.rpartition(".")
+        shards = self.open[holder_name]
+        holder = self.holders[holder_name]
+        parameter = dict(holder.parameters())[parameter_name]
+        if tuple(tensor.shape) not in (spec.shape, parameter.shards[spec.shard].local_shape):
+            raise StartupError(
+                f"Tensor {name!r} is {list(tensor.shape)}, expected {list(spec.shape)}"
+            )
+        if not tensor.is_floating_point():
+            raise StartupError(f"Tensor {name!r} is {tensor.dtype}, expected a floating type")
+        if self.before is not None and len(shards) == self.sizes[holder_name]:
+            self.before(holder_name, holder)
+        if shards.pop((parameter_name, spec.shard), None) is None:
+            raise StartupError(f"Tensor {name!r} comes twice")
+        parameter.fill(spec.shard, tensor)
+        if not shards:
+            holder.finalize([])
+
+    def touched(self) -> list[WeightHolder]:
+        """Return the holders that were filled in part."""
+        return [
+            self.holders[name]
+            for name, shards in self.open.items()
+            if 0 < len(shards) < self.sizes[name]
+        ]
+
+    def finish(self, partial: bool) -> None:
+        missing = [spec.name for shards in self.open.values() for spec in shards.values()]
+        if missing and not partial:
+            raise StartupError(
+                f"{self.spec.architecture} cannot be loaded: {describe('missing', missing)}"
+            )
+        for name, shards in self.open.items():
+            if 0 < len(shards) < self.sizes[name]:
+                self.holders[name].finalize(list(shards))

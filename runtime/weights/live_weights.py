@@ -1,0 +1,318 @@
+"""The weights of a model that serves: replaced, taken back, read, checked, released, all by rank.
+
+An update is atomic on its rank: it is kept or undone as a whole. What it takes to go back is read
+from the folder that the weights came from, where that is still the same; else each layer is copied
+to the host before it is replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from runtime.checkpoint.check import describe
+from runtime.checkpoint.model_spec import WeightSpec
+from runtime.errors import InvalidRequest
+from runtime.models.layers.parameter import WeightHolder, WeightShard
+from runtime.models.model import Model
+from runtime.weights.fill import load_weights
+from runtime.weights.load_model import dummy_tensors
+from runtime.weights.weight_files import WeightFiles
+
+# A layer's tensors by parameter name, plain, on the host.
+_Saved = dict[str, Tensor]
+
+
+class LiveWeights:
+    """One rank's weights.
+
+    Attributes:
+        are_released: their memory was given back; only `restore` may follow.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        source: WeightFiles | None,
+        beat: Callable[[], None],
+        spill_folder: Path,
+    ) -> None:
+        """Look after the weights of `model`, which is loaded.
+
+        Args:
+            model: on its device.
+            source: the files that hold exactly these weights, if any do.
+            beat: called often while tensors are read, as proof of life.
+            spill_folder: where released weights are kept that no file holds, when they cannot be
+                kept on the host.
+        """
+        self._model = model
+        self._holders: dict[str, WeightHolder] = dict(model.holders())
+        self._source = source
+        self._beat = beat
+        self._spill_folder = spill_folder
+        # Set from the first change to `keep` or `undo`: copies, files, or that there was nothing.
+        self._undo: dict[str, _Saved] | WeightFiles | Literal["released"] | None = None
+        self._undo_source: WeightFiles | None = None
+        self._digests: dict[str, str] | None = None
+        # Released weights that are in no file of a model folder: copies, or where they were spilt.
+        self._backup: dict[str, _Saved] | Path | None = None
+        self.are_released = False
+
+    # ---- updates ----
+
+    def load_folder(self, folder: Path) -> None:
+        """Replace every weight by the folder's.
+
+        Raises:
+            StartupError: the files do not fit, and nothing was changed; or they could not be read
+                to the end, and `undo` must follow.
+        """
+        files = WeightFiles.open(folder, self._model.spec)
+        self._load(files.tensors(), partial=False)
+        self._source = files
+
+    def load_dummy(self, seed: int) -> None:
+        """Replace every weight by the random number that `seed` gives."""
+        device = self._model.context.device
+        self._load(dummy_tensors(self._model.spec, seed, device), partial=False)
+
+    def load_tensors(
+        self, shapes: Mapping[str, Sequence[int]], tensors: Iterable[tuple[str, Tensor]]
+    ) -> None:
+        """Replace some weights by whole tensors under their checkpoint names.
+
+        Args:
+            shapes: of all of them, checked before the first is taken.
+            tensors: floating-point, on any device.
+
+        Raises:
+            InvalidRequest: a name or a shape is wrong, and nothing was changed.
+            StartupError: something else does not fit; `undo` must follow.
+        """
+        self.check(shapes)
+        self._load(tensors, partial=True)
+
+    def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Compare names and shapes with the model's.
+
+        Raises:
+            InvalidRequest: some are wrong, or the weights are released.
+        """
+        self._check_present()
+        specs = {spec.name: spec for spec in self._model.spec.weights}
+        unknown = [
+            name for name in shapes if name not in specs and not self._model.spec.is_ignored(name)
+        ]
+        wrong = [
+            f"{name} is {list(shape)}, expected {list(specs[name].shape)}"
+            for name, shape in shapes.items()
+            if name in specs and tuple(shape) != specs[name].shape
+        ]
+        problems = [describe("unknown", unknown), describe("of the wrong shape", wrong)]
+        if any(problems):
+            raise InvalidRequest("; ".join(filter(None, problems)))
+
+    def _load(self, tensors: Iterable[tuple[str, Tensor]], *, partial: bool) -> None:
+        if partial:
+            self._check_present()
+        assert self._undo is None, "the update before was neither kept nor undone"
+        self._undo_source = source = self._source
+        if self.are_released:
+            self._undo = "released"
+        elif source is not None and not partial and source.changed() is None:
+            self._undo = source
+        else:
+            self._undo = {}
+        # What is loaded now is no longer what the files hold, whatever comes of it.
+        self._source = None
+        load_weights(self._model, self._beating(tensors), partial=partial, before=self._save)
+        self.are_released = False
+
+    def _save(self, name: str, holder: WeightHolder) -> None:
+        if isinstance(self._undo, dict) and name not in self._undo:
+            self._undo[name] = _copies(holder)
+
+    def keep(self) -> None:
+        """The update stands."""
+        self._undo = self._undo_source = None
+        if not self.are_released:
+            self._drop_backup()
+
+    def undo(self) -> None:
+        """Take back everything since the last `keep`.
+
+        Raises:
+            StartupError: what was there before cannot be read any more; the weights are a mixture.
+        """
+        undo, self._undo = self._undo, None
+        if undo is None:
+            return
+        if undo == "released":
+            self._release_all()
+        elif isinstance(undo, WeightFiles):
+            load_weights(self._model, self._beating(undo.tensors()))
+        else:
+            for name, saved in undo.items():
+                self._put(self._holders[name], saved)
+        self._source, self._undo_source = self._undo_source, None
+
+    # ---- reading ----
+
+    def read(self, name: str, num_rows: int) -> tuple[Tensor, WeightShard]:
+        """This rank's part of a weight's first rows.
+
+        Returns:
+            A float32 copy on the host, and the shard that says where the part belongs.
+
+        Raises:
+            InvalidRequest: no such weight.
+        """
+        self._check_present()
+        tensor, shard = self._part(self._spec(name))
+        if shard.shard_dim == 0:
+            num_rows = max(0, min(num_rows - shard.start, shard.length))
+        return tensor[:num_rows].to("cpu", torch.float32, copy=True).contiguous(), shard
+
+    def _spec(self, name: str) -> WeightSpec:
+        wanted = self._model.spec.aliases.get(name, name)
+        for spec in self._model.spec.weights:
+            if spec.name == wanted:
+                return spec
+        raise InvalidRequest(
+            f"The model has no weight {name[:128]!r}; names are those of the checkpoint, such as "
+            "'model.embed_tokens.weight'.",
+            param="name",
+        )
+
+    def _part(self, spec: WeightSpec) -> tuple[Tensor, WeightShard]:
+        holder_name, _, parameter_name = spec.target.rpartition(".")
+        holder = self._holders[holder_name]
+        shard = dict(holder.parameters())[parameter_name].shards[spec.shard]
+        return holder.plain(parameter_name).narrow(0, shard.offset, shard.num_rows), shard
+
+    # ---- a trainer's tests ----
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of this rank's part of each weight, by checkpoint name."""
+        self._check_present()
+        found = {}
+        for spec in self._model.spec.weights:
+            tensor, _ = self._part(spec)
+            data = tensor.to("cpu").contiguous().view(-1).view(torch.uint8).numpy()
+            found[spec.name] = hashlib.sha256(data).hexdigest()  # type: ignore[arg-type]  # arrays have buffers
+            self._beat()
+        return found
+
+    def snapshot(self) -> None:
+        """Remember the weights for `differences`."""
+        self._digests = self.digests()
+
+    def differences(self) -> list[str]:
+        """Names of the weights that differ from the snapshot.
+
+        Raises:
+            InvalidRequest: there is no snapshot.
+        """
+        if self._digests is None:
+            raise InvalidRequest("There is no snapshot to compare with: take one first.")
+        before = self._digests
+        return [name for name, digest in self.digests().items() if digest != before[name]]
+
+    def destroy(self) -> None:
+        """Overwrite every weight with noise, so that an update that leaves one out shows."""
+        self._check_present()
+        self._source = None
+        for holder in self._holders.values():
+            self._put(holder, {name: t.normal_() for name, t in _copies(holder).items()})
+            self._beat()
+
+    # ---- memory ----
+
+    def release(self) -> None:
+        """Give the memory of large matrices back.
+
+        Where a model folder holds them they are read from there again. Else they are kept on the
+        host, or, when that is the device, in files.
+        """
+        self._check_present()
+        if self._source is None or self._source.changed() is not None:
+            if self._model.context.device.type == "cpu":
+                self._backup = self._spilt()
+            else:
+                self._backup = {name: _copies(holder) for name, holder in self._holders.items()}
+        self._release_all()
+
+    def _spilt(self) -> Path:
+        self._spill_folder.mkdir(parents=True, exist_ok=True)
+        for name, holder in self._holders.items():
+            save_file(_copies(holder), self._spill_folder / name)
+            self._beat()
+        return self._spill_folder
+
+    def _release_all(self) -> None:
+        for holder in self._holders.values():
+            holder.release()
+        self.are_released = True
+
+    def restore(self) -> None:
+        """Bring back what `release` gave away.
+
+        Raises:
+            StartupError: the files are gone; the weights stay released.
+        """
+        if not self.are_released:
+            return
+        try:
+            self._fill_again()
+        except BaseException:
+            # What has its memory already would stand in the way of whoever needs it.
+            self._release_all()
+            raise
+        self._drop_backup()
+        self.are_released = False
+
+    def _fill_again(self) -> None:
+        backup = self._backup
+        if backup is None:
+            assert self._source is not None, "what has no file has a copy"
+            load_weights(self._model, self._beating(self._source.tensors()))
+            return
+        for name, holder in self._holders.items():
+            self._put(
+                holder, load_file(backup / name) if isinstance(backup, Path) else backup[name]
+            )
+            self._beat()
+
+    def _drop_backup(self) -> None:
+        if isinstance(self._backup, Path):
+            shutil.rmtree(self._backup, ignore_errors=True)
+        self._backup = None
+
+    def _check_present(self) -> None:
+        if self.are_released:
+            raise InvalidRequest(
+                "The weights' memory is released; /resume_memory_occupation brings it back."
+            )
+
+    def _beating(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for item in tensors:
+            self._beat()
+            yield item
+
+    @staticmethod
+    def _put(holder: WeightHolder, saved: _Saved) -> None:
+        for name, parameter in holder.parameters():
+            parameter.allocate().copy_(saved[name])
+        holder.finalize([])
+
+
+def _copies(holder: WeightHolder) -> _Saved:
+    return {name: holder.plain(name).to("cpu", copy=True) for name, _ in holder.parameters()}

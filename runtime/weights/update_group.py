@@ -1,0 +1,408 @@
+"""Groups with a trainer, beside the ranks' own: its rank 0 broadcasts new weights to all of ours.
+
+The rendezvous is that of the helper that RL trainers carry around (`init_custom_process_group`), so
+theirs and ours meet: torch's own functions make one default group a process, which the ranks of a
+tensor-parallel worker have already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
+
+from runtime.errors import InvalidRequest
+from runtime.ipc.weight_messages import (
+    BROADCAST_TIMEOUT_S,
+    JoinGroup,
+    ReceiveTensors,
+    TensorSpec,
+)
+
+logger = logging.getLogger(__name__)
+
+# For everybody to arrive.
+TIMEOUT_S = BROADCAST_TIMEOUT_S
+_POLL_S = 0.002
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def create_group(
+    address: str, port: int, rank: int, world_size: int, name: str, backend: str
+) -> Any:
+    """Meet the others; a process group that `torch.distributed.broadcast(..., group=)` takes.
+
+    Args:
+        address: of a TCP store that rank 0 opens and the others find.
+        port: of that store.
+        rank: of this process in the group.
+        world_size: how many processes meet.
+        name: the same for all of them.
+        backend: `gloo` or `nccl`.
+    """
+    timeout = timedelta(seconds=TIMEOUT_S)
+    hosts = f"[{address}]" if ":" in address else address
+    store, rank, world_size = next(
+        rendezvous(f"tcp://{hosts}:{port}", rank, world_size, timeout=timeout)
+    )
+    store.set_timeout(timeout)
+    with _default_group_unbound():
+        group, _ = distributed_c10d._new_process_group_helper(
+            world_size,
+            rank,
+            [],
+            dist.Backend(backend),
+            distributed_c10d.PrefixStore(name, store),
+            group_name=name,  # type: ignore[arg-type]  # a `NewType` of str in some torch versions
+            # Not before ours: NCCL's watchdog ends the process.
+            timeout=timeout * 2 if backend == "nccl" else timeout,
+        )
+    distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}
+    return group
+
+
+@contextlib.contextmanager
+def _default_group_unbound() -> Iterator[None]:
+    """Hide the GPU that the default group was made for, if it was.
+
+    By that torch takes the new group for a part of the default one, and splits its communicator,
+    which all of its members would have to do together and none of the newcomers could.
+    """
+    default = dist.group.WORLD if dist.is_initialized() else None
+    bound = None if default is None else default.bound_device_id
+    if default is None or bound is None:
+        yield
+        return
+    default.bound_device_id = None
+    try:
+        yield
+    finally:
+        default.bound_device_id = bound
+
+
+@dataclass
+class _Reception:
+    """Tensors on their way: `received` or `error` is set by the time that `is_done` is."""
+
+    received: list[tuple[str, Tensor]] | None = None
+    error: str = ""
+    is_done: bool = False
+
+
+@dataclass
+class _Member:
+    """One group and how far we are in joining it; `group` is set once everybody came."""
+
+    name: str
+    backend: str
+    is_joining: bool = True
+    is_left: bool = False
+    is_broken: bool = False
+    group: Any = None
+    error: str = ""
+    reception: _Reception | None = None
+
+
+class UpdateGroups:
+    """The groups that this rank is in. Nothing in here waits: threads meet, receive and leave."""
+
+    def __init__(self, tp_rank: int, device: torch.device) -> None:
+        """Be in none.
+
+        Args:
+            tp_rank: added to a group's `rank_offset`.
+            device: where tensors are received with NCCL.
+        """
+        self._tp_rank = tp_rank
+        self._device = device
+        self._members: dict[str, _Member] = {}
+        # Threads that end groups, by name.
+        self._leaving: dict[str, threading.Thread] = {}
+
+    def join(self, request: JoinGroup) -> None:
+        """Begin to meet the others; returns at once, `status` tells when they have come.
+
+        Raises:
+            InvalidRequest: the group exists, or its back end cannot work here.
+        """
+        if request.group_name in self._members:
+            raise InvalidRequest(
+                f"The group {request.group_name!r} exists; destroy it first or choose another name."
+            )
+        if request.backend == "nccl" and self._device.type != "cuda":
+            raise InvalidRequest(
+                "backend 'nccl' needs a GPU; this model runs on the CPU: use 'gloo'."
+            )
+        member = self._members[request.group_name] = _Member(request.group_name, request.backend)
+        # A daemon: a trainer that never comes must not keep this process alive.
+        threading.Thread(
+            target=self._meet, args=(member, request), name="update-group", daemon=True
+        ).start()
+
+    def _meet(self, member: _Member, request: JoinGroup) -> None:
+        try:
+            self._set_device()
+            # One of the same name may be about to end.
+            if (leaving := self._leaving.get(member.name)) is not None:
+                leaving.join()
+            with _interface_for(request.master_address):
+                member.group = create_group(
+                    request.master_address,
+                    request.master_port,
+                    request.rank_offset + self._tp_rank,
+                    request.world_size,
+                    request.group_name,
+                    request.backend,
+                )
+        # Whatever the library throws is the caller's to know, and no reason to end.
+        except Exception as error:
+            member.error = first_line(error)
+        finally:
+            member.is_joining = False
+        if member.is_left and member.group is not None:
+            self._end(member)
+
+    def _set_device(self) -> None:
+        # A new thread begins with GPU 0.
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
+    def is_joined(self, name: str) -> bool:
+        """Whether everybody is there; false while some are still awaited.
+
+        Raises:
+            InvalidRequest: they did not meet, and the group is forgotten; or there is none.
+        """
+        member = self._member(name)
+        if member.is_joining:
+            return False
+        if member.group is None:
+            del self._members[name]
+            raise InvalidRequest(f"The group {name!r} could not be joined: {member.error}")
+        return True
+
+    def leave(self, name: str) -> None:
+        """Forget a group.
+
+        Raises:
+            InvalidRequest: there is none of that name.
+        """
+        self._member(name)
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        member = self._members.pop(name)
+        member.is_left = True
+        if member.reception is not None and not member.reception.is_done:
+            member.is_broken = True
+        if member.group is not None:
+            # NCCL may wait for the trainer to leave, too; nobody else shall.
+            thread = threading.Thread(
+                target=self._end, args=(member,), name="update-group-end", daemon=True
+            )
+            self._leaving[name] = thread
+            thread.start()
+
+    def _end(self, member: _Member) -> None:
+        group, member.group = member.group, None
+        if group is None:
+            return
+        try:
+            self._set_device()
+            if member.is_broken and member.backend == "nccl":
+                # A broadcast that nobody answers is still running.
+                distributed_c10d._abort_process_group(group)
+            else:
+                dist.destroy_process_group(group)
+        except Exception as error:
+            logger.warning("The group %r did not end in order: %s", member.name, first_line(error))
+
+    def receive(self, request: ReceiveTensors) -> None:
+        """Begin to take the tensors that the group's rank 0 broadcasts; returns at once.
+
+        Raises:
+            InvalidRequest: there is no such group, it is not complete, or it is receiving already.
+        """
+        name = request.group_name
+        if not self.is_joined(name):
+            raise InvalidRequest(f"The group {name!r} is not complete yet.")
+        member = self._members[name]
+        if member.reception is not None and not member.reception.is_done:
+            raise InvalidRequest(f"The group {name!r} still waits for another broadcast.")
+        # Whatever was received before and never asked for is forgotten.
+        member.reception = _Reception()
+        threading.Thread(
+            target=self._receive,
+            args=(member, member.reception, request),
+            name="update-group-receive",
+            daemon=True,
+        ).start()
+
+    def is_received(self, name: str) -> bool:
+        """Whether all tensors have come.
+
+        Raises:
+            InvalidRequest: nothing is awaited; or a broadcast failed, and the group is forgotten,
+                since nobody knows what the others have received.
+        """
+        reception = self._reception(name)
+        if not reception.is_done:
+            return False
+        if reception.received is None:
+            self._members[name].is_broken = True
+            self._forget(name)
+            raise InvalidRequest(
+                f"A broadcast of the group {name!r} failed, and the group with it: "
+                f"{reception.error}"
+            )
+        return True
+
+    def take(self, name: str) -> list[tuple[str, Tensor]]:
+        """The tensors that have come, by name; they are given once.
+
+        Raises:
+            InvalidRequest: not all of them have, or nothing is awaited.
+        """
+        received = self._reception(name).received
+        if received is None:
+            raise InvalidRequest(f"Not everything has come from the group {name!r}.")
+        self._members[name].reception = None
+        return received
+
+    def _reception(self, name: str) -> _Reception:
+        reception = self._member(name).reception
+        if reception is None:
+            raise InvalidRequest(f"The group {name!r} awaits no broadcast.")
+        return reception
+
+    def _receive(self, member: _Member, reception: _Reception, request: ReceiveTensors) -> None:
+        try:
+            self._set_device()
+            reception.received = self._receive_all(member, request)
+            if self._device.type == "cuda":
+                # Complete for whoever uses them on another thread's stream.
+                torch.cuda.current_stream().synchronize()
+        # Whatever the library throws is the caller's to know, and no reason to end.
+        except Exception as error:
+            reception.received, reception.error = None, first_line(error)
+        finally:
+            reception.is_done = True
+
+    def _receive_all(self, member: _Member, request: ReceiveTensors) -> list[tuple[str, Tensor]]:
+        device = self._device if member.backend == "nccl" else torch.device("cpu")
+        if request.flattened:
+            return list(self._receive_flat(member, request, device))
+        received = []
+        for spec in request.tensors:
+            tensor = torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device)
+            self._broadcast(tensor, member, request.timeout_s)
+            received.append((spec.name, tensor))
+        return received
+
+    def _receive_flat(
+        self, member: _Member, request: ReceiveTensors, device: torch.device
+    ) -> Iterator[tuple[str, Tensor]]:
+        sizes = [size_bytes(spec) for spec in request.tensors]
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        self._broadcast(flat, member, request.timeout_s)
+        start = 0
+        for spec, size in zip(request.tensors, sizes, strict=True):
+            yield spec.name, tensor_at(flat, start, spec)
+            start += size
+
+    @staticmethod
+    def _broadcast(tensor: Tensor, member: _Member, timeout_s: float) -> None:
+        options = dist.BroadcastOptions()
+        # A broadcast that is given up must not keep its group from ending. NCCL's own limit comes
+        # later than ours: its watchdog ends the process.
+        options.timeout = timedelta(seconds=timeout_s * (2 if member.backend == "nccl" else 1))
+        work = member.group.broadcast([tensor], options)
+        deadline = time.monotonic() + timeout_s
+        too_late = TimeoutError(f"nothing came for {timeout_s:g} s")
+        while not work.is_completed():
+            if member.is_left:
+                raise RuntimeError("the group was destroyed")
+            if time.monotonic() > deadline:
+                raise too_late
+            time.sleep(_POLL_S)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            # Gloo's clock may be the first to notice, by a moment.
+            if "Timed out" in str(error):
+                raise too_late from error
+            raise
+
+    def _member(self, name: str) -> _Member:
+        member = self._members.get(name)
+        if member is None:
+            known = ", ".join(map(repr, self._members)) or "none"
+            raise InvalidRequest(f"There is no group {name!r}; groups: {known}.")
+        return member
+
+
+def first_line(error: Exception) -> str:
+    """What a library says, without the trace that it appends."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def size_bytes(spec: TensorSpec) -> int:
+    """Bytes of the tensor that `spec` describes."""
+    return torch.Size(spec.shape).numel() * DTYPES[spec.dtype].itemsize
+
+
+def tensor_at(flat: Tensor, start: int, spec: TensorSpec) -> Tensor:
+    """The tensor at byte `start` of `flat`, `[size]` uint8; a view where it is aligned."""
+    piece = flat[start : start + size_bytes(spec)]
+    dtype = DTYPES[spec.dtype]
+    if start % dtype.itemsize:
+        piece = piece.clone()
+    return piece.view(dtype).view(spec.shape)
+
+
+class _interface_for:  # a context manager, used like a function
+    """Lets a group beyond this machine out: the ranks' own group is tied to the loopback."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._saved: dict[str, str] = {}
+
+    def __enter__(self) -> None:
+        if _is_loopback(self._address):
+            return
+        for name in _INTERFACES:
+            if os.environ.get(name) == "lo":
+                self._saved[name] = os.environ.pop(name)
+
+    def __exit__(self, *_: object) -> None:
+        os.environ.update(self._saved)
+
+
+def _is_loopback(address: str) -> bool:
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,111 @@
+"""The files that weights came from: read again without a map, known again when they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from io import FileIO
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runtime.checkpoint.check import CheckpointSummary, check_model_folder
+from runtime.checkpoint.headers import TensorInfo
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.regular_file import open_regular
+from runtime.errors import StartupError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+# A system reads at most 2 GiB at once.
+_READ_BYTES = 1 << 30
+
+_Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """A checked folder's weights as they were when they were looked at.
+
+    Attributes:
+        summary: what is in them.
+        stamps: size, time of change in nanoseconds and inode of each file.
+    """
+
+    summary: CheckpointSummary
+    stamps: dict[Path, _Stamp]
+
+    @classmethod
+    def open(cls, folder: Path, config: ModelSpec) -> WeightFiles:
+        """Look at the headers in `folder`.
+
+        Raises:
+            StartupError: they cannot be read or do not fit `config`; one line.
+        """
+        summary = check_model_folder(folder, config)
+        paths = {info.file for info in summary.tensors.values()}
+        return cls(summary, {path: _stamp(path) for path in paths})
+
+    def changed(self) -> Path | None:
+        """A file that is no longer what it was."""
+        for path, stamp in self.stamps.items():
+            try:
+                if _stamp(path) != stamp:
+                    return path
+            except StartupError:
+                return path
+        return None
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors one by one, in the order of the bytes on disk.
+
+        Read, not mapped: a map of a file that somebody cuts short ends the process that reads it.
+
+        Raises:
+            StartupError: a file cannot be read, or changed since it was looked at.
+        """
+        for path, infos in groupby(self.summary.tensors.values(), key=lambda info: info.file):
+            yield from read_tensors(path, infos)
+        path_changed = self.changed()
+        if path_changed is not None:
+            raise StartupError(f"{path_changed} was changed while it was read")
+
+
+def read_tensors(path: Path, infos: Iterable[TensorInfo]) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors of one file, each in memory of its own.
+
+    Raises:
+        StartupError: the file cannot be read, or ends too soon.
+    """
+    try:
+        with open_regular(path) as file:
+            for info in infos:
+                yield info.name, _read(file, info)
+    except OSError as error:
+        raise StartupError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _read(file: FileIO, info: TensorInfo) -> Tensor:
+    file.seek(info.start)
+    raw = torch.empty(info.size_bytes, dtype=torch.uint8)
+    view = memoryview(raw.numpy()).cast("B")  # type: ignore[arg-type]  # arrays have buffers
+    while len(view):
+        count = file.readinto(view[:_READ_BYTES])
+        if not count:
+            raise StartupError(f"{info.file} ends inside of tensor {info.name!r}")
+        view = view[count:]
+    return raw.view(DTYPES[info.dtype]).view(info.shape)
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise StartupError(f"{path} cannot be read: {error.strerror}") from error
+    return found.st_size, found.st_mtime_ns, found.st_ino

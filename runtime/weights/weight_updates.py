@@ -1,0 +1,141 @@
+"""Weight calls on rank 0: passed to every rank, gathered, kept or taken back as one."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from runtime.ipc.messages import ControlReply
+from runtime.ipc.weight_messages import (
+    CheckWeights,
+    KeepUpdate,
+    RankReply,
+    ReadWeight,
+    ReleaseMemory,
+    RestoreGraphs,
+    ResumeMemory,
+    UndoUpdate,
+    WeightCall,
+    WeightOp,
+    WeightPart,
+    WeightUpdate,
+)
+from runtime.weights.rank_weights import RankWeights
+
+logger = logging.getLogger(__name__)
+
+
+class OtherRanks(Protocol):
+    """What is needed of the ranks besides this one; one that dies takes this process along."""
+
+    def ask(self, op: WeightOp) -> None:
+        """Send every other rank `op`."""
+        ...
+
+    def replies(self, beat: Callable[[], None]) -> list[RankReply]:
+        """Wait for the answer of each; `beat` is called often meanwhile."""
+        ...
+
+
+class WeightUpdates:
+    """Does weight operations on all ranks, so that they always agree."""
+
+    def __init__(
+        self, rank: RankWeights, others: OtherRanks | None, beat: Callable[[], None]
+    ) -> None:
+        """Act on `rank`, this process's own, and on `others` where there are any."""
+        self._rank = rank
+        self._beat = beat
+        self._others = others
+
+    @property
+    def can_compute(self) -> bool:
+        """Whether the weights and the KV pool have their memory."""
+        return self._rank.can_compute
+
+    def handle(self, call: WeightCall) -> ControlReply:
+        """Do what `call` says; no step may be in flight."""
+        op = call.op
+        if isinstance(op, WeightUpdate):
+            return self._update(call.call_id, op)
+        replies = self._everywhere(op)
+        failed = _failures(replies)
+        if failed and isinstance(op, ReleaseMemory):
+            # Nobody will ask for what was given back.
+            self._everywhere(ResumeMemory(op.tags))
+            self._restore_graphs()
+        if not failed and isinstance(op, ResumeMemory):
+            failed = self._restore_graphs()
+        if failed:
+            return ControlReply(call.call_id, False, failed)
+        if isinstance(op, ReadWeight):
+            return ControlReply(call.call_id, True, data=_join(replies))
+        messages = [reply.message for reply in replies]
+        if isinstance(op, CheckWeights) and op.action == "checksum" and len(messages) > 1:
+            return ControlReply(call.call_id, True, " ".join(messages))
+        # Something that takes time is done when the last rank says so.
+        return ControlReply(call.call_id, True, messages[0] if all(messages) else "")
+
+    def _update(self, call_id: int, op: WeightUpdate) -> ControlReply:
+        failed = _failures(self._everywhere(op))
+        if not failed:
+            self._everywhere(KeepUpdate())
+            # A full load brings released weights back, at other addresses.
+            without_graphs = self._restore_graphs()
+            if without_graphs:
+                logger.warning("Steps run without CUDA graphs: %s", without_graphs)
+            return ControlReply(call_id, True)
+        undone = _failures(self._everywhere(UndoUpdate()))
+        if undone:
+            # A mixture of weights must answer nobody: a new worker loads them from their folder.
+            logger.error(
+                "A weight update failed (%s) and could not be taken back (%s). The worker ends.",
+                failed,
+                undone,
+            )
+            os._exit(1)
+        return ControlReply(call_id, False, failed)
+
+    def _restore_graphs(self) -> str:
+        """Let all ranks have their graphs again, or none of them; why none has."""
+        if not self.can_compute:
+            return ""
+        failed = _failures(self._everywhere(RestoreGraphs()))
+        if failed:
+            # Ranks with graphs and ranks without would not compute in step.
+            self._everywhere(ReleaseMemory(["cuda_graph"]))
+        return failed
+
+    def _everywhere(self, op: WeightOp) -> list[RankReply]:
+        if self._others is None:
+            return [self._rank.run(op)]
+        # Asked first: where ranks compute or receive together, each waits for the others.
+        self._others.ask(op)
+        return [self._rank.run(op), *self._others.replies(self._beat)]
+
+
+def _failures(replies: list[RankReply]) -> str:
+    texts = [reply.message for reply in replies if not reply.success]
+    # Ranks mostly fail for the same reason.
+    return " | ".join(dict.fromkeys(texts))
+
+
+def _join(replies: list[RankReply]) -> bytes:
+    """One `WeightPart` out of every rank's."""
+    parts = [msgspec.msgpack.decode(reply.data, type=WeightPart) for reply in replies]
+    first = parts[0]
+    if first.shard_dim is None or len(parts) == 1:
+        return replies[0].data
+    shape = list(first.shape)
+    shape[first.shard_dim] = first.whole_len
+    whole = np.zeros(shape, dtype=np.float32)
+    for part in parts:
+        place = [slice(None)] * len(shape)
+        place[first.shard_dim] = slice(part.start, part.start + part.shape[first.shard_dim])
+        whole[tuple(place)] = np.frombuffer(part.data, dtype=np.float32).reshape(part.shape)
+    return msgspec.msgpack.encode(WeightPart(shape, None, 0, 0, whole.tobytes()))

@@ -1,0 +1,174 @@
+"""Which route a request gets: found once, before anything is decided about the request.
+
+The access level, the dialect of errors, the label in metrics and the handler that runs all come
+from this one match, so no rule compares paths by itself. Routes are declared with FastAPI, which
+documents them; requests do not pass through it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import cast, get_type_hints
+
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from openai_api.access import Access
+from server.errors import HttpRefusal, MethodNotAllowed, RouteNotFound, error_response
+
+_READING = frozenset({"GET", "HEAD"})
+
+
+@dataclass(frozen=True, slots=True)
+class RouteMatch:
+    """What runs for a request, if it is let through.
+
+    Attributes:
+        path: as registered; None where there is no such route.
+        speaks_openai: whether errors have OpenAI's shape.
+        app: the handler.
+    """
+
+    path: str | None
+    access: Access
+    speaks_openai: bool
+    app: ASGIApp
+
+
+_NO_METHODS: dict[str, RouteMatch] = {}
+
+
+class RouteTable:
+    """All routes; what is not in it cannot be called."""
+
+    def __init__(self, root_path: str = "") -> None:
+        """Match paths with and without `root_path`, the prefix under which a proxy shows them."""
+        self._root_path = root_path.rstrip("/")
+        self._exact: dict[str, dict[str, RouteMatch]] = {}
+        self._patterns: list[tuple[BaseRoute, RouteMatch]] = []
+
+    def add(self, route: BaseRoute, access: Access) -> None:
+        """Take `route`; of two for the same path and method the first one counts.
+
+        Raises:
+            TypeError: `route` is of a kind, or declared in a way, that would not be kept to.
+        """
+        path = getattr(route, "path", "")
+        if not isinstance(route, Route | Mount) or not path.isprintable():
+            raise TypeError(f"{route!r} is no HTTP route with a plain path")
+        methods = frozenset(getattr(route, "methods", None) or ())
+        if access is Access.OPEN and not (methods and methods <= _READING):
+            raise TypeError(f"{route!r} is open and may only be read")
+        speaks_openai = path.startswith("/v1/")
+        match = RouteMatch(path, access, speaks_openai, _handler(route, speaks_openai))
+        if isinstance(route, Mount) or route.param_convertors or not methods:
+            self._patterns.append((route, match))
+            return
+        by_method = self._exact.setdefault(path, {})
+        for method in methods:
+            by_method.setdefault(method, match)
+
+    def resolve(self, scope: Scope) -> RouteMatch:
+        """Find the route of a request; it is `scope["route"]` from then on."""
+        path: str = scope["path"]
+        if self._root_path:
+            scope["root_path"] = self._root_path
+            if path.startswith(f"{self._root_path}/"):
+                path = path[len(self._root_path) :]
+        by_method = self._exact.get(path, _NO_METHODS)
+        match = by_method.get(scope["method"])
+        if match is None:
+            near = dict(by_method)
+            match = self._search(scope, path, near) or _unmatched(scope["method"], path, near)
+        scope["route"] = match
+        return match
+
+    def _search(self, scope: Scope, path: str, near: dict[str, RouteMatch]) -> RouteMatch | None:
+        # Patterns end in `$`, which also matches before a last newline.
+        if not path.isprintable():
+            return None
+        for route, match in self._patterns:
+            found, child_scope = route.matches(scope)
+            if found is Match.FULL:
+                scope.update(child_scope)
+                return match
+            if found is Match.PARTIAL:
+                near |= dict.fromkeys(cast("Route", route).methods or (), match)
+        return None
+
+
+def _handler(route: Route | Mount, speaks_openai: bool) -> ASGIApp:
+    if isinstance(route, APIRoute):
+        return _plain_handler(route, speaks_openai)
+    # FastAPI's own pages, and folders of files.
+    inner = route.handle
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await inner(scope, receive, send)
+        except HTTPException as error:
+            refusal = HttpRefusal(error.detail, error.status_code)
+            await error_response(refusal, speaks_openai=speaks_openai)(scope, receive, send)
+
+    return answer
+
+
+def _plain_handler(route: APIRoute, speaks_openai: bool) -> ASGIApp:
+    hints = get_type_hints(route.endpoint)
+    returned = hints.pop("return", None)
+    is_plain = inspect.isclass(returned) and issubclass(returned, Response)
+    is_plain &= list(hints.values()) in ([], [Request])
+    is_plain &= len(inspect.signature(route.endpoint).parameters) == len(hints)
+    if not is_plain or route.dependencies or getattr(route, "max_body_size", None) is not None:
+        raise TypeError(
+            f"{route!r}: a handler takes the request or nothing and returns a response; what else "
+            "FastAPI knows, such as dependencies and limits, would not be looked at"
+        )
+    endpoint = cast("Callable[..., Awaitable[Response]]", route.endpoint)
+    takes_request = bool(hints)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if takes_request:
+                response = await endpoint(Request(scope, receive, send))
+            else:
+                response = await endpoint()
+        except Exception as error:
+            response = error_response(error, speaks_openai=speaks_openai)
+        await response(scope, receive, send)
+
+    return answer
+
+
+async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+    """Run the route that was found."""
+    await scope["route"].app(scope, receive, send)
+
+
+def _unmatched(method: str, path: str, near: Mapping[str, RouteMatch]) -> RouteMatch:
+    """What answers when no route does; `near` are the path's routes for other methods."""
+    if method == "OPTIONS":
+        # Asking what is allowed comes without a key, as browsers do it.
+        access = Access.OPEN
+    elif any(match.access is Access.ADMIN for match in near.values()):
+        access = Access.ADMIN
+    else:
+        access = Access.KEY
+    speaks_openai = path.startswith("/v1/")
+    methods = ", ".join(sorted(near))
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        asked = f"{method} {path[:128]!a}"
+        error = MethodNotAllowed(asked, methods) if methods else RouteNotFound(asked)
+        response = error_response(error, speaks_openai=speaks_openai)
+        if methods:
+            response.headers["allow"] = methods
+        await response(scope, receive, send)
+
+    return RouteMatch(None, access, speaks_openai, refuse)

@@ -1,0 +1,95 @@
+"""A server whose device fails on request, and what must follow."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.support.processes import alive, children, command
+from tests.support.server import ROOT, ServerProcess, python_path
+
+_PLANT = ROOT / "tests" / "support" / "lost_device"
+_LONG = {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True}
+
+
+class LostDeviceServer:
+    """`server` serves until `lose` breaks its worker's device."""
+
+    def __init__(self, folder: Path, *args: str) -> None:
+        self._fault = folder / "fault"
+        self.server = ServerProcess(
+            *args,
+            PYTHONPATH=os.pathsep.join([str(_PLANT), python_path()]),
+            PLANTED_FAULT=str(self._fault),
+        )
+
+    def worker(self) -> int:
+        """The process id of the worker."""
+        for pid in children(self.server.process.pid):
+            if command(pid)[-1:] == ["scheduler"]:
+                return pid
+        return 0
+
+    def answer(self) -> list[int]:
+        """A short greedy answer."""
+        sampling = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
+        body = {"input_ids": [5, 6, 7], "sampling_params": sampling}
+        response = self.server.client.post("/generate", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()["output_ids"]
+
+    def lose(self, kind: str, num_streams: int = 4) -> float:
+        """Break the device under streams; seconds until the worker had ended.
+
+        The streams must all end, those that the fault met with an error, and a new worker serve.
+        """
+        before = self.answer()
+        old = self.worker()
+        started = threading.Semaphore(0)
+        endings: list[str] = []
+
+        def stream() -> None:
+            body = {"input_ids": [1, 2, 3], "stream": True, "sampling_params": _LONG}
+            url = f"{self.server.url}/generate"
+            last, has_begun = "", False
+            with httpx.stream("POST", url, json=body, timeout=120) as response:
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        last = line.removeprefix("data: ")
+                    if not has_begun:
+                        has_begun = True
+                        started.release()
+            endings.append(last)
+
+        self.server.client.post("/slow_down", json={"forward_sleep_time": 0.02}).raise_for_status()
+        threads = [threading.Thread(target=stream, daemon=True) for _ in range(num_streams)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert started.acquire(timeout=60)
+        self._fault.write_text(kind)
+        asked_at = time.monotonic()
+        while alive(old):
+            assert time.monotonic() - asked_at < 60, self.server.log
+            time.sleep(0.01)
+        took_s = time.monotonic() - asked_at
+        self._fault.unlink()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a client hangs"
+        for ending in endings:
+            error = json.loads(ending)["error"]
+            assert "its device failed" in error["message"]
+        self.server.wait_for_line("The device has failed, so the worker ends: ")
+        deadline = time.monotonic() + 180
+        while self.server.client.get("/health").status_code != 200:
+            assert time.monotonic() < deadline, self.server.log
+            time.sleep(0.05)
+        assert self.worker() not in (0, old)
+        assert self.answer() == before
+        return took_s
