@@ -75,6 +75,28 @@ def check_token_ids(input_ids: list[int], limits: EngineLimits) -> None:
         )
 
 
+def check_prompt_length(num_prompt: int, limits: EngineLimits) -> None:
+    """Refuse a prompt that leaves no room for an output.
+
+    Raises:
+        TooLong: more tokens than the context or the KV pool holds.
+    """
+    if limits.allow_auto_truncate:
+        return
+    least = limits.num_least_output
+    if num_prompt + least > limits.context_len:
+        raise TooLong(
+            f"The input ({num_prompt} tokens) is longer than the model's context length "
+            f"({limits.context_len} tokens)"
+            + (", of which the output needs one." if least else ".")
+        )
+    if num_prompt + least > limits.max_total_num_tokens:
+        raise TooLong(
+            f"The input ({num_prompt} tokens) is longer than the KV pool holds "
+            f"({limits.max_total_num_tokens} tokens), of which the output needs one."
+        )
+
+
 def admit(
     input_ids: list[int],
     sampling: SamplingParams,
@@ -97,24 +119,11 @@ def admit(
         TooLong: what was asked for can never fit.
         InvalidRequest: no such token id, or `min_new_tokens` that cannot fit.
     """
+    # Before the ids are looked at: of a list that is far too long, that would take its time.
+    check_prompt_length(len(input_ids), limits)
+    input_ids = input_ids[: limits.max_req_len - limits.num_least_output]
     check_token_ids(input_ids, limits)
     num_prompt = len(input_ids)
-    least = limits.num_least_output
-    if num_prompt + least > limits.context_len:
-        if not limits.allow_auto_truncate:
-            raise TooLong(
-                f"The input ({num_prompt} tokens) is longer than the model's context length "
-                f"({limits.context_len} tokens)"
-                + (", of which the output needs one." if least else ".")
-            )
-        num_prompt = limits.context_len - least
-    if num_prompt + least > limits.max_total_num_tokens:
-        if not limits.allow_auto_truncate:
-            raise TooLong(
-                f"The input ({num_prompt} tokens) is longer than the KV pool holds "
-                f"({limits.max_total_num_tokens} tokens), of which the output needs one."
-            )
-        num_prompt = limits.max_total_num_tokens - least
     room = limits.max_req_len - num_prompt
     wanted = sampling.max_new_tokens
     if wanted is None:
@@ -137,4 +146,4 @@ def admit(
             f"{sampling.min_new_tokens}.",
             param="min_new_tokens",
         )
-    return input_ids[:num_prompt], msgspec.structs.replace(sampling, max_new_tokens=fitting)
+    return input_ids, msgspec.structs.replace(sampling, max_new_tokens=fitting)

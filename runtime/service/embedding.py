@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 
-from runtime.client.admission import EngineLimits, check_text_size
+from runtime.client.admission import EngineLimits
+from runtime.client.answer_size import check_answer_size
 from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationInput, GenerationStream
+from runtime.client.tokenization import encode_prompts
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.extras.pooled.front import VECTOR, VectorAnswer
 from runtime.ipc.messages import FinishReason
@@ -112,14 +114,9 @@ async def tokenize_inputs(
         raise InvalidRequest(
             f"The request must have 1 to {MAX_INPUTS} inputs, got {len(given)}.", param="input"
         )
-    prompts = []
-    for each in given:
-        if isinstance(each, str):
-            check_text_size(each, limits)
-            prompts.append(await tokenizer.encode_async(each))
-        else:
-            prompts.append(each)
-    return prompts
+    texts = [each for each in given if isinstance(each, str)]
+    encoded = iter(await encode_prompts(tokenizer, texts, limits))
+    return [next(encoded) if isinstance(each, str) else each for each in given]
 
 
 async def embed(client: EngineClient, inputs: Sequence[GenerationInput]) -> list[Embedding]:
@@ -129,6 +126,7 @@ async def embed(client: EngineClient, inputs: Sequence[GenerationInput]) -> list
         InvalidRequest: one of them is too long, or the model gives no vectors.
         EmbeddingAborted: one was aborted.
     """
+    check_answer_size(inputs, client.limits)
     started = time.perf_counter()
     streams: list[GenerationStream] = []
     try:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from runtime.checkpoint.model_spec import Gives
+from runtime.client.admission import EngineLimits
 from runtime.client.extras import AnsweredSample, Asked, ExtraAnswer, FrontExtra
 from runtime.client.generation import GenerationChunk
 from runtime.errors import HeadraceError
@@ -45,10 +46,22 @@ class VectorFront(FrontExtra):
     """No field of `/generate` asks for it."""
 
     needs: ClassVar[Gives] = "vectors"
+    field = "input"
+    advice = "send fewer texts"
 
     def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:  # noqa: ARG002
         """Nothing."""
         return None
+
+    def num_numbers(
+        self,
+        spec: ExtraSpec,  # noqa: ARG002
+        num_prompt: int,  # noqa: ARG002
+        num_output: int,  # noqa: ARG002
+        limits: EngineLimits,
+    ) -> int:
+        """A vector."""
+        return limits.hidden_size
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> VectorAnswer:  # noqa: ARG002
         """An empty answer."""
