@@ -12,12 +12,12 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_656,
+    "kernels": 4_684,
     "kernels (C++)": 1_277,
-    "runtime": 14_663,
-    "openai_api": 2_151,
-    "server": 2_182,
-    "headrace": 4_004,
+    "runtime": 15_742,
+    "openai_api": 2_271,
+    "server": 2_252,
+    "headrace": 4_047,
 }
 
 
