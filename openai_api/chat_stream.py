@@ -38,7 +38,7 @@ async def chat_events(
     def usage() -> dict[str, Any]:
         return usage_of(
             [choice.count for choice in choices],
-            report_cache=context.enable_cache_report,
+            report_cache=context.service.config.http.enable_cache_report,
             samples_per_prompt=len(choices),
         )
 

@@ -9,7 +9,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openai_api.access import Access, AccessRouter
 from openai_api.openai_context import OpenAIContext
 from openai_api.router import create_router as create_openai_router
-from runtime.service.context import ServiceContext
 from server.error_responses import RouteNotFound
 from server.metrics import Metrics
 from server.middleware.auth import AuthMiddleware, Keys
@@ -58,8 +57,9 @@ class Application:
             await self._outermost(scope, receive, send)
 
 
-def create_app(context: ServiceContext, openai: OpenAIContext) -> Application:
-    """Build the application around `context`."""
+def create_app(openai: OpenAIContext) -> Application:
+    """Build the application around `openai` and the service in it."""
+    context = openai.service
     http = context.config.http
     has_docs = not http.disable_docs
     api = FastAPI(

@@ -98,20 +98,9 @@ def _http_server(context: ServiceContext) -> _HttpServer:
     from server.app import create_app
     from server.protocol import GuardedProtocol
 
-    config = context.config
-    openai = make_context(
-        config,
-        client=context.client,
-        tokenizer=context.tokenizer,
-        model_config=context.model,
-        sessions=context.sessions,
-        served_model_name=lambda: context.config.model.served_model_name or "",
-        weight_version=lambda: context.weight_version,
-        preferred_sampling_params=context.sampling_defaults,
-    )
     return _HttpServer(
         uvicorn.Config(
-            create_app(context, openai),
+            create_app(make_context(context)),
             http=GuardedProtocol,
             ws="none",
             lifespan="off",

@@ -40,17 +40,19 @@ async def create_embeddings(request: Request, context: OpenAIContext) -> Respons
             }
             for index, each in enumerate(found)
         ],
-        "model": body.model or context.served_model_name(),
+        "model": body.model or context.service.served_model_name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     return Response(orjson.dumps(answer), media_type="application/json")
 
 
 async def _embed(body: EmbeddingRequest, context: OpenAIContext) -> list[Embedding]:
-    check_dimensions(body.dimensions, context.model_config.hidden_size)
-    prompts = await tokenize_inputs(context.tokenizer, context.client.limits, _inputs(body))
+    check_dimensions(body.dimensions, context.service.model.hidden_size)
+    prompts = await tokenize_inputs(
+        context.service.tokenizer, context.service.client.limits, _inputs(body)
+    )
     return await embed(
-        context.client,
+        context.service.client,
         [
             vector_input(ids, rid, priority=body.priority)
             for ids, rid in zip(prompts, rids_for(body.rid, len(prompts)), strict=True)

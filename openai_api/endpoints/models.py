@@ -20,13 +20,13 @@ async def list_models(request: Request, context: OpenAIContext) -> Response:  # 
 async def retrieve_model(request: Request, context: OpenAIContext) -> Response:
     """The card of the model that is served; any other name is 404."""
     model_id = str(request.path_params["model_id"])
-    if model_id != context.served_model_name():
+    if model_id != context.service.served_model_name:
         raise ModelNotFound(model_id)
     return _json(_card(context))
 
 
 def _card(context: OpenAIContext) -> dict[str, Any]:
-    name = context.served_model_name()
+    name = context.service.served_model_name
     return {
         "id": name,
         "object": "model",
@@ -35,7 +35,7 @@ def _card(context: OpenAIContext) -> dict[str, Any]:
         "owned_by": "sglang",
         "root": name,
         "parent": None,
-        "max_model_len": context.client.limits.context_len,
+        "max_model_len": context.service.client.limits.context_len,
     }
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from runtime.checkpoint.model_spec import ModelSpec
+from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.recorder import RecordingClient
-from runtime.client.sessions import Sessions
+from runtime.client.sessions import SessionParams, Sessions
 from runtime.client.status import EngineStatus
 from runtime.config.options import ServerConfig
 from runtime.service.input_embeds import Features
@@ -58,6 +60,11 @@ class ServiceContext:
         """Label of the weights that are loaded now."""
         return self.client.loaded.version
 
+    @property
+    def served_model_name(self) -> str:
+        """The one name that `/v1/models` lists; other weights may bring another."""
+        return self.config.model.served_model_name or ""
+
     @cached_property
     def token_pieces(self) -> TokenPieces:
         """Text of single tokens, for log-probabilities."""
@@ -67,6 +74,20 @@ class ServiceContext:
     def sessions(self) -> Sessions:
         """Contexts that requests go on from."""
         return Sessions(self.client.is_running, self.client.abort, self.tokenizer.bos_token_id)
+
+    def generator(
+        self, session: SessionParams | None, *, is_recorded: bool = True
+    ) -> Callable[[GenerationInput], GenerationStream]:
+        """What admits a request.
+
+        Args:
+            session: what it goes on from, if anything.
+            is_recorded: whether metrics and the request log count it.
+        """
+        generate = self.client.generate if is_recorded else self.client.generate_unrecorded
+        if session is None:
+            return generate
+        return lambda item: self.sessions.generate(session, item, generate)
 
     @cached_property
     def features(self) -> Features:

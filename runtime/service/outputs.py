@@ -163,15 +163,9 @@ def open_output(
     """
     if context.tokenizer.is_missing:
         _refuse_text_rules(item.spec.sampling)
-    client = context.client
-    generate = client.generate if plan.is_recorded else client.generate_unrecorded
-    input_ids = item.input_ids
-    if plan.session is None:
-        stream = generate(item)
-    else:
-        stream = context.sessions.generate(plan.session, item, generate)
-        assert stream.turn is not None
-        input_ids = stream.turn.prompt().tolist()
+    stream = context.generator(plan.session, is_recorded=plan.is_recorded)(item)
+    # What a session adds is part of the prompt.
+    input_ids = item.input_ids if stream.turn is None else stream.turn.prompt().tolist()
     extras: list[ExtraAnswer] = []
     if item.spec.extras:
         answered = AnsweredSample(
@@ -187,7 +181,7 @@ def open_output(
         item.spec.rid,
         input_ids if plan.return_prompt_token_ids else None,
         extras,
-        tells_rank=len(client.links) > 1,
+        tells_rank=len(context.client.links) > 1,
         has_text=not context.tokenizer.is_missing,
     )
 
