@@ -7,7 +7,6 @@ Routes under `/v1/` speak OpenAI's dialect, whose table is `openai_api`'s.
 
 from __future__ import annotations
 
-import logging
 from http import HTTPStatus
 from typing import Any
 
@@ -15,13 +14,9 @@ import orjson
 from starlette.responses import Response
 
 from openai_api import openai_errors
-from openai_api.openai_errors import KeyRefused
 from runtime.client.json_body import InvalidBody
 from runtime.errors import HeadraceError, InvalidRequest
-
-logger = logging.getLogger(__name__)
-
-INTERNAL_ERROR = "Internal server error: the request failed and the log says why."
+from runtime.service.error_table import describe_error
 
 
 class BodyTooLarge(HeadraceError):
@@ -41,6 +36,19 @@ class SlowBody(HeadraceError):
 
     # Not 408: routers send such a request again, to the same end.
     status_code = 400
+
+
+class KeyRefused(HeadraceError):
+    """The request's key does not open the route."""
+
+    def __init__(self, *, is_known: bool) -> None:
+        """403 for a known key where the admin key is needed, else 401."""
+        if is_known:
+            super().__init__("This route needs the admin key.")
+            self.status_code = 403
+        else:
+            super().__init__("A valid API key is needed: Authorization: Bearer <key>.")
+            self.status_code, self.code = 401, "invalid_api_key"
 
 
 class RouteNotFound(HeadraceError):
@@ -90,46 +98,38 @@ def json_response(content: Any, status_code: int = 200, **headers: str) -> Respo
 
 def native_error(error: Exception) -> Response:
     """The native family's answer to `error`."""
-    if not isinstance(error, HeadraceError):
-        logger.error("A native route failed", exc_info=error)
-        return json_response(_flat(INTERNAL_ERROR, "InternalServerError", 500), 500)
-    status_code = error.status_code
+    info = describe_error(error)
     headers = {}
-    if error.retry_after_s is not None:
-        headers["retry_after"] = str(error.retry_after_s)
+    if info.retry_after_s is not None:
+        headers["retry_after"] = str(info.retry_after_s)
     if isinstance(error, InvalidRequest) and not isinstance(error, InvalidBody):
-        body: dict[str, Any] = {"error": {"message": error.message}}
+        body: dict[str, Any] = {"error": {"message": info.message}}
     elif isinstance(error, KeyRefused):
-        body = {"error": "Unauthorized" if status_code == 401 else "Forbidden"}
+        body = {"error": "Unauthorized" if info.status == 401 else "Forbidden"}
     else:
-        body = _flat(error.message, _type_name(error), status_code)
+        body = _flat(info.message, _type_name(error), info.status)
     if isinstance(error, RouteNotFound | MethodNotAllowed):
         # What clients of the reference look for.
-        body["detail"] = HTTPStatus(status_code).phrase
-    return json_response(body, status_code, **headers)
+        body["detail"] = HTTPStatus(info.status).phrase
+    return json_response(body, info.status, **headers)
 
 
 def error_response(error: Exception, *, speaks_openai: bool) -> Response:
     """The answer to `error` in the dialect of the route."""
     if speaks_openai:
-        return openai_errors.error_response(openai_errors.describe_error(error))
+        return openai_errors.error_response(error)
     return native_error(error)
 
 
 def stream_error(error: Exception) -> dict[str, Any]:
     """The event that ends a native stream which had begun before `error` came."""
-    if isinstance(error, HeadraceError):
-        code, message = error.status_code, error.message
-        retryable = error.retry_after_s is not None
-    else:
-        logger.error("A native stream failed", exc_info=error)
-        code, message, retryable = 500, INTERNAL_ERROR, False
+    info = describe_error(error)
     return {
         "error": {
-            "message": message,
+            "message": info.message,
             "type": _type_name(error),
-            "code": code,
-            "retryable": retryable,
+            "code": info.status,
+            "retryable": info.retry_after_s is not None,
         }
     }
 

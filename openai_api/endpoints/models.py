@@ -9,7 +9,18 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.openai_context import OpenAIContext
-from openai_api.openai_errors import ModelNotFound
+from runtime.errors import HeadraceError
+
+
+class ModelNotFound(HeadraceError):
+    """A model's card was asked for that this server does not serve."""
+
+    status_code = 404
+    code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        """Name the missing `model`, shortened: it came from outside."""
+        super().__init__(f"The model {model[:128]!r} does not exist.", param="model")
 
 
 async def list_models(request: Request, context: OpenAIContext) -> Response:  # noqa: ARG001

@@ -19,7 +19,7 @@ from runtime.ipc.messages import FinishReason
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
 from runtime.service.generate_request import GenerateBody, GeneratePlan, plan_generate
-from runtime.service.streams import admit_each, merge
+from runtime.service.streams import merge, open_each
 
 
 class Output:
@@ -75,6 +75,10 @@ class Output:
         if self._prompt_token_ids is not None:
             answer["prompt_token_ids"] = self._prompt_token_ids
         return answer
+
+    def take_back(self) -> None:
+        """Undo the admission: nothing was read yet."""
+        self.stream.take_back()
 
     def _meta_info(self, chunk: GenerationChunk) -> dict[str, Any]:
         meta: dict[str, Any] = {
@@ -204,17 +208,7 @@ async def open_outputs(
     inputs = [GenerationInput(prompt_ids[each.prompt_index], each.spec) for each in plan.samples]
     if as_json:
         check_answer_size(inputs, context.client.limits)
-    outputs: list[Output] = []
-    try:
-        await admit_each(
-            inputs,
-            lambda item: outputs.append(open_output(context, plan, item, as_json=as_json)),
-        )
-    except BaseException:
-        for output in outputs:
-            output.stream.take_back()
-        raise
-    return outputs
+    return await open_each(inputs, lambda item: open_output(context, plan, item, as_json=as_json))
 
 
 def as_pieces(answers: list[dict[str, Any]]) -> JsonItems:

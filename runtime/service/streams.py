@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from runtime.client.admission import EngineLimits
 from runtime.client.answer_size import check_answer_size
@@ -17,6 +17,16 @@ from runtime.client.generation_stream import GenerationChunk, GenerationInput, G
 from runtime.client.turns import SLICE_S, each_in_turns
 
 T = TypeVar("T")
+
+
+class Opened(Protocol):
+    """What stands for an admitted sample."""
+
+    def take_back(self) -> None:
+        """Undo it: nothing was read yet."""
+
+
+Sample = TypeVar("Sample", bound=Opened)
 
 Indexed = tuple[int, GenerationChunk]
 
@@ -46,26 +56,29 @@ async def open_streams(
         InvalidRequest: what one sample alone is refused for, or the answer might weigh too much.
     """
     check_answer_size(inputs, limits)
-    streams: list[GenerationStream] = []
+    return await open_each(inputs, generate)
+
+
+async def open_each(
+    inputs: Sequence[GenerationInput], open_one: Callable[[GenerationInput], Sample]
+) -> list[Sample]:
+    """What `open_one` makes of each, or of none; where it takes long, in slices of the loop."""
+    opened: list[Sample] = []
+
+    def admit(item: GenerationInput) -> None:
+        opened.append(open_one(item))
+
     try:
-        await admit_each(inputs, lambda item: streams.append(generate(item)))
+        if sum(_SAMPLE_COST + len(item.input_ids) for item in inputs) > _INLINE_COST:
+            await each_in_turns(inputs, admit)
+        else:
+            for item in inputs:
+                admit(item)
     except BaseException:
-        for stream in streams:
-            stream.take_back()
+        for each in opened:
+            each.take_back()
         raise
-    return streams
-
-
-async def admit_each(
-    inputs: Sequence[GenerationInput], admit: Callable[[GenerationInput], object]
-) -> None:
-    """Call `admit` with each; where that takes long, in slices of the event loop."""
-    cost = sum(_SAMPLE_COST + len(item.input_ids) for item in inputs)
-    if cost > _INLINE_COST:
-        await each_in_turns(inputs, admit)
-        return
-    for item in inputs:
-        admit(item)
+    return opened
 
 
 def close_all(streams: Sequence[GenerationStream]) -> None:

@@ -11,9 +11,6 @@ from typing import Any
 
 import msgspec
 
-from runtime.client.admission import EngineLimits
-from runtime.client.answer_size import check_answer_size
-from runtime.client.client import EngineClient
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.tokenization import encode_prompts
 from runtime.errors import HeadraceError, InvalidRequest
@@ -21,7 +18,8 @@ from runtime.extras.pooled.front import VECTOR, VectorAnswer
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
-from runtime.text.tokenizer import Tokenizer
+from runtime.service.context import ServiceContext
+from runtime.service.streams import close_all, open_streams
 
 MAX_INPUTS = 2048
 # A text is computed, and nothing is generated after it.
@@ -61,7 +59,7 @@ def vector_input(
     return GenerationInput(input_ids, spec)
 
 
-def rids_for(rid: str | Sequence[str] | None, count: int) -> list[str]:
+def _rids(rid: str | Sequence[str] | None, count: int) -> list[str]:
     """A name for each of `count` texts; aborting a single given name reaches them all.
 
     Raises:
@@ -75,7 +73,7 @@ def rids_for(rid: str | Sequence[str] | None, count: int) -> list[str]:
     return [first] if count == 1 else [f"{first}_{index}" for index in range(count)]
 
 
-def check_dimensions(dimensions: int | None, hidden_size: int) -> None:
+def _check_dimensions(dimensions: int | None, hidden_size: int) -> None:
     """Refuse shortened vectors: only Matryoshka models give them, and this one says nothing of it.
 
     Raises:
@@ -102,46 +100,49 @@ def describe(found: Embedding) -> dict[str, Any]:
     }
 
 
-async def tokenize_inputs(
-    tokenizer: Tokenizer, limits: EngineLimits, given: Sequence[str | list[int]]
-) -> list[list[int]]:
-    """Token ids of each text or list of ids, in order.
+async def embed(
+    context: ServiceContext,
+    given: Sequence[str | list[int]],
+    *,
+    rid: str | Sequence[str] | None = None,
+    dimensions: int | None = None,
+    priority: int = 0,
+    dp_rank: int | None = None,
+) -> list[Embedding]:
+    """The vectors of all texts, in order, or none.
+
+    Args:
+        context: the service.
+        given: texts or lists of token ids.
+        rid: a name for all or one for each.
+        dimensions: the vectors' length; only the model's own.
+        priority: of the requests, as the scheduler takes it.
+        dp_rank: the replica that has to compute them; any where absent.
 
     Raises:
-        InvalidRequest: too many inputs, or a text that is far too long.
+        InvalidRequest: too many inputs, one that is too long, or the model gives no vectors.
+        EmbeddingAborted: one was aborted.
     """
+    _check_dimensions(dimensions, context.model.hidden_size)
     if not 1 <= len(given) <= MAX_INPUTS:
         raise InvalidRequest(
             f"The request must have 1 to {MAX_INPUTS} inputs, got {len(given)}.", param="input"
         )
+    limits = context.client.limits
     texts = [each for each in given if isinstance(each, str)]
-    encoded = iter(await encode_prompts(tokenizer, texts, limits))
-    return [next(encoded) if isinstance(each, str) else each for each in given]
-
-
-async def embed(client: EngineClient, inputs: Sequence[GenerationInput]) -> list[Embedding]:
-    """Compute the vectors of all `inputs`, in order, or none.
-
-    Raises:
-        InvalidRequest: one of them is too long, or the model gives no vectors.
-        EmbeddingAborted: one was aborted.
-    """
-    check_answer_size(inputs, client.limits)
+    encoded = iter(await encode_prompts(context.tokenizer, texts, limits))
+    prompts = [next(encoded) if isinstance(each, str) else each for each in given]
+    inputs = [
+        vector_input(ids, name, priority=priority, dp_rank=dp_rank)
+        for ids, name in zip(prompts, _rids(rid, len(prompts)), strict=True)
+    ]
     started = time.perf_counter()
-    streams: list[GenerationStream] = []
-    try:
-        for item in inputs:
-            streams.append(client.generate(item))  # noqa: PERF401  # those opened must be closed
-    except BaseException:
-        for stream in streams:
-            stream.take_back()
-        raise
+    streams = await open_streams(context.client.generate, inputs, limits)
     try:
         # All of them run meanwhile, whichever is read.
         return [await _read(stream, started) for stream in streams]
     finally:
-        for stream in streams:
-            stream.close()
+        close_all(streams)
 
 
 async def _read(stream: GenerationStream, started: float) -> Embedding:

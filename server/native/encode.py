@@ -11,15 +11,7 @@ from openai_api.sse import unless_disconnected
 from runtime.client.json_body import decode_body
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
-from runtime.service.text_embeddings import (
-    Embedding,
-    check_dimensions,
-    describe,
-    embed,
-    rids_for,
-    tokenize_inputs,
-    vector_input,
-)
+from runtime.service.text_embeddings import Embedding, describe, embed
 from server.error_responses import json_response
 from server.native.schema import body_schema
 
@@ -51,14 +43,16 @@ async def encode(context: ServiceContext, body: EncodeBody) -> tuple[list[Embedd
             raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequest("Exactly one of text and input_ids must be given.", param="text")
-    check_dimensions(body.dimensions, context.model.hidden_size)
     given, is_single = _inputs(body)
-    prompts = await tokenize_inputs(context.tokenizer, context.client.limits, given)
-    inputs = [
-        vector_input(ids, rid, priority=body.priority, dp_rank=body.data_parallel_rank)
-        for ids, rid in zip(prompts, rids_for(body.rid, len(prompts)), strict=True)
-    ]
-    return await embed(context.client, inputs), is_single
+    found = await embed(
+        context,
+        given,
+        rid=body.rid,
+        dimensions=body.dimensions,
+        priority=body.priority,
+        dp_rank=body.data_parallel_rank,
+    )
+    return found, is_single
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
