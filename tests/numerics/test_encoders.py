@@ -59,7 +59,6 @@ def test_vectors_equal_transformers(name: str, pooling: str, normalize: bool) ->
         {"chunked_prefill_size": 5},
         {"overlap": True},
         {"max_running_requests": 1},
-        {"tp_size": 2},
     ],
 )
 def test_neighbours_and_batches_change_nothing(options: dict[str, object]) -> None:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -20,8 +20,11 @@ from kernels.activation import ACTIVATION, Activation, act_and_mul
 from kernels.table import Entry
 from openai_api.router import Endpoint
 from openai_api.tool_parsers.registry import TOOL_PARSERS
+from runtime.client.front_extras import AnsweredSample, Asked, front_extra
+from runtime.client.generation_stream import GenerationChunk
 from runtime.errors import StartupError
 from runtime.models.attention.backend import ATTENTION_BACKENDS
+from runtime.requests.extra_spec import EXTRAS
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
 from tests.unit.openai_api.conftest import events_of, make_front
@@ -34,6 +37,7 @@ FOLLOWED = (
     "add-a-parser.md",
     "add-an-attention-backend.md",
     "add-an-endpoint.md",
+    "add-an-extra.md",
 )
 BLOCK = re.compile(
     r"^```(?:python|text)\n# (\S+?\.py)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
@@ -93,7 +97,8 @@ def test_tables_of_a_page_exist_and_its_files_do_not(page: str) -> None:
             assert hasattr(module, table.partition(".")[0])
         else:
             assert not (FOLDER.parents[1] / path).exists()
-            assert (FOLDER.parents[1] / path).parent.is_dir()
+            # Of what is a folder of its own, the one around it.
+            assert any((FOLDER.parents[1] / path).parents[depth].is_dir() for depth in (0, 1))
 
 
 CALLS = 'Sum: [[add {"a": 1, "b": 2}]] and [[fly {}]] [[add {"a": ]] [x] [[add {"a"'
@@ -187,3 +192,35 @@ def test_a_kernel(follow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ACTIVATION.choose("cpu")
     assert chosen.name != "in_place"
     assert "in_place: no luck" in chosen.reason
+
+
+@pytest.mark.parametrize("options", [{}, {"chunked_prefill_size": 7}], ids=["whole", "chunked"])
+def test_an_extra(follow: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    lines = follow("add-an-extra.md")
+    for name, package in table_of(lines["EXTRAS"]).items():
+        monkeypatch.setitem(EXTRAS, name, package)
+    front_extra.cache_clear()
+    front = front_extra("best_token")
+    assert front.plan(SimpleNamespace(return_best_token=None), Asked(1, 512)) is None
+    (spec,) = front.plan(SimpleNamespace(return_best_token=True), Asked(1, 512)) or ()
+    assert spec is not None
+    prompt = [5 + 7 * place % 490 for place in range(40)]
+    engine = InProcessEngine(tiny_model("qwen3"), **options)
+    engine.add(1, prompt, 5, ignore_eos=True)
+    engine.run()
+    # What is cached now must be computed again where it is reported.
+    engine.add(2, prompt, 5, extras=[spec], ignore_eos=True)
+    engine.run()
+    tokens = engine.tokens[2]
+    assert tokens == engine.tokens[1]
+    answer = front.answer(spec, AnsweredSample(prompt, engine.hidden_size, str))
+    extras = engine.blocks[2, "best_token"]
+    answer.add(GenerationChunk("", tokens, None, 40, 0, extras=extras), incremental=False)
+    meta = answer.meta_info()
+    # Greedily the most probable token is the one that is generated.
+    assert meta["output_best"] == tokens
+    assert len(meta["input_best"]) == len(prompt) - 1
+    # What is best behind a part of the prompt is what that part alone goes on with.
+    for length in (5, 23, 39):
+        generated = engine.generate(prompt[:length], 1, ignore_eos=True)
+        assert generated == [meta["input_best"][length - 1]]
