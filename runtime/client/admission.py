@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from runtime.checkpoint.model_spec import Gives
 from runtime.errors import InvalidRequest, TooLong
 from runtime.requests.sampling_params import SamplingParams
 
@@ -23,6 +24,7 @@ class EngineLimits:
         vocab_size: width of the logits; every token id is below it.
         allow_auto_truncate: shorten instead of refusing.
         hidden_size: numbers of a token's embedding and of its hidden state.
+        gives: what comes out of the model.
     """
 
     context_len: int
@@ -30,6 +32,12 @@ class EngineLimits:
     vocab_size: int
     allow_auto_truncate: bool = False
     hidden_size: int = 0
+    gives: Gives = "tokens"
+
+    @property
+    def num_least_output(self) -> int:
+        """Tokens that every request needs behind its prompt."""
+        return 1 if self.gives == "tokens" else 0
 
     @property
     def max_req_len(self) -> int:
@@ -75,12 +83,14 @@ def check_prompt_length(num_prompt: int, limits: EngineLimits) -> None:
     """
     if limits.allow_auto_truncate:
         return
-    if num_prompt >= limits.context_len:
+    least = limits.num_least_output
+    if num_prompt + least > limits.context_len:
         raise TooLong(
             f"The input ({num_prompt} tokens) is longer than the model's context length "
-            f"({limits.context_len} tokens), of which the output needs one."
+            f"({limits.context_len} tokens)"
+            + (", of which the output needs one." if least else ".")
         )
-    if num_prompt >= limits.max_total_num_tokens:
+    if num_prompt + least > limits.max_total_num_tokens:
         raise TooLong(
             f"The input ({num_prompt} tokens) is longer than the KV pool holds "
             f"({limits.max_total_num_tokens} tokens), of which the output needs one."
@@ -111,8 +121,7 @@ def admit(
     """
     # Before the ids are looked at: of a list that is far too long, that would take its time.
     check_prompt_length(len(input_ids), limits)
-    if len(input_ids) >= limits.max_req_len:
-        input_ids = input_ids[: limits.max_req_len - 1]
+    input_ids = input_ids[: limits.max_req_len - limits.num_least_output]
     check_token_ids(input_ids, limits)
     num_prompt = len(input_ids)
     room = limits.max_req_len - num_prompt

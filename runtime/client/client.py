@@ -17,7 +17,7 @@ import msgspec
 from runtime.client.admission import EngineLimits, admit
 from runtime.client.answer_size import check_answer_size
 from runtime.client.control import ControlCalls
-from runtime.client.extras import check_extras
+from runtime.client.extras import check_extras, check_kind
 from runtime.client.gate import RequestGate
 from runtime.client.generation import GenerationInput, GenerationStream, StreamState
 from runtime.client.grammars import GrammarCompiler
@@ -145,6 +145,7 @@ class EngineClient:
             raise InvalidRequest(
                 f"A request with rid {spec.rid[:64]!r} is already in flight.", param="rid"
             )
+        check_kind(spec.extras, self.limits)
         input_ids, sampling = admit(
             item.input_ids,
             spec.sampling,

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 
+from runtime.checkpoint.model_spec import Gives
 from runtime.client.admission import EngineLimits
 from runtime.client.generation import GenerationChunk
+from runtime.errors import InvalidRequest
 from runtime.requests.extras import EXTRAS, ExtraSpec, load_half
+
+_OTHER_KIND: dict[Gives, str] = {
+    "tokens": "This server's model generates text; that needs a model that gives vectors.",
+    "vectors": (
+        "This server's model gives vectors of texts and generates none: use /encode or "
+        "/v1/embeddings."
+    ),
+    "scores": "This server's model scores texts and generates none.",
+}
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
@@ -72,10 +83,12 @@ class FrontExtra:
     """`EXTRA` of an extra's `front` module, which must not import torch or numpy.
 
     Attributes:
+        needs: what a model must give that is asked for it.
         field: what a refusal is about, as the native API calls it.
         advice: what to do about an answer that would weigh too much.
     """
 
+    needs: ClassVar[Gives] = "tokens"
     field: str
     advice: str
 
@@ -128,6 +141,17 @@ def check_extras(extras: Sequence[ExtraSpec], num_prompt: int) -> None:
     """Check all extras of an admitted request; see `FrontExtra.check`."""
     for spec in extras:
         front_extra(spec.name).check(spec, num_prompt)
+
+
+def check_kind(extras: Sequence[ExtraSpec], limits: EngineLimits) -> None:
+    """Refuse what the model does not give.
+
+    Raises:
+        InvalidRequest: the request is for another kind of model.
+    """
+    wanted = {front_extra(spec.name).needs for spec in extras} or {"tokens"}
+    if wanted != {limits.gives}:
+        raise InvalidRequest(_OTHER_KIND[limits.gives])
 
 
 def answers_of(extras: Sequence[ExtraSpec], sample: AnsweredSample) -> list[ExtraAnswer]:

@@ -69,8 +69,13 @@ class Planner:
         *,
         token_budget: TokenBudget,
         eos_token_ids: list[int],
+        splits_prompts: bool = True,
     ) -> None:
-        """Plan over `table`, at most `token_budget` prompt tokens a step."""
+        """Plan over `table`, at most `token_budget` prompt tokens a step.
+
+        Without `splits_prompts` each prompt is computed in one step, also one over the budget.
+        """
+        self._splits_prompts = splits_prompts
         self._table = table
         self._waiting = waiting
         self._cache = cache
@@ -266,6 +271,8 @@ class Planner:
         for request in self._waiting.in_order():
             if budget <= 0 or not table.has_free_row:
                 break
+            if not self._splits_prompts and chunks and len(request.tokens) > budget:
+                break
             if self._waits_for_prefix(request):
                 continue
             if not self._admit(request):
@@ -278,7 +285,7 @@ class Planner:
         table, row = self._table, request.row
         start = int(table.num_computed[row])
         left = int(table.num_tokens[row]) - start
-        length = min(left, budget)
+        length = min(left, budget) if self._splits_prompts else left
         is_last = length == left
         samples = is_last and bool(table.sampled_len[row] < table.end_len[row])
         return _Chunk(request, start, length, is_last, samples)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from openai_api.generation import admit_each, merge
+from openai_api.generation import merge, slices_for
 from runtime.client.answer_size import check_answer_size
 from runtime.client.extras import AnsweredSample, ExtraAnswer, answers_of
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
@@ -217,10 +217,10 @@ async def open_outputs(
         check_answer_size(inputs, context.client.limits)
     outputs: list[Output] = []
     try:
-        await admit_each(
-            inputs,
-            lambda item: outputs.append(open_output(context, plan, item, as_json=as_json)),
-        )
+        async with slices_for(inputs) as slices:
+            for item in inputs:
+                outputs.append(open_output(context, plan, item, as_json=as_json))
+                await slices.step()
     except BaseException:
         for output in outputs:
             output.stream.take_back()

@@ -12,12 +12,12 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_656,
+    "kernels": 4_684,
     "kernels (C++)": 1_277,
-    "runtime": 13_127,
-    "openai_api": 2_295,
-    "server": 4_282,
-    "headrace": 4_004,
+    "runtime": 13_578,
+    "openai_api": 2_349,
+    "server": 4_346,
+    "headrace": 4_046,
 }
 
 
