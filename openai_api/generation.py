@@ -14,7 +14,7 @@ from typing import TypeVar
 from runtime.client.admission import EngineLimits
 from runtime.client.answer_size import check_answer_size
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
-from runtime.client.turns import SLICE_S, each_in_turns
+from runtime.client.turns import SLICE_S, Slices
 
 T = TypeVar("T")
 
@@ -48,7 +48,10 @@ async def open_streams(
     check_answer_size(inputs, limits)
     streams: list[GenerationStream] = []
     try:
-        await admit_each(inputs, lambda item: streams.append(generate(item)))
+        async with slices_for(inputs) as slices:
+            for item in inputs:
+                streams.append(generate(item))
+                await slices.step()
     except BaseException:
         for stream in streams:
             stream.take_back()
@@ -56,16 +59,10 @@ async def open_streams(
     return streams
 
 
-async def admit_each(
-    inputs: Sequence[GenerationInput], admit: Callable[[GenerationInput], object]
-) -> None:
-    """Call `admit` with each; where that takes long, in slices of the event loop."""
+def slices_for(inputs: Sequence[GenerationInput]) -> Slices:
+    """What to admit them in."""
     cost = sum(_SAMPLE_COST + len(item.input_ids) for item in inputs)
-    if cost > _INLINE_COST:
-        await each_in_turns(inputs, admit)
-        return
-    for item in inputs:
-        admit(item)
+    return Slices(is_long=cost > _INLINE_COST)
 
 
 def close_all(streams: Sequence[GenerationStream]) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from openai_api.generation import admit_each, merge
+from openai_api.generation import merge, slices_for
 from runtime.client.answer_size import check_answer_size
 from runtime.client.extras import AnsweredSample, ExtraAnswer, answers_of
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
@@ -113,13 +113,13 @@ def describe_finish(reason: FinishReason | None) -> dict[str, Any] | None:
 
 async def plan_body(context: ServerContext, body: GenerateBody, body_size: int) -> GeneratePlan:
     """The request that a body of `body_size` bytes asks for; see `plan_generate`."""
-    lists: list[object] = [body.text, body.sampling_params]
-    if body.input_ids and isinstance(body.input_ids[0], list):
-        lists.append(body.input_ids)
-    num_items = max(len(each) if isinstance(each, list) else 1 for each in lists)
+    num_prompts = 1
+    for each in (body.text, body.input_ids, body.sampling_params):
+        if isinstance(each, list) and each and not isinstance(each[0], int):
+            num_prompts = max(num_prompts, len(each))
     return await work_out(
         # Each prompt has parameters that are checked: that takes the time of a kilobyte.
-        max(body_size, num_items * 1024),
+        max(body_size, num_prompts * 1024),
         plan_generate,
         body,
         context.sampling_defaults,
@@ -135,6 +135,8 @@ async def tokenize_prompts(context: ServerContext, plan: GeneratePlan) -> list[l
         InvalidRequest: texts that are far too long, or half a surrogate pair.
     """
     texts = [prompt for prompt in plan.prompts if isinstance(prompt, str)]
+    if not texts:
+        return cast("list[list[int]]", plan.prompts)
     encoded = iter(await encode_prompts(context.tokenizer, texts, context.client.limits))
     return [next(encoded) if isinstance(prompt, str) else prompt for prompt in plan.prompts]
 
@@ -215,10 +217,10 @@ async def open_outputs(
         check_answer_size(inputs, context.client.limits)
     outputs: list[Output] = []
     try:
-        await admit_each(
-            inputs,
-            lambda item: outputs.append(open_output(context, plan, item, as_json=as_json)),
-        )
+        async with slices_for(inputs) as slices:
+            for item in inputs:
+                outputs.append(open_output(context, plan, item, as_json=as_json))
+                await slices.step()
     except BaseException:
         for output in outputs:
             output.stream.take_back()
