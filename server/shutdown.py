@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from runtime.client.client import EngineClient
-from server.context import Lifecycle
+from runtime.service.context import Lifecycle
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from runtime.client.admission import EngineLimits
-from runtime.client.extras import front_extra
-from runtime.client.generation import GenerationInput
+from runtime.client.front_extras import front_extra
+from runtime.client.generation_stream import GenerationInput
 from runtime.errors import InvalidRequest
 
 # Numbers of four bytes, 128 MiB: 65,536 tokens with 20 log-probabilities each are 2.6 million.

@@ -9,7 +9,6 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from openai_api.generation import close_all, first_then_rest, merge
 from openai_api.request_body import read_raw
 from openai_api.sse import (
     DONE,
@@ -22,10 +21,9 @@ from openai_api.sse import (
 )
 from runtime.client.large_body import let_go, read_json
 from runtime.errors import TooLong
-from server.context import ServerContext
-from server.errors import stream_error
-from server.native.generate_request import GenerateBody, GeneratePlan
-from server.native.generation import (
+from runtime.service.context import ServiceContext
+from runtime.service.generate_request import GenerateBody, GeneratePlan
+from runtime.service.outputs import (
     Output,
     as_pieces,
     open_outputs,
@@ -33,12 +31,14 @@ from server.native.generation import (
     read_all,
     tokenize_prompts,
 )
+from runtime.service.streams import close_all, first_then_rest, merge
+from server.error_responses import stream_error
 from server.native.schema import body_schema
 
 _DECODER = msgspec.json.Decoder(GenerateBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """The route `/generate`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 

@@ -10,7 +10,7 @@ import torch
 
 from runtime.executor import cuda_graphs
 from runtime.extras.logprobs.positions import LogprobSpec
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extra_spec import ExtraSpec
 from tests.support.engine import InProcessEngine
 from tests.support.graphs import EagerGraph
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
