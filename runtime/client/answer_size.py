@@ -38,10 +38,12 @@ def check_answer_size(inputs: Sequence[GenerationInput], limits: EngineLimits) -
             f"The prompts of a request, each counted for each of its n samples, may have at most "
             f"{MAX_PROMPT_TOKENS} tokens together, got {num_prompt}: send several requests."
         )
+    weighing = [item for item in inputs if item.spec.extras or item.spec.input_embeds]
+    if not weighing:
+        return
     numbers: Counter[str] = Counter()
-    for item in inputs:
-        if item.spec.extras or item.spec.input_embeds:
-            _count(numbers, item, limits)
+    for item in weighing:
+        _count(numbers, item, limits)
     total = numbers.total()
     if total <= MAX_NUMBERS:
         return

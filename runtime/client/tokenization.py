@@ -70,6 +70,8 @@ async def encode_prompts(
         Overloaded: too many other requests wait for the same.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        return [prompt for prompt in prompts if not isinstance(prompt, str)]
     check_texts(texts, limits)
     encoded = await encode_texts(
         tokenizer,

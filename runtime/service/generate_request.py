@@ -240,8 +240,8 @@ def _prompts(body: GenerateBody, features: Features) -> tuple[Prompts, list[byte
 def _ids(ids: list[int | list[int]], *, may_be_empty: bool) -> tuple[list[list[int]], bool]:
     if not ids and not may_be_empty:
         raise InvalidRequest("input_ids cannot be empty.", param="input_ids")
-    kinds: set[type] = set()
-    for begin in range(0, len(ids), _LOOKED_AT):
+    kinds = set(map(type, ids[:_LOOKED_AT]))
+    for begin in range(_LOOKED_AT, len(ids), _LOOKED_AT):
         # All at once would hold the GIL for as long as it takes.
         kinds.update(map(type, ids[begin : begin + _LOOKED_AT]))
     if all(issubclass(kind, int) for kind in kinds):

@@ -114,13 +114,13 @@ def describe_finish(reason: FinishReason | None) -> dict[str, Any] | None:
 
 async def plan_body(context: ServiceContext, body: GenerateBody, body_size: int) -> GeneratePlan:
     """The request that a body of `body_size` bytes asks for; see `plan_generate`."""
-    lists: list[object] = [body.text, body.sampling_params]
-    if body.input_ids and isinstance(body.input_ids[0], list):
-        lists.append(body.input_ids)
-    num_items = max(len(each) if isinstance(each, list) else 1 for each in lists)
+    num_prompts = 1
+    for each in (body.text, body.input_ids, body.sampling_params):
+        if isinstance(each, list) and each and not isinstance(each[0], int):
+            num_prompts = max(num_prompts, len(each))
     return await work_out(
         # Each prompt has parameters that are checked: that takes the time of a kilobyte.
-        max(body_size, num_items * 1024),
+        max(body_size, num_prompts * 1024),
         plan_generate,
         body,
         context.sampling_defaults,

@@ -13,7 +13,7 @@ from runtime.client.expected import fields_of_type
 from runtime.client.generation_stream import GenerationInput
 from runtime.client.large_body import MAX_NUMBERS, work_out
 from runtime.client.tokenization import check_num_chars, encode_prompts
-from runtime.client.turns import each_in_turns
+from runtime.client.turns import Slices
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.extras.logprobs.front import MAX_TOKEN_IDS
 from runtime.extras.logprobs.positions import LogprobSpec, outputs_of
@@ -105,7 +105,10 @@ async def score(context: ServiceContext, body: ScoreBody, body_size: int = 0) ->
     logprobs = await _run(context, inputs[:first]) + await _run(context, inputs[first:])
     to_scores = _softmax if body.apply_softmax else _exp
     scores: list[list[float]] = []
-    await each_in_turns(logprobs, lambda each: scores.append(to_scores(each)))
+    async with Slices() as slices:
+        for each in logprobs:
+            scores.append(to_scores(each))
+            await slices.step()
     return Scored(scores, sum(map(len, prompts)))
 
 

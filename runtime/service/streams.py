@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from runtime.client.admission import EngineLimits
 from runtime.client.answer_size import check_answer_size
 from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
-from runtime.client.turns import SLICE_S, each_in_turns
+from runtime.client.turns import SLICE_S, Slices
 
 T = TypeVar("T")
 
@@ -64,21 +64,22 @@ async def open_each(
 ) -> list[Sample]:
     """What `open_one` makes of each, or of none; where it takes long, in slices of the loop."""
     opened: list[Sample] = []
-
-    def admit(item: GenerationInput) -> None:
-        opened.append(open_one(item))
-
     try:
-        if sum(_SAMPLE_COST + len(item.input_ids) for item in inputs) > _INLINE_COST:
-            await each_in_turns(inputs, admit)
-        else:
+        async with _slices_for(inputs) as slices:
             for item in inputs:
-                admit(item)
+                opened.append(open_one(item))
+                await slices.step()
     except BaseException:
         for each in opened:
             each.take_back()
         raise
     return opened
+
+
+def _slices_for(inputs: Sequence[GenerationInput]) -> Slices:
+    """What to admit them in."""
+    cost = sum(_SAMPLE_COST + len(item.input_ids) for item in inputs)
+    return Slices(is_long=cost > _INLINE_COST)
 
 
 def close_all(streams: Sequence[GenerationStream]) -> None:
