@@ -21,7 +21,6 @@ from runtime.service.outputs import (
     Output,
     open_output,
     open_outputs,
-    tokenize_prompts,
 )
 from runtime.service.streams import close_all, merge
 
@@ -113,7 +112,7 @@ async def _encode(context: ServiceContext, plan: GeneratePlan) -> list[list[int]
     prompts = plan.prompts
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if not texts:
-        return await tokenize_prompts(context, plan)
+        return [prompt for prompt in prompts if not isinstance(prompt, str)]
     for text in texts:
         check_text_size(text, context.client.limits)
     if len(texts) < _FEW_PROMPTS:

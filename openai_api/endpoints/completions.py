@@ -195,13 +195,11 @@ def _rids(body: CompletionRequest, num_prompts: int, n: int) -> tuple[str, list[
 
 
 async def _encode(prompts: list[str | list[int]], context: OpenAIContext) -> list[list[int]]:
-    limits = context.service.client.limits
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    encoded = iter(await encode_prompts(context.service.tokenizer, texts, limits))
-    ids = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
-    if len(texts) < len(ids):
+    service = context.service
+    ids = await encode_prompts(service.tokenizer, prompts, service.client.limits)
+    if not all(isinstance(prompt, str) for prompt in prompts):
         # The answer would be text.
-        context.service.tokenizer.check_present()
+        service.tokenizer.check_present()
     return ids
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -13,7 +14,6 @@ from runtime.client.front_extras import AnsweredSample, ExtraAnswer, answers_of
 from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
 from runtime.client.json_pieces import JsonItems, Pieces
 from runtime.client.large_body import work_out
-from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
 from runtime.requests.sampling_params import SamplingParams
@@ -129,19 +129,6 @@ async def plan_body(context: ServiceContext, body: GenerateBody, body_size: int)
     )
 
 
-async def tokenize_prompts(context: ServiceContext, plan: GeneratePlan) -> list[list[int]]:
-    """Token ids of each prompt of `plan`.
-
-    Raises:
-        InvalidRequest: texts that are far too long, or half a surrogate pair.
-    """
-    texts = [prompt for prompt in plan.prompts if isinstance(prompt, str)]
-    if not texts:
-        return cast("list[list[int]]", plan.prompts)
-    encoded = iter(await encode_prompts(context.tokenizer, texts, context.client.limits))
-    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in plan.prompts]
-
-
 def _refuse_text_rules(sampling: SamplingParams) -> None:
     for name in ("stop", "stop_regex", "min_new_tokens"):
         if getattr(sampling, name):
@@ -210,7 +197,9 @@ async def open_outputs(
     inputs = [GenerationInput(prompt_ids[each.prompt_index], each.spec) for each in plan.samples]
     if as_json:
         check_answer_size(inputs, context.client.limits)
-    return await open_each(inputs, lambda item: open_output(context, plan, item, as_json=as_json))
+    open_one = partial(open_output, context, plan, as_json=as_json)
+    # One is all of them.
+    return [open_one(inputs[0])] if len(inputs) == 1 else await open_each(inputs, open_one)
 
 
 def as_pieces(answers: list[dict[str, Any]]) -> JsonItems:

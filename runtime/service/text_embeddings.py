@@ -129,9 +129,7 @@ async def embed(
             f"The request must have 1 to {MAX_INPUTS} inputs, got {len(given)}.", param="input"
         )
     limits = context.client.limits
-    texts = [each for each in given if isinstance(each, str)]
-    encoded = iter(await encode_prompts(context.tokenizer, texts, limits))
-    prompts = [next(encoded) if isinstance(each, str) else each for each in given]
+    prompts = await encode_prompts(context.tokenizer, given, limits)
     inputs = [
         vector_input(ids, name, priority=priority, dp_rank=dp_rank)
         for ids, name in zip(prompts, _rids(rid, len(prompts)), strict=True)

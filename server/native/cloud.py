@@ -17,6 +17,7 @@ from openai_api.sse import json_answer, unless_disconnected
 from runtime.client.expected import explain
 from runtime.client.json_body import InvalidBody
 from runtime.client.large_body import read_json, work_out
+from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
 from runtime.service.generate_request import GenerateBody, GeneratePlan
@@ -25,7 +26,6 @@ from runtime.service.outputs import (
     open_outputs,
     plan_body,
     read_all,
-    tokenize_prompts,
 )
 from server.error_responses import json_response
 from server.native.health import answer_health
@@ -70,7 +70,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
 
 async def _answers(context: ServiceContext, plan: GeneratePlan) -> list[dict[str, Any]]:
-    prompt_ids = await tokenize_prompts(context, plan)
+    prompt_ids = await encode_prompts(context.tokenizer, plan.prompts, context.client.limits)
     return await read_all(await open_outputs(context, plan, prompt_ids, as_json=True))
 
 
