@@ -199,7 +199,9 @@ class LoggingArgs:
     )
     torch_profiler_dir: str = option("/tmp", "Folder of profiles that name none.")
     enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
-    decode_log_interval: int = option(40, "Decode steps between two throughput lines.")
+    decode_log_interval: int = option(
+        40, "Decode steps between two throughput lines, which are 5 seconds of work apart at least."
+    )
     watchdog_timeout: float = option(
         300.0, "Seconds without a turn of a child's loop, requests waiting, before it is replaced."
     )
