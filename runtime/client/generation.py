@@ -12,7 +12,14 @@ from runtime.client.logprobs import PositionLogprobs, read_blocks, unsent_ids
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.sessions import Turn
 from runtime.errors import HeadraceError, InvalidRequest, Overloaded
-from runtime.ipc.messages import FinishReason, HiddenBlock, HiddenMode, LogprobBlock, LogprobSpec
+from runtime.ipc.messages import (
+    BeginTimes,
+    FinishReason,
+    HiddenBlock,
+    HiddenMode,
+    LogprobBlock,
+    LogprobSpec,
+)
 from runtime.requests.sampling_params import SamplingParams
 
 
@@ -60,6 +67,7 @@ class GenerationChunk:
         unsent_ids: where no token is to be generated, the one that `output_logprobs` is about.
         input_hidden, output_hidden: float32 bytes of hidden states, row after row.
         weight_version: label of the weights that were loaded when the newest token came.
+        times: when the request left the queue and had its first token.
     """
 
     text: str
@@ -74,6 +82,7 @@ class GenerationChunk:
     input_hidden: Sequence[bytes] = ()
     output_hidden: Sequence[bytes] = ()
     weight_version: str = ""
+    times: BeginTimes | None = None
 
 
 @dataclass
@@ -96,6 +105,7 @@ class StreamState:
     finish_reason: FinishReason | None = None
     error: HeadraceError | None = None
     weight_version: str = ""
+    times: BeginTimes | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -132,6 +142,11 @@ class GenerationStream:
         return self._stream.rid
 
     @property
+    def arrival(self) -> float:
+        """`time.monotonic()` when the client took the request."""
+        return self._stream.arrival
+
+    @property
     def prompt_tokens(self) -> int:
         """Length of the prompt as it was admitted."""
         return self._stream.prompt_tokens
@@ -166,6 +181,7 @@ class GenerationStream:
             cached_tokens=stream.cached_tokens,
             num_retractions=stream.num_retractions,
             weight_version=stream.weight_version,
+            times=stream.times,
         )
         if stream.logprobs:
             chunk.input_logprobs = read_blocks(stream.logprobs, is_input=True)

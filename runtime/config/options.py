@@ -199,6 +199,12 @@ class LoggingArgs:
     )
     torch_profiler_dir: str = option("/tmp", "Folder of profiles that name none.")
     enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
+    metrics_aliases: list[str] = option(
+        [],
+        "Show load and KV usage under the names that other routers read, too: vllm (llm-d, "
+        "production-stack), aibrix.",
+        choices=("vllm", "aibrix"),
+    )
     decode_log_interval: int = option(
         40, "Decode steps between two throughput lines, which are 5 seconds of work apart at least."
     )

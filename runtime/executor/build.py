@@ -50,6 +50,7 @@ class Executor:
 
     Attributes:
         allocate_kv: makes the pool's tensors again after they were released.
+        load_seconds: what reading the weights took; known to who read them.
     """
 
     runner: ModelRunner
@@ -59,6 +60,7 @@ class Executor:
     attention_backend: str
     weight_bytes: int
     allocate_kv: Callable[[], list[KVCache]]
+    load_seconds: float = 0.0
 
 
 def build_executor(

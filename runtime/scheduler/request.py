@@ -80,6 +80,7 @@ class Request:
             `RequestTable.tokens` is the truth.
         row: its row in the running batch, -1 while it waits.
         num_computed: tokens whose keys and values are written or in flight.
+        admitted_at: `time.monotonic()` of its first admission, 0 before it.
         cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
         started: whether the detokenizer has been told of it.
         logprobs: which log-probabilities it wants, if any.
@@ -90,6 +91,7 @@ class Request:
     """
 
     __slots__ = (
+        "admitted_at",
         "arrival",
         "cached_tokens",
         "embeds",
@@ -128,6 +130,7 @@ class Request:
         self.hold = PageHold()
         self.row = -1
         self.num_computed = 0
+        self.admitted_at = 0.0
         self.cached_tokens = -1
         self.num_retractions = 0
         self.started = False
@@ -176,6 +179,7 @@ class Request:
             stream_interval=sampling.stream_interval or stream_interval,
             prompt_tail=b"" if self.embeds is not None else self._prompt_tail(),
             stop_regex=sampling.stop_regex,
+            admitted_at=self.admitted_at,
         )
 
     def _prompt_tail(self) -> bytes:

@@ -56,7 +56,7 @@ class SchedulerStats:
                 plan.num_decodes,
             )
 
-    def publish(
+    def publish(  # noqa: PLR0913  # what it publishes
         self,
         *,
         now: float,
@@ -64,6 +64,7 @@ class SchedulerStats:
         table: RequestTable,
         cache: CacheManager,
         num_waiting: int,
+        num_retracted: int,
         num_generated: int,
         num_retractions: int,
         num_prefix_hits: int,
@@ -75,6 +76,7 @@ class SchedulerStats:
         shared["has_work"] = float(has_work)
         shared["num_running_reqs"] = table.num_running
         shared["num_queue_reqs"] = num_waiting
+        shared["num_retracted_reqs"] = num_retracted
         shared["num_used_tokens"] = cache.num_held_pages * page_size
         shared["num_cached_tokens"] = cache.tree.num_pages * page_size
         shared["max_total_num_tokens"] = cache.pool.num_pages * page_size

@@ -69,6 +69,7 @@ OPTIONS = """
 --log-requests-format = text
 --torch-profiler-dir = /tmp
 --enable-metrics = False
+--metrics-aliases = []
 --decode-log-interval = 40
 --watchdog-timeout = 300.0
 """

@@ -36,6 +36,7 @@ class Load:
             table=self._table,
             cache=self._cache,
             num_waiting=0,
+            num_retracted=0,
             num_generated=self.num_generated,
             num_retractions=0,
             num_prefix_hits=0,
