@@ -23,6 +23,7 @@ from runtime.models.registry import read_model_spec
 from runtime.text.tokenizer import Tokenizer
 from server.hardware import detect_hardware
 from server.resolve import Folders, Resolved, check_options, resolve
+from server.tls import Certificate
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +44,11 @@ class PreparedEngine:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared engine and the port that it will be served on."""
+    """A prepared engine, the port that it will be served on, and the certificate for HTTPS."""
 
     engine: PreparedEngine
     listener: socket.socket
+    certificate: Certificate | None
 
     @property
     def port(self) -> int:
@@ -55,15 +57,16 @@ class Prepared:
 
 
 def prepare(config: ServerConfig) -> Prepared:
-    """Check options, port, model folder and weight headers, in this order.
+    """Check options, certificate, port, model folder and weight headers, in this order.
 
     Raises:
         StartupError: the first thing wrong, in one line.
     """
     check_options(config)
+    certificate = Certificate.wanted(config.http)
     listener = bind(config.http.host, config.http.port)
     try:
-        return Prepared(prepare_engine(config), listener)
+        return Prepared(prepare_engine(config), listener, certificate)
     except BaseException:
         listener.close()
         raise

@@ -20,6 +20,7 @@ from server.context import Lifecycle, ServerContext
 from server.prepare import Prepared, describe_bind_error
 from server.progress import ProgressLog
 from server.shutdown import Shutdown
+from server.tls import Certificate
 from server.warmup import warm_up
 
 logger = logging.getLogger(__name__)
@@ -67,11 +68,13 @@ async def serve(prepared: Prepared) -> int:
 async def _run(
     prepared: Prepared, context: ServerContext, host: EngineHost, shutdown: Shutdown
 ) -> int:
-    http_server = _http_server(context)
+    http_server = _http_server(context, prepared.certificate)
     http = asyncio.create_task(http_server.serve(sockets=[prepared.listener]))
     startup = asyncio.create_task(_start_up(prepared, context, host))
     background = Background(host.ended)
     background.keep(partial(watch, context, host), "The watchdog")
+    if prepared.certificate is not None:
+        background.keep(prepared.certificate.follow, "Following the certificate")
     stopping = asyncio.create_task(shutdown.requested.wait())
     try:
         await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -92,7 +95,7 @@ async def _run(
     return 0 if shutdown.requested.is_set() else 1
 
 
-def _http_server(context: ServerContext) -> _HttpServer:
+def _http_server(context: ServerContext, certificate: Certificate | None) -> _HttpServer:
     # Imported once the children are on their way: they load torch while we load the framework.
     from openai_api.context import make_context
     from server.app import create_app
@@ -109,20 +112,23 @@ def _http_server(context: ServerContext) -> _HttpServer:
         weight_version=lambda: context.weight_version,
         preferred_sampling_params=context.sampling_defaults,
     )
-    return _HttpServer(
-        uvicorn.Config(
-            create_app(context, openai),
-            http=GuardedProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_CLOSE_GRACE_S,
-        )
+    uvicorn_config = uvicorn.Config(
+        create_app(context, openai),
+        http=GuardedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSE_GRACE_S,
     )
+    if certificate is not None:
+        # Loading would set it to what uvicorn makes of files, which it never reads again.
+        uvicorn_config.load()
+        uvicorn_config.ssl = certificate.context
+    return _HttpServer(uvicorn_config)
 
 
 async def _start_up(prepared: Prepared, context: ServerContext, host: EngineHost) -> None:
