@@ -145,7 +145,7 @@ def layer_cases(model: Model, dtype: torch.dtype) -> Iterator[tuple[str, Candida
         )
         yield (
             f"silu_and_mul T={tokens}",
-            {n: (lambda k=k, x=gate_up: k.silu_and_mul(x)) for n, k in acts.items()},
+            {n: (lambda k=k, x=gate_up: k.act_and_mul(x, "silu")) for n, k in acts.items()},
         )
         yield (
             f"rope_kv_write T={tokens}",

@@ -32,6 +32,7 @@ from runtime.ipc.messages import (
     TextDeltas,
     TokenDeltas,
 )
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.text.detokenizer import Detokenizer
 from runtime.text.tokenizer import Tokenizer
@@ -80,10 +81,12 @@ def open_client(num_streams: int) -> tuple[EngineClient, list[int]]:
     for index in range(num_streams):
         client.generate(
             GenerationInput(
-                rid=str(index),
-                input_ids=[1],
-                sampling=SamplingParams(max_new_tokens=NUM_STEPS + 1),
-                stream=True,
+                [1],
+                RequestSpec(
+                    sampling=SamplingParams(max_new_tokens=NUM_STEPS + 1),
+                    rid=str(index),
+                    stream=True,
+                ),
             )
         )
     return client, ids

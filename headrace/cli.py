@@ -1,4 +1,7 @@
-"""The `headrace` command: `serve` starts a server, `chat` talks to one, `batch` needs none."""
+"""The `headrace` command: `serve` starts a server, `chat` talks to one, `batch` needs none.
+
+`doctor` says what this machine offers and what a model needs, `bench` how fast it is.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     batch.add_argument("input", metavar="INPUT", help="the requests, one JSON object a line")
     batch.add_argument("output", metavar="OUTPUT", help="the answers, in the order of their end")
+    commands.add_parser(
+        "doctor",
+        help="what this machine offers, and what a model needs of it, from its config.json alone",
+        add_help=False,
+    )
     chat = commands.add_parser(
         "chat",
         help="chat with a running server",
@@ -86,6 +94,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         from headrace.batch import main as run_batch
 
         sys.exit(run_batch(options.input, options.output, arguments[3:], sys.stderr))
+    if arguments[:1] == ["doctor"]:
+        from headrace.doctor.command import main as examine
+
+        sys.exit(examine(arguments[1:]))
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHMARKS:
         _, module = BENCHMARKS[arguments[1]]
         sys.exit(importlib.import_module(module).main(arguments[2:]))

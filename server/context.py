@@ -76,6 +76,6 @@ class ServerContext:
         scheduling = self.config.scheduling
         return Features(
             hidden_size=self.model.hidden_size,
-            hidden_states=scheduling.enable_return_hidden_states,
+            offered=frozenset({"hidden_states"} if scheduling.enable_return_hidden_states else ()),
             input_embeds=scheduling.disable_radix_cache,
         )

@@ -21,6 +21,7 @@ class Hardware:
         cpu_has_bf16: whether the CPU multiplies bfloat16 in hardware.
         num_cores: physical cores this process may use, after affinity and the cgroup's quota.
         gpu_ids: the devices' names for `CUDA_VISIBLE_DEVICES` of a child.
+        cpu_flags: instruction sets, by Linux's names; none on other than x86.
     """
 
     num_gpus: int
@@ -28,27 +29,35 @@ class Hardware:
     cpu_has_bf16: bool
     num_cores: int
     gpu_ids: tuple[str, ...] = ()
+    cpu_flags: frozenset[str] = frozenset()
 
 
 def detect_hardware() -> Hardware:
     """Look at device nodes, `/proc/cpuinfo`, affinity and cgroups."""
     gpu_ids = visible_gpus(_count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    cpuinfo = _read("/proc/cpuinfo")
     return Hardware(
         num_gpus=len(gpu_ids),
         gpu_ids=gpu_ids,
         torch_has_cuda=_torch_has_cuda(),
-        cpu_has_bf16=cpu_has_bf16(_read("/proc/cpuinfo")),
+        cpu_has_bf16=cpu_has_bf16(cpuinfo),
+        cpu_flags=cpu_flags(cpuinfo),
         num_cores=_count_cores(),
     )
 
 
-def cpu_has_bf16(cpuinfo: str) -> bool:
-    """Whether the text of `/proc/cpuinfo` names a bfloat16 instruction set."""
+def cpu_flags(cpuinfo: str) -> frozenset[str]:
+    """The instruction sets that the text of `/proc/cpuinfo` names; none on other than x86."""
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "flags":
-            return not _BF16_FLAGS.isdisjoint(value.split())
-    return False
+            return frozenset(value.split())
+    return frozenset()
+
+
+def cpu_has_bf16(cpuinfo: str) -> bool:
+    """Whether the text of `/proc/cpuinfo` names a bfloat16 instruction set."""
+    return not _BF16_FLAGS.isdisjoint(cpu_flags(cpuinfo))
 
 
 def visible_gpus(num_nodes: int, visible: str | None) -> tuple[str, ...]:

@@ -105,15 +105,23 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
     return PreparedEngine(resolved, model, tokenizer, folders)
 
 
-def find_model(config: ServerConfig) -> tuple[ServerConfig, Path]:
+def find_model(config: ServerConfig, *, only_config: bool = False) -> tuple[ServerConfig, Path]:
     """The local folder of the model that was asked for, or of the demo model.
+
+    Args:
+        config: as asked for.
+        only_config: whether `config.json` will do; see `resolve_model_folder`.
+
+    Returns:
+        `config`, with the demo model's names where none was asked for, and the folder.
 
     Raises:
         StartupError: no such model.
     """
     path = config.model.model_path
     if path is not None:
-        return config, resolve_model_folder(path, config.model.revision)
+        folder = resolve_model_folder(path, config.model.revision, only_config=only_config)
+        return config, folder
     if not (DEMO_MODEL / "config.json").is_file():
         raise StartupError("The demo model is not installed; name a model with --model-path.")
     logger.warning(

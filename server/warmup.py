@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import orjson
 
+from runtime.checkpoint.model_spec import Gives
 from runtime.config.options import HttpArgs
 from runtime.errors import StartupError
 
@@ -31,8 +32,10 @@ def _trusting() -> ssl.SSLContext:
     return context
 
 
-async def warm_up(http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: bool = True) -> None:
-    """Ask for the model's card, then every replica for a few tokens.
+async def warm_up(
+    http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: bool = True, gives: Gives = "tokens"
+) -> None:
+    """Ask for the model's card, then every replica for a few tokens, or for a vector.
 
     Raises:
         StartupError: the server did not answer its own request.
@@ -51,7 +54,8 @@ async def warm_up(http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: boo
             await _request(address, "GET", "/model_info", key, b"")
             for rank in range(dp_size):
                 payload = orjson.dumps({**body, "data_parallel_rank": rank})
-                await _request(address, "POST", "/generate", key, payload)
+                path = "/generate" if gives == "tokens" else "/encode"
+                await _request(address, "POST", path, key, payload)
     except TimeoutError:
         raise StartupError(f"The warm-up got no answer in {WARMUP_TIMEOUT_S:.0f} s.") from None
     except OSError as error:

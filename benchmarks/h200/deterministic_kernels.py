@@ -177,13 +177,13 @@ def _tiles(dim: int) -> list[ours.Tile]:
 def rows() -> Found:
     """A row alone against the same row in a batch."""
     wrong: list[str] = []
-    norm, silu = NORM.load("triton"), ACTIVATION.load("triton").silu_and_mul
+    norm, act_and_mul = NORM.load("triton"), ACTIVATION.load("triton").act_and_mul
     for width in (64, 896, 4096):
         x, residual, weight = random(300, width), random(300, width), random(width)
         stream = residual.clone()
         want = norm.fused_add_rms_norm(x, stream, weight, 1e-5)
         plain = norm.rms_norm(x, weight, 1e-5)
-        gated = silu(torch.cat([x, residual], 1))
+        gated = act_and_mul(torch.cat([x, residual], 1), "silu")
         for first, last in ((0, 1), (7, 9), (250, 300)):
             part = slice(first, last)
             mine = residual[part].clone()
@@ -193,7 +193,7 @@ def rows() -> Found:
                 ("norm", norm.rms_norm(x[part].clone(), weight, 1e-5), plain[part]),
                 ("add norm", got, want[part]),
                 ("residual", mine, stream[part]),
-                ("silu", silu(both), gated[part]),
+                ("silu", act_and_mul(both, "silu"), gated[part]),
             ):
                 if count := differ(one, all_):
                     wrong.append(f"{name} {width} [{first}:{last}]: {count} elements")

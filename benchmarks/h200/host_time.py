@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +25,9 @@ import zmq
 
 from headrace.bench.environment import describe_environment, write_json
 from headrace.bench.shapes import SHAPES, write_shape
-from runtime.executor.model_runner import ModelRunner, PendingStep
+from runtime.executor.model_runner import ModelRunner
 from runtime.executor.step_plan import StepPlan, StepResult
+from runtime.executor.step_runner import PendingStep
 from runtime.ipc.messages import TokenDeltas
 from runtime.ipc.transport import Outbox
 from tests.support.engine import InProcessEngine
@@ -42,9 +44,9 @@ class Clock:
         launch, wait = ModelRunner.launch, PendingStep.wait
         replay = torch.cuda.CUDAGraph.replay
 
-        def timed_launch(runner: ModelRunner, plan: StepPlan) -> PendingStep:
+        def timed_launch(runner: ModelRunner, plan: StepPlan, *masks: Any) -> PendingStep:
             began = time.perf_counter()
-            pending = launch(runner, plan)
+            pending = launch(runner, plan, *masks)
             self.launch_s += time.perf_counter() - began
             return pending
 

@@ -61,8 +61,8 @@ def check() -> list[str]:
                 if not torch.equal(theirs, residual):
                     wrong.append(f"residual {dtype}")
                 x = random(tokens, 2 * inter, dtype=dtype)
-                want = ACTIVATION.load("reference").silu_and_mul(x.float())
-                compare("silu", ACTIVATION.load("triton").silu_and_mul(x), want, dtype)
+                want = ACTIVATION.load("reference").act_and_mul(x.float(), "silu")
+                compare("silu", ACTIVATION.load("triton").act_and_mul(x, "silu"), want, dtype)
                 for normed in (False, True):
                     args = rope_arguments(model, tokens, dtype, normed)
                     copy = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
@@ -88,7 +88,7 @@ def measure() -> list[dict[str, object]]:
             ]
             rows.append(row(model, "add norm", tokens, graph_us(calls), 4 * tokens * hidden * 2))
             gate_up = [random(tokens, 2 * inter) for _ in range(sets)]
-            calls = [lambda a=a: ACTIVATION.load("triton").silu_and_mul(a) for a in gate_up]
+            calls = [lambda a=a: ACTIVATION.load("triton").act_and_mul(a, "silu") for a in gate_up]
             rows.append(row(model, "silu", tokens, graph_us(calls), 3 * tokens * inter * 2))
             width = (heads + 2 * kv_heads) * dim
             for normed in (False, True):

@@ -24,7 +24,7 @@ from benchmarks.h200.sustained import Loop, Meter, Turn, in_turns, mean
 from benchmarks.h200.timing import relative_error
 from headrace.bench.environment import describe_environment, environment_line, write_json
 from headrace.bench.shapes import SHAPES
-from kernels.activation import silu_and_mul
+from kernels.activation import act_and_mul
 from kernels.linear import GATED_TOKENS
 from kernels.linear.triton_gated import CUT, Cut, gated, supports
 
@@ -64,12 +64,16 @@ def products_of(shape: str) -> dict[str, tuple[int, int]]:
 
 
 def two_steps(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return silu_and_mul(functional.linear(x, weight, bias))
+    return act_and_mul(functional.linear(x, weight, bias), "silu")
+
+
+def one_kernel(x: Tensor, weight: Tensor, bias: Tensor | None = None, cut: Cut = CUT) -> Tensor:
+    return gated(x, weight, bias, "silu", cut)
 
 
 def difference(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> str:
     """Return how the gated product differs from its two steps, empty when it does not."""
-    got, want = gated(x, weight, bias, cut), two_steps(x, weight, bias)
+    got, want = one_kernel(x, weight, bias, cut), two_steps(x, weight, bias)
     step = torch.finfo(x.dtype).eps
     error = relative_error(got, want)
     far = ~torch.isclose(got.float(), want.float(), rtol=4 * step, atol=4 * step)
@@ -153,12 +157,12 @@ def measure(shape: str, tokens: int, seconds: float, meter: Meter, report: Repor
         operands = Operands(rows, columns, tokens)
         calls: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cublas": functional.linear}
         if product == "gate_up":
-            calls |= {TWO_STEPS: two_steps, ONE_KERNEL: lambda x, w: gated(x, w, None)}
+            calls |= {TWO_STEPS: two_steps, ONE_KERNEL: one_kernel}
             tuned = report.content.get("tuned", {}).get(f"{shape} {tokens}", {})
             for name in list(tuned)[:BEST]:
                 cut = next(cut for cut in CUTS if label(cut) == name)
                 if cut != CUT:
-                    calls[name] = lambda x, w, c=cut: gated(x, w, None, c)  # type: ignore[misc]
+                    calls[name] = lambda x, w, c=cut: one_kernel(x, w, None, c)  # type: ignore[misc]
         loops = {by: operands.loop(call) for by, call in calls.items()}
         found = in_turns(loops, seconds, meter, ROUNDS if len(calls) > 1 else 1)
         taken = {
@@ -180,7 +184,7 @@ def tune(shape: str, tokens: int, seconds: float, meter: Meter, report: Report) 
             if off := difference(*operands.pairs[0], None, cut):
                 print(f"{label(cut)}: {off}")
                 continue
-            loop = operands.loop(lambda x, w, c=cut: gated(x, w, None, c))  # type: ignore[misc]
+            loop = operands.loop(lambda x, w, c=cut: one_kernel(x, w, None, c))  # type: ignore[misc]
         except Exception as error:  # One that does not compile or fit; the others go on.
             print(f"{label(cut)}: {type(error).__name__}: {str(error)[:200]}")
             continue
@@ -227,7 +231,7 @@ def main() -> None:
     print(f"checked: {len(wrong)} wrong", *wrong, sep="\n  ", flush=True)
     with Meter() as meter:
         x, weight = random(256, 896), random_weight(9728, 896)
-        both = {ONE_KERNEL: lambda: gated(x, weight, None), TWO_STEPS: lambda: two_steps(x, weight)}
+        both = {ONE_KERNEL: lambda: one_kernel(x, weight), TWO_STEPS: lambda: two_steps(x, weight)}
         report.content["host_us"] = {by: host_us(call) for by, call in both.items()}
         print("the host's microseconds for a call:", report.content["host_us"], flush=True)
         for shape in options.shape:

@@ -26,8 +26,9 @@ from benchmarks.h200.engine_in_process import add, engine
 from headrace.bench.environment import describe_environment, write_json
 from headrace.bench.shapes import SHAPES, write_shape
 from runtime.executor.extend_graphs import MIXED_SIZES, ExtendGraphs
-from runtime.executor.model_runner import ModelRunner, PendingStep
+from runtime.executor.model_runner import ModelRunner
 from runtime.executor.step_plan import StepPlan, StepResult
+from runtime.executor.step_runner import PendingStep
 from tests.support.engine import InProcessEngine
 
 CASES = {
@@ -52,9 +53,9 @@ class Watch:
             self._in_graph = True
             return run(graphs, *args)
 
-        def noted_launch(runner: ModelRunner, plan: StepPlan) -> PendingStep:
+        def noted_launch(runner: ModelRunner, plan: StepPlan, *masks: Any) -> PendingStep:
             self._in_graph = False
-            pending = launch(runner, plan)
+            pending = launch(runner, plan, *masks)
             self._kinds[id(pending)] = self._kind(plan)
             return pending
 

@@ -25,8 +25,7 @@ import numpy as np
 
 from headrace.bench.environment import describe_environment
 from headrace.bench.shapes import SHAPES, write_shape
-from runtime.client.logprobs import PositionLogprobs
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs
 
 NUM_PROMPTS, NUM_NEW = 8, 48
 # So many that decode steps read the common beginning once, also where a rank has one key head.

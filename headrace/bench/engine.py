@@ -24,6 +24,7 @@ from runtime.config.options import ServerConfig
 from runtime.errors import HeadraceError
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import WorkerReady
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 from server.args import parse_args
 from server.assemble import assemble
@@ -96,12 +97,14 @@ class EngineTarget:
             input_ids = self._tokenizer.encode(request.text)
         stream = self._client.generate(
             GenerationInput(
-                rid=f"bench-{next(self._rids)}",
-                input_ids=input_ids,
-                sampling=SamplingParams(
-                    max_new_tokens=request.output_len, temperature=0.0, ignore_eos=True
+                input_ids,
+                RequestSpec(
+                    sampling=SamplingParams(
+                        max_new_tokens=request.output_len, temperature=0.0, ignore_eos=True
+                    ),
+                    rid=f"bench-{next(self._rids)}",
+                    stream=self.stream,
                 ),
-                stream=self.stream,
             )
         )
         async for chunk in stream:

@@ -1,20 +1,23 @@
 """The gated activation between a feed-forward block's two products."""
 
 from functools import cache
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from kernels.table import Entry, Table
 
-__all__ = ["ACTIVATION", "ActivationKernels", "silu_and_mul"]
+__all__ = ["ACTIVATION", "Activation", "ActivationKernels", "act_and_mul"]
+
+# What a gate goes through: `gelu_tanh` is the approximation of GELU by a hyperbolic tangent.
+Activation = Literal["silu", "gelu_tanh"]
 
 
 class ActivationKernels(Protocol):
     """What an implementation of this op offers."""
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
-        """See `kernels.activation.silu_and_mul`."""
+    def act_and_mul(self, x: Tensor, activation: Activation) -> Tensor:
+        """See `kernels.activation.act_and_mul`."""
 
 
 ACTIVATION: Table[ActivationKernels] = Table(
@@ -39,15 +42,16 @@ def _kernels(device_type: str) -> ActivationKernels:
     return ACTIVATION.choose(device_type).kernels
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """Return `silu(gate) * up`, row by row.
+def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
+    """Return `activation(gate) * up`, row by row.
 
     Args:
         x: `[num_tokens, 2 * intermediate_size]`, gate first, up second; float16, bfloat16 or
             float32, contiguous.
+        activation: of the gate.
 
     Returns:
         A new `[num_tokens, intermediate_size]` tensor, the dtype of `x`. In 16-bit dtypes the
         result is rounded once more or less than torch's two steps, depending on implementation.
     """
-    return _kernels(x.device.type).silu_and_mul(x)
+    return _kernels(x.device.type).act_and_mul(x, activation)

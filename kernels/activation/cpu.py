@@ -3,22 +3,23 @@
 import torch
 from torch import Tensor
 
-from kernels.activation import reference
+from kernels.activation import Activation, reference
 from kernels.cpu.library import DTYPES, library
 
-_silu_and_mul = library().hr_silu_and_mul
+_act_and_mul = library().hr_act_and_mul
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """Return `silu(gate) * up`; see `kernels.activation.silu_and_mul`."""
+def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
+    """Return `activation(gate) * up`; see `kernels.activation.act_and_mul`."""
     dtype = x.dtype
     if dtype not in DTYPES:
-        return reference.silu_and_mul(x)
+        return reference.act_and_mul(x, activation)
     assert x.is_contiguous()
     tokens, width = x.shape
     out = x.new_empty(tokens, width // 2)
-    _silu_and_mul(
+    _act_and_mul(
         dtype is torch.bfloat16,
+        activation == "gelu_tanh",
         x.data_ptr(),
         out.data_ptr(),
         tokens,

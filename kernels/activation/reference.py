@@ -3,8 +3,12 @@
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.activation import Activation
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """Return `silu(gate) * up`; see `kernels.activation.silu_and_mul`."""
+
+def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
+    """Return `activation(gate) * up`; see `kernels.activation.act_and_mul`."""
     gate, up = x.chunk(2, dim=-1)
+    if activation == "gelu_tanh":
+        return functional.gelu(gate, approximate="tanh") * up
     return functional.silu(gate) * up

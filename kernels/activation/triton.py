@@ -6,14 +6,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.activation import Activation
 from kernels.triton_support.launch import launch_options, lets_next_in, start_next, wait_for_inputs
 
 _BLOCK = 1024
 
 
 @triton.jit
-def _silu_and_mul_kernel(
-    x_ptr, out_ptr, width, BLOCK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr
+def activated(gate, ACTIVATION: tl.constexpr):
+    """Return the activation of each element of `gate`, float32 as it is."""
+    if ACTIVATION == "gelu_tanh":
+        # (1 + tanh(z)) / 2 is the sigmoid of 2 z, here with 2 sqrt(2 / pi) for the constant of z.
+        slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        result = gate / (1.0 + tl.exp(-slope))
+    else:
+        result = gate / (1.0 + tl.exp(-gate))
+    return result
+
+
+@triton.jit
+def _act_and_mul_kernel(
+    x_ptr,
+    out_ptr,
+    width,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     wait_for_inputs(PDL)
     start_next(PDL and EARLY)
@@ -22,21 +41,22 @@ def _silu_and_mul_kernel(
     inside = columns < width
     gate = tl.load(x_ptr + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * 2 * width + width + columns, mask=inside, other=0.0)
-    result = gate / (1.0 + tl.exp(-gate)) * up.to(tl.float32)
+    result = activated(gate, ACTIVATION) * up.to(tl.float32)
     tl.store(out_ptr + row * width + columns, result.to(up.dtype), mask=inside)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """Return `silu(gate) * up`, rounded once; see `kernels.activation.silu_and_mul`."""
+def act_and_mul(x: Tensor, activation: Activation) -> Tensor:
+    """Return `activation(gate) * up`, rounded once; see `kernels.activation.act_and_mul`."""
     assert x.is_contiguous()
     num_tokens, width = x.shape[0], x.shape[1] // 2
     out = x.new_empty(num_tokens, width)
     if out.numel():
         grid = (num_tokens, triton.cdiv(width, _BLOCK))
-        _silu_and_mul_kernel[grid](
+        _act_and_mul_kernel[grid](
             x,
             out,
             width,
+            ACTIVATION=activation,
             BLOCK=_BLOCK,
             EARLY=lets_next_in(num_tokens),
             num_warps=4,

@@ -1,4 +1,4 @@
-// silu(gate) * up over rows of [gate | up].
+// A gate's activation times up, over rows of [gate | up].
 #include <cmath>
 
 #include "pool.h"
@@ -6,8 +6,24 @@
 
 namespace hr {
 
-template <class T>
-void silu_rows(const T *x, T *out, int64_t rows, int64_t n, int64_t threads) {
+// What is multiplied by the sigmoid of `slope(gate)` and up.
+struct Silu {
+    template <class V>
+    static V slope(V gate) {
+        return gate;
+    }
+};
+
+struct GeluTanh {
+    // (1 + tanh(z)) / 2 is the sigmoid of 2 z, here with 2 sqrt(2 / pi) for the constant of z.
+    template <class V>
+    static V slope(V gate) {
+        return 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
+    }
+};
+
+template <class A, class T>
+void activated_rows(const T *x, T *out, int64_t rows, int64_t n, int64_t threads) {
     // An element costs several times what a copy does, hence the factor on the work.
     parallel(rows, threads, rows * n * 4, [=](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) {
@@ -16,11 +32,11 @@ void silu_rows(const T *x, T *out, int64_t rows, int64_t n, int64_t threads) {
             int64_t i = 0;
             for (; i + W <= n; i += W) {
                 vf g = load(gate + i);
-                store(to + i, g / (1.0f + exp2(g * -LOG2E)) * load(up + i));
+                store(to + i, g / (1.0f + exp2(A::slope(g) * -LOG2E)) * load(up + i));
             }
             for (; i < n; i++) {
                 float g = to_float(gate[i]);
-                from_float(g / (1.0f + std::exp(-g)) * to_float(up[i]), to + i);
+                from_float(g / (1.0f + std::exp(-A::slope(g))) * to_float(up[i]), to + i);
             }
         }
     });
@@ -30,10 +46,14 @@ void silu_rows(const T *x, T *out, int64_t rows, int64_t n, int64_t threads) {
 
 using namespace hr;
 
-extern "C" void hr_silu_and_mul(int64_t is_bf16, const void *x, void *out, int64_t rows,
-                                int64_t n, int64_t threads) {
-    if (is_bf16)
-        silu_rows((const bf16 *)x, (bf16 *)out, rows, n, threads);
-    else
-        silu_rows((const float *)x, (float *)out, rows, n, threads);
+extern "C" void hr_act_and_mul(int64_t is_bf16, int64_t is_gelu_tanh, const void *x, void *out,
+                               int64_t rows, int64_t n, int64_t threads) {
+    auto run = [&](auto activation) {
+        using A = decltype(activation);
+        if (is_bf16)
+            activated_rows<A>((const bf16 *)x, (bf16 *)out, rows, n, threads);
+        else
+            activated_rows<A>((const float *)x, (float *)out, rows, n, threads);
+    };
+    is_gelu_tanh ? run(GeluTanh{}) : run(Silu{});
 }

@@ -22,11 +22,11 @@ _SIZE = ctypes.c_int64
 _REAL = ctypes.c_double
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
-    "hr_rms_norm": (_SIZE, *[_POINTER] * 4, _SIZE, _SIZE, _REAL, _SIZE),
-    "hr_silu_and_mul": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
+    "hr_rms_norm": (_SIZE, *[_POINTER] * 4, _SIZE, _SIZE, _REAL, _SIZE, _SIZE),
+    "hr_act_and_mul": (_SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
     "hr_rope_kv_write": (
         *(_SIZE, _POINTER, *[_SIZE] * 4, *[_POINTER] * 5),
-        *(_SIZE, _POINTER, _POINTER, _REAL, _SIZE),
+        *(_SIZE, _POINTER, _POINTER, _REAL, _SIZE, _SIZE),
     ),
     "hr_paged_attention": (
         *(_SIZE, _POINTER, _SIZE, *[_POINTER] * 3, _SIZE, _POINTER, _POINTER),

@@ -2,12 +2,12 @@
 #include <cmath>
 #include <type_traits>
 
+#include "norm.h"
 #include "pool.h"
-#include "simd.h"
 
 namespace hr {
 
-template <class T, bool ADD>
+template <class T, bool ADD, bool ZERO_CENTERED>
 void norm_rows(const T *x, T *residual, const T *weight, T *out, int64_t rows, int64_t n,
                float eps, int64_t threads) {
     parallel(rows, threads, rows * n, [=](int64_t begin, int64_t end) {
@@ -45,13 +45,7 @@ void norm_rows(const T *x, T *residual, const T *weight, T *out, int64_t rows, i
             }
             float mean = (sum(squares0 + squares1) + tail) / (float)n;
             float factor = 1.0f / std::sqrt(mean + eps);
-            const T *from = ADD ? stream : in;
-            // Rounded to T before the weight, as transformers does.
-            for (i = 0; i + W <= n; i += W)
-                store(to + i, rounded_as(load(from + i) * factor, in) * load(weight + i));
-            for (; i < n; i++)
-                from_float(rounded_as(to_float(from[i]) * factor, in) * to_float(weight[i]),
-                           to + i);
+            scale_row<ZERO_CENTERED>(ADD ? stream : in, to, weight, factor, n);
         }
     });
 }
@@ -61,14 +55,18 @@ void norm_rows(const T *x, T *residual, const T *weight, T *out, int64_t rows, i
 using namespace hr;
 
 extern "C" void hr_rms_norm(int64_t is_bf16, const void *x, void *residual, const void *weight,
-                            void *out, int64_t rows, int64_t n, double eps, int64_t threads) {
-    auto run = [&](auto *type, auto add) {
+                            void *out, int64_t rows, int64_t n, double eps,
+                            int64_t zero_centered, int64_t threads) {
+    auto run = [&](auto *type, auto add, auto centered) {
         using T = std::remove_pointer_t<decltype(type)>;
-        norm_rows<T, decltype(add)::value>((const T *)x, (T *)residual, (const T *)weight,
-                                           (T *)out, rows, n, (float)eps, threads);
+        norm_rows<T, decltype(add)::value, decltype(centered)::value>(
+            (const T *)x, (T *)residual, (const T *)weight, (T *)out, rows, n, (float)eps, threads);
     };
-    if (is_bf16)
-        residual ? run((bf16 *)0, std::true_type{}) : run((bf16 *)0, std::false_type{});
-    else
-        residual ? run((float *)0, std::true_type{}) : run((float *)0, std::false_type{});
+    auto run_add = [&](auto *type, auto centered) {
+        residual ? run(type, std::true_type{}, centered) : run(type, std::false_type{}, centered);
+    };
+    auto run_type = [&](auto centered) {
+        is_bf16 ? run_add((bf16 *)0, centered) : run_add((float *)0, centered);
+    };
+    zero_centered ? run_type(std::true_type{}) : run_type(std::false_type{});
 }

@@ -2,12 +2,12 @@
 #include <cmath>
 #include <type_traits>
 
+#include "norm.h"
 #include "pool.h"
-#include "simd.h"
 
 namespace hr {
 
-template <class T>
+template <bool ZERO_CENTERED, class T>
 void norm_head(T *head, const T *weight, int64_t dim, float eps) {
     float squares = 0;
     vf wide = {};
@@ -18,10 +18,7 @@ void norm_head(T *head, const T *weight, int64_t dim, float eps) {
     }
     for (; i < dim; i++) squares += to_float(head[i]) * to_float(head[i]);
     float factor = 1.0f / std::sqrt((sum(wide) + squares) / (float)dim + eps);
-    for (i = 0; i + W <= dim; i += W)
-        store(head + i, rounded_as(load(head + i) * factor, head) * load(weight + i));
-    for (; i < dim; i++)
-        from_float(rounded_as(to_float(head[i]) * factor, head) * to_float(weight[i]), head + i);
+    scale_row<ZERO_CENTERED>(head, head, weight, factor, dim);
 }
 
 template <class T>
@@ -40,7 +37,7 @@ void rotate_head(T *head, const float *cos, const float *sin, int64_t half) {
     }
 }
 
-template <class T>
+template <bool ZERO_CENTERED, class T>
 void rope_rows(T *qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                const float *cos_sin, const int64_t *positions, const int64_t *slots, T *k_cache,
                T *v_cache, int64_t page_size, const T *q_norm, const T *k_norm, float eps,
@@ -53,7 +50,7 @@ void rope_rows(T *qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t 
             for (int64_t h = 0; h < heads + kv_heads; h++) {
                 T *head = row + h * dim;
                 const T *weight = h < heads ? q_norm : k_norm;
-                if (weight) norm_head(head, weight, dim, eps);
+                if (weight) norm_head<ZERO_CENTERED>(head, weight, dim, eps);
                 rotate_head(head, cos, sin, dim / 2);
             }
             int64_t slot = slots[token];
@@ -77,12 +74,17 @@ extern "C" void hr_rope_kv_write(int64_t is_bf16, void *qkv, int64_t tokens, int
                                  int64_t kv_heads, int64_t dim, const float *cos_sin,
                                  const int64_t *positions, const int64_t *slots, void *k_cache,
                                  void *v_cache, int64_t page_size, const void *q_norm,
-                                 const void *k_norm, double eps, int64_t threads) {
-    auto run = [&](auto *typed) {
+                                 const void *k_norm, double eps, int64_t zero_centered,
+                                 int64_t threads) {
+    auto run = [&](auto *typed, auto centered) {
         using T = std::remove_pointer_t<decltype(typed)>;
-        rope_rows(typed, tokens, heads, kv_heads, dim, cos_sin, positions, slots, (T *)k_cache,
-                  (T *)v_cache, page_size, (const T *)q_norm, (const T *)k_norm, (float)eps,
-                  threads);
+        rope_rows<decltype(centered)::value>(typed, tokens, heads, kv_heads, dim, cos_sin,
+                                             positions, slots, (T *)k_cache, (T *)v_cache,
+                                             page_size, (const T *)q_norm, (const T *)k_norm,
+                                             (float)eps, threads);
     };
-    is_bf16 ? run((bf16 *)qkv) : run((float *)qkv);
+    auto run_type = [&](auto centered) {
+        is_bf16 ? run((bf16 *)qkv, centered) : run((float *)qkv, centered);
+    };
+    zero_centered ? run_type(std::true_type{}) : run_type(std::false_type{});
 }

@@ -8,12 +8,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kernels.activation import silu_and_mul
+from kernels.activation import Activation, act_and_mul
 from kernels.table import Choice, Entry, Table
 
 __all__ = ["GATED_TOKENS", "LINEAR", "LinearKernels", "PackedLinear", "pack"]
 
-# From so many tokens on, an implementation may do `PackedLinear.silu_gated` in one kernel. It then
+# From so many tokens on, an implementation may do `PackedLinear.gated` in one kernel. It then
 # needs less memory than a product and an activation, so that fewer tokens may need more. On an
 # H200, 8B and 0.5B shape, by `benchmarks.h200.products`: 3.0 and 2.3% faster than two steps with
 # 1024 tokens, 6 and 24% slower with 512.
@@ -57,16 +57,17 @@ class PackedLinear(ABC):
         """Write the product into `out`, `[num_tokens, out_features]`, contiguous, `x`'s dtype."""
         out.copy_(self(x))
 
-    def silu_gated(self, x: Tensor) -> Tensor:
-        """Return `silu(gate) * up`, gate and up being the halves of the product's columns.
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """Return `activation(gate) * up`, gate and up being the halves of the product's columns.
 
         Args:
             x: as for a product.
+            activation: of the gate.
 
         Returns:
             A new `[num_tokens, out_features // 2]` tensor, the dtype of the weight.
         """
-        return silu_and_mul(self(x))
+        return act_and_mul(self(x), activation)
 
     @abstractmethod
     def unpack(self) -> Tensor:

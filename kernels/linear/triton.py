@@ -30,7 +30,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.activation import silu_and_mul
+from kernels.activation import Activation, act_and_mul
+from kernels.activation.triton import activated
 from kernels.linear import GATED_TOKENS
 from kernels.linear.reference import TorchLinear
 from kernels.linear.triton_gated import gated
@@ -85,12 +86,12 @@ def _linear_kernel(
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
-    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     block = tl.program_id(0)
     part = tl.program_id(1)
-    if GATED:
+    if ACTIVATION is not None:
         # As many rows of gate as of up, below each other: one matrix, so one stream of loads.
         place = tl.arange(0, BLOCK_N)
         half: tl.constexpr = BLOCK_N // 2
@@ -140,7 +141,7 @@ def _linear_kernel(
     if HAS_BIAS:
         bias = tl.load(bias_ptr + feature, mask=feature < out_features, other=0.0)
         acc += bias.to(tl.float32)[:, None]
-    if GATED:
+    if ACTIVATION is not None:
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, half, BLOCK_M)), (1, 2, 0)))
         # Rounded as a product is, then as in `kernels.activation.triton`.
         gate = gate.to(out_ptr.dtype.element_ty).to(tl.float32)
@@ -148,7 +149,7 @@ def _linear_kernel(
         column = block * half + tl.arange(0, half)
         tl.store(
             out_ptr + token[None, :] * width + column[:, None],
-            (gate / (1.0 + tl.exp(-gate)) * up).to(out_ptr.dtype.element_ty),
+            (activated(gate, ACTIVATION) * up).to(out_ptr.dtype.element_ty),
             mask=(column < width)[:, None] & (token < num_tokens)[None, :],
         )
         return
@@ -178,12 +179,12 @@ def run(
     bias: Tensor | None,
     tile: Tile,
     *,
-    gated: bool = False,
+    gated: Activation | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Return `x @ weight.T + bias` for at most `MAX_TOKENS` rows of float16 or bfloat16.
 
-    With `gated` its halves become `silu(gate) * up`; the tile must not share out columns. The
+    With `gated` its halves become `gated(gate) * up`; the tile must not share out columns. The
     result is `out`, if given, which is contiguous.
     """
     num_tokens, in_features = x.shape
@@ -192,9 +193,9 @@ def run(
     assert x.is_contiguous()
     assert weight.is_contiguous()
     assert x.dtype == weight.dtype
-    assert not gated or tile.split_k == 1
+    assert gated is None or tile.split_k == 1
     if out is None:
-        out = x.new_empty(num_tokens, out_features // 2 if gated else out_features)
+        out = x.new_empty(num_tokens, out_features if gated is None else out_features // 2)
     block_m = tile.block_m or token_block(num_tokens)
     blocks, token_blocks = triton.cdiv(out_features, tile.block_n), triton.cdiv(num_tokens, block_m)
     partials, arrived = out, out
@@ -219,7 +220,7 @@ def run(
         BLOCK_K=tile.block_k,
         SPLIT_K=tile.split_k,
         STAGES=tile.num_stages,
-        GATED=gated,
+        ACTIVATION=gated,
         num_warps=tile.num_warps,
         **launch_options(x.device),
     )
@@ -300,15 +301,15 @@ class TritonLinear(TorchLinear):
             return run(x, self.weight, self.bias, tile, out=out)
         return None
 
-    def silu_gated(self, x: Tensor) -> Tensor:
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
         num_tokens = x.shape[0]
         if 1 < num_tokens <= MAX_TOKENS and self._tiles:
             tile = self._tiles[token_block(num_tokens)]
             if tile.split_k == 1:
-                return run(x, self.weight, self.bias, tile, gated=True)
+                return run(x, self.weight, self.bias, tile, gated=activation)
         if num_tokens >= GATED_TOKENS and self._gates:
-            return gated(x, self.weight, self.bias)
-        return silu_and_mul(self(x))
+            return gated(x, self.weight, self.bias, activation)
+        return act_and_mul(self(x), activation)
 
 
 def pack(weight: Tensor, bias: Tensor | None) -> TritonLinear:

@@ -26,6 +26,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.activation import Activation
+from kernels.activation.triton import activated
 from kernels.triton_support.device import interpreted, multiprocessors
 
 # TMA wants rows and beginnings at multiples of 16 bytes.
@@ -68,6 +70,7 @@ def _gated_kernel(
     width,
     in_features,
     HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -101,8 +104,7 @@ def _gated_kernel(
             up += bias.to(tl.float32)[None, :]
         gate = gate.to(out.dtype).to(tl.float32)
         up = up.to(out.dtype).to(tl.float32)
-        # As in `kernels.activation.triton`.
-        result = (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype)
+        result = (activated(gate, ACTIVATION) * up).to(out.dtype)
         out.store([m, n], result)
 
 
@@ -130,8 +132,10 @@ def supports(weight: Tensor) -> bool:
     )
 
 
-def gated(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut = CUT) -> Tensor:
-    """Return `silu(gate) * up`, gate and up being the halves of `x @ weight.T + bias`.
+def gated(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation, cut: Cut = CUT
+) -> Tensor:
+    """Return `activation(gate) * up`, gate and up being the halves of `x @ weight.T + bias`.
 
     Descriptors travel with the launch, so a CUDA graph may hold it. Nothing of it starts before
     the kernel ahead has ended: beside so much work that costs nothing.
@@ -141,6 +145,7 @@ def gated(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut = CUT) -> Ten
             of 16 bytes.
         weight: `[2 * width, in_features]`, gate first; one that `supports` accepts.
         bias: `[2 * width]` or None.
+        activation: of the gate.
         cut: for tuning.
 
     Returns:
@@ -169,6 +174,7 @@ def gated(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut = CUT) -> Ten
         width,
         in_features,
         HAS_BIAS=bias is not None,
+        ACTIVATION=activation,
         BLOCK_M=cut.block_m,
         BLOCK_N=cut.block_n,
         BLOCK_K=cut.block_k,

@@ -13,10 +13,19 @@ __all__ = ["NORM", "NormKernels", "fused_add_rms_norm", "rms_norm"]
 class NormKernels(Protocol):
     """What an implementation of this op offers."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False
+    ) -> Tensor:
         """See `kernels.norm.rms_norm`."""
 
-    def fused_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def fused_add_rms_norm(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        zero_centered: bool = False,
+    ) -> Tensor:
         """See `kernels.norm.fused_add_rms_norm`."""
 
 
@@ -40,24 +49,28 @@ def _kernels(device_type: str) -> NormKernels:
     return NORM.choose(device_type).kernels
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
     """Scale each row of `x` to unit root mean square, then by `weight`.
 
     The numerics are those of `transformers`: the mean of squares in float32, the normalised row
-    rounded to the dtype of `x`, then multiplied by `weight` in that dtype.
+    rounded to the dtype of `x`, then multiplied by `weight` in that dtype. With `zero_centered`
+    the factor is `1 + weight`, all in float32, and the result is rounded once, as in Gemma.
 
     Args:
         x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous.
         weight: `[hidden_size]`, the dtype of `x`.
         eps: added to the mean square.
+        zero_centered: whether `weight` is what the factor has above 1.
 
     Returns:
         A new `[num_tokens, hidden_size]` tensor, the dtype of `x`.
     """
-    return _kernels(x.device.type).rms_norm(x, weight, eps)
+    return _kernels(x.device.type).rms_norm(x, weight, eps, zero_centered)
 
 
-def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, zero_centered: bool = False
+) -> Tensor:
     """Add `x` to the residual stream in place and return the norm of the sum.
 
     Args:
@@ -66,8 +79,9 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
             dtype before the norm is taken.
         weight: `[hidden_size]`, the dtype of `x`.
         eps: added to the mean square.
+        zero_centered: as for `rms_norm`.
 
     Returns:
         A new `[num_tokens, hidden_size]` tensor, the dtype of `x`.
     """
-    return _kernels(x.device.type).fused_add_rms_norm(x, residual, weight, eps)
+    return _kernels(x.device.type).fused_add_rms_norm(x, residual, weight, eps, zero_centered)

@@ -9,22 +9,26 @@ from kernels.norm import reference
 _rms_norm = library().hr_rms_norm
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
     """Return the norm of each row; see `kernels.norm.rms_norm`."""
-    return _run(x, None, weight, eps)
+    return _run(x, None, weight, eps, zero_centered)
 
 
-def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, zero_centered: bool = False
+) -> Tensor:
     """Add in place, then norm; see `kernels.norm.fused_add_rms_norm`."""
-    return _run(x, residual, weight, eps)
+    return _run(x, residual, weight, eps, zero_centered)
 
 
-def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def _run(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, zero_centered: bool
+) -> Tensor:
     dtype = x.dtype
     if dtype not in DTYPES:
         if residual is None:
-            return reference.rms_norm(x, weight, eps)
-        return reference.fused_add_rms_norm(x, residual, weight, eps)
+            return reference.rms_norm(x, weight, eps, zero_centered)
+        return reference.fused_add_rms_norm(x, residual, weight, eps, zero_centered)
     assert x.is_contiguous()
     assert weight.dtype == dtype
     assert residual is None or (residual.is_contiguous() and residual.dtype == dtype)
@@ -39,6 +43,7 @@ def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tens
         x.numel() // width,
         width,
         eps,
+        zero_centered,
         torch.get_num_threads(),
     )
     return out

@@ -4,14 +4,18 @@ import torch
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
     """Return the norm of each row; see `kernels.norm.rms_norm`."""
     wide = x.float()
     normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if zero_centered:
+        return (normalised * (1.0 + weight.float())).to(x.dtype)
     return weight * normalised.to(x.dtype)
 
 
-def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, zero_centered: bool = False
+) -> Tensor:
     """Add in place, then norm; see `kernels.norm.fused_add_rms_norm`."""
     residual.add_(x)
-    return rms_norm(residual, weight, eps)
+    return rms_norm(residual, weight, eps, zero_centered)

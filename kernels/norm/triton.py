@@ -12,6 +12,17 @@ from kernels.triton_support.launch import launch_options, start_next, wait_for_i
 
 
 @triton.jit
+def times_weight(unit, weight, ZERO_CENTERED: tl.constexpr):
+    """Return a normalised float32 row times its weight, float32, to be rounded by the caller."""
+    if ZERO_CENTERED:
+        product = unit * (1.0 + weight.to(tl.float32))
+    else:
+        # Rounded ahead of the product too, as two separate ops would.
+        product = unit.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
+    return product
+
+
+@triton.jit
 def _rms_norm_kernel(
     x_ptr,
     residual_ptr,
@@ -20,6 +31,7 @@ def _rms_norm_kernel(
     width,
     eps,
     HAS_RESIDUAL: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -37,21 +49,25 @@ def _rms_norm_kernel(
         tl.store(residual_ptr + row + columns, x, mask=inside)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
-    normed = (wide * scale).to(x.dtype).to(tl.float32)
-    tl.store(out_ptr + row + columns, (normed * weight.to(tl.float32)).to(x.dtype), mask=inside)
+    normed = times_weight(wide * scale, weight, ZERO_CENTERED)
+    tl.store(out_ptr + row + columns, normed.to(x.dtype), mask=inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
     """Return the norm of each row; see `kernels.norm.rms_norm`."""
-    return _run(x, None, weight, eps)
+    return _run(x, None, weight, eps, zero_centered)
 
 
-def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, zero_centered: bool = False
+) -> Tensor:
     """Add in place, then norm; see `kernels.norm.fused_add_rms_norm`."""
-    return _run(x, residual, weight, eps)
+    return _run(x, residual, weight, eps, zero_centered)
 
 
-def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def _run(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, zero_centered: bool
+) -> Tensor:
     assert x.is_contiguous()
     assert weight.dtype == x.dtype
     assert residual is None or (residual.is_contiguous() and residual.dtype == x.dtype)
@@ -69,6 +85,7 @@ def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tens
         width,
         eps,
         HAS_RESIDUAL=residual is not None,
+        ZERO_CENTERED=zero_centered,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
         **launch_options(x.device),

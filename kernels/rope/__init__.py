@@ -27,6 +27,7 @@ class RopeKernels(Protocol):
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        zero_centered: bool = False,
     ) -> None:
         """See `kernels.rope.rope_kv_write`."""
 
@@ -64,6 +65,7 @@ def rope_kv_write(  # noqa: PLR0913 one pass over qkv touches all of these
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    zero_centered: bool = False,
 ) -> None:
     """Norm and rotate the queries and keys of a step in place, and store keys and values.
 
@@ -86,6 +88,7 @@ def rope_kv_write(  # noqa: PLR0913 one pass over qkv touches all of these
             None.
         k_norm: likewise for the keys.
         eps: added to the mean square by the head norms.
+        zero_centered: whether their factors are `1 + weight`, see `kernels.norm.rms_norm`.
     """
     _kernels(qkv.device.type).rope_kv_write(
         qkv,
@@ -100,4 +103,5 @@ def rope_kv_write(  # noqa: PLR0913 one pass over qkv touches all of these
         q_norm,
         k_norm,
         eps,
+        zero_centered,
     )

@@ -22,6 +22,7 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    zero_centered: bool = False,
 ) -> None:
     """Norm, rotate and store; see `kernels.rope.rope_kv_write`."""
     dtype = qkv.dtype
@@ -39,6 +40,7 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
             q_norm,
             k_norm,
             eps,
+            zero_centered,
         )
         return
     assert qkv.is_contiguous()
@@ -64,5 +66,6 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
         None if q_norm is None else q_norm.data_ptr(),
         None if k_norm is None else k_norm.data_ptr(),
         eps,
+        zero_centered,
         torch.get_num_threads(),
     )

@@ -19,6 +19,7 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    zero_centered: bool = False,
 ) -> None:
     """Norm, rotate and store; see `kernels.rope.rope_kv_write`."""
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
@@ -26,9 +27,9 @@ def rope_kv_write(  # noqa: PLR0913 the op's signature
     key = heads[:, num_heads : num_heads + num_kv_heads]
     value = heads[:, num_heads + num_kv_heads :]
     if q_norm is not None:
-        query.copy_(rms_norm(query, q_norm, eps))
+        query.copy_(rms_norm(query, q_norm, eps, zero_centered))
     if k_norm is not None:
-        key.copy_(rms_norm(key, k_norm, eps))
+        key.copy_(rms_norm(key, k_norm, eps, zero_centered))
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
     for part in (query, key):
         first, second = part.float().chunk(2, dim=-1)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.norm.triton import times_weight
 from kernels.triton_support.launch import launch_options, lets_next_in, start_next, wait_for_inputs
 
 # Elements of qkv a program holds: enough to hide latency, few enough to spread one token.
@@ -31,6 +32,7 @@ def _rope_kernel(
     PAGE_SIZE: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     EARLY: tl.constexpr,
@@ -61,19 +63,23 @@ def _rope_kernel(
     if HAS_Q_NORM or HAS_K_NORM:
         mean = (tl.sum(wide_1 * wide_1, axis=1) + tl.sum(wide_2 * wide_2, axis=1)) / HEAD_DIM
         scale = tl.rsqrt(mean + eps)[:, None]
-        # Each product is rounded to the dtype, as two separate ops would.
-        normed_1 = (wide_1 * scale).to(dtype).to(tl.float32)
-        normed_2 = (wide_2 * scale).to(dtype).to(tl.float32)
+        unit_1 = wide_1 * scale
+        unit_2 = wide_2 * scale
+        # What is normed is rounded to the dtype before it is turned, as two separate ops would.
         if HAS_Q_NORM:
-            q_1 = tl.load(q_norm_ptr + column, mask=column < HALF, other=0.0).to(tl.float32)
-            q_2 = tl.load(q_norm_ptr + HALF + column, mask=column < HALF, other=0.0).to(tl.float32)
-            wide_1 = tl.where(is_query, (normed_1 * q_1[None, :]).to(dtype).to(tl.float32), wide_1)
-            wide_2 = tl.where(is_query, (normed_2 * q_2[None, :]).to(dtype).to(tl.float32), wide_2)
+            q_1 = tl.load(q_norm_ptr + column, mask=column < HALF, other=0.0)[None, :]
+            q_2 = tl.load(q_norm_ptr + HALF + column, mask=column < HALF, other=0.0)[None, :]
+            normed_1 = times_weight(unit_1, q_1, ZERO_CENTERED).to(dtype).to(tl.float32)
+            normed_2 = times_weight(unit_2, q_2, ZERO_CENTERED).to(dtype).to(tl.float32)
+            wide_1 = tl.where(is_query, normed_1, wide_1)
+            wide_2 = tl.where(is_query, normed_2, wide_2)
         if HAS_K_NORM:
-            k_1 = tl.load(k_norm_ptr + column, mask=column < HALF, other=0.0).to(tl.float32)
-            k_2 = tl.load(k_norm_ptr + HALF + column, mask=column < HALF, other=0.0).to(tl.float32)
-            wide_1 = tl.where(is_key, (normed_1 * k_1[None, :]).to(dtype).to(tl.float32), wide_1)
-            wide_2 = tl.where(is_key, (normed_2 * k_2[None, :]).to(dtype).to(tl.float32), wide_2)
+            k_1 = tl.load(k_norm_ptr + column, mask=column < HALF, other=0.0)[None, :]
+            k_2 = tl.load(k_norm_ptr + HALF + column, mask=column < HALF, other=0.0)[None, :]
+            normed_1 = times_weight(unit_1, k_1, ZERO_CENTERED).to(dtype).to(tl.float32)
+            normed_2 = times_weight(unit_2, k_2, ZERO_CENTERED).to(dtype).to(tl.float32)
+            wide_1 = tl.where(is_key, normed_1, wide_1)
+            wide_2 = tl.where(is_key, normed_2, wide_2)
 
     angle_ptr = cos_sin_ptr + position * HEAD_DIM + column
     cos = tl.load(angle_ptr, mask=column < HALF, other=0.0)[None, :]
@@ -111,6 +117,7 @@ def rope_kv_write(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    zero_centered: bool = False,
 ) -> None:
     """Norm, rotate and store; see `kernels.rope.rope_kv_write`."""
     assert qkv.is_contiguous()
@@ -140,6 +147,7 @@ def rope_kv_write(
         PAGE_SIZE=k_cache.shape[2],
         HAS_Q_NORM=q_norm is not None,
         HAS_K_NORM=k_norm is not None,
+        ZERO_CENTERED=zero_centered,
         BLOCK_HEADS=block_heads,
         BLOCK_HALF=block_half,
         EARLY=lets_next_in(qkv.shape[0]),

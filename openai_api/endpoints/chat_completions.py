@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import orjson
 from fastapi import Request
 from starlette.responses import Response
 
@@ -25,7 +24,6 @@ from openai_api.generation import (
     open_streams,
     sample_rids,
 )
-from openai_api.hidden_answer import HiddenAnswer
 from openai_api.logprobs import chat_spec
 from openai_api.output_parser import OutputParser
 from openai_api.request_body import read_body
@@ -39,16 +37,18 @@ from openai_api.schemas.chat import (
 from openai_api.schemas.common import (
     cache_namespace,
     check_rid,
-    hidden_mode,
+    hidden_extras,
     priority_of,
     refuse_adapter,
     session_of,
 )
-from openai_api.sse import EventStream, unless_disconnected, with_errors
+from openai_api.sse import EventStream, json_answer, unless_disconnected, with_errors
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
+from runtime.extras.hidden_states.answer import HiddenAnswer
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 
 
@@ -59,7 +59,10 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
     check_rid(body.rid)
     refuse_adapter(body, context.served_model_name())
     logprobs = chat_spec(body.logprobs, body.top_logprobs)
-    hidden = hidden_mode(body, context.hidden_states)
+    extras = [
+        *([] if logprobs is None else [logprobs.extra()]),
+        *hidden_extras(body, context.hidden_states),
+    ]
     max_tokens_name, max_tokens = _max_tokens(body)
     with wire_names(max_tokens_name):
         sampling = _sampling(body, max_tokens, context)
@@ -68,21 +71,23 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
         answer_id = new_id("chatcmpl", body.rid)
         inputs = [
             GenerationInput(
-                rid=rid,
-                input_ids=prompt.input_ids,
-                sampling=nth_sample(sampling, index),
-                stream=bool(body.stream),
-                explicit_max_new_tokens=max_tokens is not None,
-                cache_namespace=cache_namespace(body),
-                priority=priority_of(body),
-                logprobs=logprobs,
-                hidden_states=hidden,
-                dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
+                prompt.input_ids,
+                RequestSpec(
+                    sampling=nth_sample(sampling, index),
+                    rid=rid,
+                    stream=bool(body.stream),
+                    explicit_max_new_tokens=max_tokens is not None,
+                    cache_namespace=cache_namespace(body),
+                    priority=priority_of(body),
+                    extras=extras,
+                    dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
+                ),
             )
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
         choices = [_choice(index, body, prompt, context) for index in range(sampling.n)]
-        streams = open_streams(context.generator(session_of(body)), inputs)
+        generate = context.generator(session_of(body))
+        streams = await open_streams(generate, inputs, context.client.limits)
     head = {"id": answer_id, "created": int(time.time()), "model": body.model or "default"}
     if body.stream:
         chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
@@ -163,7 +168,7 @@ def _choice(
     pieces = context.token_pieces if body.logprobs else None
     hidden = None
     if body.return_hidden_states:
-        hidden = HiddenAnswer("last", context.model_config.hidden_size)
+        hidden = HiddenAnswer(context.model_config.hidden_size, only_last=True)
     return ChatChoice(index, parser, TokenCount(close_id), pieces=pieces, hidden=hidden)
 
 
@@ -220,7 +225,7 @@ async def _whole(
                 "message": message.body(),
                 "logprobs": choice.take_logprobs(),
                 **choice.end(),
-                **({} if choice.hidden is None else {"hidden_states": choice.hidden.lists()}),
+                **({} if choice.hidden is None else {"hidden_states": choice.hidden}),
             }
             for choice, message in zip(choices, messages, strict=True)
         ],
@@ -231,4 +236,4 @@ async def _whole(
         ),
         "metadata": {"weight_version": context.weight_version()},
     }
-    return Response(orjson.dumps(body), media_type="application/json")
+    return json_answer(body)

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from fastapi import Request
 from starlette.responses import Response
 
@@ -22,7 +21,6 @@ from openai_api.generation import (
     open_streams,
     sample_rids,
 )
-from openai_api.hidden_answer import HiddenAnswer
 from openai_api.logprobs import CompletionLogprobs, completion_spec
 from openai_api.request_body import read_body
 from openai_api.sampling import nth_sample, sampling_of, wire_names
@@ -30,7 +28,7 @@ from openai_api.schemas.common import (
     StreamOptions,
     cache_namespace,
     check_rid,
-    hidden_mode,
+    hidden_extras,
     priority_of,
     refuse_adapter,
     session_of,
@@ -42,21 +40,44 @@ from openai_api.schemas.completions import (
     check_completion_request,
     prompts_of,
 )
-from openai_api.sse import EventStream, event, unless_disconnected, with_errors
+from openai_api.sse import (
+    Chunk,
+    EventStream,
+    event,
+    json_answer,
+    unless_disconnected,
+    with_errors,
+)
 from openai_api.usage import TokenCount, usage_of
-from runtime.client.admission import check_text_size, check_token_ids
 from runtime.client.generation import GenerationInput, GenerationStream
+from runtime.client.json_pieces import JsonItems
+from runtime.client.large_body import let_go
 from runtime.client.router import wanted_rank
+from runtime.client.tokenization import decode_texts, encode_prompts
 from runtime.errors import InvalidRequest
+from runtime.extras.hidden_states.answer import HiddenAnswer
+from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason
+from runtime.requests.request_spec import RequestSpec
+
+# Characters of text that are encoded in the time of one number.
+_CHARS_PER_COST = 64
 
 
 async def create_completion(request: Request, context: OpenAIContext) -> Response:
     """Answer `POST /v1/completions`, at once or as a stream."""
     body = await read_body(request, DECODER)
+    try:
+        return await _answer(request, body, context)
+    finally:
+        let_go(body.prompt)
+
+
+async def _answer(request: Request, body: CompletionRequest, context: OpenAIContext) -> Response:
     with wire_names("max_tokens"):
         plan = await _plan(body, context)
-        streams = open_streams(context.generator(session_of(body)), plan.inputs)
+        generate = context.generator(session_of(body))
+        streams = await open_streams(generate, plan.inputs, context.client.limits)
     if body.stream:
         chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
         return EventStream(with_errors(_events(plan, chunks)), lambda: close_all(streams))
@@ -69,6 +90,7 @@ class _Plan:
 
     Attributes:
         inputs: prompt-major, `n` for each prompt.
+        wanted_logprobs: which ones, for every choice.
         echoes: the text to put before each choice.
     """
 
@@ -76,6 +98,8 @@ class _Plan:
     created: int
     model: str
     inputs: list[GenerationInput]
+    wanted_logprobs: LogprobSpec | None
+    hidden: bool
     echoes: list[str]
     n: int
     options: StreamOptions
@@ -83,16 +107,18 @@ class _Plan:
 
     def logprobs(self) -> list[CompletionLogprobs | None]:
         """One for each choice, empty; `None` where nobody asked."""
-        pieces = self.context.token_pieces
+        pieces, spec = self.context.token_pieces, self.wanted_logprobs
         return [
-            CompletionLogprobs(pieces, item.logprobs, item.input_ids) if item.logprobs else None
+            None if spec is None else CompletionLogprobs(pieces, spec, item.input_ids)
             for item in self.inputs
         ]
 
     def hidden_states(self) -> list[HiddenAnswer]:
         """One for each choice, empty; none where nobody asked."""
+        if not self.hidden:
+            return []
         size = self.context.model_config.hidden_size
-        return [HiddenAnswer("last", size) for item in self.inputs if item.hidden_states]
+        return [HiddenAnswer(size, only_last=True) for _ in self.inputs]
 
     def usage(self, counts: Sequence[TokenCount]) -> dict[str, Any]:
         report_cache = self.context.enable_cache_report
@@ -115,22 +141,24 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
         raise InvalidRequest("echo does not go with session_params.", param="echo")
     prompts = prompts_of(body)
     answer_id, rids = _rids(body, len(prompts), sampling.n)
-    ids = [await _encode(prompt, context) for prompt in prompts]
+    ids = await _encode(prompts, context)
     namespace, priority = cache_namespace(body), priority_of(body)
-    hidden = hidden_mode(body, context.hidden_states)
+    hidden = hidden_extras(body, context.hidden_states)
+    extras = [*([] if logprobs is None else [logprobs.extra()]), *hidden]
     inputs = [
         GenerationInput(
-            rid=rids[at * sampling.n + sample],
-            input_ids=ids[at],
-            sampling=nth_sample(sampling, sample),
-            stream=bool(body.stream),
-            # The default is ours: a prompt that leaves less room than that is still served.
-            explicit_max_new_tokens=body.max_tokens is not None,
-            cache_namespace=namespace,
-            priority=priority,
-            logprobs=logprobs,
-            hidden_states=hidden,
-            dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
+            ids[at],
+            RequestSpec(
+                sampling=nth_sample(sampling, sample),
+                rid=rids[at * sampling.n + sample],
+                stream=bool(body.stream),
+                # The default is ours: a prompt that leaves less room than that is still served.
+                explicit_max_new_tokens=body.max_tokens is not None,
+                cache_namespace=namespace,
+                priority=priority,
+                extras=extras,
+                dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
+            ),
         )
         for at in range(len(prompts))
         for sample in range(sampling.n)
@@ -140,7 +168,9 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
         created=int(time.time()),
         model=body.model or "default",
         inputs=inputs,
-        echoes=_echoes(body, prompts, context, sampling.n),
+        wanted_logprobs=logprobs,
+        hidden=bool(hidden),
+        echoes=await _echoes(body, prompts, context, sampling.n),
         n=sampling.n,
         options=body.stream_options or StreamOptions(),
         context=context,
@@ -164,29 +194,26 @@ def _rids(body: CompletionRequest, num_prompts: int, n: int) -> tuple[str, list[
     return rid[0], [name for each in rid for name in sample_rids(each, n)]
 
 
-async def _encode(prompt: str | list[int], context: OpenAIContext) -> list[int]:
+async def _encode(prompts: list[str | list[int]], context: OpenAIContext) -> list[list[int]]:
     limits = context.client.limits
-    if isinstance(prompt, str):
-        check_text_size(prompt, limits)
-        return await context.tokenizer.encode_async(prompt)
-    check_token_ids(prompt, limits)
-    # The answer would be text.
-    context.tokenizer.check_present()
-    return prompt
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = iter(await encode_prompts(context.tokenizer, texts, limits))
+    ids = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    if len(texts) < len(ids):
+        # The answer would be text.
+        context.tokenizer.check_present()
+    return ids
 
 
-def _echoes(
+async def _echoes(
     body: CompletionRequest, prompts: list[str | list[int]], context: OpenAIContext, n: int
 ) -> list[str]:
     if not body.echo:
         return [""] * (len(prompts) * n)
+    ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
     skips = body.skip_special_tokens is not False
-    texts = [
-        prompt
-        if isinstance(prompt, str)
-        else context.tokenizer.decode(prompt, skip_special_tokens=skips)
-        for prompt in prompts
-    ]
+    decoded = iter(await decode_texts(context.tokenizer, ids, skip_special_tokens=skips))
+    texts = [prompt if isinstance(prompt, str) else next(decoded) for prompt in prompts]
     return [text for text in texts for _ in range(n)]
 
 
@@ -225,24 +252,31 @@ async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Response:
                 hidden[index].add(chunk)
             if (lists := logprobs[index]) is not None:
                 lists.add(chunk)
-    choices = [
-        _choice(index, "".join(text), reasons[index], logprobs[index])
+    choices = (
+        {
+            **_choice(index, "".join(text), reasons[index], logprobs[index]),
+            **({"hidden_states": hidden[index]} if hidden else {}),
+        }
         for index, text in enumerate(texts)
-    ]
-    for choice, states in zip(choices, hidden, strict=False):
-        choice["hidden_states"] = states.lists()
+    )
     body = {
         **_head(plan),
-        "choices": choices,
+        "choices": JsonItems(choices, _cost(texts, logprobs)),
         "usage": plan.usage(counts),
         "metadata": {"weight_version": plan.context.weight_version()},
     }
-    return Response(orjson.dumps(body), media_type="application/json")
+    return json_answer(body)
+
+
+def _cost(texts: list[list[str]], logprobs: list[CompletionLogprobs | None]) -> int:
+    num_chars = sum(len(part) for text in texts for part in text)
+    values = sum(lists.num_values for lists in logprobs if lists is not None)
+    return 8 * len(texts) + num_chars // _CHARS_PER_COST + values
 
 
 async def _events(
     plan: _Plan, chunks: AsyncGenerator[Indexed, None]
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[Chunk, None]:
     head = _head(plan)
     counts = [TokenCount() for _ in plan.inputs]
     logprobs, hidden = plan.logprobs(), plan.hidden_states()
@@ -266,7 +300,7 @@ async def _events(
                 content["usage"] = None
             yield event(content)
     for index, states in enumerate(hidden):
-        choice = {**_choice(index, "", None, None), "hidden_states": states.lists()}
+        choice = {**_choice(index, "", None, None), "hidden_states": states}
         yield event({**head, "choices": [choice]})
     if plan.options.include_usage:
         yield event({**head, "choices": [], "usage": plan.usage(counts)})

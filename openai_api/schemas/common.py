@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from runtime.client.hidden_states import HiddenSwitch, check_offered
 from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
-from runtime.ipc.messages import HiddenMode
+from runtime.extras.hidden_states.front import LAST, HiddenSwitch, check_offered
+from runtime.requests.extras import ExtraSpec
 from runtime.requests.sampling_params import INT64_MAX
 
 
@@ -102,16 +102,16 @@ def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:
             raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
 
 
-def hidden_mode(request: GenerationFields, offered: bool) -> HiddenMode:
-    """Which hidden states an answer brings: here it is one row, that of the last token.
+def hidden_extras(request: GenerationFields, offered: bool) -> list[ExtraSpec]:
+    """The hidden states that an answer brings: here it is one row, that of the last token.
 
     Raises:
         InvalidRequest: they are asked for, and the server was not started for it.
     """
     if not request.return_hidden_states:
-        return ""
+        return []
     check_offered(offered)
-    return "last"
+    return [LAST]
 
 
 def session_of(request: GenerationFields) -> SessionParams | None:

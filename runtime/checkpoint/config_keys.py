@@ -21,19 +21,21 @@ def read_config(folder: Path, overrides: dict[str, Any] | None = None) -> tuple[
     """Read `config.json` and `generation_config.json`, the second empty when absent.
 
     Args:
-        folder: local.
+        folder: local; or a file that stands for its `config.json`.
         overrides: top-level keys that replace those of `config.json`.
 
     Raises:
         StartupError: no such folder or file, or not JSON; one line.
     """
-    if not folder.is_dir():
-        raise StartupError(f"{folder} is not a folder")
-    path = folder / "config.json"
-    if not path.is_file():
-        raise StartupError(f"{folder} has no config.json: not a model folder")
+    path = folder
+    if not folder.is_file():
+        if not folder.is_dir():
+            raise StartupError(f"{folder} is not a folder")
+        path = folder / "config.json"
+        if not path.is_file():
+            raise StartupError(f"{folder} has no config.json: not a model folder")
     values = {**read_json_object(path), **(overrides or {})}
-    generation_path = folder / "generation_config.json"
+    generation_path = path.with_name("generation_config.json")
     generation = Keys(
         str(generation_path),
         read_json_object(generation_path) if generation_path.is_file() else {},

@@ -18,6 +18,8 @@ ALLOW_PATTERNS = [
     "merges.txt",
     "vocab.txt",
 ]
+# What says how large a model is.
+CONFIG_PATTERNS = ["config.json", "generation_config.json"]
 IGNORE_PATTERNS = ["original/*", "consolidated*", "onnx/*"]
 
 
@@ -37,12 +39,15 @@ class RepositoryNotFound(StartupError):
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-def resolve_model_folder(path_or_id: str, revision: str | None = None) -> Path:
+def resolve_model_folder(
+    path_or_id: str, revision: str | None = None, *, only_config: bool = False
+) -> Path:
     """Return the folder of a model, downloading it when it is on the hub and not yet cached.
 
     Args:
         path_or_id: a local folder, or `owner/name` on the hub.
         revision: branch, tag or commit on the hub; a local folder has none.
+        only_config: whether `config.json` will do, without weights and tokenizer.
 
     Raises:
         StartupError: neither a folder nor a repository that can be fetched; says what to do.
@@ -54,7 +59,8 @@ def resolve_model_folder(path_or_id: str, revision: str | None = None) -> Path:
         raise StartupError(f"{path_or_id} is a file; give the folder that holds config.json")
     if _HUB_ID.fullmatch(path_or_id) is None:
         raise StartupError(f"{path_or_id or 'an empty path'} is not a folder")
-    return _cached_folder(path_or_id, revision) or _download(path_or_id, revision)
+    patterns = CONFIG_PATTERNS if only_config else ALLOW_PATTERNS
+    return _cached_folder(path_or_id, revision) or _download(path_or_id, revision, patterns)
 
 
 def _cached_folder(repo_id: str, revision: str | None) -> Path | None:
@@ -79,7 +85,7 @@ def _cached_folder(repo_id: str, revision: str | None) -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
-def _download(repo_id: str, revision: str | None) -> Path:
+def _download(repo_id: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     try:
@@ -87,7 +93,7 @@ def _download(repo_id: str, revision: str | None) -> Path:
             snapshot_download(
                 repo_id,
                 revision=revision,
-                allow_patterns=ALLOW_PATTERNS,
+                allow_patterns=patterns,
                 ignore_patterns=IGNORE_PATTERNS,
             )
         )

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from runtime.client.admission import EngineLimits, admit
+from runtime.client.answer_size import check_answer_size
 from runtime.client.control import ControlCalls
+from runtime.client.extras import check_extras, check_kind
 from runtime.client.gate import RequestGate
 from runtime.client.generation import GenerationInput, GenerationStream, StreamState
 from runtime.client.grammars import GrammarCompiler
-from runtime.client.hidden_states import add_block, check_hidden
 from runtime.client.loaded import LoadedWeights
-from runtime.client.logprobs import check_logprobs
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.router import Router
 from runtime.errors import (
@@ -45,6 +45,7 @@ from runtime.ipc.messages import (
     TextDelta,
     TextDeltas,
 )
+from runtime.requests.extras import add_block
 from runtime.requests.sampling_params import GrammarSpec
 
 
@@ -137,50 +138,47 @@ class EngineClient:
         refused = self.loaded.why_refused
         if refused is not None and not self.gate.is_closed:
             raise MemoryReleased(refused)
-        if item.dp_rank is not None:
-            self._check_rank(item.dp_rank)
-        if item.rid in self._rids:
+        spec = item.spec
+        if spec.dp_rank is not None:
+            self._check_rank(spec.dp_rank)
+        if spec.rid in self._rids:
             raise InvalidRequest(
-                f"A request with rid {item.rid[:64]!r} is already in flight.", param="rid"
+                f"A request with rid {spec.rid[:64]!r} is already in flight.", param="rid"
             )
+        check_kind(spec.extras, self.limits)
         input_ids, sampling = admit(
             item.input_ids,
-            item.sampling,
+            spec.sampling,
             self.limits,
-            explicit_max_new_tokens=item.explicit_max_new_tokens,
+            explicit_max_new_tokens=spec.explicit_max_new_tokens,
         )
-        if item.logprobs is not None:
-            max_new_tokens = sampling.max_new_tokens or 0
-            check_logprobs(item.logprobs, len(input_ids), max_new_tokens, self.limits)
-        if item.hidden_states:
-            max_new_tokens = sampling.max_new_tokens or 0
-            check_hidden(item.hidden_states, len(input_ids), max_new_tokens, self.limits)
+        if spec.extras:
+            check_extras(spec.extras, len(input_ids))
+            check_answer_size([item], self.limits)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._seed_source())
         grammar = self._compile(sampling.grammar)
         request_id = next(self._ids)
         data = array.array("i", input_ids).tobytes()
-        link = self._router.choose(data, item.cache_namespace, item.dp_rank)
-        stream = StreamState(request_id, item.rid, len(input_ids), time.monotonic(), link)
+        link = self._router.choose(data, spec.cache_namespace, spec.dp_rank)
+        stream = StreamState(request_id, spec.rid, len(input_ids), time.monotonic(), link)
         request = GenerateRequest(
             request_id=request_id,
             input_ids=data,
-            # The scheduler knows grammars by their keys.
-            sampling=msgspec.structs.replace(sampling, grammar=None),
-            stream=item.stream,
-            cache_namespace=item.cache_namespace,
-            priority=item.priority,
+            spec=msgspec.structs.replace(
+                spec,
+                # The scheduler knows grammars by their keys.
+                sampling=msgspec.structs.replace(sampling, grammar=None),
+                # A prompt that is too long may have been cut.
+                input_embeds=spec.input_embeds[: len(input_ids) * self.limits.hidden_size * 4],
+            ),
             arrival=stream.arrival,
-            logprobs=item.logprobs,
-            hidden_states=item.hidden_states,
-            # A prompt that is too long may have been cut.
-            input_embeds=item.input_embeds[: len(input_ids) * self.limits.hidden_size * 4],
         )
         if grammar is None:
             self.gate.pass_on(request_id, lambda: link.send(request))
         # Only now: what could not be sent must not count as in flight for ever.
         self._streams[request_id] = stream
-        self._rids[item.rid] = request_id
+        self._rids[spec.rid] = request_id
         link.num_in_flight += 1
         link.num_prompt_tokens += stream.prompt_tokens
         if grammar is not None:
@@ -359,10 +357,9 @@ class EngineClient:
             stream.text.append(delta.text)
         if delta.token_ids:
             stream.token_ids.extend(memoryview(delta.token_ids).cast("i"))
-        if delta.logprobs is not None:
-            stream.logprobs += delta.logprobs
-        for block in delta.hidden or ():
-            add_block(stream.hidden, block)
+        if delta.extras is not None:
+            for block in delta.extras:
+                add_block(stream.extras, block)
         if delta.cached_tokens >= 0:
             stream.cached_tokens = delta.cached_tokens
         if delta.times is not None:

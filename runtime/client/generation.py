@@ -3,53 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from runtime.client.hidden_states import read_hidden
-from runtime.client.logprobs import PositionLogprobs, read_blocks, unsent_ids
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.sessions import Turn
 from runtime.errors import HeadraceError, InvalidRequest, Overloaded
-from runtime.ipc.messages import (
-    BeginTimes,
-    FinishReason,
-    HiddenBlock,
-    HiddenMode,
-    LogprobBlock,
-    LogprobSpec,
-)
-from runtime.requests.sampling_params import SamplingParams
+from runtime.ipc.messages import BeginTimes, FinishReason
+from runtime.requests.extras import ExtraBlock
+from runtime.requests.request_spec import RequestSpec
 
 
-@dataclass(kw_only=True)
+@dataclass
 class GenerationInput:
     """One sample to generate, as the endpoints hand it over.
 
     Attributes:
-        rid: the caller's name for it, unique among the requests in flight.
         input_ids: the prompt's token ids.
-        sampling: checked parameters (`n` is unrolled by the caller: one input per sample).
-        stream: whether deltas are wanted as they come; else one chunk at the end.
-        explicit_max_new_tokens: whether the client itself named `max_new_tokens`.
-        logprobs: set when log-probabilities are wanted.
-        hidden_states: which hidden states are wanted.
-        input_embeds: float32 bytes, one row for each of `input_ids`, which mean nothing then.
-        dp_rank: the replica to run on; `None` leaves it to the router.
+        spec: everything else.
     """
 
-    rid: str
     input_ids: list[int]
-    sampling: SamplingParams
-    stream: bool
-    explicit_max_new_tokens: bool = True
-    cache_namespace: str = ""
-    priority: int = 0
-    logprobs: LogprobSpec | None = None
-    hidden_states: HiddenMode = ""
-    input_embeds: bytes = b""
-    dp_rank: int | None = None
+    spec: RequestSpec
 
 
 @dataclass
@@ -62,10 +38,8 @@ class GenerationChunk:
         finish_reason: set on the last chunk.
         prompt_tokens, cached_tokens: of the whole request, the same in every chunk.
         num_retractions: times the request was put back and recomputed, known with the last chunk.
-        input_logprobs: of the prompt's tokens after the first that is reported.
-        output_logprobs: one for each of `token_ids`, when they are wanted.
-        unsent_ids: where no token is to be generated, the one that `output_logprobs` is about.
-        input_hidden, output_hidden: float32 bytes of hidden states, row after row.
+        extras: what was wanted beside tokens, in order, for each extra's own reader; after a stop
+            string some of it may lie behind the last of `token_ids`.
         weight_version: label of the weights that were loaded when the newest token came.
         times: when the request left the queue and had its first token.
     """
@@ -76,13 +50,36 @@ class GenerationChunk:
     prompt_tokens: int
     cached_tokens: int
     num_retractions: int = 0
-    input_logprobs: Sequence[PositionLogprobs] = ()
-    output_logprobs: Sequence[PositionLogprobs] = ()
-    unsent_ids: Sequence[int] = ()
-    input_hidden: Sequence[bytes] = ()
-    output_hidden: Sequence[bytes] = ()
+    extras: Sequence[ExtraBlock] = ()
     weight_version: str = ""
     times: BeginTimes | None = None
+
+    def blocks(self, extra: str, *, is_input: bool) -> list[ExtraBlock]:
+        """What one extra says of the prompt, or of the output."""
+        return [
+            block for block in self.extras if block.extra == extra and block.is_input == is_input
+        ]
+
+    def unsent_ids(self, extra: str) -> list[int]:
+        """Where no token is to be generated, the one that an extra's output is about."""
+        blocks = self.blocks(extra, is_input=False)
+        return [each for block in blocks for each in memoryview(block.unsent_ids).cast("i")]
+
+
+class Wake(asyncio.Event):
+    """Set when a stream has something to read.
+
+    Attributes:
+        listener: called whenever it is set.
+    """
+
+    listener: Callable[[], None] | None = None
+
+    def set(self) -> None:
+        """Wake whoever waits, and call the listener."""
+        super().set()
+        if self.listener is not None:
+            self.listener()
 
 
 @dataclass
@@ -100,13 +97,12 @@ class StreamState:
     # bounded by the text itself.
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[LogprobBlock] = field(default_factory=list)
-    hidden: list[HiddenBlock] = field(default_factory=list)
+    extras: list[ExtraBlock] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: HeadraceError | None = None
     weight_version: str = ""
     times: BeginTimes | None = None
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: Wake = field(default_factory=Wake)
 
 
 class StreamOwner(Protocol):
@@ -156,6 +152,12 @@ class GenerationStream:
         """The replica that runs the request."""
         return self._stream.link.rank
 
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called whenever a chunk can be read, now if there is one already."""
+        self._stream.wake.listener = listener
+        if self._stream.wake.is_set():
+            listener()
+
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
         return self
 
@@ -183,17 +185,8 @@ class GenerationStream:
             weight_version=stream.weight_version,
             times=stream.times,
         )
-        if stream.logprobs:
-            chunk.input_logprobs = read_blocks(stream.logprobs, is_input=True)
-            # A stop string cuts tokens off; what stands behind the last one is cut here.
-            outputs = read_blocks(stream.logprobs, is_input=False)
-            chunk.unsent_ids = unsent_ids(stream.logprobs)
-            chunk.output_logprobs = outputs[: len(chunk.token_ids) or len(chunk.unsent_ids)]
-            stream.logprobs = []
-        if stream.hidden:
-            chunk.input_hidden = read_hidden(stream.hidden, is_input=True)
-            chunk.output_hidden = read_hidden(stream.hidden, is_input=False)
-            stream.hidden = []
+        if stream.extras:
+            chunk.extras, stream.extras = stream.extras, []
         stream.text, stream.token_ids = [], []
         if self.turn is not None:
             self.turn.add_output(chunk.token_ids)

@@ -163,13 +163,13 @@ class RecordingClient(EngineClient):
         if not self.sinks:
             return stream
         record = RequestRecord(
-            rid=item.rid,
-            is_streaming=item.stream,
+            rid=item.spec.rid,
+            is_streaming=item.spec.stream,
             prompt_tokens=len(item.input_ids),
             started_at=stream.arrival,
             # Beside embeddings they mean nothing.
-            input_ids=[] if item.input_embeds else item.input_ids,
-            sampling=item.sampling,
+            input_ids=[] if item.spec.input_embeds else item.input_ids,
+            sampling=item.spec.sampling,
         )
         return _RecordedStream(stream, record, self.sinks, self.keeps_text)
 

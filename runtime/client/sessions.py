@@ -227,7 +227,7 @@ class Sessions:
         Raises:
             InvalidRequest: as `add`; or what `generate` raises, and the session is as before.
         """
-        turn = self.add(params, item.rid, item.input_ids)
+        turn = self.add(params, item.spec.rid, item.input_ids)
         try:
             stream = generate(replace(item, input_ids=turn.prompt().tolist()))
         except BaseException:

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.executor.row_extras import RowExtras
 from runtime.executor.staging import to_device
 from runtime.executor.step_plan import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
-from runtime.ipc.messages import LogprobSpec
 from runtime.requests.sampling_params import SamplingParams
 
 _NO_PLACES: Int64Array = np.zeros(0, dtype=np.int64)
@@ -41,8 +41,7 @@ class BatchRows:
         is_greedy, edits_logits, has_penalties, has_grammar, has_token_rules: `[max_rows + 1]` bool
             on the host; rows that edit logits do so by penalties or by token rules: biases, or the
             ban of an early end.
-        wants_logprobs, wants_hidden: `[max_rows + 1]` bool on the host.
-        logprobs: what the rows that want log-probabilities ask for.
+        extras: what is asked for beside tokens.
     """
 
     TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
@@ -79,9 +78,7 @@ class BatchRows:
         self.is_greedy = np.ones(rows, dtype=bool)
         self.edits_logits = np.zeros(rows, dtype=bool)
         self.has_penalties = np.zeros(rows, dtype=bool)
-        self.wants_logprobs = np.zeros(rows, dtype=bool)
-        self.wants_hidden = np.zeros(rows, dtype=bool)
-        self.logprobs: list[LogprobSpec | None] = [None] * rows
+        self.extras = RowExtras(rows, vocab_size, self.device)
         self.has_grammar = np.zeros(rows, dtype=bool)
         self.has_token_rules = np.zeros(rows, dtype=bool)
         self._history: Tensor | None = None
@@ -138,9 +135,7 @@ class BatchRows:
         )
         self.seeds[row] = sampling.seed or 0
         self.top_k[row] = sampling.top_k if sampling.top_k > 0 else self.vocab_size
-        self.wants_logprobs[row] = join.logprobs is not None
-        self.logprobs[row] = join.logprobs
-        self.wants_hidden[row] = join.wants_hidden
+        self.extras.join(row, join.extras)
         self.page_table_host[row] = 0
         if sampling.has_penalties and len(join.output_ids):
             (output_ids,) = to_device(self.device, join.output_ids.astype(np.int64))

@@ -10,21 +10,24 @@ from typing import Protocol
 import torch
 
 from kernels.linear import GATED_TOKENS
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.extend_graphs import graph_token_sizes
 from runtime.executor.kernel_choices import log_kernels
 from runtime.executor.kv_pool import allocate_kv, pool_bytes_per_token
-from runtime.executor.memory import PoolSize, cpu_budget, cuda_budget, size_pool
+from runtime.executor.memory import Budget, PoolSize, cpu_budget, cuda_budget, size_pool
 from runtime.executor.model_runner import GraphLimits, ModelRunner
 from runtime.executor.out_of_memory import memory_for
 from runtime.executor.sampling.compile_ahead import warm_up_sampling
+from runtime.executor.step_runner import StepRunner
 from runtime.executor.warmup_steps import Prompts, compute_prompts, prompts_to_compile, warm_up
 from runtime.ipc.messages import Phase
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.models.forward_batch import KVCache
-from runtime.models.model import CausalLM
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.model import CausalLM, Model
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +56,8 @@ class Executor:
         load_seconds: what reading the weights took; known to who read them.
     """
 
-    runner: ModelRunner
-    model: CausalLM
+    runner: StepRunner
+    model: Model
     kv: list[KVCache]
     size: PoolSize
     attention_backend: str
@@ -86,7 +89,7 @@ def build_executor(
     """
     device = model.context.device
     report("allocating_cache")
-    attention = ATTENTION_BACKENDS.load(backend)(device.type, _step_limits(config))
+    attention = build_attention(config, backend, device.type)
     log_kernels(device.type, attention, backend, config)
     weight_bytes = sum(holder.size_bytes for _, holder in model.holders())
     if group is not None:
@@ -119,6 +122,29 @@ def build_executor(
 def chunk_tokens(config: WorkerConfig) -> int | None:
     """Prompt tokens of a step at most; `None` for whole prompts."""
     return config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
+
+
+def build_attention(config: WorkerConfig, backend: str, device_type: str) -> AttentionBackend:
+    """Make the attention back end `backend`, for the largest step that the options allow."""
+    return ATTENTION_BACKENDS.load(backend)(device_type, _step_limits(config))
+
+
+def pool_of(
+    config: WorkerConfig, spec: ModelSpec, context: BuildContext, budget: Budget
+) -> PoolSize:
+    """How large this model's pool is when it may take `budget`.
+
+    Raises:
+        StartupError: not even one page fits, or less than the user asked for.
+    """
+    return size_pool(
+        pool_bytes_per_token(spec, context),
+        page_size=config.page_size,
+        max_total_tokens=config.max_total_tokens,
+        max_running_requests=config.max_running_requests,
+        context_len=config.context_len,
+        budget=budget,
+    )
 
 
 @dataclass(frozen=True)
@@ -165,14 +191,7 @@ def _size_pool(parts: _Parts) -> PoolSize:
         )
     if group is not None:
         budget = budget.limited(*group.minimum(budget.size_bytes, budget.available_bytes))
-    return size_pool(
-        pool_bytes_per_token(model.spec, model.context),
-        page_size=config.page_size,
-        max_total_tokens=config.max_total_tokens,
-        max_running_requests=config.max_running_requests,
-        context_len=config.context_len,
-        budget=budget,
-    )
+    return pool_of(config, model.spec, model.context, budget)
 
 
 def _activation_bytes(parts: _Parts) -> int:

@@ -86,9 +86,11 @@ def _given_embeds(
     if not plan.embed_spans:
         return None, None
     places = [
-        np.arange(len(span.values), dtype=np.int64) + (plan.num_decodes + span.first)
+        np.arange(span.length, dtype=np.int64) + (plan.num_decodes + span.first)
         for span in plan.embed_spans
     ]
-    values = np.concatenate([span.values for span in plan.embed_spans])
-    index, embeds = to_device(device, np.concatenate(places), values)
+    index_host = np.concatenate(places)
+    data = bytearray().join(span.values for span in plan.embed_spans)
+    values = np.frombuffer(data, dtype=np.float32).reshape(len(index_host), -1)
+    index, embeds = to_device(device, index_host, values)
     return index, embeds

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.executor.model_runner import ModelRunner
+from runtime.executor.step_runner import StepRunner
 from runtime.models.forward_batch import KVCache
 
 
@@ -20,7 +20,7 @@ class DeviceMemory:
     """
 
     def __init__(
-        self, runner: ModelRunner, kv: list[KVCache], allocate: Callable[[], list[KVCache]]
+        self, runner: StepRunner, kv: list[KVCache], allocate: Callable[[], list[KVCache]]
     ) -> None:
         """Look after `kv`, the list that `runner` and its graphs share, made by `allocate`."""
         self._runner = runner

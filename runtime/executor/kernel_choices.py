@@ -15,12 +15,50 @@ from kernels.norm import NORM
 from kernels.sampling import SAMPLING
 from kernels.table import Choice, Table
 from runtime.config.options import WorkerConfig
-from runtime.models.attention.backend import DEFAULT_REASONS, AttentionBackend
+from runtime.executor.invariance import invariant_attention, invariant_linear
+from runtime.models.attention.backend import (
+    DEFAULT_ATTENTION,
+    DEFAULT_REASONS,
+    AttentionBackend,
+)
 
 logger = logging.getLogger(__name__)
 
 # Chosen by device alone; what attention is made of, the back end chooses.
 _TABLES: tuple[Table[Any], ...] = (NORM, ACTIVATION, EMBEDDING, SAMPLING, GREEDY, DECODE_STEP)
+
+
+def choose_attention(config: WorkerConfig, device_type: str) -> tuple[str, str | None]:
+    """Pick the attention back end, and products where it may not be the device's fastest.
+
+    Returns:
+        Name in `ATTENTION_BACKENDS`; name in `kernels.linear.LINEAR`, `None` for the device's best.
+
+    Raises:
+        StartupError: batch-invariant kernels were asked for and there are none.
+    """
+    backend = config.attention_backend
+    if backend == "auto":
+        backend = DEFAULT_ATTENTION[device_type]
+    if not config.deterministic:
+        return backend, None
+    linear = invariant_linear(device_type)
+    return invariant_attention(backend, device_type), linear
+
+
+def attention_reason(config: WorkerConfig, device_type: str) -> str:
+    """Why the back end is the one that `choose_attention` picks."""
+    if config.deterministic:
+        return "batch-invariant"
+    return DEFAULT_REASONS[device_type] if config.attention_backend == "auto" else "asked for"
+
+
+def choose_kernels(
+    device_type: str, attention: AttentionBackend, config: WorkerConfig
+) -> list[Choice[Any]]:
+    """Which implementation computes each op on a device."""
+    choices = [*attention.choices, LINEAR.choose(device_type, invariant=config.deterministic)]
+    return choices + [table.choose(device_type) for table in _TABLES]
 
 
 def log_kernels(
@@ -34,11 +72,8 @@ def log_kernels(
         backend: its name.
         config: what the user asked for.
     """
-    why = DEFAULT_REASONS[device_type] if config.attention_backend == "auto" else "asked for"
-    if config.deterministic:
-        why = "batch-invariant"
-    choices = [*attention.choices, LINEAR.choose(device_type, invariant=config.deterministic)]
-    choices += [table.choose(device_type) for table in _TABLES]
+    why = attention_reason(config, device_type)
+    choices = choose_kernels(device_type, attention, config)
     logger.info("Kernels: attention by %s (%s); %s", backend, why, "; ".join(_grouped(choices)))
 
 

@@ -93,15 +93,18 @@ class Budget:
         return Budget(size_bytes, available_bytes, arithmetic)
 
 
-def cpu_budget(fraction: float | None, weight_bytes: int, num_ranks: int = 1) -> Budget:
+def cpu_budget(
+    fraction: float | None, weight_bytes: int, num_ranks: int = 1, *, unloaded_bytes: int = 0
+) -> Budget:
     """What the pool may take on the CPU.
 
     Args:
         fraction: share of memory for weights and pool together, or `None`.
-        weight_bytes: memory the weights take already.
+        weight_bytes: memory that this rank's weights take.
         num_ranks: processes that share the memory evenly.
+        unloaded_bytes: of `weight_bytes`, what is not taken yet: a forecast.
     """
-    available = available_memory_bytes() // num_ranks
+    available = available_memory_bytes() // num_ranks - unloaded_bytes
     free = f"{available / GIB:.2f} free"
     if num_ranks > 1:
         free += f", 1/{num_ranks} of the machine's"
@@ -114,15 +117,19 @@ def cpu_budget(fraction: float | None, weight_bytes: int, num_ranks: int = 1) ->
     return Budget(size, available, arithmetic)
 
 
-def cuda_budget(fraction: float | None, weight_bytes: int, activation_bytes: int) -> Budget:
+def cuda_budget(
+    fraction: float | None, weight_bytes: int, activation_bytes: int, *, unloaded_bytes: int = 0
+) -> Budget:
     """What the pool may take on the current GPU.
 
     Args:
         fraction: share of the GPU's memory for weights, pool and activations together.
-        weight_bytes: memory the weights take already; said in the log only.
+        weight_bytes: memory that the weights take; said in the log only.
         activation_bytes: what the largest step needs besides weights and pool, measured.
+        unloaded_bytes: of `weight_bytes`, what is not taken yet: a forecast.
     """
     free, total = torch.cuda.mem_get_info()
+    free -= unloaded_bytes
     share = CUDA_FRACTION if fraction is None else fraction
     size = free - int(total * (1.0 - share)) - activation_bytes
     arithmetic = (

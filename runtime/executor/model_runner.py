@@ -10,119 +10,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.greedy import NAN_TOKEN
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.build_batch import build_batch
 from runtime.executor.cuda_graphs import DecodeGraphs
-from runtime.executor.device_errors import losing_device, raise_if_lost
 from runtime.executor.extend_graphs import ExtendGraphs, GraphResult
-from runtime.executor.gather_hidden import StepHidden, of_prompts, of_samples
 from runtime.executor.graph_capture import GraphPool
 from runtime.executor.memory import GIB
-from runtime.executor.out_of_memory import step_failure
-from runtime.executor.sampling.gather_logprobs import StepLogprobs, gather_prompt
-from runtime.executor.sampling.sampler import Sampled, Sampler
+from runtime.executor.row_extras import Named
+from runtime.executor.sampling.sampler import Sampler
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import Int32Array, Int64Array, StepPlan, StepResult
+from runtime.executor.step_plan import (
+    Int64Array,
+    MaskSource,
+    StepPlan,
+)
+from runtime.executor.step_runner import Computed, StepRunner, made_masks
 from runtime.models.attention.backend import AttentionBackend
 from runtime.models.forward_batch import KVCache
 from runtime.models.model import CausalLM
 
 logger = logging.getLogger(__name__)
-
-NAN_MESSAGE = "The model produced NaN logits for this request."
-_NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
-
-
-@dataclass
-class Computed:
-    """What a step gives, on the device.
-
-    Attributes:
-        token_ids: `[num_samples]` int64; `None` when nobody gets a token.
-        host_tokens: in their place: on the host once the device has done the step.
-        host_places: `[num_samples]`, which of `host_tokens` are the step's; all when absent.
-        output_logprobs: of the new tokens, for rows that want them.
-        input_logprobs: one entry for each span of a prompt.
-        output_hidden, input_hidden: hidden states of both, for rows that want them.
-    """
-
-    token_ids: Tensor | None = None
-    host_tokens: Int64Array | None = None
-    host_places: Int64Array | None = None
-    output_logprobs: list[StepLogprobs] = field(default_factory=list)
-    input_logprobs: list[StepLogprobs] = field(default_factory=list)
-    output_hidden: list[StepHidden] = field(default_factory=list)
-    input_hidden: list[StepHidden] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, sampled: Sampled, hidden: list[StepHidden]) -> Computed:
-        """A step's new tokens."""
-        logprobs = [] if sampled.logprobs is None else [sampled.logprobs]
-        return cls(sampled.token_ids, output_logprobs=logprobs, output_hidden=hidden)
-
-
-class PendingStep:
-    """A launched step whose tokens may still be on their way to the host.
-
-    On a GPU one that gives nobody a token is waited for too: graphs take their inputs from a few
-    buffers of the host in turn, so no more steps than these may be on their way.
-    """
-
-    def __init__(
-        self, plan: StepPlan, computed: Computed, failed: dict[int, str], device: torch.device
-    ) -> None:
-        """Start the copy of what `device` computes to the host."""
-        self._rows = plan.sample_rows
-        self._failed = failed
-        self._event = torch.cuda.Event() if device.type == "cuda" else None
-        self._tokens, self._places = computed.host_tokens, computed.host_places
-        if computed.token_ids is not None:
-            self._tokens = self._copy(computed.token_ids).numpy()
-        self._outputs = [each.to_host(self._copy) for each in computed.output_logprobs]
-        self._inputs = [each.to_host(self._copy) for each in computed.input_logprobs]
-        self._hidden_outputs = [each.to_host(self._copy) for each in computed.output_hidden]
-        self._hidden_inputs = [each.to_host(self._copy) for each in computed.input_hidden]
-        if self._event is not None:
-            self._event.record()
-
-    def _copy(self, source: Tensor) -> Tensor:
-        if not source.is_cuda:
-            return source
-        pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-        return pinned.copy_(source, non_blocking=True)
-
-    def wait(self) -> StepResult:
-        """Block until the step is done, and its tokens on the host.
-
-        Raises:
-            DeviceLost: the device failed while it computed.
-        """
-        if self._event is not None:
-            with losing_device():
-                self._event.synchronize()
-        result = self._tokens_of_rows()
-        for each in self._outputs:
-            result.output_logprobs.update(each.by_row())
-        for each in self._inputs:
-            result.input_logprobs.update(each.by_row())
-        for hidden in self._hidden_outputs:
-            result.output_hidden.update(hidden.by_row())
-        for hidden in self._hidden_inputs:
-            result.input_hidden.update(hidden.by_row())
-        return result
-
-    def _tokens_of_rows(self) -> StepResult:
-        if self._tokens is None:
-            return StepResult(_NO_TOKENS, self._failed)
-        tokens = self._tokens if self._places is None else self._tokens[self._places]
-        # A copy: later steps write to the same place.
-        token_ids = tokens.astype(np.int32)
-        bad = token_ids == NAN_TOKEN
-        if bad.any():
-            for row in self._rows[bad].tolist():
-                self._failed.setdefault(row, NAN_MESSAGE)
-        return StepResult(token_ids, self._failed)
 
 
 @dataclass(frozen=True)
@@ -142,7 +49,7 @@ class GraphLimits:
     shares_prefixes: bool = True
 
 
-class ModelRunner:
+class ModelRunner(StepRunner):
     """Owns the model, the KV pages and the batch rows of one device."""
 
     def __init__(
@@ -171,9 +78,8 @@ class ModelRunner:
         self._model = model
         self._attention = attention
         self._kv = kv
-        self._rows = rows
+        super().__init__(rows, is_alone=share is None)
         self._page_size = page_size
-        self._is_alone = share is None
         self._sampler = Sampler(rows, share)
         self._graph_pool: GraphPool | None = None
         self._graphs: DecodeGraphs | None = None
@@ -242,44 +148,10 @@ class ModelRunner:
             if graphs is not None:
                 graphs.drop()
 
-    def launch(self, plan: StepPlan) -> PendingStep:
-        """Start computing `plan`.
-
-        A failure is traced to the sequences that cause it by computing each alone: writing keys
-        and values twice is harmless, so the others lose nothing.
-
-        Raises:
-            DeviceLost: the device computes nothing right any more.
-        """
-        self._rows.has_inputs = False
-        try:
-            self._rows.apply(plan.joins, plan.page_updates)
-            return PendingStep(plan, self._compute(plan), {}, self._rows.device)
-        except Exception as error:
-            raise_if_lost(error)
-            if not self._is_alone:
-                raise
-            logger.exception("A step of %d sequences failed; trying each alone", len(plan.rows))
-        # Not in the handler: its traceback would keep the failed step's tensors in memory, which
-        # those that are tried alone may need.
-        self._rows.take_back(plan.rows[: plan.num_decodes])
-        return self._compute_each(plan, self._join_each(plan))
-
-    def _join_each(self, plan: StepPlan) -> dict[int, str]:
-        """Apply row changes one by one, once more if need be; the rows that cannot join."""
-        failed: dict[int, str] = {}
-        for join in plan.joins:
-            try:
-                self._rows.apply([join], [])
-            except Exception as error:
-                raise_if_lost(error)
-                logger.exception("A request could not take its row; it ends")
-                failed[join.row] = step_failure(error)
-        self._rows.apply([], plan.page_updates)
-        return failed
-
     @torch.inference_mode()
-    def _compute(self, plan: StepPlan, *, with_graphs: bool = True) -> Computed:
+    def _compute(
+        self, plan: StepPlan, masks: MaskSource | None = None, *, with_graphs: bool = True
+    ) -> Computed:
         num_seqs = len(plan.rows)
         graphs = self._graphs if with_graphs else None
         if graphs is not None and num_seqs == plan.num_decodes and graphs.takes(num_seqs):
@@ -288,63 +160,46 @@ class ModelRunner:
             self._rows.send_pages()
             is_plain = self._sampler.is_plain(plan.rows)
             tokens = graphs.run(plan.rows, seq_lens, plan.new_pages, wants_logits=not is_plain)
-            picked = self._hidden_of(plan.rows, graphs.hidden)
+            found = self._of_hidden(plan.rows, graphs.hidden)
             if is_plain:
-                return Computed(host_tokens=tokens, output_hidden=picked)
+                return Computed(host_tokens=tokens, outputs=found)
             logits = graphs.logits[:num_seqs]
-            sampled = self._sampler.sample(logits, plan.rows, seq_lens, plan.take_masks())
-            return Computed.of(sampled, picked)
+            sampled = self._sampler.sample(logits, plan.rows, seq_lens, made_masks(masks))
+            return Computed(sampled.token_ids, outputs=sampled.extras + found)
         self._rows.grow(plan, self._page_size)
         extend = self._extend_graphs if with_graphs else None
         # A graph gives each sequence's last token only, and looks every token's embedding up.
-        unusable = plan.input_spans or plan.hidden_spans or plan.embed_spans
+        unusable = plan.report_spans or plan.embed_spans
         if extend is not None and not unusable and (captured := extend.find(plan)) is not None:
-            return self._pick(plan, extend.run(captured, plan))
+            return self._pick(plan, extend.run(captured, plan), masks)
         self._rows.send_pages()
         batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
         self._attention.plan(batch)
         places = batch.logits_indices
-        if plan.input_spans or plan.hidden_spans:
+        if plan.report_spans:
             batch.logits_indices = None
         hidden = self._model.forward(batch)
-        input_logprobs = self._input_logprobs(plan, hidden) if plan.input_spans else []
-        input_hidden = of_prompts(plan, hidden)
+        inputs: list[Named] = []
+        if plan.report_spans:
+            inputs = self._rows.extras.of_prompts(plan, hidden, self._model.compute_logits)
         rows = plan.sample_rows
         if not len(rows):
-            return Computed(input_logprobs=input_logprobs, input_hidden=input_hidden)
+            return Computed(inputs=inputs)
         if places is not None and len(rows) != len(hidden):
             hidden = hidden.index_select(0, places)
         logits = self._model.compute_logits(hidden)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
-        sampled = self._sampler.sample(logits, rows, positions, plan.take_masks())
-        computed = Computed.of(sampled, self._hidden_of(rows, hidden))
-        computed.input_logprobs, computed.input_hidden = input_logprobs, input_hidden
-        return computed
+        sampled = self._sampler.sample(logits, rows, positions, made_masks(masks))
+        outputs = sampled.extras + self._of_hidden(rows, hidden)
+        return Computed(sampled.token_ids, outputs=outputs, inputs=inputs)
 
-    def _hidden_of(self, sample_rows: Int64Array, hidden: Tensor | None) -> list[StepHidden]:
-        return [] if hidden is None else of_samples(self._rows, sample_rows, hidden)
+    def _of_hidden(self, rows: Int64Array, hidden: Tensor | None) -> list[Named]:
+        extras = self._rows.extras
+        if hidden is None or not extras.reads_hidden[rows].any():
+            return []
+        return extras.of_samples("hidden", rows, hidden)
 
-    def _input_logprobs(self, plan: StepPlan, hidden: Tensor) -> list[StepLogprobs]:
-        firsts = np.cumsum(plan.query_lens) - plan.query_lens
-        found = []
-        for span in plan.input_spans:
-            row = int(plan.rows[span.index])
-            spec = self._rows.logprobs[row]
-            assert spec is not None, "the row joined with what it wants"
-            begin = int(firsts[span.index]) + span.offset
-            found.append(
-                gather_prompt(
-                    hidden[begin : begin + len(span.targets)],
-                    self._model.compute_logits,
-                    span.targets,
-                    row,
-                    spec,
-                    self._rows.vocab_size,
-                )
-            )
-        return found
-
-    def _pick(self, plan: StepPlan, result: GraphResult) -> Computed:
+    def _pick(self, plan: StepPlan, result: GraphResult, masks: MaskSource | None) -> Computed:
         """The tokens of the sequences that want one, from a graph that computed all."""
         rows = plan.sample_rows
         if not len(rows):
@@ -354,39 +209,12 @@ class ModelRunner:
         if is_plain and result.hidden is None:
             return Computed(host_tokens=result.token_ids, host_places=places)
         (wanted,) = to_device(self._rows.device, places)
-        picked = []
+        found = []
         if result.hidden is not None:
-            picked = of_samples(self._rows, rows, result.hidden.index_select(0, wanted))
+            found = self._of_hidden(rows, result.hidden.index_select(0, wanted))
         if is_plain:
-            return Computed(host_tokens=result.token_ids, host_places=places, output_hidden=picked)
+            return Computed(host_tokens=result.token_ids, host_places=places, outputs=found)
         positions = (plan.start_lens + plan.query_lens)[plan.samples]
         logits = result.logits.index_select(0, wanted)
-        return Computed.of(self._sampler.sample(logits, rows, positions, plan.take_masks()), picked)
-
-    def _compute_each(self, plan: StepPlan, failed: dict[int, str]) -> PendingStep:
-        token_ids = torch.zeros(len(plan.sample_rows), dtype=torch.int64)
-        everything = Computed(token_ids)
-        sampled = np.cumsum(plan.samples) - 1
-        for index in range(len(plan.rows)):
-            if int(plan.rows[index]) in failed:
-                continue
-            # So many steps on their way would write over what is sent for those ahead.
-            if self._rows.device.type == "cuda":
-                with losing_device():
-                    torch.cuda.synchronize()
-            try:
-                # Without graphs: so many runs would write over the tokens of the step before, which
-                # may not have been read.
-                result = self._compute(plan.only(index), with_graphs=False)
-            except Exception as error:
-                raise_if_lost(error)
-                logger.exception("One sequence failed; its request ends")
-                failed[int(plan.rows[index])] = step_failure(error)
-                continue
-            if result.token_ids is not None:
-                token_ids[sampled[index]] = result.token_ids[0].cpu()
-            everything.output_logprobs += result.output_logprobs
-            everything.input_logprobs += result.input_logprobs
-            everything.output_hidden += result.output_hidden
-            everything.input_hidden += result.input_hidden
-        return PendingStep(plan, everything, failed, self._rows.device)
+        sampled = self._sampler.sample(logits, rows, positions, made_masks(masks))
+        return Computed(sampled.token_ids, outputs=sampled.extras + found)

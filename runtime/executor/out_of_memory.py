@@ -33,14 +33,21 @@ TOO_LARGE = (
 )
 
 
+def least_weight_bytes(spec: ModelSpec, context: BuildContext) -> int:
+    """What a rank's weights take at least, known before they are read.
+
+    Embeddings are whole on each rank, and a layout for the device's kernels may hold a copy.
+    """
+    return spec.num_parameters * context.dtype.itemsize // context.tp_size
+
+
 def require_room(spec: ModelSpec, context: BuildContext) -> None:
     """Refuse weights that cannot fit, before they are read.
 
     Raises:
         StartupError: this rank's part is larger than what is free on its device.
     """
-    # At least: embeddings are whole on each rank.
-    needed = spec.num_parameters * context.dtype.itemsize // context.tp_size
+    needed = least_weight_bytes(spec, context)
     device = context.device
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]

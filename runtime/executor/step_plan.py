@@ -1,32 +1,39 @@
-"""The seam between scheduler and executor: plain data in, plain data out."""
+"""The seam between scheduler and executor: plain data in, plain data out.
+
+A plan crosses processes as it is: `runtime.ipc.array_codec` writes its arrays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from runtime.ipc.messages import LogprobSpec
+from runtime.requests.extras import ExtraSpec
 from runtime.requests.sampling_params import SamplingParams
 
 Int64Array = NDArray[np.int64]
 Int32Array = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
-Float32Array = NDArray[np.float32]
 
 
-@dataclass
-class RowJoin:
+class _Part(msgspec.Struct, array_like=True, gc=False):
+    pass
+
+
+class RowJoin(_Part):
     """A request takes a row: its sampling parameters are set there, once.
 
     Attributes:
         stop_ids: ids masked while fewer than `min_new_tokens` are generated.
         output_ids: tokens generated before a retraction, for the penalties.
-        logprobs: what to report beside each token.
+        extras: what to report beside tokens; every rank goes the same way through a step, so each
+            knows them.
         has_grammar: whether steps bring masks for it.
-        wants_hidden: whether hidden states are reported beside each token.
     """
 
     row: int
@@ -34,13 +41,11 @@ class RowJoin:
     num_prompt: int
     stop_ids: list[int]
     output_ids: Int32Array
-    logprobs: LogprobSpec | None = None
+    extras: list[ExtraSpec] = []
     has_grammar: bool = False
-    wants_hidden: bool = False
 
 
-@dataclass
-class PageUpdate:
+class PageUpdate(_Part):
     """Pages `pages` of the row's table from entry `start` on."""
 
     row: int
@@ -48,47 +53,34 @@ class PageUpdate:
     pages: Int32Array
 
 
-@dataclass
-class InputSpan:
-    """Consecutive prompt positions whose log-probabilities are wanted.
+class ReportSpan(_Part):
+    """Consecutive prompt positions about which an extra is to report something.
 
     Attributes:
         index: of the sequence in the step.
+        extra: its name.
         offset: of the first position in the sequence's chunk.
-        targets: int32, the token that follows each position.
+        next_tokens: int32, the token that follows each position.
     """
 
     index: int
+    extra: str
     offset: int
-    targets: Int32Array
+    next_tokens: Int32Array
 
 
-@dataclass
-class HiddenSpan:
-    """Consecutive prompt positions whose hidden states are wanted.
-
-    Attributes:
-        index: of the sequence in the step.
-        offset: of the first position in the sequence's chunk.
-        length: positions.
-    """
-
-    index: int
-    offset: int
-    length: int
-
-
-@dataclass
-class EmbedSpan:
+class EmbedSpan(_Part):
     """Consecutive prompt positions that bring an embedding instead of a token.
 
     Attributes:
         first: place of the first one in `StepPlan.chunk_tokens`.
-        values: `[n, hidden_size]`.
+        length: positions.
+        values: float32 bytes, `[length, hidden_size]`.
     """
 
     first: int
-    values: Float32Array
+    length: int
+    values: bytes
 
 
 @dataclass
@@ -108,9 +100,23 @@ class TokenMasks:
         found = np.flatnonzero(self.lines == line)
         return TokenMasks(np.zeros(1, dtype=np.int64), self.words[found]) if len(found) else None
 
+    def make(self) -> TokenMasks:
+        """A `MaskSource` that has made them already."""
+        return self
 
-@dataclass
-class StepPlan:
+
+class MaskSource(Protocol):
+    """The masks of one step, which travel beside its plan.
+
+    The executor asks for them when the device has the work up to the logits: making them takes no
+    time of its own.
+    """
+
+    def make(self) -> TokenMasks | None:
+        """The masks; made when first asked for, however often a failing step is tried again."""
+
+
+class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
     """What to compute: sequences with one new token first, then prompt chunks.
 
     Attributes:
@@ -123,11 +129,7 @@ class StepPlan:
         joins, page_updates: changes of rows, applied before the step.
         new_pages: `[num_decodes]` int32, the page that a decoding sequence's token begins, 0 for
             none; `None` when there is no such page in the step.
-        input_spans: prompt positions that need log-probabilities, at most one span a sequence.
-        masks: for outputs that follow a grammar; `take_masks` gives them.
-        make_masks: makes `masks`; set instead of them, so that this can be done while the device
-            computes the logits.
-        hidden_spans: prompt positions whose hidden states are wanted, at most one span a sequence.
+        report_spans: prompt positions that are reported, at most one span a sequence and extra.
         embed_spans: parts of `chunk_tokens` that are embeddings, ascending.
     """
 
@@ -137,22 +139,11 @@ class StepPlan:
     query_lens: Int64Array
     chunk_tokens: Int32Array
     samples: BoolArray
-    joins: list[RowJoin] = field(default_factory=list)
-    page_updates: list[PageUpdate] = field(default_factory=list)
+    joins: list[RowJoin] = []
+    page_updates: list[PageUpdate] = []
     new_pages: Int32Array | None = None
-    input_spans: list[InputSpan] = field(default_factory=list)
-    masks: TokenMasks | None = None
-    make_masks: Callable[[], TokenMasks | None] | None = None
-    hidden_spans: list[HiddenSpan] = field(default_factory=list)
-    embed_spans: list[EmbedSpan] = field(default_factory=list)
-
-    def take_masks(self) -> TokenMasks | None:
-        """The masks, made now unless they are there."""
-        if self.make_masks is not None:
-            self.masks = self.make_masks()
-            # Not before: a step that fails in there is tried again, and must not go without masks.
-            self.make_masks = None
-        return self.masks
+    report_spans: list[ReportSpan] = []
+    embed_spans: list[EmbedSpan] = []
 
     @property
     def sample_rows(self) -> Int64Array:
@@ -168,9 +159,6 @@ class StepPlan:
         )
         last = first + int(self.query_lens[index]) if index >= self.num_decodes else 0
         one = slice(index, index + 1)
-        masks = self.take_masks()
-        if masks is not None:
-            masks = masks.only(int(self.samples[:index].sum())) if self.samples[index] else None
         return StepPlan(
             rows=self.rows[one],
             num_decodes=int(index < self.num_decodes),
@@ -183,12 +171,8 @@ class StepPlan:
                 if self.new_pages is not None and index < self.num_decodes
                 else None
             ),
-            input_spans=[
-                replace(span, index=0) for span in self.input_spans if span.index == index
-            ],
-            masks=masks,
-            hidden_spans=[
-                replace(span, index=0) for span in self.hidden_spans if span.index == index
+            report_spans=[
+                replace(span, index=0) for span in self.report_spans if span.index == index
             ],
             embed_spans=[
                 replace(span, first=span.first - first)
@@ -198,21 +182,12 @@ class StepPlan:
         )
 
 
-@dataclass
-class TokenLogprobs:
-    """Log-probabilities of `n` positions of one sequence, finite numbers.
+class Reported(NamedTuple):
+    """What an extra says of consecutive positions of one sequence."""
 
-    Attributes:
-        chosen: `[n]`, of the token that stands at each position.
-        top_values: `[n, top_num]`, the largest, in descending order.
-        top_ids: `[n, top_num]`, their tokens.
-        id_values: `[n, num_ids]`, of the ids that were asked for.
-    """
-
-    chosen: Float32Array
-    top_values: Float32Array
-    top_ids: Int32Array
-    id_values: Float32Array
+    extra: str
+    num_positions: int
+    data: bytes
 
 
 @dataclass
@@ -223,15 +198,11 @@ class StepResult:
         token_ids: `[num_samples]` int32, one per row of `StepPlan.sample_rows`.
         failed: row to error text, for sequences that could not be computed; their entries of
             `token_ids` mean nothing.
-        output_logprobs: row to its new token's, for rows that want them.
-        input_logprobs: row to those of the step's span of its prompt.
-        output_hidden: row to `[1, hidden_size]`, what its new token was made of.
-        input_hidden: row to `[n, hidden_size]`, those of the step's span of its prompt.
+        outputs: row to what is reported of its new token, for rows that ask for something.
+        inputs: row and extra to what is reported of the step's span of its prompt.
     """
 
     token_ids: Int32Array
     failed: dict[int, str] = field(default_factory=dict)
-    output_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    input_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    output_hidden: dict[int, Float32Array] = field(default_factory=dict)
-    input_hidden: dict[int, Float32Array] = field(default_factory=dict)
+    outputs: dict[int, list[Reported]] = field(default_factory=dict)
+    inputs: dict[tuple[int, str], Reported] = field(default_factory=dict)

@@ -16,7 +16,9 @@ from runtime.ipc.weight_messages import (
     PauseGeneration,
     WeightCall,
 )
-from runtime.requests.sampling_params import GrammarSpec, SamplingParams
+from runtime.requests.extras import ExtraBlock
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import GrammarSpec
 
 Phase = Literal[
     "starting", "importing", "loading_weights", "allocating_cache", "warming_up", "ready", "failed"
@@ -24,62 +26,8 @@ Phase = Literal[
 Stage = Literal["EXTEND", "DECODE"]
 
 
-# Hidden states of the last token that was generated, or of every token.
-HiddenMode = Literal["", "last", "all"]
-
-
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
     pass
-
-
-class LogprobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Which log-probabilities a request wants besides those of its output tokens.
-
-    Attributes:
-        start_len: first prompt position to report; -1 for none of the prompt.
-        top_num: most probable tokens to report at each position.
-        token_ids: ids to report at each position.
-    """
-
-    start_len: int = -1
-    top_num: int = 0
-    token_ids: list[int] = []
-
-
-class LogprobBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Log-probabilities of consecutive positions of one request, row after row.
-
-    Attributes:
-        is_input: positions of the prompt, else of the output.
-        chosen: float32 bytes, one for each position: of the token that stands there.
-        top_values: float32 bytes, the largest ones of each position in descending order.
-        top_ids: int32 bytes, their tokens.
-        id_values: float32 bytes, of the ids that were asked for, in their order.
-        unsent_ids: int32 bytes, the positions' tokens where they are no part of the output.
-    """
-
-    request_id: int
-    is_input: bool
-    chosen: bytes
-    top_values: bytes = b""
-    top_ids: bytes = b""
-    id_values: bytes = b""
-    unsent_ids: bytes = b""
-
-
-class HiddenBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Hidden states of consecutive positions of one request, after the last norm.
-
-    Attributes:
-        is_input: of the prompt but for its last token; else those that output tokens were made of.
-        values: float32 bytes, row after row.
-        replaces: whether earlier blocks of the request mean nothing any more.
-    """
-
-    request_id: int
-    is_input: bool
-    values: bytes
-    replaces: bool = False
 
 
 # ---- front -> scheduler -------------------------------------------------------------------------
@@ -90,28 +38,16 @@ class GenerateRequest(_Message, frozen=True):
 
     Attributes:
         input_ids: little-endian int32 bytes, checked against the logits' width.
-        sampling: checked; `max_new_tokens` is a number that fits the context, `seed` is set.
-        stream: whether the client wants text as it comes, or once.
-        cache_namespace: requests share cached prefixes only inside one namespace.
-        priority: larger is sooner under the priority policy.
+        spec: what is asked for; `max_new_tokens` is a number that fits the context, `seed` is set.
         arrival: `time.monotonic()` at the front, comparable across processes of one machine.
-        logprobs: set when log-probabilities are wanted.
-        hidden_states: which hidden states are wanted.
-        input_embeds: float32 bytes, one row for each of `input_ids`, which mean nothing then.
         grammar_key: names the compiled grammar that the output follows; empty for free text.
         grammar: the compiled grammar, when the scheduler does not have it any more.
     """
 
     request_id: int
     input_ids: bytes
-    sampling: SamplingParams
-    stream: bool = False
-    cache_namespace: str = ""
-    priority: int = 0
+    spec: RequestSpec
     arrival: float = 0.0
-    logprobs: LogprobSpec | None = None
-    hidden_states: HiddenMode = ""
-    input_embeds: bytes = b""
     grammar_key: bytes = b""
     grammar: bytes = b""
 
@@ -301,7 +237,7 @@ class TokenDeltas(_Message, frozen=True):
         token_ids: int32 bytes, concatenated.
         cached_tokens: for each entry of `starts`, prompt tokens found in the prefix cache.
         ends: requests that end with this step.
-        logprobs, hidden: of this step's tokens, and of prompt chunks, for requests that want them.
+        extras: of this step's tokens, and of prompt chunks, for requests that want them.
     """
 
     starts: list[StreamStart]
@@ -310,8 +246,7 @@ class TokenDeltas(_Message, frozen=True):
     token_counts: list[int]
     token_ids: bytes
     ends: list[StreamEnd]
-    logprobs: list[LogprobBlock] = []
-    hidden: list[HiddenBlock] = []
+    extras: list[ExtraBlock] = []
 
 
 class ResetStreams(_Message, frozen=True):
@@ -340,7 +275,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
         reason: set on the last delta of the request.
         cached_tokens: set on the first delta, else -1.
         num_retractions: set on the last delta: times the request was put back and recomputed.
-        logprobs, hidden: in order; after a stop string some may lie behind the last of `token_ids`.
+        extras: in order; after a stop string some may lie behind the last of `token_ids`.
         times: set on the first delta.
     """
 
@@ -350,8 +285,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: FinishReason | None = None
     cached_tokens: int = -1
     num_retractions: int = 0
-    logprobs: list[LogprobBlock] | None = None
-    hidden: list[HiddenBlock] | None = None
+    extras: list[ExtraBlock] | None = None
     times: BeginTimes | None = None
 
 

@@ -6,6 +6,7 @@ reach a socket. Bytes that do not decode are counted and dropped: they never end
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import logging
@@ -21,6 +22,9 @@ import zmq
 import zmq.asyncio
 
 logger = logging.getLogger(__name__)
+
+# A message that takes a good part of a millisecond to decode.
+_LARGE_BYTES = 256 * 1024
 
 M = TypeVar("M")
 # More than msgpack can write of one text or block of bytes. Whoever sends more is cut off.
@@ -118,11 +122,16 @@ def _socket(context: zmq.Context[Any], kind: int) -> Any:
 class Outbox:
     """The sending end towards one address; `send` never blocks."""
 
-    def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        """Connect to `address`, which may not exist yet."""
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        enc_hook: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Connect to `address`, which may not exist yet; `enc_hook` writes what msgspec cannot."""
         self._socket = _socket(context, zmq.PUSH)
         self._socket.connect(address)
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=enc_hook)
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue one message."""
@@ -151,14 +160,19 @@ class _BoundSocket(Generic[M]):
         address: str,
         message_type: Any,
         on_rejected: Callable[[int], None] = _ignore,
+        *,
+        dec_hook: Callable[[type, Any], Any] | None = None,
     ) -> None:
         """Bind `address`; only messages of the union `message_type` are let in.
 
-        Of others `on_rejected` is told how many have come so far.
+        Of others `on_rejected` is told how many have come so far. `dec_hook` reads what the
+        sender's `enc_hook` wrote.
         """
         self._socket = _socket(context, zmq.PULL)
         self._socket.bind(address)
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(
+            message_type, dec_hook=dec_hook
+        )
         self._on_rejected = on_rejected
         self.num_rejected = 0
 
@@ -210,7 +224,11 @@ class AsyncInbox(_BoundSocket[M]):
     async def receive(self) -> M:
         """The next message; undecodable ones are counted and skipped."""
         while True:
-            message = self._decode(await self._socket.recv())
+            payload = await self._socket.recv()
+            if len(payload) > _LARGE_BYTES:
+                # What has arrived already is given without a turn of the loop in between.
+                await asyncio.sleep(0)
+            message = self._decode(payload)
             if message is not None:
                 return message
 

@@ -9,7 +9,7 @@ import time
 from runtime.errors import HeadraceError
 from runtime.executor.device_errors import raise_if_lost
 from runtime.executor.profiler import Profiler
-from runtime.executor.step_plan import StepPlan
+from runtime.executor.step_plan import MaskSource, StepPlan
 from runtime.ipc.messages import (
     ControlReply,
     FreezeGarbage,
@@ -34,15 +34,15 @@ class CommandedRunner:
         self._sleep_s = 0.0
         self._num_steps = 0
 
-    def launch(self, plan: StepPlan) -> Pending:
+    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
         """Start computing a step."""
         self._num_steps += 1
         if self._sleep_s:
             time.sleep(self._sleep_s)
         if self._profiler.is_waiting:
             with self._profiler.step(plan, self._num_steps):
-                return self._runner.launch(plan)
-        return self._runner.launch(plan)
+                return self._runner.launch(plan, masks)
+        return self._runner.launch(plan, masks)
 
     def obey(self, command: WorkerCommand) -> ControlReply:
         """Do what `command` says; a failure is an answer, never the end of the worker.

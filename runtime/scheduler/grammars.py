@@ -154,10 +154,10 @@ class Grammars:
 
     # ---- following ----
 
-    def masks(
+    def make_masks(
         self, table: RequestTable, rows: Int64Array
     ) -> tuple[TokenMasks | None, dict[int, FinishReason]]:
-        """What the next token of each row may be.
+        """Find what the next token of each row may be.
 
         Args:
             table: the running batch; every token of the constrained rows is known.
@@ -348,6 +348,31 @@ class Grammars:
         # processor time, for a busy machine is not the grammar's fault.
         if took_s > SLOW_S * max(num_outputs, 1):
             self._num_watched = WATCHED_STEPS
+
+
+class StepMasks:
+    """One step's masks, made when the executor asks; what a `MaskSource` is.
+
+    Attributes:
+        ends: rows that cannot go on in their grammar, and why; known once the masks are made.
+    """
+
+    def __init__(self, grammars: Grammars, table: RequestTable, rows: Int64Array) -> None:
+        """Make them for the rows of `table` that get a token; see `Grammars.make_masks`."""
+        self._grammars = grammars
+        self._table = table
+        self._rows = rows
+        self._masks: TokenMasks | None = None
+        self._is_made = False
+        self.ends: dict[int, FinishReason] = {}
+
+    def make(self) -> TokenMasks | None:
+        """The masks, made now unless they are there."""
+        if not self._is_made:
+            self._masks, self.ends = self._grammars.make_masks(self._table, self._rows)
+            # Not before: a step that fails in there is tried again, and must not go without masks.
+            self._is_made = True
+        return self._masks
 
 
 def _state(table: RequestTable, row: int) -> GrammarState:

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.executor.step_plan import (
-    BoolArray,
-    Float32Array,
-    Int32Array,
-    Int64Array,
-    StepResult,
-    TokenLogprobs,
-)
-from runtime.ipc.messages import (
-    FinishReason,
-    HiddenBlock,
-    LogprobBlock,
-    StreamEnd,
-    StreamStart,
-    TokenDeltas,
-)
+from runtime.executor.step_plan import BoolArray, Int32Array, Int64Array, Reported, StepResult
+from runtime.ipc.messages import FinishReason, StreamEnd, StreamStart, TokenDeltas
+from runtime.requests.extras import ExtraBlock
 from runtime.scheduler.grammars import Grammars, Jump
 from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.request import Request
@@ -42,8 +29,7 @@ class OutputBuffer:
         self._counts: list[int] = []
         self._tokens: list[bytes] = []
         self._ends: list[StreamEnd] = []
-        self._logprobs: list[LogprobBlock] = []
-        self._hidden: list[HiddenBlock] = []
+        self._extras: list[ExtraBlock] = []
 
     def start(self, request: Request) -> None:
         """Announce a request before its first token or end."""
@@ -63,29 +49,16 @@ class OutputBuffer:
         self._counts.append(len(token_ids))
         self._tokens.append(np.array(token_ids, dtype=np.int32).tobytes())
 
-    def logprobs(
-        self, request: Request, found: TokenLogprobs, *, is_input: bool, unsent_ids: bytes = b""
+    def report(
+        self, request: Request, found: Reported, *, is_input: bool, unsent_ids: bytes = b""
     ) -> None:
-        """Log-probabilities of the request's next positions, whose tokens may stay unsent."""
+        """What an extra says of the request's next positions, whose tokens may stay unsent."""
         self.start(request)
-        self._logprobs.append(
-            LogprobBlock(
-                request_id=request.request_id,
-                is_input=is_input,
-                chosen=found.chosen.tobytes(),
-                top_values=found.top_values.tobytes(),
-                top_ids=found.top_ids.tobytes(),
-                id_values=found.id_values.tobytes(),
-                unsent_ids=unsent_ids,
-            )
+        replaces = request.replaces(found.extra)
+        block = ExtraBlock(
+            request.request_id, found.extra, is_input, found.data, replaces, unsent_ids
         )
-
-    def hidden(self, request: Request, values: Float32Array, *, is_input: bool) -> None:
-        """Hidden states of the request's next positions."""
-        self.start(request)
-        replaces = request.hidden == "last"
-        block = HiddenBlock(request.request_id, is_input, values.tobytes(), replaces)
-        self._hidden.append(block)
+        self._extras.append(block)
 
     def end(self, request: Request, reason: FinishReason) -> None:
         """The request is over."""
@@ -94,7 +67,7 @@ class OutputBuffer:
 
     def take(self) -> TokenDeltas | None:
         """The message for what has collected, if anything has."""
-        if not (self._ids or self._ends or self._starts or self._logprobs or self._hidden):
+        if not (self._ids or self._ends or self._starts or self._extras):
             return None
         message = TokenDeltas(
             starts=self._starts,
@@ -103,8 +76,7 @@ class OutputBuffer:
             token_counts=self._counts,
             token_ids=b"".join(self._tokens),
             ends=self._ends,
-            logprobs=self._logprobs,
-            hidden=self._hidden,
+            extras=self._extras,
         )
         self._clear()
         return message
@@ -143,15 +115,15 @@ class OutputProcessor:
 
     def process(self, step: PlannedStep, result: StepResult) -> None:
         """Append the tokens and finish what is done."""
-        for row, reason in step.ends.items():
+        for row, reason in (step.masks.ends if step.masks is not None else {}).items():
             request = self._table.requests[row]
             if request is not None:
                 self.finish(request, reason)
         for row, message in result.failed.items():
             self._fail(row, message)
-        if step.input_owners or step.hidden_owners:
+        if step.span_owners:
             self._report_inputs(step, result)
-        if result.output_logprobs or result.output_hidden:
+        if result.outputs:
             # Before requests end: of a request that generates nothing the next token is reported.
             self._report_outputs(step, result)
         for request in step.prompts_done:
@@ -171,34 +143,25 @@ class OutputProcessor:
         self._append(rows, token_ids)
 
     def _report_inputs(self, step: PlannedStep, result: StepResult) -> None:
-        for span, request in zip(step.plan.input_spans, step.input_owners, strict=True):
-            found = result.input_logprobs.get(int(step.plan.rows[span.index]))
+        plan = step.plan
+        for span, (request, report) in zip(plan.report_spans, step.span_owners, strict=True):
+            found = result.inputs.get((int(plan.rows[span.index]), span.extra))
             if found is not None and request.request_id in self._requests:
-                self._buffer.logprobs(request, found, is_input=True)
-                request.logprob_report.reported += len(found.chosen)
-        for hidden_span, request in zip(step.plan.hidden_spans, step.hidden_owners, strict=True):
-            values = result.input_hidden.get(int(step.plan.rows[hidden_span.index]))
-            if values is not None and request.request_id in self._requests:
-                self._buffer.hidden(request, values, is_input=True)
-                request.hidden_report.reported += len(values)
+                self._buffer.report(request, found, is_input=True)
+                report.reported += found.num_positions
 
     def _report_outputs(self, step: PlannedStep, result: StepResult) -> None:
         rows = step.plan.sample_rows
-        asking = list({*result.output_logprobs, *result.output_hidden})
         # Rows that ask for nothing cost no turn of this loop.
-        for line in np.flatnonzero(np.isin(rows, asking)).tolist():
+        for line in np.flatnonzero(np.isin(rows, list(result.outputs))).tolist():
             row = int(rows[line])
-            found, values = result.output_logprobs.get(row), result.output_hidden.get(row)
             request = self._requests.get(int(step.request_ids[line]))
             # A row of its own, or none since it was put back: as `process` takes its token.
             if request is None or request.row not in (row, -1):
                 continue
-            if found is not None:
-                token_id = result.token_ids[line]
-                unsent_ids = b"" if request.max_new_tokens else token_id.tobytes()
-                self._buffer.logprobs(request, found, is_input=False, unsent_ids=unsent_ids)
-            if values is not None:
-                self._buffer.hidden(request, values, is_input=False)
+            unsent_ids = b"" if request.max_new_tokens else result.token_ids[line].tobytes()
+            for found in result.outputs[row]:
+                self._buffer.report(request, found, is_input=False, unsent_ids=unsent_ids)
 
     def _append(self, rows: Int64Array, token_ids: Int32Array) -> None:
         table = self._table

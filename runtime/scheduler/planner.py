@@ -12,17 +12,16 @@ from runtime.cache.manager import CacheManager
 from runtime.executor.step_plan import (
     BoolArray,
     EmbedSpan,
-    HiddenSpan,
-    InputSpan,
     Int32Array,
     Int64Array,
     PageUpdate,
+    ReportSpan,
     RowJoin,
     StepPlan,
 )
-from runtime.ipc.messages import FinishReason
 from runtime.scheduler.budget import TokenBudget
-from runtime.scheduler.request import Request
+from runtime.scheduler.grammars import StepMasks
+from runtime.scheduler.request import PromptReport, Request
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 
@@ -40,18 +39,15 @@ class PlannedStep:
     Attributes:
         request_ids: `[num_samples]`, whose token each sample is; rows may have changed hands since.
         prompts_done: requests whose whole prompt this step computes.
-        input_owners, hidden_owners: the request of each of the plan's spans.
-        is_constrained: whether a sample follows a grammar.
-        ends: rows that end with this step whatever it gives, and why; known once it is launched.
+        span_owners: the request of each of the plan's spans, and the report that it is part of.
+        masks: of the samples that follow a grammar; `None` where none does.
     """
 
     plan: StepPlan
     request_ids: Int64Array
     prompts_done: list[Request] = field(default_factory=list)
-    input_owners: list[Request] = field(default_factory=list)
-    hidden_owners: list[Request] = field(default_factory=list)
-    is_constrained: bool = False
-    ends: dict[int, FinishReason] = field(default_factory=dict)
+    span_owners: list[tuple[Request, PromptReport]] = field(default_factory=list)
+    masks: StepMasks | None = None
 
 
 @dataclass
@@ -74,8 +70,13 @@ class Planner:
         *,
         token_budget: TokenBudget,
         eos_token_ids: list[int],
+        splits_prompts: bool = True,
     ) -> None:
-        """Plan over `table`, at most `token_budget` prompt tokens a step."""
+        """Plan over `table`, at most `token_budget` prompt tokens a step.
+
+        Without `splits_prompts` each prompt is computed in one step, also one over the budget.
+        """
+        self._splits_prompts = splits_prompts
         self._table = table
         self._waiting = waiting
         self._cache = cache
@@ -95,7 +96,6 @@ class Planner:
 
     def plan(self) -> PlannedStep | None:
         """The next step, or `None` when there is nothing to compute."""
-        self._drop_behind_windows()
         retracted_before = self.num_retractions
         decode_rows, new_pages = self._plan_decodes()
         # After a retraction pages are scarce, and a token of the retracted request may still be in
@@ -129,7 +129,7 @@ class Planner:
             new_pages=new_pages,
         )
         self._joins, self._page_updates = [], []
-        input_owners, hidden_owners = self._add_spans(plan, chunks)
+        span_owners = self._add_spans(plan, chunks)
         table.num_computed[rows] = plan.start_lens + query_lens
         sampled = plan.sample_rows
         table.sampled_len[sampled] += 1
@@ -141,36 +141,41 @@ class Planner:
                 # Not those that only catch up with a jump.
                 if chunk.request.request_id in self._unshared:
                     done.append(chunk.request)
-        return PlannedStep(plan, table.request_ids[sampled], done, input_owners, hidden_owners)
+        return PlannedStep(plan, table.request_ids[sampled], done, span_owners)
 
     def _add_spans(
         self, plan: StepPlan, chunks: list[_Chunk]
-    ) -> tuple[list[Request], list[Request]]:
+    ) -> list[tuple[Request, PromptReport]]:
         """Name the prompt positions that are reported, or given as embeddings; whose spans are."""
-        input_owners, hidden_owners = [], []
+        owners = []
         first = 0
         for index, chunk in enumerate(chunks, plan.num_decodes):
             request, row = chunk.request, chunk.request.row
-            begin, end = request.logprob_report.plan(chunk.start, chunk.length)
-            if begin < end:
-                targets = self._table.tokens[row, begin + 1 : end + 1].copy()
-                plan.input_spans.append(InputSpan(index, begin - chunk.start, targets))
-                input_owners.append(request)
-            begin, end = request.hidden_report.plan(chunk.start, chunk.length)
-            if begin < end:
-                plan.hidden_spans.append(HiddenSpan(index, begin - chunk.start, end - begin))
-                hidden_owners.append(request)
-            if request.embeds is not None and chunk.start < request.num_prompt:
-                values = request.embeds[chunk.start : chunk.start + chunk.length]
-                plan.embed_spans.append(EmbedSpan(first, values))
+            for report in request.reports:
+                begin, end = report.plan(chunk.start, chunk.length)
+                if begin < end:
+                    following = self._table.tokens[row, begin + 1 : end + 1].copy()
+                    span = ReportSpan(index, report.extra, begin - chunk.start, following)
+                    plan.report_spans.append(span)
+                    owners.append((request, report))
+            if request.embeds and chunk.start < request.num_prompt:
+                end = min(chunk.start + chunk.length, request.num_prompt)
+                size = len(request.embeds) // request.num_prompt
+                values = request.embeds[chunk.start * size : end * size]
+                plan.embed_spans.append(EmbedSpan(first, end - chunk.start, values))
             first += chunk.length
-        return input_owners, hidden_owners
+        return owners
 
-    def _drop_behind_windows(self) -> None:
-        """Free pages that no query from now on sees."""
+    def _drop_behind_windows(self) -> bool:
+        """Free pages that no query from now on sees; whether there were any.
+
+        Only where pages lack: until then they let later turns of a conversation find what was
+        generated.
+        """
         cache, table = self._cache, self._table
         if cache.window is None:
-            return
+            return False
+        before = cache.num_available_pages
         for row in (table.num_computed >= table.drops_at).nonzero()[0].tolist():
             request = table.request(row)
             if cache.enable_prefix_cache and request.request_id in self._unshared:
@@ -178,6 +183,7 @@ class Planner:
                 continue
             num_pages = cache.drop_behind(request.hold, int(table.num_computed[row]) - cache.window)
             table.drops_at[row] = num_pages * cache.page_size + cache.window
+        return cache.num_available_pages > before
 
     # ---- decode ----
 
@@ -189,7 +195,10 @@ class Planner:
         full = rows[is_full]
         if not len(full):
             return rows, None
-        pages = self._cache.extend_each([table.request(row).hold for row in full.tolist()])
+        holds = [table.request(row).hold for row in full.tolist()]
+        pages = self._cache.extend_each(holds)
+        if pages is None and self._drop_behind_windows():
+            pages = self._cache.extend_each(holds)
         if pages is not None:
             table.capacity[full] += self._cache.page_size
             new_pages: Int32Array = np.zeros(len(rows), dtype=np.int32)
@@ -271,6 +280,8 @@ class Planner:
         for request in self._waiting.in_order():
             if budget <= 0 or not table.has_free_row:
                 break
+            if not self._splits_prompts and chunks and len(request.tokens) > budget:
+                break
             if self._waits_for_prefix(request):
                 continue
             if not self._admit(request):
@@ -283,7 +294,7 @@ class Planner:
         table, row = self._table, request.row
         start = int(table.num_computed[row])
         left = int(table.num_tokens[row]) - start
-        length = min(left, budget)
+        length = min(left, budget) if self._splits_prompts else left
         is_last = length == left
         samples = is_last and bool(table.sampled_len[row] < table.end_len[row])
         return _Chunk(request, start, length, is_last, samples)
@@ -307,8 +318,10 @@ class Planner:
         matched = cache.attach_prefix(hold, prefix, request.namespace)
         missing = cache.pages_for(num_tokens + 1) - hold.num_pages
         # Each running request may need another page before this one has ended.
-        headroom = self._table.num_running
-        if missing + headroom > cache.num_available_pages and self._table.num_running:
+        needed = missing + self._table.num_running
+        if needed > cache.num_available_pages:
+            self._drop_behind_windows()
+        if needed > cache.num_available_pages and self._table.num_running:
             cache.release(hold, request.tokens[:0], request.namespace)
             return False
         request.num_computed = matched
@@ -326,9 +339,8 @@ class Planner:
                 num_prompt=request.num_prompt,
                 stop_ids=[*self._eos, *sampling.stop_token_ids],
                 output_ids=request.tokens[request.num_prompt :],
-                logprobs=request.logprobs,
+                extras=request.extras,
                 has_grammar=request.grammar is not None,
-                wants_hidden=bool(request.hidden),
             )
         )
         self._page_updates.append(PageUpdate(row, 0, hold.held().copy()))

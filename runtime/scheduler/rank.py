@@ -14,7 +14,8 @@ import zmq
 
 from runtime.config.options import RankConfig
 from runtime.errors import DeviceLost, HeadraceError
-from runtime.executor.plan_message import PlanMessage, from_message
+from runtime.executor.step_plan import StepPlan
+from runtime.ipc.array_codec import decode_array
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import Phase, WorkerCommand
 from runtime.ipc.process import DEVICE_LOST_CODE
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 10.0
 
-RankInbound = PlanMessage | WorkerCommand | RankCall
+RankInbound = StepPlan | WorkerCommand | RankCall
 
 
 def main(payload: bytes) -> None:
@@ -45,7 +46,10 @@ def main(payload: bytes) -> None:
 
         folder, context = Path(worker.run_folder), zmq.Context[zmq.Socket[bytes]]()
         inbox: Inbox[RankInbound] = Inbox(
-            context, rank_address(folder, worker.generation, config.rank), RankInbound
+            context,
+            rank_address(folder, worker.generation, config.rank),
+            RankInbound,
+            dec_hook=decode_array,
         )
         outbox = Outbox(context, rank_replies_address(folder, worker.generation))
         executor = build_rank(worker, config.rank, _keep_silent)
@@ -89,10 +93,10 @@ def _follow(
                     last = None
                 answer(message.op)
                 continue
-            if not isinstance(message, PlanMessage):
+            if not isinstance(message, StepPlan):
                 runner.obey(message)
                 continue
-            pending = runner.launch(from_message(message))
+            pending = runner.launch(message)
             # Never more than two steps ahead of the device, as rank 0: buffers are used in turn.
             if last is not None:
                 last.wait()

@@ -16,8 +16,8 @@ from typing import NoReturn, Protocol
 import zmq
 
 from runtime.config.options import RankConfig, WorkerConfig
-from runtime.executor.plan_message import to_message
-from runtime.executor.step_plan import StepPlan
+from runtime.executor.step_plan import MaskSource, StepPlan
+from runtime.ipc.array_codec import encode_array
 from runtime.ipc.messages import ControlReply, WorkerCommand
 from runtime.ipc.process import Child, describe_exit
 from runtime.ipc.standard_error import leave_at_once
@@ -73,7 +73,8 @@ class Ranks:
         ranks = range(1, config.tp_size)
         folder = Path(config.run_folder)
         self._outboxes = [
-            Outbox(context, rank_address(folder, config.generation, rank)) for rank in ranks
+            Outbox(context, rank_address(folder, config.generation, rank), encode_array)
+            for rank in ranks
         ]
         self._inbox: Inbox[RankReply] = Inbox(
             context, rank_replies_address(folder, config.generation), RankReply
@@ -90,9 +91,8 @@ class Ranks:
 
     def send(self, plan: StepPlan) -> None:
         """Send every rank a step."""
-        message = to_message(plan)
         for outbox in self._outboxes:
-            outbox.send(message)
+            outbox.send(plan)
 
     def before(
         self, obey: Callable[[WorkerCommand], ControlReply]
@@ -160,11 +160,14 @@ class LeadingRunner:
         self._runner = runner
         self._ranks = ranks
 
-    def launch(self, plan: StepPlan) -> Pending:
-        """Start computing a step on every rank."""
+    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
+        """Start computing a step on every rank.
+
+        Masks stay here: the others take this rank's tokens, whatever they would sample themselves.
+        """
         self._ranks.send(plan)
         try:
-            return self._runner.launch(plan)
+            return self._runner.launch(plan, masks)
         except Exception as error:
             # The others are in the middle of the step: nothing brings the ranks together again.
             self._ranks.give_up(f"A step of {len(plan.rows)} sequences failed on rank 0.", error)

@@ -10,7 +10,6 @@ import numpy as np
 
 from runtime.cache.manager import PageHold
 from runtime.cache.radix_tree import Tokens
-from runtime.executor.step_plan import Float32Array
 from runtime.grammar.backend import Matcher
 from runtime.ipc.messages import FinishReason, GenerateRequest, StreamStart
 from runtime.requests.sampling_params import SamplingParams
@@ -44,16 +43,18 @@ class GrammarState:
 
 @dataclass
 class PromptReport:
-    """Positions of a prompt, all but the last, about which something is to be reported.
+    """Positions of a prompt, all but the last, about which an extra is to report something.
 
     What is found at the last one comes with the first output token.
 
     Attributes:
+        extra: its name.
         reported: nothing is to be reported about positions before this one any more.
         planned: the same, with those in flight.
         end: the prompt's last position.
     """
 
+    extra: str
     reported: int
     end: int
     planned: int = 0
@@ -83,10 +84,10 @@ class Request:
         admitted_at: `time.monotonic()` of its first admission, 0 before it.
         cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
         started: whether the detokenizer has been told of it.
-        logprobs: which log-probabilities it wants, if any.
-        hidden: which hidden states it wants, if any.
-        logprob_report, hidden_report: what is still to be told about its prompt.
-        embeds: `[num_prompt, hidden_size]`, in the place of the prompt's tokens.
+        extras: what it wants beside tokens.
+        reports: what is still to be told about its prompt.
+        reports_outputs: whether something is to be told of each output token.
+        embeds: float32 bytes, one row in the place of each prompt token; empty where tokens are.
         grammar: what the output must match; `None` for free text.
     """
 
@@ -95,18 +96,17 @@ class Request:
         "arrival",
         "cached_tokens",
         "embeds",
+        "extras",
         "grammar",
-        "hidden",
-        "hidden_report",
         "hold",
-        "logprob_report",
-        "logprobs",
         "max_new_tokens",
         "namespace",
         "num_computed",
         "num_prompt",
         "num_retractions",
         "priority",
+        "reports",
+        "reports_outputs",
         "request_id",
         "row",
         "sampling",
@@ -120,12 +120,13 @@ class Request:
         self.request_id = message.request_id
         self.tokens: Tokens = np.frombuffer(message.input_ids, dtype=np.int32)
         self.num_prompt = len(self.tokens)
-        self.sampling: SamplingParams = message.sampling
-        assert message.sampling.max_new_tokens is not None, "the client fills it in"
-        self.max_new_tokens: int = message.sampling.max_new_tokens
-        self.stream = message.stream
-        self.namespace = message.cache_namespace
-        self.priority = message.priority
+        spec = message.spec
+        self.sampling: SamplingParams = spec.sampling
+        assert spec.sampling.max_new_tokens is not None, "the client fills it in"
+        self.max_new_tokens: int = spec.sampling.max_new_tokens
+        self.stream = spec.stream
+        self.namespace = spec.cache_namespace
+        self.priority = spec.priority
         self.arrival = message.arrival
         self.hold = PageHold()
         self.row = -1
@@ -134,22 +135,15 @@ class Request:
         self.cached_tokens = -1
         self.num_retractions = 0
         self.started = False
-        self.logprobs = message.logprobs
-        start = -1 if message.logprobs is None else message.logprobs.start_len
-        last = self.num_prompt - 1
-        self.logprob_report = PromptReport(self.num_prompt if start < 0 else start, last)
-        self.hidden = message.hidden_states
-        self.hidden_report = PromptReport(0 if self.hidden == "all" else self.num_prompt, last)
-        self.embeds: Float32Array | None = None
-        if message.input_embeds:
-            values = np.frombuffer(message.input_embeds, dtype=np.float32)
-            self.embeds = values.reshape(self.num_prompt, -1)
+        self.extras = spec.extras
+        self.reports = [
+            PromptReport(extra.name, extra.prompt_start, self.num_prompt - 1)
+            for extra in spec.extras
+            if extra.prompt_start >= 0
+        ]
+        self.reports_outputs = any(extra.of_outputs for extra in spec.extras)
+        self.embeds = spec.input_embeds
         self.grammar: GrammarState | None = None
-
-    @property
-    def reports(self) -> tuple[PromptReport, PromptReport]:
-        """Everything that may have to be told about the prompt."""
-        return self.logprob_report, self.hidden_report
 
     @property
     def first_unreported(self) -> int | None:
@@ -162,8 +156,11 @@ class Request:
 
         Where none is to be generated one still is, when something is to be told about it.
         """
-        least = 1 if self.logprobs is not None or self.hidden else 0
-        return self.num_prompt + max(self.max_new_tokens, least)
+        return self.num_prompt + max(self.max_new_tokens, int(self.reports_outputs))
+
+    def replaces(self, extra: str) -> bool:
+        """Whether what an extra reports takes the place of what it has reported."""
+        return any(each.name == extra and each.replaces for each in self.extras)
 
     def start_message(self, stream_interval: int) -> StreamStart:
         """What the detokenizer needs to know; `stream_interval` is the server's default."""
@@ -177,7 +174,7 @@ class Request:
             spaces_between_special_tokens=sampling.spaces_between_special_tokens,
             no_stop_trim=sampling.no_stop_trim,
             stream_interval=sampling.stream_interval or stream_interval,
-            prompt_tail=b"" if self.embeds is not None else self._prompt_tail(),
+            prompt_tail=b"" if self.embeds else self._prompt_tail(),
             stop_regex=sampling.stop_regex,
             admitted_at=self.admitted_at,
         )

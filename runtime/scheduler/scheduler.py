@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.cache.manager import CacheManager
-from runtime.executor.step_plan import StepPlan, StepResult, TokenMasks
+from runtime.executor.step_plan import MaskSource, StepPlan, StepResult
 from runtime.grammar.backend import GrammarError
 from runtime.ipc.messages import (
     AbortAll,
@@ -38,7 +38,7 @@ from runtime.ipc.weight_messages import (
     WeightCall,
 )
 from runtime.scheduler.budget import TokenBudget
-from runtime.scheduler.grammars import Grammars
+from runtime.scheduler.grammars import Grammars, StepMasks
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
 from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.request import Request
@@ -71,8 +71,8 @@ class Pending(Protocol):
 class Runner(Protocol):
     """What the scheduler needs of the executor."""
 
-    def launch(self, plan: StepPlan) -> Pending:
-        """Start computing a step."""
+    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
+        """Start computing a step, with the masks of those of its samples that have a grammar."""
         ...
 
 
@@ -102,6 +102,7 @@ class SchedulerOptions:
         eos_token_ids: ids that end a text.
         stream_interval: tokens between two events of a stream.
         overlap: launch a step before the last one's tokens are read.
+        splits_prompts: a prompt may be computed in several steps.
     """
 
     max_running_requests: int
@@ -112,6 +113,7 @@ class SchedulerOptions:
     eos_token_ids: list[int]
     stream_interval: int = 1
     overlap: bool = False
+    splits_prompts: bool = True
 
 
 class Scheduler:
@@ -163,6 +165,7 @@ class Scheduler:
             cache,
             token_budget=options.token_budget,
             eos_token_ids=options.eos_token_ids,
+            splits_prompts=options.splits_prompts,
         )
         self._grammars = grammars or Grammars(None, 0, [])
         self._buffer = OutputBuffer(options.stream_interval)
@@ -393,7 +396,7 @@ class Scheduler:
             return
         last, self._in_flight = self._in_flight, self._launch()
         self._finish_in_flight(last)
-        if self._in_flight is not None and self._in_flight[0].is_constrained:
+        if self._in_flight is not None and self._in_flight[0].masks is not None:
             # What the next token may be depends on this one, so it cannot be in flight.
             current, self._in_flight = self._in_flight, None
             self._finish_in_flight(current)
@@ -408,22 +411,11 @@ class Scheduler:
                 # The thread that loads the grammar needs the interpreter more than this loop.
                 time.sleep(GRAMMAR_WAIT_S)
             return None
-        self._add_masks(planned)
-        self._stats.count_step(planned.plan)
-        return planned, self._runner.launch(planned.plan)
-
-    def _add_masks(self, planned: PlannedStep) -> None:
         rows = planned.plan.sample_rows
-        if not self._table.has_grammar[rows].any():
-            return
-
-        def make() -> TokenMasks | None:
-            masks, planned.ends = self._grammars.masks(self._table, rows)
-            return masks
-
-        planned.is_constrained = True
-        # Called by the executor when the device has the work up to the logits.
-        planned.plan.make_masks = make
+        if self._table.has_grammar[rows].any():
+            planned.masks = StepMasks(self._grammars, self._table, rows)
+        self._stats.count_step(planned.plan)
+        return planned, self._runner.launch(planned.plan, planned.masks)
 
     def _finish_in_flight(self, launched: tuple[PlannedStep, Pending] | None) -> None:
         if launched is not None:

@@ -97,9 +97,7 @@ class RequestTable:
         self.matchers[row] = None if grammar is None else grammar.matcher
         self.is_masked[row] = grammar is not None and grammar.is_active
         self.knows_mask[row] = False
-        self.may_jump[row] = not (
-            request.sampling.has_penalties or request.logprobs is not None or request.hidden
-        )
+        self.may_jump[row] = not (request.sampling.has_penalties or request.reports_outputs)
         self.is_decoding[row] = False
         request.row = row
         self.order.append(row)

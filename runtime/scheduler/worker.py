@@ -19,12 +19,10 @@ from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.errors import StartupError
 from runtime.executor.build import Executor, Report, build_executor, chunk_tokens
+from runtime.executor.build_encoder import build_encoder
 from runtime.executor.device_memory import DeviceMemory
-from runtime.executor.invariance import (
-    invariant_attention,
-    invariant_linear,
-    require_invariance,
-)
+from runtime.executor.invariance import require_invariance
+from runtime.executor.kernel_choices import choose_attention
 from runtime.executor.memory import GIB
 from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
 from runtime.executor.profiler import Profiler
@@ -37,11 +35,8 @@ from runtime.ipc.messages import (
     WorkerReady,
 )
 from runtime.ipc.shared_state import SharedState
-from runtime.models.attention.backend import (
-    DEFAULT_ATTENTION,
-)
 from runtime.models.layers.build_context import BuildContext, parse_dtype
-from runtime.models.model import CausalLM
+from runtime.models.model import CausalLM, TextEncoder
 from runtime.models.registry import read_model_spec
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.commands import CommandedRunner
@@ -89,25 +84,26 @@ def build_worker(
         runner = LeadingRunner(commanded, ranks)
         obey = ranks.before(commanded.obey)
         ranks.started()
-    size = executor.size
+    size, spec = executor.size, executor.model.spec
     scheduler = Scheduler(
         runner,
         CacheManager(
             size.num_pages,
             config.page_size,
-            enable_prefix_cache=not config.disable_radix_cache,
-            window=executor.model.spec.max_window,
+            enable_prefix_cache=spec.keeps_state and not config.disable_radix_cache,
+            window=spec.max_window,
         ),
         SchedulerStats(shared, config.decode_log_interval),
         SchedulerOptions(
             max_running_requests=config.max_running_requests,
             max_queued_requests=config.max_queued_requests,
             context_len=config.context_len,
-            token_budget=_token_budget(config, executor.model.spec),
+            token_budget=_token_budget(config, spec),
             policy=config.schedule_policy,
             eos_token_ids=config.eos_token_ids,
             stream_interval=config.stream_interval,
             overlap=config.overlap,
+            splits_prompts=spec.keeps_state,
         ),
         send_tokens=send_tokens,
         send_front=send_front,
@@ -153,13 +149,7 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
     spec = read_model_spec(Path(config.model_folder))
     report("loading_weights")
     group = _join_group(config, rank, device)
-    backend = config.attention_backend
-    if backend == "auto":
-        backend = DEFAULT_ATTENTION[device.type]
-    linear = None
-    if config.deterministic:
-        linear = invariant_linear(device.type)
-        backend = invariant_attention(backend, device.type)
+    backend, linear = choose_attention(config, device.type)
     context = _build_context(config, rank, device, group, linear)
     started = time.perf_counter()
     with memory_for("the weights", TOO_LARGE, device):
@@ -176,7 +166,9 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
         require_invariance(model, linear, backend)
     took_s = time.perf_counter() - started
     logger.info("Weights: %.2f GiB on %s in %.2f s", parameter_bytes(model) / GIB, device, took_s)
-    assert isinstance(model, CausalLM), "every family gives tokens so far"
+    if isinstance(model, TextEncoder):
+        return replace(build_encoder(config, model, group, report), load_seconds=took_s)
+    assert isinstance(model, CausalLM), "a family gives tokens or vectors"
     return replace(build_executor(config, model, group, backend, report), load_seconds=took_s)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -18,12 +18,13 @@ from runtime.ipc.messages import (
     TokenDeltas,
 )
 from runtime.text.decoder_choice import DecoderFactory
-from runtime.text.text_stream import Stream
+from runtime.text.text_stream import BLOCK_BYTES, Stream
 from runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 _ID_BYTES = 4
+_PORTION_BYTES = 2**20
 
 
 class MalformedDeltas(ValueError):
@@ -65,7 +66,9 @@ class Detokenizer:
         for start, cached_tokens in zip(message.starts, message.cached_tokens, strict=True):
             if start.request_id not in self._streams:
                 self._open(start, cached_tokens, deltas, hits)
-        self._add_numbers(message)
+        for block in message.extras:
+            if (owner := self._streams.get(block.request_id)) is not None:
+                owner.add_extra(block)
         data = message.token_ids
         stop = 0
         for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
@@ -94,14 +97,6 @@ class Detokenizer:
             self._close(end, deltas)
         return TextDeltas(deltas), StopHit(hits) if hits else None
 
-    def _add_numbers(self, message: TokenDeltas) -> None:
-        for block in message.logprobs:
-            if (owner := self._streams.get(block.request_id)) is not None:
-                owner.add_logprobs(block)
-        for hidden in message.hidden:
-            if (owner := self._streams.get(hidden.request_id)) is not None:
-                owner.add_hidden(hidden)
-
     def _open(
         self, start: StreamStart, cached_tokens: int, deltas: list[TextDelta], hits: list[int]
     ) -> None:
@@ -129,6 +124,24 @@ class Detokenizer:
             delta = _failure(request_id)
         if delta is not None:
             deltas.append(_with_counts(delta, end))
+
+
+def portions(message: TextDeltas) -> Iterator[TextDeltas]:
+    """The same deltas in messages that are read in a millisecond or two; none where there are none.
+
+    A thousand requests with log-probabilities that end in one step would hold the front for a tenth
+    of a second.
+    """
+    begin = num_bytes = 0
+    for index, delta in enumerate(message.deltas):
+        if delta.extras is None:
+            continue
+        num_bytes += sum(len(block.data) + BLOCK_BYTES for block in delta.extras)
+        if num_bytes > _PORTION_BYTES:
+            yield TextDeltas(message.deltas[begin : index + 1])
+            begin, num_bytes = index + 1, 0
+    if begin < len(message.deltas):
+        yield TextDeltas(message.deltas[begin:]) if begin else message
 
 
 def _with_counts(delta: TextDelta, end: StreamEnd) -> TextDelta:

@@ -75,7 +75,7 @@ def dummy_tensors(spec: ModelSpec, seed: int, device: torch.device) -> Iterator[
     for weight in spec.weights:
         if weight.kind == "norm":
             yield weight.name, torch.ones(weight.shape, device=device)
-        elif weight.kind == "bias":
+        elif weight.kind in ("bias", "zero_centered_norm"):
             yield weight.name, torch.zeros(weight.shape, device=device)
         else:
             tensor = torch.empty(weight.shape, device=device)

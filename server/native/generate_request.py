@@ -9,11 +9,13 @@ from typing import Any, cast
 import msgspec
 
 from openai_api.schemas.common import fields_of_type
-from runtime.client.hidden_states import HiddenSwitch
+from runtime.client.extras import Asked, front_extras
 from runtime.client.router import wanted_rank
 from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
-from runtime.ipc.messages import HiddenMode, LogprobSpec
+from runtime.extras.hidden_states.front import HiddenSwitch
+from runtime.requests.extras import ExtraSpec
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import (
     INT64_MAX,
     MAX_SAMPLES,
@@ -21,12 +23,12 @@ from runtime.requests.sampling_params import (
     SamplingParams,
     resolve_sampling,
 )
-from server.native.logprob_request import plan_logprobs
-from server.native.tensor_request import Features, Row, plan_hidden, read_embeds
+from server.native.tensor_request import Features, Row, read_embeds
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_BATCH = 4096
 MAX_LABEL_CHARS = 256
+_LOOKED_AT = 64 * 1024
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
@@ -51,6 +53,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     data_parallel_rank: int | None = None
     routed_dp_rank: int | None = None
     return_hidden_states: HiddenSwitch | list[HiddenSwitch] | None = None
+    return_entropy: bool | None = None
     session_params: SessionParams | None = None
     session_id: str | None = None
     # An object asks for a feature that this server does not have: neutral values pass.
@@ -58,7 +61,6 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     video_data: object | None = None
     audio_data: object | None = None
     return_routed_experts: object | None = None
-    return_entropy: object | None = None
     return_bytes: object | None = None
     return_sampling_mask: object | None = None
     lora_path: object | None = None
@@ -80,16 +82,11 @@ class Sample:
 
     Attributes:
         prompt_index: which prompt it continues.
-        explicit_max_new_tokens: whether the client itself named the number.
+        spec: everything else.
     """
 
-    rid: str
     prompt_index: int
-    sampling: SamplingParams
-    explicit_max_new_tokens: bool
-    cache_namespace: str
-    logprobs: LogprobSpec | None = None
-    hidden_states: HiddenMode = ""
+    spec: RequestSpec
 
 
 @dataclass(frozen=True)
@@ -97,11 +94,9 @@ class GeneratePlan:
     """A request unrolled: prompts, and the samples of each in prompt-major order.
 
     Attributes:
-        prompts: texts, or lists of token ids.
-        embeds: float32 bytes, a row for each of a prompt's ids, which mean nothing then.
+        prompts: texts, or lists of token ids, which mean nothing beside embeddings.
         is_single: whether one object is the answer, not a list.
         is_recorded: whether metrics and the request log count it.
-        dp_rank: the replica to run on, as asked for; the client checks that there is one.
         session: where the prompts go on from.
     """
 
@@ -109,12 +104,8 @@ class GeneratePlan:
     samples: list[Sample]
     is_single: bool
     stream: bool
-    priority: int
     return_prompt_token_ids: bool
     is_recorded: bool
-    return_text_in_logprobs: bool = False
-    dp_rank: int | None = None
-    embeds: list[bytes] | None = None
     session: SessionParams | None = None
 
 
@@ -156,35 +147,29 @@ def plan_generate(
         )
     rids = _rids(body.rid, len(prompts), is_one_prompt, n)
     namespaces = _namespaces(body, len(prompts))
-    logprobs = plan_logprobs(
-        body.return_logprob,
-        body.logprob_start_len,
-        body.top_logprobs_num,
-        body.token_ids_logprob,
-        len(prompts),
-        n,
-    )
-    hidden = plan_hidden(body.return_hidden_states, len(prompts), features)
-    if embeds is not None and any(each is not None and each.start_len >= 0 for each in logprobs):
-        raise InvalidRequest(
-            "input_embeds have no tokens whose log-probabilities could be given.",
-            param="logprob_start_len",
-        )
+    extras = _extras(body, Asked(len(prompts), vocab_size, n, embeds is None, features.offered))
     defaults = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, **preferred}
     params = [resolve_sampling(each, defaults, vocab_size) for each in fields]
+    priority = _int64(body.priority, "priority")
+    dp_rank = wanted_rank(body.routed_dp_rank, body.data_parallel_rank)
     samples: list[Sample] = []
     for prompt_index in range(len(prompts)):
         which = prompt_index if len(params) > 1 else 0
         limit = fields[which].max_new_tokens
         samples.extend(
             Sample(
-                rid=rids[prompt_index * n + index],
-                prompt_index=prompt_index,
-                sampling=_nth_sample(params[which], index),
-                explicit_max_new_tokens=isinstance(limit, int),
-                cache_namespace=namespaces[prompt_index],
-                logprobs=logprobs[prompt_index],
-                hidden_states=hidden[prompt_index],
+                prompt_index,
+                RequestSpec(
+                    sampling=_nth_sample(params[which], index),
+                    rid=rids[prompt_index * n + index],
+                    stream=bool(body.stream),
+                    explicit_max_new_tokens=isinstance(limit, int),
+                    cache_namespace=namespaces[prompt_index],
+                    priority=priority,
+                    extras=extras[prompt_index],
+                    input_embeds=b"" if embeds is None else embeds[prompt_index],
+                    dp_rank=dp_rank,
+                ),
             )
             for index in range(n)
         )
@@ -193,14 +178,20 @@ def plan_generate(
         samples=samples,
         is_single=is_one_prompt and n == 1,
         stream=bool(body.stream),
-        priority=_int64(body.priority, "priority"),
         return_prompt_token_ids=bool(body.return_prompt_token_ids),
         is_recorded=body.log_metrics is not False,
-        return_text_in_logprobs=bool(body.return_text_in_logprobs),
-        dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
-        embeds=embeds,
         session=body.session_params,
     )
+
+
+def _extras(body: GenerateBody, asked: Asked) -> list[list[ExtraSpec]]:
+    """What each prompt's samples want beside tokens."""
+    found: list[list[ExtraSpec]] = [[] for _ in range(asked.num_prompts)]
+    for extra in front_extras():
+        for mine, spec in zip(found, extra.plan(body, asked) or (), strict=False):
+            if spec is not None:
+                mine.append(spec)
+    return found
 
 
 def _is_neutral(value: Any) -> bool:
@@ -249,7 +240,10 @@ def _prompts(body: GenerateBody, features: Features) -> tuple[Prompts, list[byte
 def _ids(ids: list[int | list[int]], *, may_be_empty: bool) -> tuple[list[list[int]], bool]:
     if not ids and not may_be_empty:
         raise InvalidRequest("input_ids cannot be empty.", param="input_ids")
-    kinds = set(map(type, ids))
+    kinds: set[type] = set()
+    for begin in range(0, len(ids), _LOOKED_AT):
+        # All at once would hold the GIL for as long as it takes.
+        kinds.update(map(type, ids[begin : begin + _LOOKED_AT]))
     if all(issubclass(kind, int) for kind in kinds):
         return [cast("list[int]", ids)], True
     if kinds != {list}:

@@ -6,20 +6,23 @@ No HTTP in here: the offline engine answers with the same objects.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from openai_api.generation import merge
-from openai_api.hidden_answer import HiddenAnswer
-from runtime.client.admission import check_text_size
+from openai_api.generation import admit_each, merge
+from runtime.client.answer_size import check_answer_size
+from runtime.client.extras import AnsweredSample, ExtraAnswer, answers_of
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
+from runtime.client.json_pieces import JsonItems, Pieces
+from runtime.client.large_body import work_out
+from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
 from runtime.requests.sampling_params import SamplingParams
 from server.context import ServerContext
-from server.native.generate_request import GeneratePlan, Sample
-from server.native.logprob_answer import LogprobAnswer
+from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
 
 
 class Output:
@@ -30,9 +33,8 @@ class Output:
         stream: GenerationStream,
         rid: str,
         prompt_token_ids: list[int] | None,
-        logprobs: LogprobAnswer | None = None,
+        extras: Sequence[ExtraAnswer] = (),
         *,
-        hidden: HiddenAnswer | None = None,
         tells_rank: bool = False,
         has_text: bool = True,
     ) -> None:
@@ -42,15 +44,13 @@ class Output:
             stream: where its chunks come from.
             rid: the request's name.
             prompt_token_ids: echoed when given.
-            logprobs: collects log-probabilities, when they are asked for.
-            hidden: collects hidden states, when they are asked for.
+            extras: collect what is asked for beside tokens.
             tells_rank: whether the replica matters.
             has_text: whether the server has a tokenizer.
         """
         self._has_text = has_text
         self._tells_rank = tells_rank
-        self.hidden = hidden
-        self._logprobs = logprobs
+        self._extras = extras
         self.stream = stream
         self.rid = rid
         self._prompt_token_ids = prompt_token_ids
@@ -62,10 +62,8 @@ class Output:
     def answer(self, chunk: GenerationChunk, *, incremental: bool = False) -> dict[str, Any]:
         """Take in `chunk` and give the answer up to it, or only what is new."""
         self._completion_tokens += len(chunk.token_ids)
-        if self._logprobs is not None:
-            self._logprobs.add(chunk, incremental=incremental)
-        if self.hidden is not None:
-            self.hidden.add(chunk)
+        for extra in self._extras:
+            extra.add(chunk, incremental=incremental)
         if incremental:
             self._text, self._output_ids = chunk.text, chunk.token_ids
         else:
@@ -95,11 +93,13 @@ class Output:
         }
         if self._tells_rank:
             meta["dp_rank"] = self.stream.dp_rank
-        if self._logprobs is not None:
-            meta.update(self._logprobs.meta_info())
+        for extra in self._extras:
+            meta.update(extra.meta_info())
         if chunk.finish_reason is not None:
             meta["e2e_latency"] = time.perf_counter() - self._started_at
             meta["response_sent_to_client_ts"] = time.time()
+            for extra in self._extras:
+                meta.update(extra.at_end())
         return meta
 
 
@@ -111,20 +111,32 @@ def describe_finish(reason: FinishReason | None) -> dict[str, Any] | None:
     return described
 
 
+async def plan_body(context: ServerContext, body: GenerateBody, body_size: int) -> GeneratePlan:
+    """The request that a body of `body_size` bytes asks for; see `plan_generate`."""
+    lists: list[object] = [body.text, body.sampling_params]
+    if body.input_ids and isinstance(body.input_ids[0], list):
+        lists.append(body.input_ids)
+    num_items = max(len(each) if isinstance(each, list) else 1 for each in lists)
+    return await work_out(
+        # Each prompt has parameters that are checked: that takes the time of a kilobyte.
+        max(body_size, num_items * 1024),
+        plan_generate,
+        body,
+        context.sampling_defaults,
+        context.client.limits.vocab_size,
+        features=context.features,
+    )
+
+
 async def tokenize_prompts(context: ServerContext, plan: GeneratePlan) -> list[list[int]]:
     """Token ids of each prompt of `plan`.
 
     Raises:
-        InvalidRequest: a text that is far too long, or half a surrogate pair.
+        InvalidRequest: texts that are far too long, or half a surrogate pair.
     """
-    prompt_ids = []
-    for prompt in plan.prompts:
-        if isinstance(prompt, str):
-            check_text_size(prompt, context.client.limits)
-            prompt_ids.append(await context.tokenizer.encode_async(prompt))
-        else:
-            prompt_ids.append(prompt)
-    return prompt_ids
+    texts = [prompt for prompt in plan.prompts if isinstance(prompt, str)]
+    encoded = iter(await encode_prompts(context.tokenizer, texts, context.client.limits))
+    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in plan.prompts]
 
 
 def _refuse_text_rules(sampling: SamplingParams) -> None:
@@ -138,76 +150,90 @@ def _refuse_text_rules(sampling: SamplingParams) -> None:
 
 
 def open_output(
-    context: ServerContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
+    context: ServerContext, plan: GeneratePlan, item: GenerationInput, *, as_json: bool = False
 ) -> Output:
     """Admit one sample of `plan`.
+
+    Args:
+        context: the server's.
+        plan: the request.
+        item: the sample.
+        as_json: whether its answers will be encoded; else they are Python's own lists.
 
     Raises:
         InvalidRequest: it can never fit, or its `rid` is in flight.
         EngineNotReady, Overloaded: it cannot be taken now.
     """
     if context.tokenizer.is_missing:
-        _refuse_text_rules(sample.sampling)
+        _refuse_text_rules(item.spec.sampling)
     client = context.client
     generate = client.generate if plan.is_recorded else client.generate_unrecorded
-    item = GenerationInput(
-        rid=sample.rid,
-        input_ids=input_ids,
-        sampling=sample.sampling,
-        stream=plan.stream,
-        explicit_max_new_tokens=sample.explicit_max_new_tokens,
-        cache_namespace=sample.cache_namespace,
-        priority=plan.priority,
-        logprobs=sample.logprobs,
-        hidden_states=sample.hidden_states,
-        input_embeds=plan.embeds[sample.prompt_index] if plan.embeds else b"",
-        dp_rank=plan.dp_rank,
-    )
+    input_ids = item.input_ids
     if plan.session is None:
         stream = generate(item)
     else:
         stream = context.sessions.generate(plan.session, item, generate)
         assert stream.turn is not None
         input_ids = stream.turn.prompt().tolist()
-    echoed = input_ids if plan.return_prompt_token_ids else None
-    logprobs = None
-    if sample.logprobs is not None:
-        token_text = context.token_pieces.text if plan.return_text_in_logprobs else None
-        logprobs = LogprobAnswer(sample.logprobs, input_ids[: stream.prompt_tokens], token_text)
-    hidden = None
-    if sample.hidden_states:
-        hidden = HiddenAnswer(sample.hidden_states, context.model.hidden_size)
+    extras: list[ExtraAnswer] = []
+    if item.spec.extras:
+        answered = AnsweredSample(
+            input_ids[: stream.prompt_tokens],
+            context.model.hidden_size,
+            lambda token_id: context.token_pieces.text(token_id),
+            as_json=as_json,
+            is_shown_again=plan.stream,
+        )
+        extras = answers_of(item.spec.extras, answered)
     return Output(
         stream,
-        sample.rid,
-        echoed,
-        logprobs,
-        hidden=hidden,
+        item.spec.rid,
+        input_ids if plan.return_prompt_token_ids else None,
+        extras,
         tells_rank=len(client.links) > 1,
         has_text=not context.tokenizer.is_missing,
     )
 
 
-def open_outputs(
-    context: ServerContext, plan: GeneratePlan, prompt_ids: list[list[int]]
+async def open_outputs(
+    context: ServerContext,
+    plan: GeneratePlan,
+    prompt_ids: list[list[int]],
+    *,
+    as_json: bool = False,
 ) -> list[Output]:
-    """Admit every sample of `plan`, or none: one bad prompt takes the others back."""
+    """Admit every sample of `plan`, or none: one bad prompt takes the others back.
+
+    Args:
+        context: the server's.
+        plan: the request.
+        prompt_ids: of each of its prompts.
+        as_json: as of `open_output`; then what all its answers might weigh is checked, too.
+    """
+    inputs = [GenerationInput(prompt_ids[each.prompt_index], each.spec) for each in plan.samples]
+    if as_json:
+        check_answer_size(inputs, context.client.limits)
     outputs: list[Output] = []
     try:
-        for sample in plan.samples:
-            input_ids = prompt_ids[sample.prompt_index]
-            outputs.append(open_output(context, plan, sample, input_ids))
-    except Exception:
+        await admit_each(
+            inputs,
+            lambda item: outputs.append(open_output(context, plan, item, as_json=as_json)),
+        )
+    except BaseException:
         for output in outputs:
             output.stream.take_back()
         raise
     return outputs
 
 
-async def add_hidden_states(output: Output, answer: dict[str, Any]) -> None:
-    """Put what was asked for of them into the last answer, as JSON."""
-    if output.hidden is not None and answer["meta_info"]["finish_reason"] is not None:
-        answer["meta_info"]["hidden_states"] = await output.hidden.json()
+def as_pieces(answers: list[dict[str, Any]]) -> JsonItems:
+    """A list of whole answers, encoded one after the other."""
+    cost = 0
+    for answer in answers:
+        cost += len(answer["output_ids"]) + len(answer.get("prompt_token_ids", ()))
+        numbers = answer["meta_info"].values()
+        cost += sum(each.cost for each in numbers if isinstance(each, Pieces))
+    return JsonItems(answers, cost)
 
 
 async def read_all(outputs: list[Output]) -> list[dict[str, Any]]:
@@ -215,6 +241,4 @@ async def read_all(outputs: list[Output]) -> list[dict[str, Any]]:
     answers: list[dict[str, Any]] = [{}] * len(outputs)
     async for index, chunk in merge([output.stream for output in outputs]):
         answers[index] = outputs[index].answer(chunk)
-    for output, answer in zip(outputs, answers, strict=True):
-        await add_hidden_states(output, answer)
     return answers

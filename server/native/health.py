@@ -13,7 +13,9 @@ from openai_api.access import Access, AccessRouter
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
 from runtime.ipc.messages import Ping
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
+from runtime.service.embedding import vector_input
 from server.context import ServerContext
 from server.errors import json_response
 from server.health import (
@@ -91,18 +93,19 @@ async def _is_alive(context: ServerContext) -> bool:
     return await _token_came(context)
 
 
+def _probe(context: ServerContext) -> GenerationInput:
+    rid = f"HEALTH_CHECK_{secrets.token_hex(16)}"
+    if context.model.gives != "tokens":
+        return vector_input([0], rid)
+    sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
+    return GenerationInput([0], RequestSpec(sampling=sampling, rid=rid))
+
+
 async def _token_came(context: ServerContext) -> bool:
     before = context.status.total("generation_tokens_total")
     deadline = time.monotonic() + PROBE_TIMEOUT_S
     try:
-        stream = context.client.generate_unrecorded(
-            GenerationInput(
-                rid=f"HEALTH_CHECK_{secrets.token_hex(16)}",
-                input_ids=[0],
-                sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
-                stream=False,
-            )
-        )
+        stream = context.client.generate_unrecorded(_probe(context))
     except HeadraceError:
         return False
     probe = asyncio.create_task(_read(stream))

@@ -1,4 +1,4 @@
-"""The fields of `/generate` that are about tensors: embeddings in, hidden states out."""
+"""Embeddings in the place of a prompt's tokens, as `/generate` takes them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 from array import array
 from dataclasses import dataclass
 
-from runtime.client.hidden_states import HiddenSwitch, check_offered
 from runtime.errors import InvalidRequest
-from runtime.ipc.messages import HiddenMode
 
 Row = list[float | list[float]]
 
@@ -19,33 +17,13 @@ class Features:
 
     Attributes:
         hidden_size: numbers of a token's embedding.
-        hidden_states: whether hidden states are given.
+        offered: extras that the server was started for, of those that need it.
         input_embeds: whether prompts may be embeddings.
     """
 
     hidden_size: int = 0
-    hidden_states: bool = False
+    offered: frozenset[str] = frozenset()
     input_embeds: bool = False
-
-
-def plan_hidden(
-    given: HiddenSwitch | list[HiddenSwitch] | None, num_prompts: int, features: Features
-) -> list[HiddenMode]:
-    """Which hidden states each prompt's samples report.
-
-    Raises:
-        InvalidRequest: the server was not started for it, or a list of the wrong length.
-    """
-    switches = given if isinstance(given, list) else [given] * num_prompts
-    if len(switches) != num_prompts:
-        raise InvalidRequest(
-            f"return_hidden_states must have one entry for each of the {num_prompts} prompts, "
-            f"got {len(switches)}.",
-            param="return_hidden_states",
-        )
-    if any(switches):
-        check_offered(features.hidden_states)
-    return ["last" if each == "last" else "all" if each else "" for each in switches]
 
 
 def read_embeds(given: list[Row], features: Features) -> tuple[list[bytes], bool]:

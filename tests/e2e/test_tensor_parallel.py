@@ -39,7 +39,7 @@ if BACKENDS:
 
 @cache
 def _answers(model: str, tp_size: int) -> list[tuple[list[int], list[float]]]:
-    """Each answer's tokens, and the numbers of its hidden states where they were asked for."""
+    """Each answer's tokens, and its hidden states and entropies where they were asked for."""
     server = ServerProcess(
         "--model-path", str(tiny_model(model)), "--tp-size", str(tp_size), *OPTIONS
     )
@@ -51,25 +51,31 @@ def _answers(model: str, tp_size: int) -> list[tuple[list[int], list[float]]]:
             sampling = {"max_new_tokens": 40, "ignore_eos": True, **SAMPLING[index % len(SAMPLING)]}
             body = {"text": f"{index} {text}", "sampling_params": sampling}
             body["return_hidden_states"] = index % 4 == 0
+            body["return_entropy"] = index % 3 == 0
             answer = server.client.post("/generate", json=body, timeout=120)
             assert answer.status_code == 200, answer.text
             ids = answer.json()["output_ids"]
             assert len(ids) == 40
-            prompt, *later = answer.json()["meta_info"].get("hidden_states", [[]])
-            return ids, [number for row in [*prompt, *later] for number in row]
+            meta = answer.json()["meta_info"]
+            prompt, *later = meta.get("hidden_states", [[]])
+            entropies = meta.get("output_token_entropy", [])
+            assert len(entropies) == (0 if index % 3 else 40)
+            return ids, [*(number for row in [*prompt, *later] for number in row), *entropies]
 
         with ThreadPoolExecutor(12) as pool:
             return list(pool.map(ask, range(12)))
 
 
 # Of the two key/value heads each of four ranks has a copy of one.
-@pytest.mark.parametrize(("model", "tp_size"), [("llama", 2), ("qwen3", 2), ("llama", 4)])
+@pytest.mark.parametrize(
+    ("model", "tp_size"), [("llama", 2), ("qwen3", 2), ("gemma3", 2), ("llama", 4)]
+)
 def test_ranks_give_the_tokens_of_one_process(model: str, tp_size: int) -> None:
-    for (ids, hidden), (wanted, wanted_hidden) in zip(
+    for (ids, numbers), (wanted, wanted_numbers) in zip(
         _answers(model, tp_size), _answers(model, 1), strict=True
     ):
         assert ids == wanted
-        assert hidden == pytest.approx(wanted_hidden, abs=1e-3)
+        assert numbers == pytest.approx(wanted_numbers, abs=1e-3)
 
 
 def test_with_the_flag_two_ranks_give_the_same_bits_alone_and_together() -> None:

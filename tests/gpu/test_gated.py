@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from kernels.activation import silu_and_mul
+from kernels.activation import Activation, act_and_mul
 from kernels.linear import GATED_TOKENS, pack
 from tests.support.gpu import on_gpu
 
@@ -40,7 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     gated = triton.gated
 
-    def noted(x: torch.Tensor, *rest: torch.Tensor | None) -> torch.Tensor:
+    def noted(x: torch.Tensor, *rest: Any) -> torch.Tensor:
         found.append(len(x))
         return gated(x, *rest)
 
@@ -50,13 +52,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_as_two_steps(shape: tuple[int, int], dtype: torch.dtype, calls: list[int]) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_as_two_steps(
+    shape: tuple[int, int], dtype: torch.dtype, activation: Activation, calls: list[int]
+) -> None:
     many = [GATED_TOKENS, GATED_TOKENS + 1, 3000, 8192]
     for tokens in (1, 2, 16, 17, 33, 64, 65, GATED_TOKENS - 1, *many):
         x, weight, bias = operands(tokens, *shape, dtype)
         for added in (None, bias):
             packed = pack(weight, added, "triton")
-            assert_near(packed.silu_gated(x), silu_and_mul(packed(x)))
+            assert_near(packed.gated(x, activation), act_and_mul(packed(x), activation))
     assert calls == [size for size in many for _ in range(2)]
 
 
@@ -67,7 +72,7 @@ def test_in_a_graph_that_sees_new_inputs_and_weights(calls: list[int]) -> None:
 
     def work() -> tuple[torch.Tensor, torch.Tensor]:
         """A kernel of torch ahead, and behind one that may begin before this has ended."""
-        got = packed.silu_gated(x * 2)
+        got = packed.gated(x * 2, "silu")
         return got, down(got.flatten()[: 32 * 896].view(32, 896))
 
     work()
@@ -80,7 +85,7 @@ def test_in_a_graph_that_sees_new_inputs_and_weights(calls: list[int]) -> None:
         x.normal_()
         packed.repack(torch.randn_like(weight) / 30)
         graph.replay()
-        two = silu_and_mul(packed(x * 2))
+        two = act_and_mul(packed(x * 2), "silu")
         assert_near(got, two)
         want = torch.nn.functional.linear(got.flatten()[: 32 * 896].view(32, 896), weight[:896])
         torch.testing.assert_close(after, want, rtol=2e-2, atol=2e-2)
@@ -90,6 +95,6 @@ def test_in_a_graph_that_sees_new_inputs_and_weights(calls: list[int]) -> None:
 def test_deterministic_products_keep_two_steps(calls: list[int]) -> None:
     x, weight, bias = operands(GATED_TOKENS + 100, 4864, 896, torch.bfloat16)
     packed = pack(weight, bias, "triton_invariant")
-    whole = packed.silu_gated(x)
-    assert torch.equal(packed.silu_gated(x[:100]), whole[:100])
+    whole = packed.gated(x, "silu")
+    assert torch.equal(packed.gated(x[:100], "silu"), whole[:100])
     assert not calls

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from runtime.ipc.messages import AbortRequests, FlushCache, HiddenMode, LogprobSpec
+from runtime.extras.logprobs.positions import LogprobSpec
+from runtime.ipc.messages import AbortRequests, FlushCache
 from runtime.requests.sampling_params import GrammarSpec
 from runtime.text.tokenizer import Tokenizer
-from tests.support.engine import InProcessEngine
+from tests.support.engine import HiddenMode, InProcessEngine
 from tests.support.gpu import count_graphs, prompt, small_engine
 from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.tiny_models import tiny_model

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.executor.sampling import sampler
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs import device as logprobs
+from runtime.extras.logprobs.positions import LogprobSpec
 from tests.support.gpu import prompt, small_engine
 from tests.support.tiny_models import tiny_model
 
@@ -33,7 +33,7 @@ def test_nobody_gets_other_tokens(
         engine.generate(ids, 20, ignore_eos=True, **kind)
         for ids, kind in zip(prompts, KINDS, strict=True)
     ]
-    gather, failures = sampler.gather, []
+    gather, failures = logprobs.gather_logprobs, []
 
     def fail_once(logits: torch.Tensor, *args: Any) -> Any:
         if not failures and len(engine.tokens.get(100, ())) >= 8:
@@ -43,7 +43,7 @@ def test_nobody_gets_other_tokens(
             raise torch.OutOfMemoryError("planted")
         return gather(logits, *args)
 
-    monkeypatch.setattr(sampler, "gather", fail_once)
+    monkeypatch.setattr(logprobs, "gather_logprobs", fail_once)
     for i, (ids, kind) in enumerate(zip(prompts, KINDS, strict=True)):
         engine.add(100 + i, ids, 20, LogprobSpec() if i % 2 else None, ignore_eos=True, **kind)
     while len(engine.tokens.get(100, [])) < 8:

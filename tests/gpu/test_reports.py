@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.client.logprobs import PositionLogprobs
-from runtime.ipc.messages import HiddenMode, LogprobSpec
-from tests.support.engine import InProcessEngine
+from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs
+from tests.support.engine import HiddenMode, InProcessEngine
 from tests.support.gpu import PROMPTS, TOLERANCE, count_graphs, small_engine
 from tests.support.tiny_models import tiny_model
 

@@ -37,7 +37,7 @@ def seen_groups(engine: InProcessEngine, patch: pytest.MonkeyPatch) -> list[list
     return seen
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
 def test_everyone_gets_the_tokens_of_being_alone(
     name: str, graphs: None, eager_to_share: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

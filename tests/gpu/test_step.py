@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from headrace.bench.shapes import write_shape
-from runtime.executor import model_runner
-from runtime.ipc.messages import LogprobSpec
+from runtime.executor import step_runner
+from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.requests.sampling_params import GrammarSpec
 from tests.support.engine import InProcessEngine
 from tests.support.fake_checkpoint import write_config
@@ -182,7 +182,7 @@ def test_memory_that_runs_out_ends_one_request(
     wide_engine: InProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # pytest keeps what is logged, and with a traceback the tensors of the step that failed.
-    monkeypatch.setattr(model_runner.logger, "disabled", True)
+    monkeypatch.setattr(step_runner.logger, "disabled", True)
     engine = wide_engine
     short, long = [number % 4096 for number in prompt(100)], [3 + i % 4000 for i in range(LONG)]
     alone = engine.generate(short, 40, ignore_eos=True)

@@ -1,6 +1,7 @@
 """Paged attention: every implementation against a literal float64 loop."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -8,11 +9,15 @@ from torch import Tensor
 
 from kernels.paged_attention import PAGED_ATTENTION
 
+# Set by test_triton_interpreted.py: Triton's kernels then take tensors of the CPU.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 IMPLEMENTATIONS = [
     name
     for name in (*PAGED_ATTENTION.preferred["cpu"], "reference")
     if not PAGED_ATTENTION.unavailable(name)
 ]
+if INTERPRETED:
+    IMPLEMENTATIONS += ["triton", "triton_invariant"]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 

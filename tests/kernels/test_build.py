@@ -89,9 +89,10 @@ import logging, sys
 logging.basicConfig(level=logging.INFO)
 import torch
 from kernels.norm import NORM, rms_norm
-from kernels.activation import silu_and_mul
+from kernels.activation import act_and_mul
 from kernels.linear import LINEAR
-print(rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6).shape, silu_and_mul(torch.ones(2, 8)).shape)
+x = torch.ones(2, 8)
+print(rms_norm(x, torch.ones(8), 1e-6).shape, act_and_mul(x, "silu").shape)
 print(NORM.choose("cpu").name, NORM.choose("cpu").reason, LINEAR.choose("cpu").name)
 """
     said = run_python(code, PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))

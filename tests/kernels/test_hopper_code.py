@@ -66,7 +66,7 @@ print("ATTENTION")
 print(compiled(attention_kernel, constants, num_warps=tile.num_warps, enable_fp_fusion=False))
 cut = triton_gated.CUT
 constants = dict(
-    HAS_BIAS=True, BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k,
+    HAS_BIAS=True, ACTIVATION="silu", BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k,
     STAGES=cut.num_stages, GROUP=cut.group,
 )
 blocks = dict(

@@ -2,17 +2,19 @@
 
 import math
 import os
+from typing import get_args
 
 import pytest
 import torch
 
-from kernels.activation import ACTIVATION
+from kernels.activation import ACTIVATION, Activation
 from kernels.embedding import EMBEDDING, embedding
 from kernels.norm import NORM, fused_add_rms_norm, rms_norm
 from kernels.rope import ROPE
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+ACTIVATIONS = get_args(Activation)
 SHAPES = [(0, 64), (1, 1), (1, 384), (3, 37), (7, 896), (130, 640), (5, 4096)]
 
 
@@ -35,37 +37,56 @@ def close(got, want, dtype):
     assert error <= limit, f"relative error {error / want.norm():.2e}"
 
 
-def norm64(x, weight, eps):
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+def norm64(x, weight, eps, zero_centered=False):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * (zero_centered + weight)
+
+
+def activated64(gate, activation):
+    if activation == "silu":
+        return gate * torch.sigmoid(gate)
+    return gate / 2 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
 
 
 @pytest.mark.parametrize("name", names(NORM))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_norm(name, dtype, shape):
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_norm(name, dtype, shape, zero_centered):
     kernels = NORM.load(name)
     x, residual = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
     weight = torch.randn(shape[1]).to(dtype)
     x_before = x.clone()
-    close(kernels.rms_norm(x, weight, 1e-5), norm64(x.double(), weight.double(), 1e-5), dtype)
+    want = norm64(x.double(), weight.double(), 1e-5, zero_centered)
+    close(kernels.rms_norm(x, weight, 1e-5, zero_centered), want, dtype)
     stream = (residual + x).double()
-    got = kernels.fused_add_rms_norm(x, residual, weight, 1e-5)
+    got = kernels.fused_add_rms_norm(x, residual, weight, 1e-5, zero_centered)
     assert torch.equal(residual.double(), stream), "the residual is the sum rounded once"
-    close(got, norm64(stream, weight.double(), 1e-5), dtype)
+    close(got, norm64(stream, weight.double(), 1e-5, zero_centered), dtype)
     assert torch.equal(x, x_before)
 
 
 @pytest.mark.parametrize("name", names(NORM))
-def test_norm_rounds_like_transformers(name):
+@pytest.mark.parametrize("zero_centered", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_norm_rounds_like_transformers(name, dtype, zero_centered):
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-    theirs = LlamaRMSNorm(512, eps=1e-6).bfloat16()
+    theirs = (Gemma3RMSNorm if zero_centered else LlamaRMSNorm)(512, eps=1e-6).to(dtype)
     theirs.weight.data.normal_()
-    x = torch.randn(64, 512).bfloat16()
-    got = NORM.load(name).rms_norm(x, theirs.weight.data, 1e-6)
-    same = (got == theirs(x)).float().mean()
+    x = torch.randn(64, 512).to(dtype)
+    want = theirs(x)
     # The order of the sum may move a value across a rounding edge now and then.
-    assert same > 0.999
+    got = NORM.load(name).rms_norm(x, theirs.weight.data, 1e-6, zero_centered)
+    assert (got == want).float().mean() > 0.998
+    # One head a token, at position 0, where the rotation changes nothing.
+    slots, caches = torch.full((64,), -1), (torch.zeros(1, 1, 1, 512, dtype=dtype) for _ in "kv")
+    angles, weights = torch.cat((torch.ones(1, 256), torch.zeros(1, 256)), 1), (theirs.weight.data,)
+    qkv = torch.cat((x, x, x), 1)
+    shape = (1, 1, 512, angles, torch.zeros_like(slots), slots, *caches, *weights * 2, 1e-6)
+    ROPE.load(name).rope_kv_write(qkv, *shape, zero_centered)
+    for part in qkv.chunk(3, 1)[:2]:
+        assert (part == want).float().mean() > 0.998
 
 
 @pytest.mark.parametrize("name", names(NORM))
@@ -82,18 +103,21 @@ def test_norm_keeps_nan_and_survives_extremes(name):
 @pytest.mark.parametrize("name", names(ACTIVATION))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_silu_and_mul(name, dtype, shape):
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_act_and_mul(name, dtype, shape, activation):
     x = (torch.randn(shape[0], 2 * shape[1]) * 4).to(dtype)
     gate, up = x.double().chunk(2, -1)
-    close(ACTIVATION.load(name).silu_and_mul(x), gate * torch.sigmoid(gate) * up, dtype)
+    got = ACTIVATION.load(name).act_and_mul(x, activation)
+    close(got, activated64(gate, activation) * up, dtype)
 
 
 @pytest.mark.parametrize("name", names(ACTIVATION))
-def test_silu_of_extremes(name):
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_of_extremes(name, activation):
     gate = torch.tensor([-1e4, -100.0, -88.0, 0.0, 88.0, 1e4, math.nan] + [1.0] * 30)
     x = torch.cat((gate, torch.ones(37))).unsqueeze(0)
-    got = ACTIVATION.load(name).silu_and_mul(x)[0]
-    want = torch.nn.functional.silu(gate)
+    got = ACTIVATION.load(name).act_and_mul(x, activation)[0]
+    want = activated64(gate.double(), activation).float()
     assert torch.allclose(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
@@ -106,10 +130,17 @@ def rope64(x, angles):
 
 @pytest.mark.parametrize("name", names(ROPE))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_norm", [False, True])
+@pytest.mark.parametrize("head_norm", [None, "plain", "zero_centered"])
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dim", "page_size"),
-    [(0, 4, 2, 64, 16), (1, 6, 2, 64, 16), (9, 7, 1, 80, 1), (40, 2, 2, 96, 32), (5, 8, 1, 6, 4)],
+    [
+        (0, 4, 2, 64, 16),
+        (1, 6, 2, 64, 16),
+        (9, 7, 1, 80, 1),
+        (40, 2, 2, 96, 32),
+        (5, 8, 1, 6, 4),
+        (7, 4, 1, 256, 16),
+    ],
 )
 def test_rope_kv_write(name, dtype, head_norm, tokens, heads, kv_heads, dim, page_size):
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
@@ -128,14 +159,26 @@ def test_rope_kv_write(name, dtype, head_norm, tokens, heads, kv_heads, dim, pag
     parts = (
         qkv.double().view(tokens, heads + 2 * kv_heads, dim).split([heads, kv_heads, kv_heads], 1)
     )
+    zero_centered = head_norm == "zero_centered"
     query, key = (
-        part if weight is None else norm64(part, weight.double(), 1e-6)
+        part if weight is None else norm64(part, weight.double(), 1e-6, zero_centered)
         for part, weight in zip(parts, weights, strict=False)
     )
     query, key = (rope64(part, angles[positions]) for part in (query, key))
     value = parts[2]
 
-    shape = (heads, kv_heads, dim, cos_sin, positions, slots, *caches, *weights, 1e-6)
+    shape = (
+        heads,
+        kv_heads,
+        dim,
+        cos_sin,
+        positions,
+        slots,
+        *caches,
+        *weights,
+        1e-6,
+        zero_centered,
+    )
     ROPE.load(name).rope_kv_write(qkv, *shape)
     after = qkv.view(tokens, heads + 2 * kv_heads, dim).split([heads, kv_heads, kv_heads], 1)
     close(after[0], query, dtype)

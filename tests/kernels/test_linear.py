@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.activation import silu_and_mul
+from kernels.activation import act_and_mul, reference
 from kernels.linear import LINEAR, pack
 
 IMPLEMENTATIONS = [
@@ -44,16 +44,17 @@ def test_products(name, dtype, shape):
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_gated_products(name, dtype):
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated_products(name, dtype, activation):
     weight, bias = weights(2 * 35, 64, dtype)
     for with_bias in (None, bias):
         packed = pack(weight, with_bias, name)
         for tokens in (0, 1, 13):
             x = torch.randn(tokens, 64).to(dtype)
-            got = packed.silu_gated(x)
-            assert torch.equal(got, silu_and_mul(packed(x)))
+            got = packed.gated(x, activation)
+            assert torch.equal(got, act_and_mul(packed(x), activation))
             product = torch.nn.functional.linear(x, weight, with_bias).double()
-            want = torch.nn.functional.silu(product[:, :35]) * product[:, 35:]
+            want = reference.act_and_mul(product, activation)
             assert (got.double() - want).norm() <= 2 * TOLERANCE[dtype] * want.norm()
 
 

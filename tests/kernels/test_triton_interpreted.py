@@ -14,8 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# Of the models one without and one with a window: the others differ in what Triton never sees.
-MODELS = "(qwen3-triton or mistral_window-triton) and not invariant"
+# Of the models one without and one with a window, and one with all that norms and activations have:
+# the others differ in what Triton never sees.
+MODELS = "(qwen3-triton or mistral_window-triton or gemma3-triton) and not invariant"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")

@@ -10,6 +10,9 @@ from kernels.paged_attention import reference, shared_prefix, triton_plan
 from kernels.paged_attention.prefix_group import MAX_GROUPS, PrefixGroup
 from kernels.paged_attention.shared_prefix import ITEM_FIELDS, KEY_GRAIN, SharedPrefixes
 from kernels.paged_attention.triton import AttentionWorkspace, plan_attention, run_attention
+from runtime.models.attention.backend import AttentionLayer, StepLimits
+from runtime.models.attention.triton import TritonAttention
+from runtime.models.forward_batch import ForwardBatch, KVCache
 
 HEADS, KV_HEADS, DIM, PAGE = 6, 2, 32, 16
 
@@ -152,6 +155,51 @@ def test_prefixes_that_sequences_share(impl, groups, dtype, monkeypatch):
     for seq, begin, *_ in workspace.decode_items[: int(workspace.totals[0])].tolist():
         begins[seq] = min(begin, begins.get(seq, begin))
     assert begins == {seq: shared.get(seq, 0) for seq in range(6)}
+
+
+@pytest.mark.parametrize("impl", ["triton"])
+def test_a_layer_with_a_window_shares_no_prefix(impl):
+    """Its neighbours that see all keys do, in the same step: a window begins elsewhere for each."""
+    q, k, v, table, lens, indptr = make_step([(length, 1) for length in (300, 290, 270, 310)])
+    members, num_pages = [0, 1, 2, 3], 16
+    share(table, members, num_pages)
+    nothing = torch.full((4,), -1)
+    backend = TritonAttention("cpu", StepLimits(8, 8))
+    batch = ForwardBatch(
+        input_ids=nothing,
+        positions=torch.zeros(4, dtype=torch.int64),
+        slots=nothing,
+        qo_indptr=indptr,
+        seq_lens=lens,
+        page_table=table,
+        num_decodes=4,
+        logits_indices=None,
+        kv=[KVCache(k, v), KVCache(k, v)],
+        attention=backend,
+        shares_prefixes=True,
+    )
+    no_turn = torch.cat((torch.ones(1, DIM // 2), torch.zeros(1, DIM // 2)), 1)
+    layers = [
+        AttentionLayer(i, HEADS, KV_HEADS, DIM, DIM**-0.5, no_turn, window_left=window)
+        for i, window in enumerate((100, -1))
+    ]
+    seen = []
+    # The first step makes room for the groups, as the capture of a graph does.
+    for groups in ([], [PrefixGroup(np.array(members), num_pages * PAGE)]):
+        backend.put_prefixes(groups)
+        backend.plan(batch)
+        for layer in layers:
+            qkv = torch.cat((q.flatten(1), torch.zeros(4, 2 * KV_HEADS * DIM)), 1)
+            got = backend.run(layer, qkv, batch)
+            want = reference.paged_attention(
+                q, k, v, table, lens, indptr, layer.scale, layer.window_left, None
+            )
+            close(got, want, torch.float32)
+        plans = [backend._plans[layer.window_left, 4] for layer in layers]
+        seen.append([None if p.prefixes is None else int(p.prefixes.num_items[0]) for p in plans])
+    assert seen[0] == [None, 0]
+    assert seen[1][0] is None
+    assert seen[1][1] > 0
 
 
 @pytest.mark.parametrize("impl", ["triton"])

@@ -5,11 +5,12 @@ import itertools
 import pytest
 import torch
 
-from kernels.activation import silu_and_mul
+from kernels.activation import act_and_mul, reference
 from kernels.linear import triton, triton_invariant
 from kernels.linear.triton_gated import Cut, gated, supports
 
 CUTS = [Cut(32, 32, 16), Cut(16, 64, 32, group=2), Cut(64, 16, 64)]
+KINDS = [(torch.bfloat16, "silu"), (torch.float16, "silu"), (torch.bfloat16, "gelu_tanh")]
 # With all of them the last blocks of features and of columns are cut off in one case or another.
 SHAPES = [(40, 72), (8, 128), (64, 40), (72, 64)]
 
@@ -20,25 +21,24 @@ def operands(tokens, width, columns, dtype):
     return x, weight.to(dtype), torch.randn(2 * width).to(dtype)
 
 
-def two_steps(x, weight, bias):
+def two_steps(x, weight, bias, activation):
     """As two kernels round it."""
     product = torch.nn.functional.linear(
         x.float(), weight.float(), None if bias is None else bias.float()
     )
-    gate, up = product.to(x.dtype).float().chunk(2, dim=1)
-    return torch.nn.functional.silu(gate) * up
+    return reference.act_and_mul(product.to(x.dtype).float(), activation)
 
 
 @pytest.mark.parametrize("impl", ["triton"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("dtype", "activation"), KINDS, ids=str)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_products(impl, dtype, cut):
+def test_products(impl, dtype, cut, activation):
     for tokens, (width, columns) in itertools.product((0, 1, 33, 130), SHAPES):
         x, weight, bias = operands(tokens, width, columns, dtype)
         assert supports(weight)
         for added in (None, bias):
-            got = gated(x, weight, added, cut)
-            want = two_steps(x, weight, added)
+            got = gated(x, weight, added, activation, cut)
+            want = two_steps(x, weight, added, activation)
             assert got.dtype == dtype
             assert got.shape == (tokens, width)
             limit = {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
@@ -49,15 +49,15 @@ TILES = [triton.Tile(32, 32, 4, 2), triton.Tile(64, 64, 4, 3), triton.Tile(16, 3
 
 
 @pytest.mark.parametrize("impl", ["triton"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("dtype", "activation"), KINDS, ids=str)
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_products_with_few_tokens(impl, dtype, tile):
+def test_products_with_few_tokens(impl, dtype, tile, activation):
     # Neither as many features nor as many columns as blocks hold; widths of odd size, too.
     for tokens, (width, columns) in itertools.product((2, 17, 64), [*SHAPES, (37, 50)]):
         x, weight, bias = operands(tokens, width, columns, dtype)
         for added in (None, bias):
-            got = triton.run(x, weight, added, tile, gated=True)
-            want = two_steps(x, weight, added)
+            got = triton.run(x, weight, added, tile, gated=activation)
+            want = two_steps(x, weight, added, activation)
             assert got.shape == (tokens, width)
             limit = {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
             assert (got.float() - want).norm() <= limit * want.norm(), (tokens, width, columns)
@@ -68,7 +68,7 @@ def test_few_tokens_take_one_kernel_where_their_columns_are_not_shared_out(impl,
     run, gated_runs = triton.run, []
 
     def noted(*args, **options):
-        gated_runs.append(options.get("gated", False))
+        gated_runs.append(options.get("gated") == "gelu_tanh")
         return run(*args, **options)
 
     monkeypatch.setattr(triton, "run", noted)
@@ -78,9 +78,9 @@ def test_few_tokens_take_one_kernel_where_their_columns_are_not_shared_out(impl,
         assert (packed._tiles[32].split_k > 1) == (20 in shared_out)
         for tokens in (1, 2, 20):
             gated_runs.clear()
-            got = packed.silu_gated(x[:tokens])
+            got = packed.gated(x[:tokens], "gelu_tanh")
             assert gated_runs == ([] if tokens == 1 else [tokens not in shared_out])
-            two = silu_and_mul(packed(x[:tokens]))
+            two = act_and_mul(packed(x[:tokens]), "gelu_tanh")
             torch.testing.assert_close(got, two, rtol=2e-2, atol=2e-3)
 
 
@@ -94,7 +94,7 @@ def test_nothing_is_written_beside_the_result(impl):
             return room[1] if len(size) == 2 else super().new_empty(*size, **options)
 
     for cut in CUTS:
-        gated(x.as_subclass(Placed), weight, None, cut)
+        gated(x.as_subclass(Placed), weight, None, "silu", cut)
         assert (room[[0, 2, 3]] == 7).all()
         assert not (room[1] == 7).any()
 
@@ -122,16 +122,16 @@ def test_many_tokens_take_one_kernel(impl, with_bias, monkeypatch):
     x, weight, bias = operands(101, 72, 64, torch.bfloat16)
     packed = triton.pack(weight, bias if with_bias else None)
     for tokens in (99, 100, 101):
-        two = silu_and_mul(packed(x[:tokens]))
-        torch.testing.assert_close(packed.silu_gated(x[:tokens]), two, rtol=2e-2, atol=2e-3)
+        two = act_and_mul(packed(x[:tokens]), "gelu_tanh")
+        torch.testing.assert_close(packed.gated(x[:tokens], "gelu_tanh"), two, rtol=2e-2, atol=2e-3)
     assert calls == [100, 101]
     _, other, other_bias = operands(1, 72, 64, torch.bfloat16)
     packed.repack(other, other_bias)
-    two = silu_and_mul(packed(x))
-    torch.testing.assert_close(packed.silu_gated(x), two, rtol=2e-2, atol=2e-3)
+    two = act_and_mul(packed(x), "silu")
+    torch.testing.assert_close(packed.gated(x, "silu"), two, rtol=2e-2, atol=2e-3)
     calls.clear()
     wide = triton.pack(weight.float(), None)
-    assert torch.equal(wide.silu_gated(x.float()), silu_and_mul(wide(x.float())))
+    assert torch.equal(wide.gated(x.float(), "silu"), act_and_mul(wide(x.float()), "silu"))
     assert not calls
 
 
@@ -140,4 +140,4 @@ def test_batch_invariant_products_keep_two_steps(impl, monkeypatch):
     monkeypatch.setattr(triton, "GATED_TOKENS", 1)
     x, weight, bias = operands(40, 72, 64, torch.bfloat16)
     packed = triton_invariant.pack(weight, bias)
-    assert torch.equal(packed.silu_gated(x), silu_and_mul(packed(x)))
+    assert torch.equal(packed.gated(x, "silu"), act_and_mul(packed(x), "silu"))

@@ -48,7 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "two threads, pages of 1": {"num_threads": 2, "page_size": 1},
     "three rows": {"max_running_requests": 3},
 }
-MODELS = ["qwen3", "llama_biased", "mistral_window", "qwen2"]
+MODELS = ["qwen3", "llama_biased", "mistral_window", "qwen2", "gemma3"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -57,7 +57,8 @@ MODELS = ["qwen3", "llama_biased", "mistral_window", "qwen2"]
 def test_how_it_is_scheduled_does_not_show(name: str, dtype: str, way: str) -> None:
     engine = make_engine(name, dtype, **WAYS[way])
     assert WORK.together(engine) == alone(name, dtype)
-    if "retracted" in way:
+    # Pages behind a window are let go first, and here they suffice (`test_windows`).
+    if "retracted" in way and name != "mistral_window":
         assert engine.shared["num_retractions_total"] > 0
 
 

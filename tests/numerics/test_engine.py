@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.executor import model_runner
+from runtime.executor import step_runner
 from tests.support.engine import InProcessEngine, refuse_rows_of_seed
 from tests.support.tiny_models import tiny_model
 
@@ -41,7 +41,7 @@ def reference_tokens(name: str) -> list[list[int]]:
     return out
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "qwen2", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "mistral", "qwen2", "qwen3", "gemma3"])
 def model(request: pytest.FixtureRequest) -> tuple[Path, list[list[int]]]:
     return tiny_model(request.param), reference_tokens(request.param)
 
@@ -71,9 +71,10 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-def test_scheduling_does_not_change_the_output(way: str) -> None:
-    folder = tiny_model("qwen3")
-    expected = reference_tokens("qwen3")
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_scheduling_does_not_change_the_output(name: str, way: str) -> None:
+    folder = tiny_model(name)
+    expected = reference_tokens(name)
     engine = InProcessEngine(folder, **WAYS[way])
     for i in range(8):
         engine.add(i + 1, PROMPTS[i], NUM_NEW, ignore_eos=True)
@@ -84,8 +85,9 @@ def test_scheduling_does_not_change_the_output(way: str) -> None:
         assert engine.tokens[i + 1] == expected[i]
 
 
-def test_cached_prefix_equals_cold() -> None:
-    engine = InProcessEngine(tiny_model("llama"))
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_cached_prefix_equals_cold(name: str) -> None:
+    engine = InProcessEngine(tiny_model(name))
     prompt = PROMPTS[12]
     cold = engine.generate(prompt, 32, ignore_eos=True)
     warm = engine.generate(prompt, 32, ignore_eos=True)
@@ -195,7 +197,7 @@ def test_a_failed_step_leaves_its_memory_to_those_that_are_tried_alone(
 
     monkeypatch.setattr(engine.runner._model, "forward", fail_together)
     # pytest keeps every record of a log, and with it the traceback.
-    monkeypatch.setattr(model_runner.logger, "disabled", True)
+    monkeypatch.setattr(step_runner.logger, "disabled", True)
     for i in range(3):
         engine.add(i + 1, PROMPTS[i], 4, ignore_eos=True)
     engine.run()

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from headrace.demo import MODEL_PATH
-from runtime.ipc.messages import AbortRequests, FlushCache, GenerateRequest, LogprobSpec, StopHit
+from runtime.extras.logprobs.positions import LogprobSpec
+from runtime.ipc.messages import AbortRequests, FlushCache, GenerateRequest, StopHit
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.text.tokenizer import Tokenizer
 from tests.support.engine import InProcessEngine
@@ -211,13 +213,13 @@ def test_a_grammar_that_is_not_there_ends_its_request_only(backend: str) -> None
     folder = tiny_model("qwen3")
     made = engine(folder, backend)
     expected = made.generate([3, 4, 5], 10)
-    sampling = SamplingParams(max_new_tokens=10, temperature=0.0, seed=1)
+    spec = RequestSpec(sampling=SamplingParams(max_new_tokens=10, temperature=0.0, seed=1))
     ids = bytes([3, 0, 0, 0])
     made.scheduler.receive(
         [
-            GenerateRequest(20, ids, sampling, grammar_key=b"lost"),
-            GenerateRequest(21, ids, sampling, grammar_key=b"bad", grammar=b"\xff{"),
-            GenerateRequest(22, ids, sampling, grammar_key=b"gone", grammar=b"{}"),
+            GenerateRequest(20, ids, spec, grammar_key=b"lost"),
+            GenerateRequest(21, ids, spec, grammar_key=b"bad", grammar=b"\xff{"),
+            GenerateRequest(22, ids, spec, grammar_key=b"gone", grammar=b"{}"),
             AbortRequests([22]),
             FlushCache(1),
         ]
@@ -228,7 +230,7 @@ def test_a_grammar_that_is_not_there_ends_its_request_only(backend: str) -> None
     assert [made.reasons[i].status_code for i in (20, 21)] == [500, 500]
     assert made.reasons[22].type == "abort"
     off = InProcessEngine(folder)
-    off.scheduler.receive([GenerateRequest(1, ids, sampling, grammar_key=b"k", grammar=b"{}")])
+    off.scheduler.receive([GenerateRequest(1, ids, spec, grammar_key=b"k", grammar=b"{}")])
     off.run()
     assert off.reasons[1].status_code == 500
 

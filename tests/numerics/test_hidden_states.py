@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from runtime.executor import cuda_graphs, extend_graphs
-from runtime.ipc.messages import HiddenMode, LogprobSpec
-from tests.support.engine import InProcessEngine
+from runtime.extras.logprobs.positions import LogprobSpec
+from tests.support.engine import HiddenMode, InProcessEngine
 from tests.support.graphs import EagerGraph
 from tests.support.tiny_models import tiny_model
 

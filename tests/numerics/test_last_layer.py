@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.models.decoder.model import DecoderLayer, DecoderMLP
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model

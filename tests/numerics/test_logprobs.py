@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.client.logprobs import PositionLogprobs
 from runtime.executor import cuda_graphs
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs
 from tests.support.engine import InProcessEngine
 from tests.support.graphs import EagerGraph
 from tests.support.tiny_models import tiny_model
@@ -101,7 +100,7 @@ def test_equal_transformers(folder: Path, way: str) -> None:
 
 
 def test_parts_of_a_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.executor.sampling.gather_logprobs.MAX_LOGITS", 3 * 512)
+    monkeypatch.setattr("runtime.extras.logprobs.device.MAX_LOGITS", 3 * 512)
     engine = InProcessEngine(folder)
     engine.add(1, PROMPTS[5], 2, EVERYTHING)
     engine.run()
@@ -228,10 +227,10 @@ def test_a_failing_neighbour_loses_nothing(folder: Path, monkeypatch: pytest.Mon
     runner = engine.runner
     compute = runner._compute
 
-    def fail_on_token_1(plan: Any, **options: Any) -> Any:
+    def fail_on_token_1(plan: Any, *masks: Any, **options: Any) -> Any:
         if 1 in plan.chunk_tokens:
             raise ValueError("planted")
-        return compute(plan, **options)
+        return compute(plan, *masks, **options)
 
     monkeypatch.setattr(runner, "_compute", fail_on_token_1)
     for i in (0, 1, 2):

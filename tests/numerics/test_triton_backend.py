@@ -60,7 +60,7 @@ import sys
 from pathlib import Path
 from tests.support import interpreted_triton, ordered_triton
 from tests.support.engine import InProcessEngine
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs.positions import LogprobSpec
 
 prompts = [list(range(3, 30)), [77] * 9, [5, 9, 200]]
 
@@ -101,14 +101,14 @@ def run(script: str, *arguments: str) -> str:
 
 
 @pytest.mark.skipif(LINEAR.unavailable("cpu") is not None, reason="no C++ library")
-@pytest.mark.parametrize("name", ["mistral_window"])
+@pytest.mark.parametrize("name", ["mistral_window", "gemma3"])
 def test_invariant_attention_gives_the_same_bits_in_every_step(name: str) -> None:
     run(INVARIANT_SCRIPT, str(tiny_model(name)))
 
 
 def test_tokens_equal_those_of_the_default_back_end() -> None:
     """With `plain`, whole prompts read their keys where the projection left them."""
-    models = {"qwen3": "paged", "mistral": "plain", "mistral_window": "plain"}
+    models = {"qwen3": "paged", "mistral": "plain", "mistral_window": "plain", "gemma3": "plain"}
     cases = [(str(tiny_model(name)), keys) for name, keys in models.items()]
     output = run(SCRIPT, json.dumps(PROMPTS), str(NUM_NEW), json.dumps(cases))
     found = json.loads(output.splitlines()[-1])

@@ -12,12 +12,12 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_586,
-    "kernels (C++)": 1_248,
-    "runtime": 12_370,
-    "openai_api": 2_256,
-    "server": 4_570,
-    "headrace": 3_646,
+    "kernels": 4_684,
+    "kernels (C++)": 1_277,
+    "runtime": 13_740,
+    "openai_api": 2_352,
+    "server": 4_506,
+    "headrace": 4_056,
 }
 
 

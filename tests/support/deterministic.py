@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs.positions import LogprobSpec
 from tests.support.engine import InProcessEngine
 
 NUM_REQUESTS = 16

@@ -6,9 +6,10 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,26 +17,29 @@ import torch
 import zmq
 
 from runtime.client.grammars import grammar_key
-from runtime.client.logprobs import PositionLogprobs, read_blocks
 from runtime.config.options import WorkerConfig
 from runtime.executor.batch_rows import BatchRows
-from runtime.executor.model_runner import ModelRunner
 from runtime.executor.step_plan import RowJoin
+from runtime.executor.step_runner import StepRunner
+from runtime.extras.hidden_states.front import ALL, LAST
+from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs, read_blocks
 from runtime.ipc.messages import (
     ControlReply,
     FinishReason,
     FrontInbound,
     GenerateRequest,
-    HiddenMode,
-    LogprobSpec,
     TokenDeltas,
 )
 from runtime.ipc.shared_state import SharedState
 from runtime.ipc.weight_messages import WeightCall, WeightOp
 from runtime.models.registry import read_model_spec
+from runtime.requests.extras import ExtraBlock, ExtraSpec
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
+
+HiddenMode = Literal["", "last", "all"]
 
 # The numerics tests run on a GPU too: HEADRACE_TEST_DEVICE=cuda make test ARGS=tests/numerics
 DEVICE = os.environ.get("HEADRACE_TEST_DEVICE", "cpu")
@@ -83,6 +87,8 @@ class InProcessEngine:
         self.outputs: dict[int, list[PositionLogprobs]] = {}
         self.hidden_inputs: dict[int, list[list[float]]] = {}
         self.hidden_outputs: dict[int, list[list[float]]] = {}
+        # By request and name of an extra.
+        self.blocks: dict[tuple[int, str], list[ExtraBlock]] = {}
         self.replies: list[ControlReply] = []
         config = replace(config, **options)
         ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
@@ -92,10 +98,10 @@ class InProcessEngine:
         torch.set_num_threads(1)
 
     @property
-    def runner(self) -> ModelRunner:
+    def runner(self) -> Any:
         """What computes, without what commands it."""
         runner: Any = self.scheduler._runner
-        while not isinstance(runner, ModelRunner):
+        while not isinstance(runner, StepRunner):
             runner = runner._runner
         return runner
 
@@ -105,15 +111,17 @@ class InProcessEngine:
             self.inputs[start.request_id], self.outputs[start.request_id] = [], []
             self.hidden_inputs[start.request_id] = []
             self.hidden_outputs[start.request_id] = []
-        for block in message.logprobs:
-            self.inputs[block.request_id] += read_blocks([block], is_input=True)
-            self.outputs[block.request_id] += read_blocks([block], is_input=False)
-        for hidden in message.hidden:
-            rows = np.frombuffer(hidden.values, dtype=np.float32).reshape(-1, self.hidden_size)
-            kept = self.hidden_inputs if hidden.is_input else self.hidden_outputs
-            if hidden.replaces:
-                kept[hidden.request_id].clear()
-            kept[hidden.request_id] += rows.tolist()
+        for block in message.extras:
+            self.blocks.setdefault((block.request_id, block.extra), []).append(block)
+            if block.extra == "logprobs":
+                positions = self.inputs if block.is_input else self.outputs
+                positions[block.request_id] += read_blocks([block])
+            elif block.extra == "hidden_states":
+                rows = np.frombuffer(block.data, dtype=np.float32).reshape(-1, self.hidden_size)
+                kept = self.hidden_inputs if block.is_input else self.hidden_outputs
+                if block.replaces:
+                    kept[block.request_id].clear()
+                kept[block.request_id] += rows.tolist()
         ids = np.frombuffer(message.token_ids, dtype=np.int32).tolist()
         for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
             self.tokens[request_id] += ids[:count]
@@ -145,21 +153,26 @@ class InProcessEngine:
         logprobs: LogprobSpec | None = None,
         hidden_states: HiddenMode = "",
         input_embeds: bytes = b"",
+        extras: Sequence[ExtraSpec] = (),
         **sampling: Any,
     ) -> None:
         values = {"temperature": 0.0, "seed": 1} | sampling
         spec = values.pop("grammar", None)
         key, payload = (b"", b"") if spec is None else self.compile(spec)
+        asked = [*extras, *([] if logprobs is None else [logprobs.extra()])]
+        if hidden_states:
+            asked.append(ALL if hidden_states == "all" else LAST)
         self.scheduler.receive(
             [
                 GenerateRequest(
                     request_id=request_id,
                     input_ids=np.array(prompt, dtype=np.int32).tobytes(),
-                    sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
+                    spec=RequestSpec(
+                        sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
+                        extras=asked,
+                        input_embeds=input_embeds,
+                    ),
                     arrival=float(request_id),
-                    logprobs=logprobs,
-                    hidden_states=hidden_states,
-                    input_embeds=input_embeds,
                     grammar_key=key,
                     grammar=payload,
                 )

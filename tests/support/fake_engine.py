@@ -18,18 +18,19 @@ from tokenizers import Tokenizer as Backend
 from runtime.checkpoint.rope_json import RopeConfig
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
+from runtime.extras.logprobs.positions import LogprobArrays, LogprobSpec
 from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
     BeginTimes,
     FinishReason,
     GenerateRequest,
-    LogprobBlock,
     SchedulerInbound,
     TextDelta,
     TextDeltas,
 )
 from runtime.models.decoder.spec import DecoderSpec
+from runtime.requests.extras import ExtraBlock
 from runtime.text.tokenizer import Tokenizer
 
 IM_START, IM_END, BOS = "<|im_start|>", "<|im_end|>", "<s>"
@@ -156,31 +157,30 @@ class FakeEngine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _logprobs(self, request: GenerateRequest, ids: list[int]) -> list[LogprobBlock] | None:
+    def _logprobs(self, request: GenerateRequest, ids: list[int]) -> list[ExtraBlock] | None:
         """Every token has -0.5; the most probable ones are a, b, c, ... at -1, -2, -3, ..."""
-        spec = request.logprobs
-        if spec is None:
+        if not request.spec.extras:
             return None
-        blocks = [self._block(request, False, len(ids))]
+        (extra,) = request.spec.extras
+        spec = LogprobSpec.of(extra.params)
+        blocks = [self._block(request, spec, False, len(ids))]
         if request.request_id not in self._scored and spec.start_len >= 0:
             num_prompt = len(request.input_ids) // 4
-            blocks.append(self._block(request, True, max(num_prompt - 1 - spec.start_len, 0)))
+            num_inputs = max(num_prompt - 1 - spec.start_len, 0)
+            blocks.append(self._block(request, spec, True, num_inputs))
         self._scored.add(request.request_id)
         return blocks
 
     @staticmethod
-    def _block(request: GenerateRequest, is_input: bool, num: int) -> LogprobBlock:
-        spec = request.logprobs
-        assert spec is not None
+    def _block(request: GenerateRequest, spec: LogprobSpec, is_input: bool, num: int) -> ExtraBlock:
         top = range(spec.top_num)
-        return LogprobBlock(
-            request.request_id,
-            is_input,
+        arrays = LogprobArrays(
             array.array("f", [-0.5] * num).tobytes(),
             array.array("f", [-1.0 - each for each in top] * num).tobytes(),
             array.array("i", [97 + each for each in top] * num).tobytes(),
             array.array("f", [-9.0] * len(spec.token_ids) * num).tobytes(),
         )
+        return ExtraBlock(request.request_id, "logprobs", is_input, arrays.encode())
 
     async def _serve(self, request: GenerateRequest) -> None:
         ids = list(memoryview(request.input_ids).cast("i"))
@@ -201,7 +201,7 @@ class FakeEngine:
             if self.fail_after == at:
                 self.client.fail_all("The worker died while the request was in flight.")
                 return
-            if request.stream:
+            if request.spec.stream:
                 self._send(request, text, token_ids, None)
                 await asyncio.sleep(self._step_s)
             else:
@@ -213,7 +213,7 @@ class FakeEngine:
         self, request: GenerateRequest, text: str
     ) -> tuple[list[tuple[str, list[int]]], FinishReason]:
         """Cut the reply at a stop string or the limit, as the real engine would."""
-        sampling = request.sampling
+        sampling = request.spec.sampling
         reason = FinishReason("stop", matched=EOS_ID)
         ends = True
         for stop in sampling.stop:
@@ -262,7 +262,7 @@ class FakeEngine:
             data,
             reason,
             cached_tokens=3,
-            logprobs=self._logprobs(request, token_ids),
+            extras=self._logprobs(request, token_ids),
             times=BeginTimes(request.arrival, time.monotonic()),
         )
         self.client.on_deltas(TextDeltas([delta]))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs.positions import LogprobSpec
 from tests.support.engine import InProcessEngine
 
 ASKED = os.environ.get("HEADRACE_TEST_DEVICE")

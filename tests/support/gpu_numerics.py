@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.logprobs.positions import LogprobSpec
 from tests.support.engine import InProcessEngine
 from tests.support.ties import assert_same_but_for_ties
 from tests.support.tiny_models import write_tokenizer

@@ -135,7 +135,7 @@ class TensorAttention:
             qkv, heads, kv_heads, dim, layer.cos_sin, batch.positions,
             # Padding writes to page 0, which belongs to nobody.
             batch.slots.clamp(min=0),
-            kv.k, kv.v, layer.q_norm, layer.k_norm, layer.eps,
+            kv.k, kv.v, layer.q_norm, layer.k_norm, layer.eps, layer.zero_centered,
         )  # fmt: skip
         sequence = torch.searchsorted(
             batch.qo_indptr[1:], torch.arange(num_tokens, dtype=torch.int32), right=True

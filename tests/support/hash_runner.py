@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from runtime.executor.step_plan import StepPlan, StepResult
+from runtime.executor.step_plan import MaskSource, StepPlan, StepResult
 
 
 def next_token(sequence: np.ndarray, vocab_size: int = 1000) -> int:
@@ -42,7 +42,7 @@ class HashRunner:
         self.launch_error: BaseException | None = None
         self.wait_error: BaseException | None = None
 
-    def launch(self, plan: StepPlan) -> _Pending:
+    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> _Pending:
         if self.launch_error is not None:
             raise self.launch_error
         self.num_steps += 1

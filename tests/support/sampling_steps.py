@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from runtime.executor.batch_rows import BatchRows
-from runtime.executor.sampling.gather_logprobs import gather_prompt
 from runtime.executor.sampling.sampler import Sampler
+from runtime.executor.staging import to_device
 from runtime.executor.step_plan import RowJoin, TokenMasks
-from runtime.ipc.messages import LogprobSpec
+from runtime.extras.device import PromptPart
+from runtime.extras.logprobs.device import Logprobs
+from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.requests.sampling_params import SamplingParams
 
 _PENALTIES: dict[str, Any] = {
@@ -61,14 +64,17 @@ def sample_in_steps(batch: int, vocab_size: int, device: torch.device) -> None:
     targets = np.zeros(2 * batch + 1, dtype=np.int32)
     hidden = torch.zeros(len(targets), 1, device=device)
     for spec in (LogprobSpec(), LogprobSpec(top_num=4, token_ids=[1])):
-        gather_prompt(
-            hidden,
-            lambda part: logits.new_zeros(len(part), vocab_size),
-            targets,
+        part = PromptPart(
             0,
-            spec,
+            hidden,
+            targets,
+            lambda part: logits.new_zeros(len(part), vocab_size),
             vocab_size,
+            partial(to_device, device),
         )
+        logprobs = Logprobs()
+        logprobs.join(0, spec.extra().params)
+        logprobs.of_prompt(part)
 
 
 def _step(
@@ -88,7 +94,7 @@ def _step(
             num_prompt=4,
             stop_ids=[2],
             output_ids=np.full(5 + row % 3, 9, dtype=np.int32),
-            logprobs=spec,
+            extras=[] if spec is None else [spec.extra()],
         )
         for row in range(batch)
     ]

@@ -85,6 +85,18 @@ _YARN_ROPE = {
 }
 _UPPER_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
+# Its windows are shorter than most prompts; the scores' scale is that of other heads than its own.
+_GEMMA3 = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 8,
+    "tie_word_embeddings": True,
+}
+_GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 2.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+
 TINY_MODELS: dict[str, TinyModel] = {
     "llama": TinyModel("LlamaForCausalLM"),
     "llama_tied": TinyModel("LlamaForCausalLM", {"tie_word_embeddings": True}),
@@ -115,6 +127,29 @@ TINY_MODELS: dict[str, TinyModel] = {
     "qwen3_bfloat16": TinyModel(
         "Qwen3ForCausalLM", {"head_dim": 32, "tie_word_embeddings": True}, dtype="bfloat16"
     ),
+    "gemma3": TinyModel(
+        "Gemma3ForCausalLM",
+        {
+            **_GEMMA3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": _GEMMA3_ROPES,
+        },
+    ),
+    # The sixth of seven layers sees all keys.
+    "gemma3_pattern": TinyModel(
+        "Gemma3ForCausalLM", {**_GEMMA3, "num_hidden_layers": 7}, max_shard_size="200KB"
+    ),
+    "gemma3_untied": TinyModel(
+        "Gemma3ForCausalLM",
+        {
+            "head_dim": 256,
+            "num_key_value_heads": 1,
+            "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "attention_bias": True,
+        },
+    ),
+    "gemma3_bfloat16": TinyModel("Gemma3ForCausalLM", _GEMMA3, dtype="bfloat16"),
 }
 
 
@@ -131,12 +166,61 @@ def tiny_model(name: str) -> Path:
     options = {**_SMALL, **variant.options}
     # Deep copies, because transformers writes into the dictionaries it is given.
     model = model_class(model_class.config_class(**json.loads(json.dumps(options))))
-    _randomise(model, seed=sum(name.encode()))
+    zero_centered = variant.architecture.startswith("Gemma")
+    _randomise(model, seed=sum(name.encode()), norm=0.0 if zero_centered else 1.0)
     model = model.to(getattr(torch, variant.dtype))
     model.generation_config.update(eos_token_id=[IM_END_ID, ENDOFTEXT_ID], **variant.generation)
     shards = {} if variant.max_shard_size is None else {"max_shard_size": variant.max_shard_size}
     model.save_pretrained(folder, **shards)
     write_tokenizer(folder)
+    return folder
+
+
+TINY_BERTS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "bert_tanh": {"hidden_act": "gelu_new", "type_vocab_size": 1},
+}
+
+
+def tiny_bert(name: str, pooling: str = "mean", *, normalize: bool = True) -> Path:
+    """Return the folder of a small encoder as sentence-transformers writes it."""
+    return _tiny_bert(name, pooling, normalize)
+
+
+@cache
+def _tiny_bert(name: str, pooling: str, normalize: bool) -> Path:
+    from transformers import BertConfig, BertModel
+
+    folder = _root() / f"{name}-{pooling}-{normalize}"
+    options = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+    }
+    model = BertModel(BertConfig(**options, **TINY_BERTS[name]))
+    _randomise(model, seed=sum(name.encode()), norm=1.0)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    kinds = ["Transformer", "Pooling", "Normalize"] if normalize else ["Transformer", "Pooling"]
+    modules = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{kind}",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for i, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    names = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
+    flags = {f"pooling_mode_{value}": key == pooling for key, value in names.items()}
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 32, **flags})
+    )
     return folder
 
 
@@ -227,20 +311,20 @@ def _tokenizer_json() -> str:
     return text
 
 
-def _randomise(model: Any, seed: int) -> None:
-    """Give every parameter values that matter.
+def _randomise(model: Any, seed: int, norm: float) -> None:
+    """Give every parameter values that matter, norms some around `norm`.
 
-    `transformers` starts with norms of one, biases of zero and logits so small that the largest
-    two are nearly equal; here each matrix keeps the size of what it multiplies, and the head
-    spreads logits out, so that greedy tokens are not a matter of rounding.
+    `transformers` starts with norms that change nothing, biases of zero and logits so small that
+    the largest two are nearly equal; here each matrix keeps the size of what it multiplies, and
+    the head spreads logits out, so that greedy tokens are not a matter of rounding.
     """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.empty(parameter.shape).normal_(generator=generator)
-        if name.endswith("norm.weight"):
-            parameter.data.copy_(1 + 0.2 * noise)
+        if name.lower().endswith("norm.weight"):
+            parameter.data.copy_(norm + 0.2 * noise)
         elif name.endswith("bias"):
             parameter.data.copy_(0.2 * noise)
         else:

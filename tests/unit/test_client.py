@@ -7,6 +7,7 @@ from runtime.client.client import EngineClient
 from runtime.client.generation import GenerationInput
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import SchedulerInbound
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 
 LIMITS = EngineLimits(context_len=64, max_total_num_tokens=1024, vocab_size=32)
@@ -25,9 +26,8 @@ def client_that_sends(sent: list[SchedulerInbound], fault: Exception | None = No
 
 
 def request(rid: str = "a") -> GenerationInput:
-    return GenerationInput(
-        rid=rid, input_ids=[1, 2], sampling=SamplingParams(max_new_tokens=4), stream=True
-    )
+    sampling = SamplingParams(max_new_tokens=4)
+    return GenerationInput([1, 2], RequestSpec(sampling=sampling, rid=rid, stream=True))
 
 
 def test_what_cannot_be_sent_is_not_in_flight() -> None:

@@ -21,6 +21,7 @@ from runtime.ipc.messages import (
     TextDelta,
     TextDeltas,
 )
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 
 LIMITS = EngineLimits(context_len=64, max_total_num_tokens=1024, vocab_size=32)
@@ -39,11 +40,13 @@ class TwoReplicas:
     def generate(self, rid: str, dp_rank: int | None = None):  # type: ignore[no-untyped-def]
         return self.client.generate(
             GenerationInput(
-                rid=rid,
-                input_ids=[1, 2],
-                sampling=SamplingParams(max_new_tokens=4),
-                stream=True,
-                dp_rank=dp_rank,
+                [1, 2],
+                RequestSpec(
+                    sampling=SamplingParams(max_new_tokens=4),
+                    rid=rid,
+                    stream=True,
+                    dp_rank=dp_rank,
+                ),
             )
         )
 

@@ -23,7 +23,7 @@ from kernels.sampling import (
     sample,
 )
 from runtime.executor.batch_rows import BatchRows
-from runtime.executor.sampling.gather_logprobs import StepLogprobs, gather
+from runtime.executor.row_extras import Named
 from runtime.executor.staging import to_device
 from runtime.executor.step_plan import Int64Array, TokenMasks
 
@@ -33,11 +33,11 @@ class Sampled(NamedTuple):
 
     Attributes:
         token_ids: `[num_samples]` int64 on the device, `NAN_TOKEN` for rows with NaN logits.
-        logprobs: of those tokens, for the rows that want them, on the device.
+        extras: what rows ask about their tokens, of that what is read from logits.
     """
 
     token_ids: Tensor
-    logprobs: StepLogprobs | None = None
+    extras: list[Named]
 
 
 class Sampler:
@@ -70,9 +70,12 @@ class Sampler:
             (index,) = to_device(state.device, rows)
         else:
             index, params = self._sampling_rows(rows, positions)
-        wants_logprobs = state.wants_logprobs[rows].any()
+        extras, found = state.extras, []
+        is_read = extras.reads_logits[rows].any()
+        if is_read:
+            found = extras.of_samples("raw_logits", rows, logits)
         edits = state.edits_logits[rows].any()
-        if edits or (masks is not None and (wants_logprobs or not is_greedy)):
+        if edits or (masks is not None and (is_read or not is_greedy)):
             self._edit_logits(logits, rows, index, positions, masks)
             masks = None
         if params is None:
@@ -84,30 +87,18 @@ class Sampler:
         if self._share is not None:
             token_ids = self._share(token_ids)
         self._remember(token_ids, rows, index, positions)
-        if wants_logprobs:
-            return Sampled(token_ids, self._logprobs(logits, token_ids, rows))
-        return Sampled(token_ids)
+        if is_read:
+            temperature = state.params[rows, state.TEMPERATURE]
+            temperature = np.where(state.is_greedy[rows], np.float32(1), temperature)
+            found += extras.of_samples("logits", rows, logits, temperature, token_ids)
+        return Sampled(token_ids, found)
 
     def is_plain(self, rows: Int64Array) -> bool:
         """Whether every row takes its largest logit as it is, and nobody asks about the others."""
         state = self._rows
-        edited = state.edits_logits[rows] | state.has_grammar[rows] | state.wants_logprobs[rows]
+        edited = state.edits_logits[rows] | state.has_grammar[rows]
+        edited |= state.extras.reads_logits[rows]
         return bool(state.is_greedy[rows].all()) and not edited.any()
-
-    def _logprobs(self, logits: Tensor, token_ids: Tensor, rows: Int64Array) -> StepLogprobs:
-        """Of the distribution before any token is cut off; a greedy row counts as temperature 1."""
-        state = self._rows
-        lines = np.flatnonzero(state.wants_logprobs[rows])
-        asking = rows[lines]
-        temperature = state.params[asking, state.TEMPERATURE]
-        temperature = np.where(state.is_greedy[asking], np.float32(1), temperature)
-        line_index, divisor = to_device(state.device, lines, temperature)
-        part = logits.index_select(0, line_index)
-        if (temperature != 1).any():
-            part /= divisor.unsqueeze(1)
-        specs = [spec for row in asking.tolist() if (spec := state.logprobs[row]) is not None]
-        chosen = token_ids.index_select(0, line_index).clamp_(min=0)
-        return gather(part, chosen, asking, specs)
 
     def _sampling_rows(
         self, rows: Int64Array, positions: Int64Array

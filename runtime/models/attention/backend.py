@@ -27,6 +27,7 @@ class AttentionLayer:
         cos_sin: `[max_positions, head_dim]` float32, cosines then sines, half each.
         q_norm, k_norm: `[head_dim]` weights of a per-head RMSNorm before rotation, or `None`.
         eps: of that norm.
+        zero_centered: whether that norm's factors are `1 + weight`.
         window_left: keys a query may look back on besides itself; -1 for all.
     """
 
@@ -39,6 +40,7 @@ class AttentionLayer:
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     eps: float = 1e-6
+    zero_centered: bool = False
     window_left: int = -1
 
 

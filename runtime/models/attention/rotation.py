@@ -38,6 +38,7 @@ def rotate_and_write(
         layer.q_norm,
         layer.k_norm,
         layer.eps,
+        layer.zero_centered,
     )
     num_tokens, row = qkv.shape
     return qkv.as_strided((num_tokens, num_heads, head_dim), (row, head_dim, 1))

@@ -43,9 +43,8 @@ class DecoderAttention:
         self.o_proj = Linear.row_parallel(
             spec.num_heads * head_dim, spec.hidden_size, spec.output_bias, context
         )
-        eps = spec.rms_norm_eps
-        self.q_norm = RMSNorm(head_dim, eps, context) if spec.qk_norm else None
-        self.k_norm = RMSNorm(head_dim, eps, context) if spec.qk_norm else None
+        self.q_norm = _norm(spec, head_dim, context) if spec.qk_norm else None
+        self.k_norm = _norm(spec, head_dim, context) if spec.qk_norm else None
         window = spec.layer_window(layer_idx)
         self.attention = AttentionLayer(
             layer_idx=layer_idx,
@@ -56,7 +55,8 @@ class DecoderAttention:
             cos_sin=ropes.table(spec.layer_rope(layer_idx), head_dim),
             q_norm=None if self.q_norm is None else self.q_norm.weight,
             k_norm=None if self.k_norm is None else self.k_norm.weight,
-            eps=eps,
+            eps=spec.rms_norm_eps,
+            zero_centered=spec.zero_centered_norms,
             # A window counts the query's own key, `window_left` does not.
             window_left=-1 if window is None else window - 1,
         )
@@ -78,10 +78,11 @@ class DecoderAttention:
 class DecoderMLP:
     """Gated feed-forward block."""
 
-    __slots__ = ("down_proj", "gate_up_proj")
+    __slots__ = ("activation", "down_proj", "gate_up_proj")
 
     def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
         size = spec.intermediate_size
+        self.activation = spec.activation
         self.gate_up_proj = Linear.column_parallel(
             spec.hidden_size,
             [column("gate", size, context), column("up", size, context)],
@@ -92,7 +93,7 @@ class DecoderMLP:
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
-        return self.down_proj.apply(self.gate_up_proj.silu_gated(hidden))
+        return self.down_proj.apply(self.gate_up_proj.gated(hidden, self.activation))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""
@@ -121,7 +122,7 @@ class DecoderLayer:
         def norm(place: str) -> RMSNorm | None:
             if place not in spec.norms:
                 return None
-            return RMSNorm(spec.hidden_size, spec.rms_norm_eps, context)
+            return _norm(spec, spec.hidden_size, context)
 
         self.input_norm = norm("input_norm")
         self.attention_output_norm = norm("attention_output_norm")
@@ -167,7 +168,7 @@ class Decoder:
         self.layers = [
             DecoderLayer(spec, context, layer_idx, ropes) for layer_idx in range(spec.num_layers)
         ]
-        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, context)
+        self.norm = _norm(spec, spec.hidden_size, context)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return `[num_outputs, hidden_size]`, normed."""
@@ -184,6 +185,10 @@ class Decoder:
         for layer_idx, layer in enumerate(self.layers):
             yield from layer.holders(f"{prefix}.layers.{layer_idx}")
         yield f"{prefix}.norm", self.norm
+
+
+def _norm(spec: DecoderSpec, size: int, context: BuildContext) -> RMSNorm:
+    return RMSNorm(size, spec.rms_norm_eps, context, zero_centered=spec.zero_centered_norms)
 
 
 class DecoderForCausalLM(CausalLM):

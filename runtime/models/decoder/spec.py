@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from runtime.checkpoint.config_keys import (
     MAX_HEAD_DIM,
@@ -18,6 +18,9 @@ from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import ModelSpec, PagedState, WeightSpec
 from runtime.checkpoint.rope_json import RopeConfig, read_rope
 from runtime.models.decoder.weight_map import decoder_weights, is_old_buffer
+
+if TYPE_CHECKING:
+    from kernels.activation import Activation
 
 # Places of a layer's norms, with their names in Llama's checkpoints: each half behind its norm.
 PRE_NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
@@ -55,9 +58,11 @@ class DecoderSpec(ModelSpec):
         sliding_window: keys each query may see, its own included; `None` for all.
         windowed_layers: indices of the layers that have the window; `None` for every layer.
         windowed_rope: rotation of the layers that have the window; `None` for that of the others.
+        zero_centered_norms: whether all norms, those of heads too, multiply by `1 + weight`.
         norms: place in a layer to name in the checkpoint, for the norms that there are:
             `input_norm` and `mlp_norm` ahead of each half, `attention_output_norm` and
             `mlp_output_norm` behind it.
+        activation: of the gate in the feed-forward block.
         embedding_scale: multiplies embeddings, rounded to the model's type.
         query_scale: multiplies attention's scores; `None` for `head_dim ** -0.5`.
     """
@@ -77,7 +82,9 @@ class DecoderSpec(ModelSpec):
     sliding_window: int | None = None
     windowed_layers: frozenset[int] | None = None
     windowed_rope: RopeConfig | None = None
+    zero_centered_norms: bool = False
     norms: Mapping[str, str] = field(default_factory=lambda: dict(PRE_NORMS))
+    activation: Activation = "silu"
     embedding_scale: float = 1.0
     query_scale: float | None = None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from runtime.checkpoint.model_spec import WeightSpec
+from runtime.checkpoint.model_spec import WeightKind, WeightSpec
 
 if TYPE_CHECKING:
     from runtime.models.decoder.spec import DecoderSpec
@@ -25,20 +25,23 @@ def is_old_buffer(name: str) -> bool:
 
 def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
     """Return every tensor of a dense decoder, in the order of the layers."""
-    hidden = spec.hidden_size
+    hidden, zero_centered = spec.hidden_size, spec.zero_centered_norms
     embedding = "model.embed_tokens.weight"
     weights = [WeightSpec(embedding, (spec.vocab_size, hidden), embedding)]
     for layer_idx in range(spec.num_layers):
         weights += _layer_weights(spec, f"model.layers.{layer_idx}")
-    weights.append(norm_weight("model.norm", hidden))
+    weights.append(norm_weight("model.norm", hidden, zero_centered=zero_centered))
     if not spec.tie_word_embeddings:
         weights += linear_weights("lm_head", "lm_head", (spec.vocab_size, hidden))
     return weights
 
 
-def norm_weight(name: str, size: int, target: str = "") -> WeightSpec:
+def norm_weight(
+    name: str, size: int, target: str = "", *, zero_centered: bool = False
+) -> WeightSpec:
     """A norm's weight; `target` is our layer where it is called otherwise."""
-    return WeightSpec(f"{name}.weight", (size,), f"{target or name}.weight", kind="norm")
+    kind: WeightKind = "zero_centered_norm" if zero_centered else "norm"
+    return WeightSpec(f"{name}.weight", (size,), f"{target or name}.weight", kind=kind)
 
 
 def linear_weights(
@@ -55,8 +58,9 @@ def _layer_weights(spec: DecoderSpec, prefix: str) -> list[WeightSpec]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    zero_centered = spec.zero_centered_norms
     weights = [
-        norm_weight(f"{prefix}.{name}", hidden, f"{prefix}.{place}")
+        norm_weight(f"{prefix}.{name}", hidden, f"{prefix}.{place}", zero_centered=zero_centered)
         for place, name in spec.norms.items()
     ]
     for shard, rows in (("q", query), ("k", key), ("v", key)):
@@ -65,8 +69,10 @@ def _layer_weights(spec: DecoderSpec, prefix: str) -> list[WeightSpec]:
     output = f"{attention}.o_proj"
     weights += linear_weights(output, output, (hidden, query), bias=spec.output_bias)
     if spec.qk_norm:
-        weights.append(norm_weight(f"{attention}.q_norm", spec.head_dim))
-        weights.append(norm_weight(f"{attention}.k_norm", spec.head_dim))
+        weights += [
+            norm_weight(f"{attention}.{norm}", spec.head_dim, zero_centered=zero_centered)
+            for norm in ("q_norm", "k_norm")
+        ]
     for shard in ("gate", "up"):
         name, target = f"{mlp}.{shard}_proj", f"{mlp}.gate_up_proj"
         weights += linear_weights(name, target, (inner, hidden), shard, bias=spec.mlp_bias)

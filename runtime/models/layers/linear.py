@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
+from kernels.activation import Activation
 from kernels.linear import PackedLinear, pack
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard, whole
@@ -65,24 +66,24 @@ class Linear(WeightHolder):
     Attributes:
         apply: call it on `[num_tokens, in_features]`; includes the sum over ranks where the rule
             needs one. Valid after the weights are loaded.
-        silu_gated: likewise, with the gated activation of the product, whose first half is the
-            gate. Not where ranks hold parts of sums.
+        gated: likewise, with the named activation of the product's first half, the gate, times its
+            second. Not where ranks hold parts of sums.
     """
 
     __slots__ = (
         "adds_bias",
         "apply",
         "bias",
+        "gated",
         "implementation",
         "packed",
         "place",
         "reduce",
-        "silu_gated",
         "weight",
     )
 
     apply: Callable[[Tensor], Tensor]
-    silu_gated: Callable[[Tensor], Tensor]
+    gated: Callable[[Tensor, Activation], Tensor]
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class Linear(WeightHolder):
             return
         packed = self.packed = pack(weight, bias, self.implementation)
         if self.reduce is None:
-            self.apply, self.silu_gated = packed, packed.silu_gated
+            self.apply, self.gated = packed, packed.gated
         else:
             self.apply = partial(_summed, packed, self.reduce, self.place)
 
@@ -200,7 +201,7 @@ class Linear(WeightHolder):
     def release(self) -> None:
         """Drop the packed weight; the bias stays."""
         self.weight.tensor = self.packed = None
-        self.apply = self.silu_gated = _released
+        self.apply = self.gated = _released
 
     @property
     def size_bytes(self) -> int:
@@ -221,5 +222,5 @@ def _summed(
     return reduce(out)
 
 
-def _released(_: Tensor) -> Tensor:
+def _released(*_: object) -> Tensor:
     raise RuntimeError("the weights of this layer were released")

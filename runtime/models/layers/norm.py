@@ -12,22 +12,29 @@ from runtime.models.layers.parameter import Parameter, WeightHolder, whole
 
 
 class RMSNorm(WeightHolder):
-    """Weight and epsilon of one norm; the tensor keeps its address for life."""
+    """Weight and epsilon of one norm; the tensor keeps its address for life.
 
-    __slots__ = ("eps", "parameter", "weight")
+    Attributes:
+        zero_centered: whether the factor is `1 + weight`; see `kernels.norm.rms_norm`.
+    """
 
-    def __init__(self, size: int, eps: float, context: BuildContext) -> None:
+    __slots__ = ("eps", "parameter", "weight", "zero_centered")
+
+    def __init__(
+        self, size: int, eps: float, context: BuildContext, *, zero_centered: bool = False
+    ) -> None:
         self.parameter = Parameter((size,), whole((size,)), context.dtype, context.device)
         self.weight = self.parameter.allocate()
         self.eps = eps
+        self.zero_centered = zero_centered
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the norm of `x`, `[num_tokens, size]`, as a new tensor."""
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps, self.zero_centered)
 
     def add_forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """Add `x` to `residual` in place and return the norm of the sum."""
-        return fused_add_rms_norm(x, residual, self.weight, self.eps)
+        return fused_add_rms_norm(x, residual, self.weight, self.eps, self.zero_centered)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield "weight", self.parameter

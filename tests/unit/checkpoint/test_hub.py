@@ -19,10 +19,11 @@ class Hub:
         self.cached: Path | None = None
         self.online: Path | Exception = errors.LocalEntryNotFoundError("no network")
         self.calls: list[bool] = []
+        self.patterns: list[str] = []
 
     def snapshot_download(self, repo_id, *, revision, local_files_only=False, **patterns):
         self.calls.append(local_files_only)
-        assert "*.safetensors" in patterns["allow_patterns"]
+        self.patterns = patterns["allow_patterns"]
         assert "*.bin" not in patterns["allow_patterns"]
         if local_files_only:
             if self.cached is None:
@@ -53,6 +54,15 @@ def test_the_cache_comes_first(tmp_path, hub):
     hub.cached = write_model(tmp_path)
     assert resolve_model_folder("owner/name") == tmp_path
     assert hub.calls == [True]
+    assert "*.safetensors" in hub.patterns
+
+
+def test_what_only_asks_for_numbers_fetches_no_weights(tmp_path, hub):
+    hub.online = write_config(tmp_path)
+    assert resolve_model_folder("owner/name", only_config=True) == tmp_path
+    assert hub.patterns == ["config.json", "generation_config.json"]
+    assert resolve_model_folder("owner/name") == tmp_path
+    assert "*.safetensors" in hub.patterns
 
 
 def test_an_incomplete_cache_is_completed(tmp_path, hub):

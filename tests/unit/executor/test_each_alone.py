@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.executor import model_runner
-from runtime.executor.model_runner import Computed, ModelRunner
+from runtime.executor import step_runner
+from runtime.executor.model_runner import ModelRunner
 from runtime.executor.step_plan import StepPlan
+from runtime.executor.step_runner import Computed
 
 
 @pytest.mark.parametrize("bad", [(), (1,), (1, 2), (0, 1, 2, 3)], ids=str)
@@ -23,7 +24,7 @@ def test_each_finds_the_device_done_with_those_ahead(
     num_seqs = 4
     events: list[Any] = []
 
-    def compute(plan: StepPlan, *, with_graphs: bool) -> Computed:
+    def compute(plan: StepPlan, masks: None, *, with_graphs: bool) -> Computed:
         assert not with_graphs
         row = int(plan.rows[0])
         events.append(row)
@@ -35,7 +36,7 @@ def test_each_finds_the_device_done_with_those_ahead(
     monkeypatch.setattr(runner, "_rows", SimpleNamespace(device=torch.device("cuda")), False)
     monkeypatch.setattr(runner, "_compute", compute)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("wait"))
-    monkeypatch.setattr(model_runner, "PendingStep", lambda *parts: parts)
+    monkeypatch.setattr(step_runner, "PendingStep", lambda *parts: parts)
     plan = StepPlan(
         rows=np.arange(num_seqs),
         num_decodes=num_seqs,
@@ -44,7 +45,7 @@ def test_each_finds_the_device_done_with_those_ahead(
         chunk_tokens=np.empty(0, dtype=np.int32),
         samples=np.ones(num_seqs, dtype=bool),
     )
-    _, computed, failed, _ = runner._compute_each(plan, {})  # type: ignore[misc]
+    _, computed, failed, _ = runner._compute_each(plan, None, {})  # type: ignore[misc]
     launched = [place for place, event in enumerate(events) if event != "wait"]
     assert [events[place] for place in launched] == list(range(num_seqs))
     for one, following in itertools.pairwise(launched):

@@ -17,6 +17,7 @@ from openai_api.schemas.chat import DECODER
 from runtime.client.generation import GenerationInput
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 from tests.support.fake_engine import EOS_ID, FakeEngine
 
@@ -52,7 +53,7 @@ async def test_whole_answer(make_front: Any) -> None:
     assert answer["metadata"] == {"weight_version": "default"}
     assert answer["model"] == "default"
     # No limit means as much as fits, not a small default.
-    assert front.engine.requests[0].sampling.max_new_tokens == 4096 - num_prompt
+    assert front.engine.requests[0].spec.sampling.max_new_tokens == 4096 - num_prompt
 
 
 async def test_stream_order(make_front: Any, events: Any) -> None:
@@ -112,7 +113,7 @@ async def test_sampling_reaches_the_engine(make_front: Any) -> None:
         extra_key="key",
     )
     first, second = front.engine.requests
-    sampling = first.sampling
+    sampling = first.spec.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 30, 0.9)
     assert (sampling.max_new_tokens, sampling.min_new_tokens, sampling.seed) == (9, 2, 5)
     assert (sampling.stop, sampling.stop_token_ids) == (["x", "yy"], [7])
@@ -121,9 +122,9 @@ async def test_sampling_reaches_the_engine(make_front: Any) -> None:
     assert sampling.logit_bias == {3: 1.5}
     assert sampling.ignore_eos
     assert not sampling.skip_special_tokens
-    assert second.sampling.seed == 6
-    assert first.cache_namespace == "3:keysalt"
-    assert first.priority == 4
+    assert second.spec.sampling.seed == 6
+    assert first.spec.cache_namespace == "3:keysalt"
+    assert first.spec.priority == 4
 
 
 @pytest.mark.parametrize(
@@ -379,8 +380,8 @@ async def test_tool_calls(make_front: Any, events: Any) -> None:
     hidden = (await front.chat(tools=TOOLS, tool_choice="none")).json()["choices"][0]
     assert "tool_calls" not in hidden["message"]
     assert "<tool_call>" in hidden["message"]["content"]
-    assert not front.engine.requests[0].sampling.skip_special_tokens
-    assert front.engine.requests[-1].sampling.skip_special_tokens
+    assert not front.engine.requests[0].spec.sampling.skip_special_tokens
+    assert front.engine.requests[-1].spec.sampling.skip_special_tokens
 
 
 async def test_tool_calls_without_a_parser_stay_text(make_front: Any) -> None:
@@ -466,11 +467,10 @@ async def test_disconnect_aborts(make_front: Any, stream: bool) -> None:
 async def test_one_refused_sample_takes_the_others_back() -> None:
     engine = FakeEngine()
     inputs = [
-        GenerationInput(rid="same", input_ids=[1], sampling=SamplingParams(), stream=False)
-        for _ in range(2)
+        GenerationInput([1], RequestSpec(sampling=SamplingParams(), rid="same")) for _ in range(2)
     ]
     with pytest.raises(InvalidRequest):
-        open_streams(engine.client.generate, inputs)
+        await open_streams(engine.client.generate, inputs, engine.client.limits)
     assert engine.client.num_in_flight == 0
     assert engine.aborted == {1}
 

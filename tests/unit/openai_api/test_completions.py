@@ -34,7 +34,7 @@ async def test_defaults_are_openais_not_the_models(make_front: Any) -> None:
     answer = (await front.complete("x" * 40)).json()
     assert answer["choices"][0]["text"] == "x" * 16
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert front.engine.requests[0].sampling.temperature == 1.0
+    assert front.engine.requests[0].spec.sampling.temperature == 1.0
     # Close to the context's end, our own default gives way.
     assert (await front.complete([65] * 4090)).json()["usage"]["completion_tokens"] == 6
     assert (await front.complete([65] * 4090, max_tokens=16)).status_code == 400

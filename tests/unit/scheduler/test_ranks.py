@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtime.executor.plan_message import PlanMessage, from_message, to_message
-from runtime.executor.step_plan import EmbedSpan, HiddenSpan, PageUpdate, RowJoin, StepPlan
+from runtime.executor.step_plan import EmbedSpan, PageUpdate, ReportSpan, RowJoin, StepPlan
+from runtime.ipc.array_codec import decode_array, encode_array
+from runtime.requests.extras import ExtraSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.ranks import LeadingRunner
 
@@ -26,19 +27,19 @@ def plan() -> StepPlan:
                 stop_ids=[1, 2],
                 output_ids=np.array([11, 12], dtype=np.int32),
                 has_grammar=True,
-                wants_hidden=True,
+                extras=[ExtraSpec("hidden_states", b"params", prompt_start=0)],
             )
         ],
         page_updates=[PageUpdate(0, 1, np.array([3, 4], dtype=np.int32))],
-        hidden_spans=[HiddenSpan(1, 0, 3)],
-        embed_spans=[EmbedSpan(3, np.array([[1, 2], [3, 4]], dtype=np.float32))],
+        report_spans=[ReportSpan(1, "hidden_states", 0, np.array([6, 7], dtype=np.int32))],
+        embed_spans=[EmbedSpan(3, 2, np.array([[1, 2], [3, 4]], dtype=np.float32).tobytes())],
     )
 
 
 def test_a_plan_arrives_as_it_was_sent():
     sent = plan()
-    data = msgspec.msgpack.encode(to_message(sent))
-    got = from_message(msgspec.msgpack.decode(data, type=PlanMessage))
+    data = msgspec.msgpack.encode(sent, enc_hook=encode_array)
+    got = msgspec.msgpack.decode(data, type=StepPlan, dec_hook=decode_array)
     for name in ("rows", "start_lens", "query_lens", "chunk_tokens", "samples"):
         ours, theirs = getattr(sent, name), getattr(got, name)
         assert theirs.dtype == ours.dtype
@@ -50,12 +51,21 @@ def test_a_plan_arrives_as_it_was_sent():
     assert join.sampling == sent.joins[0].sampling
     assert join.output_ids.tolist() == [11, 12]
     assert join.has_grammar
-    assert join.wants_hidden
-    assert got.hidden_spans == sent.hidden_spans
-    (embeds,) = got.embed_spans
-    assert embeds.first == 3
-    np.testing.assert_array_equal(embeds.values, [[1, 2], [3, 4]])
+    assert join.extras == sent.joins[0].extras
+    (span,) = got.report_spans
+    assert (span.index, span.extra, span.offset) == (1, "hidden_states", 0)
+    assert span.next_tokens.tolist() == [6, 7]
+    assert got.embed_spans == sent.embed_spans
     assert (update.row, update.start, update.pages.tolist()) == (0, 1, [3, 4])
+
+
+@pytest.mark.parametrize("data", [b"\0" * 7, "text", None])
+def test_what_is_no_array_is_rejected(data):
+    message = msgspec.msgpack.encode([0, 1, data])
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(message, type=PageUpdate, dec_hook=decode_array)
+    with pytest.raises(NotImplementedError):
+        msgspec.msgpack.encode(np.zeros((2, 2)), enc_hook=encode_array)
 
 
 class _Ranks:
@@ -73,7 +83,7 @@ class _Runner:
     def __init__(self, error=None):
         self.error = error
 
-    def launch(self, plan):
+    def launch(self, plan, masks):
         if self.error is not None:
             raise self.error
         return plan

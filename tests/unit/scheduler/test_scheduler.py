@@ -22,6 +22,7 @@ from runtime.ipc.messages import (
 )
 from runtime.ipc.shared_state import SharedState
 from runtime.ipc.weight_messages import PauseGeneration
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
@@ -93,9 +94,11 @@ class Harness:
                 GenerateRequest(
                     request_id=request_id,
                     input_ids=np.array(prompt, dtype=np.int32).tobytes(),
-                    sampling=SamplingParams(max_new_tokens=max_new, seed=1, **sampling),
-                    cache_namespace=namespace,
-                    priority=priority,
+                    spec=RequestSpec(
+                        sampling=SamplingParams(max_new_tokens=max_new, seed=1, **sampling),
+                        cache_namespace=namespace,
+                        priority=priority,
+                    ),
                     arrival=float(request_id),
                 )
             ]

@@ -71,9 +71,9 @@ def test_several_prompts_are_one_step(
     plans: list[StepPlan] = []
     compute = engine.runner._compute
 
-    def note(plan: StepPlan, **options: Any) -> Any:
+    def note(plan: StepPlan, *masks: Any, **options: Any) -> Any:
         plans.append(plan)
-        return compute(plan, **options)
+        return compute(plan, *masks, **options)
 
     monkeypatch.setattr(engine.runner, "_compute", note)
     for cached in (0, 1):
@@ -96,10 +96,10 @@ def test_one_of_several_that_fails_is_told(
 ) -> None:
     compute = engine.runner._compute
 
-    def fail(plan: StepPlan, **options: Any) -> Any:
+    def fail(plan: StepPlan, *masks: Any, **options: Any) -> Any:
         if 2 in plan.rows:
             raise error
-        return compute(plan, **options)
+        return compute(plan, *masks, **options)
 
     monkeypatch.setattr(engine.runner, "_compute", fail)
     with pytest.raises(becomes) as told:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from runtime.errors import InvalidRequest
+from runtime.extras.hidden_states.front import ALL, LAST
 from server.native.generate_request import UNSUPPORTED_FIELDS, GenerateBody, plan_generate
 from server.native.tensor_request import Features
 
@@ -34,8 +35,8 @@ def test_single_or_list():
 def test_samples_are_prompt_major():
     made = plan(text=["a", "b"], sampling_params={"n": 2})
     assert [sample.prompt_index for sample in made.samples] == [0, 0, 1, 1]
-    assert len({sample.rid for sample in made.samples}) == 4
-    assert all(sample.sampling.n == 1 for sample in made.samples)
+    assert len({sample.spec.rid for sample in made.samples}) == 4
+    assert all(sample.spec.sampling.n == 1 for sample in made.samples)
 
 
 def test_text_wins_over_ids():
@@ -51,34 +52,34 @@ def test_prompts_that_are_none():
 
 def test_max_new_tokens_default_null_and_named():
     (default,) = plan(text="a").samples
-    assert default.sampling.max_new_tokens == 128
-    assert not default.explicit_max_new_tokens
+    assert default.spec.sampling.max_new_tokens == 128
+    assert not default.spec.explicit_max_new_tokens
     (whole,) = plan(text="a", sampling_params={"max_new_tokens": None}).samples
-    assert whole.sampling.max_new_tokens is None
+    assert whole.spec.sampling.max_new_tokens is None
     (named,) = plan(text="a", sampling_params={"max_new_tokens": 128}).samples
-    assert named.explicit_max_new_tokens
+    assert named.spec.explicit_max_new_tokens
 
 
 def test_preferred_params_fill_absent_keys():
     preferred = {"temperature": 0.5, "max_new_tokens": 9}
     (sample,) = plan(preferred, text="a", sampling_params={"temperature": 0.2}).samples
-    assert sample.sampling.temperature == 0.2
-    assert sample.sampling.max_new_tokens == 9
+    assert sample.spec.sampling.temperature == 0.2
+    assert sample.spec.sampling.max_new_tokens == 9
 
 
 def test_sampling_params_as_a_list():
     made = plan(text=["a", "b"], sampling_params=[{"top_k": 1}, {"top_k": 2}])
-    assert [sample.sampling.top_k for sample in made.samples] == [1, 2]
+    assert [sample.spec.sampling.top_k for sample in made.samples] == [1, 2]
     assert "2 prompts" in refused(text=["a", "b"], sampling_params=[{}])
     assert "n must be the same" in refused(text=["a", "b"], sampling_params=[{"n": 1}, {"n": 2}])
 
 
 def test_rids():
-    assert plan(text="a", rid="r").samples[0].rid == "r"
+    assert plan(text="a", rid="r").samples[0].spec.rid == "r"
     made = plan(text=["a", "b"], rid="r")
-    assert [sample.rid for sample in made.samples] == ["r_0", "r_1"]
-    assert [s.rid for s in plan(text=["a", "b"], rid=["x", "y"]).samples] == ["x", "y"]
-    assert plan(text="a", rid="r", sampling_params={"n": 2}).samples[0].rid != "r"
+    assert [sample.spec.rid for sample in made.samples] == ["r_0", "r_1"]
+    assert [s.spec.rid for s in plan(text=["a", "b"], rid=["x", "y"]).samples] == ["x", "y"]
+    assert plan(text="a", rid="r", sampling_params={"n": 2}).samples[0].spec.rid != "r"
     refused(text=["a", "b"], rid=["x"])
     refused(text=["a", "b"], rid=["x", "x"])
     refused(text="a", rid="line\nbreak")
@@ -87,16 +88,16 @@ def test_rids():
 
 def test_samples_of_one_seed_differ():
     made = plan(text="a", sampling_params={"n": 3, "sampling_seed": 5})
-    assert [sample.sampling.seed for sample in made.samples] == [5, 6, 7]
+    assert [sample.spec.sampling.seed for sample in made.samples] == [5, 6, 7]
 
 
 def test_namespaces_do_not_run_together():
     names = {
-        plan(text="a", extra_key=key, cache_salt=salt).samples[0].cache_namespace
+        plan(text="a", extra_key=key, cache_salt=salt).samples[0].spec.cache_namespace
         for key, salt in (("ab", "c"), ("a", "bc"), ("", "abc"), ("abc", ""), (None, None))
     }
     assert len(names) == 5
-    assert plan(text="a", extra_key="").samples[0].cache_namespace == ""
+    assert plan(text="a", extra_key="").samples[0].spec.cache_namespace == ""
     refused(text="a", cache_salt="x" * 10_000)
     refused(text=["a", "b"], extra_key=["x"])
 
@@ -114,9 +115,9 @@ def test_bounds_cost_nothing():
     assert "4096" in refused(text=["a"] * 4096, sampling_params={"n": 2})
     refused(text="a", priority=2**70)
     # Whether there is such a replica is the client's to say.
-    assert plan(text="a", data_parallel_rank=1).dp_rank == 1
-    assert plan(text="a", data_parallel_rank=1, routed_dp_rank=0).dp_rank == 0
-    assert plan(text="a", data_parallel_rank=-1).dp_rank is None
+    assert plan(text="a", data_parallel_rank=1).samples[0].spec.dp_rank == 1
+    assert plan(text="a", data_parallel_rank=1, routed_dp_rank=0).samples[0].spec.dp_rank == 0
+    assert plan(text="a", data_parallel_rank=-1).samples[0].spec.dp_rank is None
 
 
 def test_what_routers_write_out_is_accepted():
@@ -134,15 +135,16 @@ def test_what_routers_write_out_is_accepted():
     )
 
 
-FULL = Features(hidden_size=2, hidden_states=True, input_embeds=True)
+FULL = Features(hidden_size=2, offered=frozenset({"hidden_states"}), input_embeds=True)
 
 
 def test_hidden_states_need_the_server_s_consent():
     assert "--enable-return-hidden-states" in refused(text="a", return_hidden_states=True)
     plan(text="a", return_hidden_states=[False])
     made = plan(features=FULL, text=["a", "b", "c"], return_hidden_states=[True, "last", False])
-    assert [sample.hidden_states for sample in made.samples] == ["all", "last", ""]
-    assert plan(features=FULL, text="a", return_hidden_states="last").samples[0].hidden_states
+    assert [sample.spec.extras for sample in made.samples] == [[ALL], [LAST], []]
+    (sample,) = plan(features=FULL, text="a", return_hidden_states="last").samples
+    assert sample.spec.extras == [LAST]
     refused(features=FULL, text=["a", "b"], return_hidden_states=[True])
 
 
@@ -150,7 +152,7 @@ def test_embeddings_become_bytes():
     made = plan(features=FULL, input_embeds=[[1, 2.5], [3, 4]])
     assert made.is_single
     assert made.prompts == [[0, 0]]
-    assert array("f", made.embeds[0]).tolist() == [1, 2.5, 3, 4]
+    assert array("f", made.samples[0].spec.input_embeds).tolist() == [1, 2.5, 3, 4]
     made = plan(features=FULL, input_embeds=[[[1, 2]], [[3, 4], [5, 6]]])
     assert not made.is_single
     assert made.prompts == [[0], [0, 0]]

@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.ipc.messages import FinishReason, LogprobBlock, StreamEnd, StreamStart, TokenDeltas
+from runtime.ipc.messages import (
+    FinishReason,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
+    TextDeltas,
+    TokenDeltas,
+)
+from runtime.requests.extras import ExtraBlock
 from runtime.text.decoders import REPLACEMENT, PieceDecoder
-from runtime.text.detokenizer import Detokenizer, MalformedDeltas
+from runtime.text.detokenizer import Detokenizer, MalformedDeltas, portions
 from runtime.text.text_stream import _MAX_UNDECODED, Stream
 from runtime.text.tokenizer import Tokenizer
 from tests.support.text_strategies import SNIPPETS, splits, texts
@@ -348,28 +356,39 @@ def test_contradictions_are_refused_before_anything_changes(tokenizer, broken):
     assert detokenizer.step(message(tokens={1: [3]}))[0].deltas
 
 
-def test_logprobs_travel_with_their_tokens(tokenizer):
+def test_extras_travel_with_their_tokens(tokenizer):
     detokenizer = Detokenizer(tokenizer)
     ids = tokenizer.encode("one two three", add_special_tokens=False)
-    first = LogprobBlock(1, True, b"prompt")
-    blocks = [LogprobBlock(1, False, str(at).encode()) for at in range(len(ids))]
+    first = ExtraBlock(1, "one", True, b"prompt")
+    blocks = [ExtraBlock(1, "one", False, str(at).encode()) for at in range(len(ids))]
     begin = message([start(stream_interval=2)])
-    begin.logprobs.append(first)
+    begin.extras.append(first)
     # A prompt's numbers wait for the first text.
     assert detokenizer.step(begin)[0].deltas == []
     seen = []
     for at, (token_id, block) in enumerate(zip(ids, blocks, strict=True)):
         ends = {1: LENGTH} if at == len(ids) - 1 else None
         sent = message(tokens={1: [token_id]}, ends=ends)
-        sent.logprobs.append(block)
+        sent.extras.append(block)
         # Nobody waits for this one.
-        sent.logprobs.append(LogprobBlock(99, False, b""))
+        sent.extras.append(ExtraBlock(99, "one", False, b""))
         for delta in detokenizer.step(sent)[0].deltas:
-            num_outputs = sum(not each.is_input for each in delta.logprobs)
+            num_outputs = sum(not each.is_input for each in delta.extras)
             assert num_outputs == len(unpack(delta.token_ids))
-            seen += delta.logprobs
+            seen += delta.extras
     assert seen == [first, *blocks]
     assert not detokenizer._streams
+
+
+def test_a_block_that_replaces_is_its_extra_s_only_one(tokenizer):
+    detokenizer = Detokenizer(tokenizer)
+    begin = message([start(stream=False)])
+    kept = ExtraBlock(1, "one", False, b"kept")
+    blocks = [ExtraBlock(1, "other", False, str(at).encode(), replaces=True) for at in range(3)]
+    begin.extras.extend([blocks[0], kept, *blocks[1:]])
+    detokenizer.step(begin)
+    (delta,) = detokenizer.step(message(ends={1: LENGTH}))[0].deltas
+    assert delta.extras == [kept, blocks[2]]
 
 
 def test_a_pattern_that_ends_with_the_output_is_found_there(tokenizer):
@@ -381,3 +400,33 @@ def test_a_pattern_that_ends_with_the_output_is_found_there(tokenizer):
     failed = FinishReason("abort", message="broken", status_code=500)
     run = Run(tokenizer, [[each] for each in ids], reason=failed, stop_regex=[r"\d+$"])
     assert run.reason == failed
+
+
+def test_numbers_go_out_in_portions_where_nobody_streams(tokenizer):
+    detokenizer = Detokenizer(tokenizer)
+    ids = tokenizer.encode("one two three " * 40, add_special_tokens=False)
+    detokenizer.step(message([start(stream=False)]))
+    values = bytes(4 * 2000)
+    sizes, tokens = [], []
+    for at, token_id in enumerate(ids):
+        ends = {1: LENGTH} if at == len(ids) - 1 else None
+        sent = message(tokens={1: [token_id]}, ends=ends)
+        sent.extras.append(ExtraBlock(1, "one", False, values))
+        for delta in detokenizer.step(sent)[0].deltas:
+            assert len(delta.extras) == len(unpack(delta.token_ids))
+            sizes.append(sum(len(block.data) for block in delta.extras))
+            tokens += unpack(delta.token_ids)
+    assert tokens == list(ids)
+    assert len(sizes) > 2
+    assert max(sizes) < 300_000
+
+
+def test_a_large_step_is_several_messages():
+    block = ExtraBlock(1, "one", False, bytes(400_000))
+    deltas = [TextDelta(at, "x", b"", extras=[block] if at % 2 else None) for at in range(20)]
+    sent = list(portions(TextDeltas(deltas)))
+    assert [each for message in sent for each in message.deltas] == deltas
+    assert len(sent) == 4
+    plain = TextDeltas(deltas[::2])
+    assert list(portions(plain)) == [plain]
+    assert list(portions(TextDeltas([]))) == []

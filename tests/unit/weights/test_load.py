@@ -35,6 +35,7 @@ CHANGES = {
     "llama_tied": {"tie_word_embeddings": True},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
+    "gemma3": {"architectures": ["Gemma3ForCausalLM"]},
 }
 
 
@@ -126,6 +127,14 @@ def test_dummy_weights_need_no_files_and_follow_the_seed(tmp_path):
     assert first["model.layers.0.self_attn.q_proj.bias"].eq(0).all()
 
 
+def test_dummy_norms_change_nothing_where_weights_are_above_one_too(tmp_path):
+    folder = write_config(tmp_path, **CHANGES["gemma3"])
+    held = read_back(load(folder, load_format="dummy"))
+    norms = [tensor for name, tensor in held.items() if "norm" in name]
+    assert len(norms) == 2 * (4 + 2) + 1
+    assert all(tensor.eq(0).all() for tensor in norms)
+
+
 def test_a_folder_that_does_not_fit_is_refused_before_anything_is_read(tmp_path):
     folder, tensors = random_folder(tmp_path)
     del tensors["model.norm.weight"]
@@ -204,7 +213,7 @@ def test_a_gated_product_follows_its_weights(tmp_path):
     folder, tensors = random_folder(tmp_path, **CHANGES["llama"])
     model = load(folder)
     layer = model.model.layers[0].mlp.gate_up_proj
-    gated = layer.silu_gated
+    gated = layer.gated
     name = "model.layers.0.mlp.gate_proj"
     load_weights(model, [(f"{name}.weight", -tensors[f"{name}.weight"])], partial=True)
     x = torch.randn(3, 16)
@@ -212,11 +221,11 @@ def test_a_gated_product_follows_its_weights(tmp_path):
     up = x @ tensors["model.layers.0.mlp.up_proj.weight"].T
     biases = [tensors.get(f"model.layers.0.mlp.{half}_proj.bias", 0) for half in ("gate", "up")]
     expected = torch.nn.functional.silu(gate + biases[0]) * (up + biases[1])
-    for call in (gated, layer.silu_gated):
-        assert torch.allclose(call(x), expected, atol=1e-5)
+    for call in (gated, layer.gated):
+        assert torch.allclose(call(x, "silu"), expected, atol=1e-5)
     layer.release()
     with pytest.raises(RuntimeError, match="released"):
-        layer.silu_gated(x)
+        layer.gated(x, "silu")
 
 
 def test_missing_unexpected_twice_and_wrong_shapes(tmp_path):

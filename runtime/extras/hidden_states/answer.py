@@ -1,42 +1,43 @@
-"""`meta_info.hidden_states`: rows of numbers, as lists for Python or as JSON made bit by bit."""
+"""`meta_info.hidden_states`: rows of numbers, as lists for Python or as JSON piece by piece."""
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
+from runtime.client.extras import ExtraAnswer
 from runtime.client.generation import GenerationChunk
-from runtime.ipc.messages import HiddenMode
+from runtime.client.json_pieces import Pieces
 
-# Numbers turned into JSON between two turns of the event loop: about a millisecond.
-_NUMBERS_PER_TURN = 16 * 1024
 _BYTES = 4
 
 
-class HiddenAnswer:
+class HiddenAnswer(ExtraAnswer, Pieces):
     """One sample's hidden states, growing with its chunks.
 
     All of them are a list: a matrix of the prompt's rows first, then one row for each further
     output token, each row what the next token was made of. The last alone is one row.
     """
 
-    def __init__(self, mode: HiddenMode, hidden_size: int) -> None:
-        """Start empty."""
-        self._only_last = mode == "last"
+    def __init__(self, hidden_size: int, *, only_last: bool, as_json: bool = True) -> None:
+        """Start empty; see `AnsweredSample` for `as_json`."""
+        self._as_json = as_json
+        self._only_last = only_last
         self._row_bytes = hidden_size * _BYTES
         self._inputs: list[bytes] = []
         self._outputs: list[bytes] = []
         self._num_tokens = 0
 
-    def add(self, chunk: GenerationChunk) -> None:
-        """Take in a chunk."""
+    def add(self, chunk: GenerationChunk, *, incremental: bool = False) -> None:  # noqa: ARG002
+        """Take in a chunk; nothing is shown before the last."""
         self._num_tokens += len(chunk.token_ids)
-        self._inputs += chunk.input_hidden
-        self._outputs += chunk.output_hidden
+        if not chunk.extras:
+            return
+        self._inputs += [block.data for block in chunk.blocks("hidden_states", is_input=True)]
+        self._outputs += [block.data for block in chunk.blocks("hidden_states", is_input=False)]
         if self._only_last:
             del self._outputs[:-1]
 
@@ -60,29 +61,28 @@ class HiddenAnswer:
         prompt, later = self._parts()
         return [[_floats(row) for row in prompt], *(_floats(row) for row in later)]
 
-    async def json(self) -> orjson.Fragment:
-        """As JSON, made in small portions so that other requests are served meanwhile."""
-        if self._only_last:
-            return orjson.Fragment(orjson.dumps(self.lists()))
-        prompt, later = self._parts()
-        pieces = [b"[["]
-        budget = _NUMBERS_PER_TURN
-        for piece, cost in self._pieces(prompt, later):
-            pieces.append(piece)
-            budget -= cost
-            if budget <= 0:
-                budget = _NUMBERS_PER_TURN
-                await asyncio.sleep(0)
-        return orjson.Fragment(b"".join(pieces))
+    def at_end(self) -> dict[str, Any]:
+        """All of it as nested lists."""
+        return {"hidden_states": self if self._as_json else self.lists()}
 
-    def _pieces(self, prompt: list[bytes], later: list[bytes]) -> Iterator[tuple[bytes, int]]:
-        size = self._row_bytes // _BYTES
+    @property
+    def cost(self) -> int:  # type: ignore[override]  # worked out when it is asked for
+        """See `Pieces`."""
+        return sum(map(len, self._inputs)) // _BYTES + sum(map(len, self._outputs)) // _BYTES
+
+    def pieces(self) -> Iterator[bytes]:
+        """See `Pieces`."""
+        if self._only_last:
+            yield orjson.dumps(self.lists())
+            return
+        prompt, later = self._parts()
+        yield b"[["
         for index, row in enumerate(prompt):
-            yield (b"," if index else b"") + orjson.dumps(_floats(row)), size
-        yield b"]", 0
+            yield (b"," if index else b"") + orjson.dumps(_floats(row))
+        yield b"]"
         for row in later:
-            yield b"," + orjson.dumps(_floats(row)), size
-        yield b"]", 0
+            yield b"," + orjson.dumps(_floats(row))
+        yield b"]"
 
 
 def _floats(row: bytes) -> list[float]:

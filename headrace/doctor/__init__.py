@@ -1,0 +1,1 @@
+"""`headrace doctor`: what this machine offers and what a model needs, before anything starts."""

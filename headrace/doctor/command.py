@@ -1,0 +1,49 @@
+"""`headrace doctor`: its options, then the server's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.doctor.examine import examine
+from headrace.doctor.text import to_text
+from server.args import parse_args
+
+PROG = "headrace doctor"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options, without the server's."""
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        description="Say what this machine offers, and what a model needs of it: weights, KV pool, "
+        "longest context, concurrent requests. The numbers come from config.json alone. The exit "
+        "status is 1 when something prevents a start.",
+        epilog="Every option of `headrace serve` may be given too, such as --model-path, --dtype, "
+        "--mem-fraction-static, --tp-size; without a model the demo model is looked at.",
+        # An abbreviation here could be a whole option of the server.
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a config.json that stands for the model; no weights are looked for",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the report; 1 when something prevents a start."""
+    options, rest = build_parser().parse_known_args(argv)
+    # The report says what logs would.
+    logging.getLogger().addHandler(logging.NullHandler())
+    report = examine(parse_args(rest, prog=PROG).config, options.config)
+    text = json.dumps(report.as_json(), indent=1) if options.json else to_text(report)
+    sys.stdout.write(text + "\n")
+    return 1 if report.problems else 0

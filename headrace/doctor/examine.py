@@ -1,0 +1,140 @@
+"""The doctor's questions in order; what one of them finds does not keep the next from being put."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.doctor.machine import read_libraries, read_machine
+from headrace.doctor.report import Model, Problem, Report
+from runtime.checkpoint.check import check_model_folder
+from runtime.checkpoint.model_spec import ModelSpec, PagedState
+from runtime.config.options import ServerConfig
+from runtime.errors import StartupError
+from runtime.models.registry import read_model_spec
+from runtime.text.tokenizer import Tokenizer
+from server.hardware import detect_hardware
+from server.prepare import find_model
+from server.resolve import Folders, Resolved, check_options, resolve
+
+_WHOLE_FOLDER = "give --model-path a whole folder in Hugging Face format, or ask with --config"
+_OPTIONS = "change the option that the line names"
+
+
+def examine(config: ServerConfig, config_file: Path | None = None) -> Report:
+    """Look at the machine, and at a model on it.
+
+    Args:
+        config: the server's options; the demo model when they name none.
+        config_file: a `config.json` that stands for the model: nothing else of it is looked for.
+    """
+    report = Report(read_machine(), read_libraries())
+    for library in report.libraries:
+        if library.is_required and library.version is None:
+            reason = f"{library.name} is not installed: {library.gives}."
+            report.problems.append(Problem(reason, library.install))
+    spec: ModelSpec | None = None
+    resolved: Resolved | None = None
+    folder = config_file
+    makes_sense = False
+    with _noting(report, _OPTIONS):
+        check_options(config)
+        makes_sense = True
+    if config_file is not None and not config_file.exists():
+        report.problems.append(Problem(f"{config_file}: no such file.", "check the path"))
+        folder = None
+    elif folder is None:
+        with _noting(report, "give --model-path a folder in Hugging Face format, or a hub id"):
+            config, folder = find_model(config, only_config=True)
+    if folder is not None:
+        with _noting(report, "serve a model of a supported architecture, with a whole config.json"):
+            spec = read_model_spec(folder)
+    if spec is not None and folder is not None and config_file is None:
+        _check_files(report, config, folder, spec)
+    if spec is not None and folder is not None and makes_sense:
+        with _noting(report, _OPTIONS):
+            nowhere = Folders(run=folder, model=folder, tokenizer=folder)
+            resolved = resolve(config, spec, detect_hardware(), nowhere, seed=0)
+            report.model = _describe(resolved, spec)
+    _look_with_torch(report, resolved, spec)
+    return report
+
+
+def _check_files(report: Report, config: ServerConfig, folder: Path, spec: ModelSpec) -> None:
+    """Look at weights and tokenizer, where they lie on this machine."""
+    path = config.model.model_path
+    if path is None or not Path(path).expanduser().is_dir():
+        report.notes.append("The hub's weights and tokenizer were not looked at, only config.json.")
+        return
+    if config.model.load_format != "dummy":
+        with _noting(report, _WHOLE_FOLDER):
+            check_model_folder(folder, spec)
+    if not config.model.skip_tokenizer_init and config.model.tokenizer_path is None:
+        with _noting(report, _WHOLE_FOLDER):
+            Tokenizer.from_folder(folder)
+
+
+def _describe(resolved: Resolved, spec: ModelSpec) -> Model:
+    worker = resolved.worker
+    return Model(
+        architecture=spec.architecture,
+        gives=spec.gives,
+        num_parameters=spec.num_parameters,
+        stored_dtype=spec.dtype,
+        layer_states=dict(Counter(map(_state_name, spec.layer_states))),
+        device=worker.device,
+        dtype=worker.dtype,
+        context_len=worker.context_len,
+        max_running_requests=worker.max_running_requests,
+        tp_size=worker.tp_size,
+        dp_size=worker.dp_size,
+        # A seed is drawn anew at each start.
+        choices=[line for line in resolved.choices if not line.startswith("random_seed")],
+    )
+
+
+def _state_name(state: object) -> str:
+    if isinstance(state, PagedState):
+        heads = f"{state.num_kv_heads} heads of {state.head_dim}"
+        return heads if state.window is None else f"{heads}, window {state.window}"
+    return type(state).__name__
+
+
+def _look_with_torch(report: Report, resolved: Resolved | None, spec: ModelSpec | None) -> None:
+    try:
+        from headrace.doctor.needs import Estimate, free_memory_bytes
+    except ImportError as error:
+        if not report.problems:
+            report.problems.append(Problem(f"torch cannot be imported: {error}", "reinstall it"))
+        return
+    report.machine = dataclasses.replace(report.machine, memory_bytes=free_memory_bytes())
+    if resolved is None or spec is None:
+        return
+    estimate = Estimate(resolved.worker, spec)
+    report.needs = estimate.needs
+    try:
+        with _noting(report, "serve it on a machine with more memory, or a smaller model"):
+            estimate.size_pool()
+        report.needs = estimate.needs
+    except RuntimeError as error:
+        # As of a driver that is older than torch's libraries.
+        reason = f"The device does not work: {' '.join(str(error).split())}"
+        report.problems.append(Problem(reason, "repair its driver, or take --device cpu"))
+        return
+    try:
+        report.attention, report.kernels = estimate.choose_kernels()
+    except (StartupError, RuntimeError, ImportError) as error:
+        remedy = "install what is missing (see the libraries), or choose another --device"
+        report.problems.append(Problem(f"The kernels cannot be had: {error}", remedy))
+
+
+@contextmanager
+def _noting(report: Report, remedy: str) -> Iterator[None]:
+    """Keep a reason not to start, with what to do about it, and go on behind the block."""
+    try:
+        yield
+    except StartupError as error:
+        report.problems.append(Problem(error.message, remedy))

@@ -1,0 +1,71 @@
+"""The machine and its libraries, found without importing any of them."""
+
+from __future__ import annotations
+
+import shutil
+from importlib import metadata
+
+from headrace.bench.environment import describe_environment
+from headrace.doctor.report import Library, Machine
+from server.hardware import detect_hardware
+
+# For which `kernels/cpu` has code of its own, or the compiler makes other code of it.
+_INSTRUCTION_SETS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
+
+# Name on the package index, what it gives, the extra that brings it; required ones have none.
+_LIBRARIES = (
+    ("torch", "every model", ""),
+    ("tokenizers", "text in and out", ""),
+    ("transformers", "tokenizers that have no tokenizer.json", ""),
+    ("triton", "kernels for NVIDIA GPUs", "cuda"),
+    ("flashinfer-python", "--attention-backend flashinfer", "cuda"),
+    ("xgrammar", "structured output: JSON schemas, regular expressions, grammars", "grammar"),
+    ("llguidance", "structured output too, a smaller library", "llguidance"),
+)
+
+
+def read_machine() -> Machine:
+    """Describe this machine, but for its free memory."""
+    environment, hardware = describe_environment(), detect_hardware()
+    return Machine(
+        system=environment["system"],
+        python=environment["python"],
+        headrace=environment["headrace"],
+        cpu=environment["cpu"],
+        num_cores=hardware.num_cores,
+        instruction_sets=[name for name in _INSTRUCTION_SETS if name in hardware.cpu_flags],
+        memory_bytes=None,
+        gpus=environment["gpus"] or [f"device {each}" for each in hardware.gpu_ids],
+    )
+
+
+def read_libraries() -> list[Library]:
+    """Which packages are installed, and what those that are not would give."""
+    found = [
+        Library(
+            name=name,
+            version=_version(name),
+            gives=gives,
+            install=f"pip install 'headrace[{extra}]'" if extra else f"pip install {name}",
+            is_required=not extra,
+        )
+        for name, gives, extra in _LIBRARIES
+    ]
+    compiler = shutil.which("g++") or shutil.which("c++")
+    return [
+        *found,
+        Library(
+            name="g++",
+            version=compiler,
+            gives="the C++ kernels; without them a CPU has a fraction of its speed",
+            install="apt-get install g++",
+            is_required=False,
+        ),
+    ]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,114 @@
+"""What a model takes of its device: the worker's own arithmetic, before anything is loaded.
+
+Imports torch, which the rest of the doctor does without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from headrace.doctor.report import Capacity, Kernel, Needs, Pool
+from runtime.cache.manager import CacheManager
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.client.admission import EngineLimits
+from runtime.config.options import WorkerConfig
+from runtime.executor.build import build_attention, pool_of
+from runtime.executor.kernel_choices import attention_reason, choose_attention, choose_kernels
+from runtime.executor.kv_pool import pool_bytes_per_token
+from runtime.executor.memory import (
+    Budget,
+    PoolSize,
+    available_memory_bytes,
+    cpu_budget,
+    cuda_budget,
+)
+from runtime.executor.out_of_memory import least_weight_bytes, require_room
+from runtime.models.layers.build_context import BuildContext, parse_dtype
+
+# A usual chat, beside the longest that is possible.
+_USUAL_TOKENS = 2048
+
+free_memory_bytes = available_memory_bytes
+
+
+class Estimate:
+    """Finds out what a model needs.
+
+    Attributes:
+        needs: what is known so far; what `config.json` says by itself, to begin with.
+    """
+
+    def __init__(self, config: WorkerConfig, spec: ModelSpec) -> None:
+        """Take what `server.resolve` made of the options for this model."""
+        self._config = config
+        self._spec = spec
+        self._context = BuildContext(
+            dtype=parse_dtype(config.dtype),
+            device=torch.device(config.device),
+            tp_size=config.tp_size,
+        )
+        self.needs = Needs(
+            weight_bytes=least_weight_bytes(spec, self._context),
+            bytes_per_token=pool_bytes_per_token(spec, self._context),
+        )
+
+    def size_pool(self) -> None:
+        """Find out what the weights leave for the pool, and what it serves.
+
+        Raises:
+            StartupError: too little for one of them; one line.
+        """
+        require_room(self._spec, self._context)
+        if not self.needs.bytes_per_token:
+            return
+        config = self._config
+        budget = self._budget()
+        size = pool_of(config, self._spec, self._context, budget)
+        limits = EngineLimits(config.context_len, size.num_tokens, self._spec.vocab_size)
+        longest = limits.max_req_len
+        lengths = dict.fromkeys((longest, min(_USUAL_TOKENS, longest)))
+        self.needs = replace(
+            self.needs,
+            pool=Pool(
+                num_tokens=size.num_tokens,
+                num_pages=size.num_pages,
+                page_size=size.page_size,
+                size_bytes=size.size_bytes,
+                arithmetic=budget.arithmetic,
+                is_at_most=self._context.device.type != "cpu",
+            ),
+            longest_request=longest,
+            capacities=[Capacity(length, self._num_requests(size, length)) for length in lengths],
+        )
+
+    def _budget(self) -> Budget:
+        config, weight_bytes = self._config, self.needs.weight_bytes
+        share = config.mem_fraction_static
+        if self._context.device.type == "cpu":
+            num_ranks = config.tp_size * config.dp_size
+            return cpu_budget(share, weight_bytes, num_ranks, unloaded_bytes=weight_bytes)
+        # What the largest step needs can only be measured with the weights at hand.
+        return cuda_budget(share, weight_bytes, 0, unloaded_bytes=weight_bytes)
+
+    def _num_requests(self, size: PoolSize, num_tokens: int) -> int:
+        needed = CacheManager(size.num_pages, size.page_size).pages_for(num_tokens)
+        return min(size.num_pages // needed, self._config.max_running_requests)
+
+    def choose_kernels(self) -> tuple[Kernel, list[Kernel]]:
+        """Return the attention back end and the implementation of each op that would be taken.
+
+        Raises:
+            StartupError: one that was asked for cannot be had.
+            RuntimeError: likewise.
+            ImportError: its library is not installed.
+        """
+        device = self._context.device.type
+        name, _ = choose_attention(self._config, device)
+        attention = build_attention(self._config, name, device)
+        choices = choose_kernels(device, attention, self._config)
+        return (
+            Kernel("attention", name, attention_reason(self._config, device)),
+            [Kernel(choice.op, choice.name, choice.reason) for choice in choices],
+        )

@@ -1,0 +1,20 @@
+// The end of an RMS norm: a row times its factor and the norm's weight.
+#pragma once
+
+#include "simd.h"
+
+namespace hr {
+
+// A plain weight multiplies what was rounded to T, as transformers does. A zero-centered one is what
+// the factor has above 1, and the result is rounded once. `to` may be `from`.
+template <bool ZERO_CENTERED, class T>
+inline void scale_row(const T *from, T *to, const T *weight, float factor, int64_t n) {
+    auto scaled = [&](auto v, auto w) {
+        return ZERO_CENTERED ? v * factor * (1.0f + w) : rounded_as(v * factor, from) * w;
+    };
+    int64_t i = 0;
+    for (; i + W <= n; i += W) store(to + i, scaled(load(from + i), load(weight + i)));
+    for (; i < n; i++) from_float(scaled(to_float(from[i]), to_float(weight[i])), to + i);
+}
+
+}  // namespace hr

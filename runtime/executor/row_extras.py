@@ -1,0 +1,129 @@
+"""Which rows ask for which extras, and what steps give for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.executor.staging import to_device
+from runtime.executor.step_plan import BoolArray, Int64Array, Reported, StepPlan
+from runtime.extras.device import DeviceExtra, Gathered, PromptPart, Reads, Samples
+from runtime.requests.extras import ExtraSpec, load_half
+
+# Gathered by the extra of that name.
+Named = tuple[str, Gathered]
+
+
+class RowExtras:
+    """The extras of the running batch; a step in which nobody asks for any costs one look.
+
+    Attributes:
+        reads_hidden: `[num_rows]` bool on the host, rows with an extra that reads what a new
+            token's logits are made of.
+        reads_logits: the same of those that read its logits, raw or as they are sampled from.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Nobody asks for anything, and no extra is loaded."""
+        self._num_rows = num_rows
+        self._vocab_size = vocab_size
+        self._send = partial(to_device, device)
+        self._loaded: dict[str, DeviceExtra] = {}
+        # Of each extra that is loaded.
+        self._asking: dict[str, BoolArray] = {}
+        self.reads_hidden = np.zeros(num_rows, dtype=bool)
+        self.reads_logits = np.zeros(num_rows, dtype=bool)
+
+    def join(self, row: int, extras: list[ExtraSpec]) -> None:
+        """A request takes a row."""
+        self.reads_hidden[row] = self.reads_logits[row] = False
+        for asking in self._asking.values():
+            asking[row] = False
+        for spec in extras:
+            extra = self._load(spec.name)
+            extra.join(row, spec.params)
+            if spec.of_outputs:
+                self._asking[spec.name][row] = True
+                reads = self.reads_hidden if extra.reads == "hidden" else self.reads_logits
+                reads[row] = True
+
+    def _load(self, name: str) -> DeviceExtra:
+        if name not in self._loaded:
+            self._loaded[name] = cast("type[DeviceExtra]", load_half(name, "device"))()
+            self._asking[name] = np.zeros(self._num_rows, dtype=bool)
+        return self._loaded[name]
+
+    def of_samples(
+        self,
+        reads: Reads,
+        rows: Int64Array,
+        values: Tensor,
+        temperature: np.float32 | np.ndarray = np.float32(1),
+        token_ids: Tensor | None = None,
+    ) -> list[Named]:
+        """Gather what a step's new tokens are asked about.
+
+        Args:
+            reads: what `values` are; extras that read something else gather nothing.
+            rows: `[num_samples]`, on the host.
+            values: `[num_samples, ...]`, left as they are.
+            temperature: `[num_samples]` float32 on the host, 1 for greedy rows; 1 for all when
+                absent.
+            token_ids: `[num_samples]` int64, where they are known.
+        """
+        found: list[Named] = []
+        for name, extra in self._loaded.items():
+            if extra.reads != reads:
+                continue
+            lines = np.flatnonzero(self._asking[name][rows])
+            if not len(lines):
+                continue
+            (index,) = self._send(lines)
+            samples = Samples(
+                rows[lines],
+                values.index_select(0, index),
+                None if token_ids is None else token_ids.index_select(0, index),
+                np.broadcast_to(temperature, len(rows))[lines],
+                self._send,
+            )
+            found.append((name, extra.of_samples(samples)))
+        return found
+
+    def of_prompts(
+        self, plan: StepPlan, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor]
+    ) -> list[Named]:
+        """Gather what the spans of the step's prompts are asked about.
+
+        Args:
+            plan: the step.
+            hidden: `[num_tokens, hidden_size]`, of every token of the step.
+            compute_logits: the model's head.
+        """
+        found: list[Named] = []
+        firsts = np.cumsum(plan.query_lens) - plan.query_lens
+        for span in plan.report_spans:
+            begin = int(firsts[span.index]) + span.offset
+            part = PromptPart(
+                int(plan.rows[span.index]),
+                hidden[begin : begin + len(span.next_tokens)],
+                span.next_tokens,
+                compute_logits,
+                self._vocab_size,
+                self._send,
+            )
+            found.append((span.extra, self._loaded[span.extra].of_prompt(part)))
+        return found
+
+
+def reported(named: list[Named]) -> list[tuple[int, Reported]]:
+    """By row, what was gathered; on the host only."""
+    return [
+        (row, Reported(name, num_positions, data))
+        for name, gathered in named
+        for row, num_positions, data in gathered.blocks()
+    ]

@@ -1,0 +1,31 @@
+"""Entropies of a step, computed on the device."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from runtime.extras.device import DeviceExtra, Gathered, Reads, Samples
+
+# Logits whose probabilities exist at a time: 64 MiB in float32.
+MAX_LOGITS = 1 << 24
+
+
+class Entropy(DeviceExtra):
+    """`-sum(p * ln p)` of the softmax of a sample's logits, `[]` float32 a position.
+
+    They are the model's own: no temperature, no penalty, mask or bias, whatever the token was then
+    drawn from.
+    """
+
+    reads: ClassVar[Reads] = "raw_logits"
+
+    def of_samples(self, samples: Samples) -> Gathered:
+        """Gather the entropies of new tokens' logits, some rows at a time."""
+        size = max(1, MAX_LOGITS // samples.values.shape[1])
+        parts = [torch.special.entr(p.softmax(-1)).sum(-1) for p in samples.values.split(size)]
+        return Gathered(samples.rows, [torch.cat(parts)])
+
+
+EXTRA = Entropy

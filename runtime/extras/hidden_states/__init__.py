@@ -1,0 +1,1 @@
+"""Hidden states after the last norm: of every token, or of the last."""

@@ -1,0 +1,81 @@
+"""Hidden states as they are asked for, and what they weigh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from runtime.client.admission import EngineLimits
+from runtime.client.extras import AnsweredSample, Asked, FrontExtra
+from runtime.errors import InvalidRequest
+from runtime.extras.hidden_states.answer import HiddenAnswer
+from runtime.requests.extras import ExtraSpec
+
+NAME = "hidden_states"
+
+# `return_hidden_states` on the wire.
+HiddenSwitch = bool | Literal["last"]
+
+LAST = ExtraSpec(NAME, replaces=True)
+ALL = ExtraSpec(NAME, prompt_start=0)
+
+
+class HiddenFields(Protocol):
+    """Its field of `/generate`."""
+
+    return_hidden_states: HiddenSwitch | list[HiddenSwitch] | None
+
+
+class HiddenStatesFront(FrontExtra):
+    """Of the last token that was generated, or of every token."""
+
+    field = "return_hidden_states"
+    advice = 'ask for "last" only'
+
+    def plan(self, body: HiddenFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
+        """Which hidden states each prompt's samples report.
+
+        Raises:
+            InvalidRequest: the server was not started for it, or a list of the wrong length.
+        """
+        given = body.return_hidden_states
+        if not isinstance(given, list):
+            if not given:
+                return None
+            given = [given] * asked.num_prompts
+        if len(given) != asked.num_prompts:
+            raise InvalidRequest(
+                f"return_hidden_states must have one entry for each of the {asked.num_prompts} "
+                f"prompts, got {len(given)}.",
+                param="return_hidden_states",
+            )
+        if any(given):
+            check_offered(NAME in asked.offered)
+        return [LAST if each == "last" else ALL if each else None for each in given]
+
+    def num_numbers(
+        self, spec: ExtraSpec, num_prompt: int, num_output: int, limits: EngineLimits
+    ) -> int:
+        """A row for each token, or one."""
+        return limits.hidden_size * (1 if spec.replaces else num_prompt + num_output)
+
+    def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> HiddenAnswer:
+        """An empty answer."""
+        return HiddenAnswer(sample.hidden_size, only_last=spec.replaces, as_json=sample.as_json)
+
+
+def check_offered(hidden_states: bool) -> None:
+    """Refuse a request for them where the server was not started for it.
+
+    Raises:
+        InvalidRequest: it was not.
+    """
+    if not hidden_states:
+        raise InvalidRequest(
+            "return_hidden_states needs a server that was started with "
+            "--enable-return-hidden-states.",
+            param="return_hidden_states",
+        )
+
+
+EXTRA = HiddenStatesFront()

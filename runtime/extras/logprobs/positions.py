@@ -1,0 +1,175 @@
+"""Log-probabilities as they are asked for and read: packed until each position is looked at."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import msgspec
+
+from runtime.client.generation import GenerationChunk
+from runtime.requests.extras import ExtraBlock, ExtraSpec
+
+NAME = "logprobs"
+
+
+class LogprobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Which log-probabilities a request wants besides those of its output tokens.
+
+    Attributes:
+        start_len: first prompt position to report; -1 for none of the prompt.
+        top_num: most probable tokens to report at each position.
+        token_ids: ids to report at each position.
+        with_text: whether the native API's triples show tokens' text.
+    """
+
+    start_len: int = -1
+    top_num: int = 0
+    token_ids: list[int] = []
+    with_text: bool = False
+
+    def extra(self) -> ExtraSpec:
+        """What a request carries."""
+        return ExtraSpec(NAME, _ENCODER.encode(self), self.start_len)
+
+    @classmethod
+    def of(cls, params: bytes) -> LogprobSpec:
+        """What `ExtraSpec.params` say."""
+        return _SPEC_DECODER.decode(params)
+
+
+class LogprobArrays(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The data of a block: numbers of each position, position after position.
+
+    Attributes:
+        chosen: float32 bytes, one for each position: of the token that stands there.
+        top_values: float32 bytes, the largest ones of each position in descending order.
+        top_ids: int32 bytes, their tokens.
+        id_values: float32 bytes, of the ids that were asked for, in their order.
+    """
+
+    chosen: bytes
+    top_values: bytes = b""
+    top_ids: bytes = b""
+    id_values: bytes = b""
+
+    def encode(self) -> bytes:
+        """As a block carries them."""
+        return _ENCODER.encode(self)
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_SPEC_DECODER = msgspec.msgpack.Decoder(LogprobSpec)
+_DECODER = msgspec.msgpack.Decoder(LogprobArrays)
+
+
+@dataclass(slots=True)
+class PositionLogprobs:
+    """What was asked about one token.
+
+    Attributes:
+        logprob: of the token itself.
+        top: the most probable tokens, (log-probability, id), in descending order.
+        id_values: of the ids that were asked for, in their order.
+    """
+
+    logprob: float
+    top: list[tuple[float, int]]
+    id_values: list[float]
+
+
+class LogprobRows(Sequence[PositionLogprobs]):
+    """Positions of one request in order; each becomes Python objects when it is read.
+
+    Packed, a number takes four bytes, as an object of a list of tuples some eighty.
+
+    Attributes:
+        chosen: one number for each position.
+        num_top, num_ids: numbers of the most probable tokens and of the ids that were asked for,
+            the same at each position.
+    """
+
+    __slots__ = ("_id_values", "_top_ids", "_top_values", "chosen", "num_ids", "num_top")
+
+    def __init__(
+        self,
+        chosen: array[float],
+        top_values: array[float],
+        top_ids: array[int],
+        id_values: array[float],
+    ) -> None:
+        """Hold what is given: float32 values and int32 ids, row after row."""
+        self.chosen = chosen
+        self._top_values = top_values
+        self._top_ids = top_ids
+        self._id_values = id_values
+        self.num_top = len(top_ids) // len(chosen) if chosen else 0
+        self.num_ids = len(id_values) // len(chosen) if chosen else 0
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @overload
+    def __getitem__(self, at: int) -> PositionLogprobs: ...
+    @overload
+    def __getitem__(self, at: slice) -> LogprobRows: ...
+    def __getitem__(self, at: int | slice) -> PositionLogprobs | LogprobRows:
+        if isinstance(at, slice):
+            begin, end, step = at.indices(len(self))
+            assert step == 1
+            if (begin, end) == (0, len(self)):
+                return self
+            tops = slice(begin * self.num_top, end * self.num_top)
+            ids = slice(begin * self.num_ids, end * self.num_ids)
+            return LogprobRows(
+                self.chosen[begin:end],
+                self._top_values[tops],
+                self._top_ids[tops],
+                self._id_values[ids],
+            )
+        top = list(zip(*self.top_columns(at), strict=True))
+        return PositionLogprobs(self.chosen[at], top, self.id_values(at))
+
+    def __iter__(self) -> Iterator[PositionLogprobs]:
+        return (self[at] for at in range(len(self)))
+
+    def top_columns(self, at: int) -> tuple[array[float], array[int]]:
+        """The most probable tokens of a position: log-probabilities and ids."""
+        rows = slice(at * self.num_top, (at + 1) * self.num_top)
+        return self._top_values[rows], self._top_ids[rows]
+
+    def id_values(self, at: int) -> list[float]:
+        """The values of the ids that were asked for, at a position."""
+        return self._id_values[at * self.num_ids : (at + 1) * self.num_ids].tolist()
+
+
+# Shared: nothing is ever added to it.
+_NO_ROWS = LogprobRows(array("f"), array("f"), array("i"), array("f"))
+
+
+def inputs_of(chunk: GenerationChunk) -> LogprobRows:
+    """Of the prompt's tokens after the first that is reported, those that a chunk brings."""
+    return read_blocks(chunk.blocks(NAME, is_input=True)) if chunk.extras else _NO_ROWS
+
+
+def outputs_of(chunk: GenerationChunk) -> LogprobRows:
+    """One for each of a chunk's tokens; or for the one that would come next, where none is made."""
+    if not chunk.extras:
+        return _NO_ROWS
+    # A stop string cuts tokens off; what stands behind the last one is cut here.
+    found = read_blocks(chunk.blocks(NAME, is_input=False))
+    return found[: len(chunk.token_ids) or len(chunk.unsent_ids(NAME))]
+
+
+def read_blocks(blocks: Iterable[ExtraBlock]) -> LogprobRows:
+    """Every position of `blocks`, in order."""
+    chosen, top_values, top_ids, id_values = array("f"), array("f"), array("i"), array("f")
+    for block in blocks:
+        arrays = _DECODER.decode(block.data)
+        chosen.frombytes(arrays.chosen)
+        top_values.frombytes(arrays.top_values)
+        top_ids.frombytes(arrays.top_ids)
+        id_values.frombytes(arrays.id_values)
+    return LogprobRows(chosen, top_values, top_ids, id_values)

@@ -1,0 +1,94 @@
+"""Gemma 3, text: windows on most layers, two rotations, four norms. Front-safe: no torch."""
+
+from __future__ import annotations
+
+import json
+
+from runtime.checkpoint.config_keys import MAX_LAYERS, MAX_WIDTH
+from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.rope_json import MAX_POSITIONS, read_rope
+from runtime.models.decoder.spec import (
+    DecoderSpec,
+    DecoderTraits,
+    decoder_fields,
+    read_layer_types,
+)
+
+TRAITS = DecoderTraits(
+    biases="keyed", qk_norm=True, head_dim=256, window="always", default_window=4096
+)
+NORMS = {
+    "input_norm": "input_layernorm",
+    "attention_output_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_output_norm": "post_feedforward_layernorm",
+}
+# What `transformers` takes where a file is silent; `TRAITS` and the readers below have the others.
+DEFAULTS = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "tie_word_embeddings": True,
+}
+# Of what would change the numbers, all that runs here; `None` for a key that must be absent.
+_ONLY = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "use_bidirectional_attention": False,
+}
+_WINDOWED, _FULL = "sliding_attention", "full_attention"
+
+
+def read(config: Keys, generation: Keys) -> DecoderSpec:
+    """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
+
+    Raises:
+        StartupError: a number that is missing or absurd, or something unsupported; one line.
+    """
+    config = Keys(config.source, {**DEFAULTS, **config.values})
+    for key, only in _ONLY.items():
+        if config.values.get(key) not in (None, only):
+            raise config.error(key, json.dumps(only))
+    fields = decoder_fields(config, generation, TRAITS)
+    windowed_layers = _windowed_layers(config, fields["num_layers"])
+    if windowed_layers and fields["sliding_window"] is None:
+        raise config.error("sliding_window", "the keys that a query of a windowed layer sees")
+    parameters = config.mapping("rope_parameters")
+    if parameters and not all(isinstance(parameters.get(of), dict) for of in (_FULL, _WINDOWED)):
+        raise config.error("rope_parameters", f"an object for {_FULL} and one for {_WINDOWED}")
+    rope, _ = read_rope(config, layer_type=_FULL, theta=1e6)
+    # Version 4's `rope_scaling` is the global rotation's alone.
+    local = Keys(config.source, {**config.values, "rope_scaling": None})
+    local_rope, _ = read_rope(
+        local, layer_type=_WINDOWED, theta_key="rope_local_base_freq", theta=1e4
+    )
+    scalar = config.number("query_pre_attn_scalar", 1.0, float(MAX_WIDTH), 256.0)
+    fields["windowed_layers"] = windowed_layers
+    return DecoderSpec(
+        **fields,
+        rope=rope,
+        windowed_rope=local_rope,
+        # What the global rotation was stretched by is counted in.
+        context_len=config.integer("max_position_embeddings", MAX_POSITIONS),
+        zero_centered_norms=True,
+        norms=NORMS,
+        activation="gelu_tanh",
+        embedding_scale=fields["hidden_size"] ** 0.5,
+        query_scale=scalar**-0.5,
+    )
+
+
+def _windowed_layers(config: Keys, num_layers: int) -> frozenset[int]:
+    layers = read_layer_types(config, num_layers)
+    if layers is not None:
+        return layers
+    # The last of so many layers sees all keys.
+    pattern = config.integer("sliding_window_pattern", MAX_LAYERS, 6)
+    return frozenset(i for i in range(num_layers) if (i + 1) % pattern)

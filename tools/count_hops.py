@@ -1,0 +1,415 @@
+"""`python -m tools.count_hops`: the way of a prompt in and of a token back, counted.
+
+A real server is started with the demo model; its worker and detokenizer run on threads of this
+process, which a profile function can look into, and talk over their real sockets. One streamed
+request is followed.
+
+A journey is given by its *stations*: the functions that take the prompt, or the token, over. Where
+a station is called, the call stack shows the way that leads there from the process's loop.
+A **hop** is a call on such a way that enters another module of ours. Libraries in between do not
+count, each hop counts once, and what waits in the front since the prompt came is not a hop of a
+token. A **climb** is a hop from a lower room to a higher one, by the order of imports in
+`pyproject.toml`.
+
+The prompt is the second of two, so that nothing is made for the first time. The token is the last
+one: the first comes with the head of the answer, by another way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import tomllib
+import types
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = ("kernels", "runtime", "openai_api", "server", "headrace")
+READY_TIMEOUT_S = 120.0
+# At the bottom of every stack: the loops of the processes.
+_LOOPS = (
+    "server.launch",
+    "runtime.scheduler.worker_process",
+    "runtime.text.detokenizer_process",
+)
+
+_SEND = "runtime.ipc.transport:Outbox.send"
+_DRAIN = "runtime.ipc.transport:Inbox.drain"
+
+# Journey to stations, (process, function) each, in the order in which they are reached.
+STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
+    "prompt": (
+        ("front", "server.protocol:GuardedProtocol.data_received"),
+        ("front", "runtime.client.json_body:decode_body"),
+        ("front", "runtime.text.tokenizer:Tokenizer.encode_batch"),
+        ("front", "runtime.client.admission:admit"),
+        ("front", _SEND),
+        ("worker", _DRAIN),
+        ("worker", "runtime.scheduler.waiting:WaitingQueue.push"),
+        ("worker", "runtime.cache.manager:CacheManager.attach_prefix"),
+        ("worker", "runtime.cache.manager:CacheManager.extend"),
+        ("worker", "runtime.executor.build_batch:build_batch"),
+        ("worker", "runtime.models.decoder.model:DecoderForCausalLM.forward"),
+        ("worker", "runtime.models.attention.paged:PagedAttention.run"),
+        ("worker", "kernels.paged_attention.cpu:paged_attention"),
+    ),
+    "token": (
+        ("worker", "runtime.models.model:CausalLM.compute_logits"),
+        ("worker", "runtime.executor.sampling.sampler:Sampler.sample"),
+        ("worker", "runtime.scheduler.output:OutputProcessor.process"),
+        ("worker", _SEND),
+        ("detokenizer", _DRAIN),
+        ("detokenizer", "runtime.text.text_stream:Stream.advance"),
+        ("detokenizer", _SEND),
+        ("front", "runtime.ipc.transport:AsyncInbox.receive"),
+        ("front", "runtime.client.client:EngineClient.on_deltas"),
+        ("front", "runtime.client.generation:GenerationStream.__anext__"),
+        ("front", "server.native.generation:Output.answer"),
+        ("front", "openai_api.sse:event"),
+        ("front", "server.middleware.entry:EntryMiddleware.__call__.send_with_id"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A call into another module of ours.
+
+    Attributes:
+        process: `front`, `worker` or `detokenizer`.
+        function: `module:qualified.name`.
+        caller: the module that it comes from; empty for an event loop or a thread's start.
+        is_climb: whether the callee's room is above the caller's.
+    """
+
+    process: str
+    function: str
+    caller: str
+    is_climb: bool
+
+
+def rooms_in_order() -> list[tuple[str, ...]]:
+    """Packages and the rooms of `runtime`, from the top of the import order to its bottom."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    whole, inside = (c for c in tool["importlinter"]["contracts"] if c["type"] == "layers")
+    rooms: list[tuple[str, ...]] = []
+    for package in whole["layers"]:
+        if [package] != inside["containers"]:
+            rooms.append((package,))
+            continue
+        rooms += [
+            tuple(f"{package}.{name.strip()}" for name in layer.split("|"))
+            for layer in inside["layers"]
+        ]
+    return rooms
+
+
+def height_of(module: str, rooms: Sequence[tuple[str, ...]]) -> int:
+    """Place of a module's room in the import order, 0 at the bottom."""
+    for height, names in enumerate(reversed(rooms)):
+        if any(module == name or module.startswith(f"{name}.") for name in names):
+            return height
+    raise ValueError(f"{module} is in no room")
+
+
+def hops_of(
+    stacks: Sequence[tuple[str, Sequence[tuple[str, str]]]],
+    rooms: Sequence[tuple[str, ...]],
+    before: Sequence[Hop] = (),
+) -> list[Hop]:
+    """The hops of a journey, in order.
+
+    Args:
+        stacks: process and functions of ours, (module, qualified name), outermost first, of each
+            call of a station.
+        rooms: from `rooms_in_order`.
+        before: hops of the journey before, whose functions in the front still wait.
+    """
+    hops: dict[tuple[str, str], Hop] = {}
+    waiting = {hop.function for hop in before if hop.process == "front"}
+    for process, stack in stacks:
+        caller = ""
+        for module, name in stack:
+            function = f"{module}:{name}"
+            if module != caller and not (process == "front" and function in waiting):
+                is_climb = bool(caller) and height_of(module, rooms) > height_of(caller, rooms)
+                hops.setdefault((process, function), Hop(process, function, caller, is_climb))
+            caller = module
+    return list(hops.values())
+
+
+class Recorder:
+    """A profile function that keeps the call stacks of stations while it is told to.
+
+    Attributes:
+        is_on: whether it does.
+        stacks: process and stack, outermost first, in the order of the calls.
+    """
+
+    def __init__(self) -> None:
+        """Know every station of every journey."""
+        self.is_on = False
+        self.stacks: list[tuple[str, list[tuple[str, str]]]] = []
+        self._stations = {station for each in STATIONS.values() for station in each}
+        self._names = {function.rpartition(".")[2] for _, function in self._stations}
+        self._names |= {function.rpartition(":")[2] for _, function in self._stations}
+
+    def __call__(self, frame: types.FrameType, event: str, argument: object) -> None:
+        """Look at one event; see `sys.setprofile`."""
+        del argument
+        if event != "call" or not self.is_on or frame.f_code.co_name not in self._names:
+            return
+        process = _process_of(threading.current_thread().name)
+        module, name = _name_of(frame)
+        if (process, f"{module}:{name}") not in self._stations:
+            return
+        stack: list[tuple[str, str]] = []
+        outer: types.FrameType | None = frame
+        while outer is not None:
+            at = _name_of(outer)
+            if at[0].partition(".")[0] in OURS and at[0] not in _LOOPS:
+                stack.append(at)
+            outer = outer.f_back
+        self.stacks.append((process, stack[::-1]))
+
+    def journey(self, name: str) -> list[tuple[str, list[tuple[str, str]]]]:
+        """One call of each station of a journey, in the order of its stations.
+
+        Raises:
+            LookupError: a station was not called.
+        """
+        found = []
+        for process, function in STATIONS[name]:
+            calls = [
+                each
+                for each in self.stacks
+                if (each[0], ":".join(each[1][-1])) == (process, function)
+            ]
+            if not calls:
+                raise LookupError(f"{function} was not called in the {process}")
+            found.append(calls[0 if name == "prompt" else -1])
+        return found
+
+
+def _name_of(frame: types.FrameType) -> tuple[str, str]:
+    name = frame.f_code.co_qualname.replace("<locals>.", "")
+    return str(frame.f_globals.get("__name__", "")), name
+
+
+def _process_of(thread: str) -> str:
+    return thread if thread in ("worker", "detokenizer") else "front"
+
+
+class ThreadChild:
+    """A child that is a thread of this process; stands in for `runtime.ipc.process.Child`."""
+
+    profile: Callable[..., None]
+    is_alive = True
+    last_words = ""
+
+    def __init__(self, entry: str, config: object, *_: object, **__: object) -> None:
+        """Run the child's own main function on a thread; it never returns."""
+        from runtime.ipc.process import CHILD_ENTRIES
+
+        self.entry = entry
+        # What the child tells of itself is compared with it.
+        self.pid = os.getpid()
+        payload = msgspec.msgpack.encode(config)
+        main = CHILD_ENTRIES.load(entry)
+
+        def run() -> None:
+            sys.setprofile(type(self).profile)
+            main(payload)
+
+        name = "worker" if entry == "scheduler" else entry
+        threading.Thread(target=run, name=name, daemon=True).start()
+
+    def stop(self) -> None:
+        """Nothing: the thread ends with the process."""
+
+    kill = stop
+
+
+def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorder:
+    """Serve the demo model, send two requests and record the way of the second.
+
+    Ends with a server that still stands: the process has to leave by `os._exit`.
+    """
+    # Before any profile function looks on, which would slow these imports down.
+    import runtime.scheduler.worker  # noqa: F401
+    from server.launch import run
+
+    recorder = Recorder()
+    port = _free_port()
+    answered = threading.Event()
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            _wait_ready(port)
+            # What is made on first use is there by the second request.
+            _post(port, route, bodies[0])
+            recorder.is_on = True
+            _post(port, route, bodies[1])
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            recorder.is_on = False
+            answered.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=ask, name="client", daemon=True).start()
+    ThreadChild.profile = recorder
+    with mock.patch("runtime.client.replica.Child", ThreadChild):
+        sys.setprofile(recorder)
+        arguments = ["--port", str(port), "--log-level", "error", "--skip-server-warmup"]
+        run([*arguments, "--grammar-backend", "none", "--device", "cpu"])
+        sys.setprofile(None)
+    if failures or not answered.is_set():
+        raise RuntimeError("the request was not answered") from next(iter(failures), None)
+    return recorder
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_ready(port: int) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10):
+                return
+        except (urllib.error.URLError, OSError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
+def _post(port: int, route: str, body: dict[str, Any]) -> bytes:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{route}",
+        data=json.dumps(body).encode(),
+        headers={"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=READY_TIMEOUT_S) as response:
+        answer: bytes = response.read()
+        return answer
+
+
+def body_of(place: str) -> dict[str, Any]:
+    """A streamed request about `place`, whose prompt is its own."""
+    return {
+        "text": f"What is the capital of {place}?",
+        "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True},
+        "stream": True,
+    }
+
+
+def to_text(name: str, hops: Sequence[Hop]) -> str:
+    """The journey's hops, one a line, and their number."""
+    lines = [f"{name}: {len(hops)} hops, {sum(hop.is_climb for hop in hops)} climbs"]
+    for number, hop in enumerate(hops, 1):
+        climb = f"  <-- climbs from {hop.caller}" if hop.is_climb else ""
+        lines.append(f"{number:>4}  {hop.process:<12} {hop.function}{climb}")
+    return "\n".join(lines)
+
+
+# An entry of the page that lists the journeys: its function, and what is said of it.
+ENTRY = re.compile(r"^- `([\w.]+:[\w.<>]+)`: (\S.*)$", re.MULTILINE)
+TITLES = {"prompt": "A prompt in", "token": "A token back"}
+
+
+def renewed(page: str, journeys: Mapping[str, Sequence[Hop]]) -> str:
+    """Return `page` with these journeys; what it said of a function stays.
+
+    Of a function that is new the first line of its docstring is said.
+
+    Raises:
+        LookupError: the page has no section for a journey.
+    """
+    for name, hops in journeys.items():
+        head, title, rest = page.partition(f"\n## {TITLES[name]}\n")
+        if not title:
+            raise LookupError(f"the page has no section {TITLES[name]!r}")
+        section, following, tail = rest.partition("\n## ")
+        said: dict[tuple[str, str], str] = {}
+        for part in section.split("\n### ")[1:]:
+            process = part.partition("\n")[0].strip()
+            said |= {(process, function): text for function, text in ENTRY.findall(part)}
+        climbs = sum(hop.is_climb for hop in hops)
+        lines = ["", f"{len(hops)} hops, {climbs} climbs."]
+        for before, hop in zip((None, *hops), hops, strict=False):
+            if before is None or before.process != hop.process:
+                lines += ["", f"### {hop.process}", ""]
+            text = said.get((hop.process, hop.function)) or first_line_of(hop.function)
+            text = text.partition(" (a climb, from")[0]
+            if hop.is_climb:
+                text += f" (a climb, from `{hop.caller.partition('.')[0]}`)"
+            lines.append(f"- `{hop.function}`: {text}")
+        page = "".join((head, title, "\n".join(lines), "\n", following, tail))
+    return page
+
+
+def first_line_of(function: str) -> str:
+    """What a function says of itself, as the page says it: without capital and full stop."""
+    module, _, name = function.partition(":")
+    found: object = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    line = (inspect.getdoc(found) or "").partition("\n")[0] if found is not None else ""
+    return f"{line[:1].lower()}{line[1:].rstrip('.')}" or "says nothing of itself"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print both journeys."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.count_hops", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--json", action="store_true", help="print the hops as JSON")
+    parser.add_argument(
+        "--renew", type=Path, metavar="PAGE", help="bring docs/where-am-i.md up to date"
+    )
+    options = parser.parse_args(argv)
+    recorder = follow("/generate", (body_of("France"), body_of("Japan")))
+    rooms = rooms_in_order()
+    journeys: dict[str, list[Hop]] = {}
+    for name in STATIONS:
+        before = [hop for hops in journeys.values() for hop in hops]
+        journeys[name] = hops_of(recorder.journey(name), rooms, before)
+    if options.renew is not None:
+        page = renewed(options.renew.read_text(encoding="utf-8"), journeys)
+        options.renew.write_text(page, encoding="utf-8")
+    elif options.json:
+        plain = {name: [asdict(hop) for hop in hops] for name, hops in journeys.items()}
+        print(json.dumps(plain, indent=1))
+    else:
+        print("\n\n".join(to_text(name, hops) for name, hops in journeys.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # The children's threads wait on sockets for good.
+    os._exit(status)
