@@ -24,9 +24,13 @@ from runtime.executor import build, cuda_graphs, extend_graphs, model_runner
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.model_runner import GraphLimits
 from runtime.executor.step_plan import Int32Array, Int64Array
-from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionLayer, StepLimits
+from runtime.models.attention.backend import (
+    ATTENTION_BACKENDS,
+    DEFAULT_ATTENTION,
+    AttentionLayer,
+    StepLimits,
+)
 from runtime.models.forward_batch import ForwardBatch
-from runtime.scheduler import worker
 
 
 class EagerGraph:
@@ -188,7 +192,7 @@ def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(
         ATTENTION_BACKENDS.entries, "recorded", f"{TensorAttention.__module__}:TensorAttention"
     )
-    patch.setitem(worker.DEFAULT_ATTENTION, "cpu", "recorded")
+    patch.setitem(DEFAULT_ATTENTION, "cpu", "recorded")
     for captured in (cuda_graphs, extend_graphs):
         patch.setattr(captured, "capture_graph", RecordedGraph)
     patch.setattr(model_runner, "GraphPool", PlainPool)
