@@ -8,7 +8,8 @@ from typing import Any
 from openai_api.chat_messages import template_messages
 from openai_api.context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest
-from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits, check_text_size
+from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits
+from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest, TooLong
 
 # Longest text worth rendering where a prompt that is too long gets cut instead of refused.
@@ -73,9 +74,8 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         raise InvalidRequest(
             "The chat template renders these messages to nothing.", param="messages"
         )
-    check_text_size(text, limits)
     # The template writes BOS and the like itself: added again, a model would see them twice.
-    input_ids = await context.tokenizer.encode_async(text, add_special_tokens=False)
+    (input_ids,) = await encode_prompts(context.tokenizer, [text], limits, add_special_tokens=False)
     return ChatPrompt(text, input_ids, _is_open(text, request, context))
 
 

@@ -10,7 +10,7 @@ from openai_api.chat_choice import ChatChoice
 from openai_api.context import OpenAIContext
 from openai_api.generation import Indexed
 from openai_api.schemas.common import StreamOptions
-from openai_api.sse import event
+from openai_api.sse import Chunk, event, joined
 from openai_api.usage import usage_of
 
 _OPEN = {"finish_reason": None, "matched_stop": None}
@@ -22,7 +22,7 @@ async def chat_events(
     chunks: AsyncGenerator[Indexed, None],
     options: StreamOptions | None,
     context: OpenAIContext,
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[Chunk, None]:
     """Role chunks, deltas as they come, then the ends of all choices, then the usage if asked.
 
     Args:
@@ -47,7 +47,7 @@ async def chat_events(
         delta: dict[str, Any],
         end: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
-    ) -> bytes:
+    ) -> Chunk:
         content = {
             **head,
             "choices": [{"index": index, "delta": delta, "logprobs": logprobs, **end}],
@@ -71,15 +71,18 @@ async def chat_events(
                 # Tokens without a text of their own go with the next text, or with the end.
                 logprobs = choices[index].take_logprobs() if at == 0 else None
                 sent.append(chunk_event(index, delta, _OPEN, logprobs))
-            if sent:
-                yield b"".join(sent)
+            for ready in joined(sent):
+                yield ready
     empty = {"reasoning_content": None}
-    yield b"".join(
+    ends = [
         chunk_event(choice.index, empty, choice.end(), choice.take_logprobs()) for choice in choices
-    )
-    for choice in choices:
-        if choice.hidden is not None:
-            delta = {"reasoning_content": None, "hidden_states": choice.hidden.lists()}
-            yield chunk_event(choice.index, delta, _OPEN)
+    ]
+    ends += [
+        chunk_event(choice.index, {**empty, "hidden_states": choice.hidden}, _OPEN)
+        for choice in choices
+        if choice.hidden is not None
+    ]
+    for ready in joined(ends):
+        yield ready
     if options.include_usage:
         yield event({**head, "choices": [], "usage": usage()})

@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
+from runtime.client.admission import EngineLimits
+from runtime.client.answer_size import check_answer_size
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
+from runtime.client.turns import SLICE_S, each_in_turns
 
 T = TypeVar("T")
 
 Indexed = tuple[int, GenerationChunk]
+
+# To admit a sample takes the time of so many tokens of its prompt, each some forty nanoseconds.
+_SAMPLE_COST = 1000
+_INLINE_COST = 50_000
 
 
 def new_id(prefix: str, rid: str | None) -> str:
@@ -25,19 +35,37 @@ def sample_rids(rid: str, num_samples: int) -> list[str]:
     return [rid] if num_samples == 1 else [f"{rid}_{index}" for index in range(num_samples)]
 
 
-def open_streams(
-    generate: Callable[[GenerationInput], GenerationStream], inputs: Sequence[GenerationInput]
+async def open_streams(
+    generate: Callable[[GenerationInput], GenerationStream],
+    inputs: Sequence[GenerationInput],
+    limits: EngineLimits,
 ) -> list[GenerationStream]:
-    """Admit every sample by `generate`, or none: one refusal takes the others back."""
+    """Admit every sample of a request by `generate`, or none: one refusal takes the others back.
+
+    Raises:
+        InvalidRequest: what one sample alone is refused for, or the answer might weigh too much.
+    """
+    check_answer_size(inputs, limits)
     streams: list[GenerationStream] = []
     try:
-        for item in inputs:
-            streams.append(generate(item))  # noqa: PERF401  # those opened must be closed
+        await admit_each(inputs, lambda item: streams.append(generate(item)))
     except BaseException:
         for stream in streams:
             stream.take_back()
         raise
     return streams
+
+
+async def admit_each(
+    inputs: Sequence[GenerationInput], admit: Callable[[GenerationInput], object]
+) -> None:
+    """Call `admit` with each; where that takes long, in slices of the event loop."""
+    cost = sum(_SAMPLE_COST + len(item.input_ids) for item in inputs)
+    if cost > _INLINE_COST:
+        await each_in_turns(inputs, admit)
+        return
+    for item in inputs:
+        admit(item)
 
 
 def close_all(streams: Sequence[GenerationStream]) -> None:
@@ -64,32 +92,35 @@ async def merge(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed, 
 
 
 async def _merge_many(streams: Sequence[GenerationStream]) -> AsyncGenerator[Indexed, None]:
-    # A small queue: a reader that falls behind makes the streams join their deltas meanwhile.
-    queue: asyncio.Queue[Indexed | BaseException | None] = asyncio.Queue(maxsize=len(streams))
+    # Nothing is queued: of a stream whose turn has not come the deltas are joined meanwhile.
+    ready: deque[int] = deque()
+    is_waiting = [False] * len(streams)
+    has_ready = asyncio.Event()
 
-    async def pump(index: int, stream: GenerationStream) -> None:
-        try:
-            async for chunk in stream:
-                await queue.put((index, chunk))
-            await queue.put(None)
-        except Exception as error:
-            await queue.put(error)
+    def mark(index: int) -> None:
+        if not is_waiting[index]:
+            is_waiting[index] = True
+            ready.append(index)
+            has_ready.set()
 
-    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
-    num_open = len(tasks)
-    try:
-        while num_open:
-            item = await queue.get()
-            if item is None:
-                num_open -= 1
-            elif isinstance(item, BaseException):
-                raise item
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    for index, stream in enumerate(streams):
+        stream.listen(partial(mark, index))
+    num_open = len(streams)
+    since = time.monotonic()
+    while num_open:
+        if not ready:
+            has_ready.clear()
+            await has_ready.wait()
+            since = time.monotonic()
+        elif time.monotonic() - since > SLICE_S:
+            # All of a large batch may be ready at once.
+            await asyncio.sleep(0)
+            since = time.monotonic()
+        index = ready.popleft()
+        is_waiting[index] = False
+        chunk = await anext(streams[index])
+        num_open -= chunk.finish_reason is not None
+        yield index, chunk
 
 
 async def first_then_rest(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
 from runtime.client.generation import GenerationChunk
+from runtime.client.json_pieces import BATCH, JsonList
 from runtime.errors import InvalidRequest
-from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs, inputs_of, outputs_of
+from runtime.extras.logprobs.positions import LogprobRows, LogprobSpec, inputs_of, outputs_of
 from runtime.text.token_pieces import TokenPieces
 
 MAX_CHAT_TOP = 20
@@ -48,17 +50,17 @@ def completion_spec(wanted: int | bool | None, echo: bool) -> LogprobSpec | None
 
 def chat_logprobs(chunks: Sequence[GenerationChunk], pieces: TokenPieces) -> dict[str, Any]:
     """`{"content": [...]}` of the chunks' tokens."""
-    return {
-        "content": [
-            {
-                **_chat_token(token_id, position.logprob, pieces),
-                "top_logprobs": [_chat_token(each, value, pieces) for value, each in position.top],
-            }
-            for chunk in chunks
-            for token_id, position in zip(chunk.token_ids, outputs_of(chunk), strict=False)
-        ],
-        "refusal": None,
-    }
+
+    def entry(token_id: int, logprobs: LogprobRows, at: int) -> dict[str, Any]:
+        top = [
+            _chat_token(each, value, pieces)
+            for value, each in zip(*logprobs.top_columns(at), strict=True)
+        ]
+        return {**_chat_token(token_id, logprobs.chosen[at], pieces), "top_logprobs": top}
+
+    rows = [(chunk.token_ids, outputs_of(chunk)) for chunk in chunks]
+    cost = sum(len(logprobs) * (1 + logprobs.num_top) for _, logprobs in rows)
+    return {"content": JsonList(cost, _each(rows, entry)), "refusal": None}
 
 
 def _chat_token(token_id: int, value: float, pieces: TokenPieces) -> dict[str, Any]:
@@ -66,50 +68,69 @@ def _chat_token(token_id: int, value: float, pieces: TokenPieces) -> dict[str, A
     return {"token": data.decode(errors="replace"), "bytes": [*data], "logprob": value}
 
 
+_Rows = list[tuple[list[int], LogprobRows]]
+
+
+def _each(rows: _Rows, make: Callable[[int, LogprobRows, int], Any]) -> Iterator[Any]:
+    """What `make` gives for each token: called with its id, its rows and its place in them."""
+    for token_ids, logprobs in rows:
+        for at in range(len(logprobs)):
+            yield make(token_ids[at], logprobs, at)
+
+
 @dataclass
 class CompletionLogprobs:
-    """The lists of one choice's `logprobs`; a stream takes what has come since the last event."""
+    """The lists of one choice's `logprobs`; a stream takes what has come since the last event.
+
+    Attributes:
+        num_values: numbers that were added.
+    """
 
     pieces: TokenPieces
     spec: LogprobSpec
     prompt: list[int]
-    tokens: list[str] = field(default_factory=list)
-    values: list[float | None] = field(default_factory=list)
-    top: list[dict[str, float] | None] = field(default_factory=list)
+    num_values: int = 0
+    _first: list[int] = field(default_factory=list)
+    _rows: _Rows = field(default_factory=list)
     _num_prompt_done: int = 0
 
     def add(self, chunk: GenerationChunk) -> None:
         """Take in a chunk: the echoed prompt first, then its tokens."""
+        inputs, outputs = inputs_of(chunk), outputs_of(chunk)
+        self.num_values += (len(inputs) + len(outputs)) * (1 + self.spec.top_num)
         if self.spec.start_len >= 0 and not self._num_prompt_done:
-            self._add(self.prompt[0], None)
+            # Nothing was computed before it.
+            self._first = self.prompt[:1]
             self._num_prompt_done = 1
-        done = self._num_prompt_done
-        inputs = inputs_of(chunk)
+        begin = self._num_prompt_done
         self._num_prompt_done += len(inputs)
-        for token_id, position in zip(self.prompt[done:], inputs, strict=False):
-            self._add(token_id, position)
-        for token_id, position in zip(chunk.token_ids, outputs_of(chunk), strict=False):
-            self._add(token_id, position)
-
-    def _add(self, token_id: int, position: PositionLogprobs | None) -> None:
-        text = self.pieces.text
-        self.tokens.append(text(token_id))
-        self.values.append(None if position is None else position.logprob)
-        best: dict[str, float] | None = None
-        if position is not None:
-            best = {}
-            for value, each in position.top:
-                # Tokens that read the same share a key: the most probable one has it.
-                best.setdefault(text(each), value)
-        self.top.append(best)
+        self._rows += (
+            (self.prompt[begin : self._num_prompt_done], inputs),
+            (chunk.token_ids, outputs),
+        )
 
     def take(self) -> dict[str, Any]:
         """The lists so far; they begin anew."""
-        lists = {
-            "text_offset": [-1] * len(self.tokens),
-            "token_logprobs": self.values,
-            "tokens": self.tokens,
-            "top_logprobs": self.top if self.spec.top_num else None,
+        first, self._first = self._first, []
+        rows, self._rows = self._rows, []
+        text, num_top = self.pieces.text, self.spec.top_num
+        num = len(first) + sum(len(logprobs) for _, logprobs in rows)
+
+        def best(_id: int, logprobs: LogprobRows, at: int) -> dict[str, float]:
+            found: dict[str, float] = {}
+            for value, each in zip(*logprobs.top_columns(at), strict=True):
+                # Tokens that read the same share a key: the most probable one has it.
+                found.setdefault(text(each), value)
+            return found
+
+        tokens = _each(rows, lambda token_id, _rows, _at: text(token_id))
+        values = _each(rows, lambda _id, logprobs, at: logprobs.chosen[at])
+        unknown = [None for _ in first]
+        return {
+            "text_offset": JsonList(num, repeat(-1, num), batch=BATCH),
+            "token_logprobs": JsonList(num, chain(unknown, values), batch=BATCH),
+            "tokens": JsonList(num, chain(map(text, first), tokens), batch=BATCH),
+            "top_logprobs": JsonList(num * num_top, chain(unknown, _each(rows, best)), batch=64)
+            if num_top
+            else None,
         }
-        self.tokens, self.values, self.top = [], [], []
-        return lists

@@ -8,11 +8,13 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
-from runtime.client.json_body import InvalidBody, decode_body
+from runtime.client.json_body import InvalidBody
+from runtime.client.large_body import read_json
 from runtime.errors import InvalidRequest
 
 T = TypeVar("T")
 
+_JOINED_BYTES = 2**20
 _MISSING = re.compile(r"missing required field `(\w+)`")
 
 
@@ -27,6 +29,21 @@ def check_media_type(request: Request) -> None:
         raise InvalidRequest("The Content-Type header must be application/json.")
 
 
+async def read_raw(request: Request) -> bytes | bytearray:
+    """The whole body.
+
+    A large one grows in place: to join its parts in the end would hold the event loop for as long
+    as it takes to copy it.
+    """
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) <= _JOINED_BYTES:
+        return await request.body()
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+    return body if len(body) > _JOINED_BYTES else bytes(body)
+
+
 async def read_body(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode the whole body.
 
@@ -35,7 +52,7 @@ async def read_body(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     """
     check_media_type(request)
     try:
-        return decode_body(await request.body(), decoder)
+        return await read_json(await read_raw(request), decoder)
     except InvalidBody as error:
         missing = _MISSING.search(error.message)
         if error.param is None and missing is not None:

@@ -51,6 +51,12 @@ ENDPOINTS = (
         "openai_api.endpoints.completions:create_completion",
         "Continue a text",
     ),
+    Endpoint(
+        "POST",
+        "/v1/embeddings",
+        "openai_api.endpoints.embeddings:create_embeddings",
+        "Vectors of texts",
+    ),
     Endpoint("GET", "/v1/models", "openai_api.endpoints.models:list_models", "List the models"),
     Endpoint(
         "GET",

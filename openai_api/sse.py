@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import itertools
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from openai_api.errors import describe_error, error_event
+from runtime.client.json_pieces import encode
+from runtime.client.turns import in_turns
 from runtime.errors import HeadraceError
 
 T = TypeVar("T")
@@ -27,9 +29,58 @@ class ClientGone(HeadraceError):
     status_code = 499
 
 
-def event(content: dict[str, Any]) -> bytes:
-    """One event with a JSON payload."""
-    return b"data: " + orjson.dumps(content) + b"\n\n"
+# Bytes that are ready, or ones that take so long to make that they are made while they are sent.
+Chunk = bytes | Iterator[bytes]
+
+
+def event(content: dict[str, Any]) -> Chunk:
+    """One event with a JSON payload, in which lists may be `Pieces`."""
+    data = encode(content)
+    if isinstance(data, bytes):
+        return b"data: " + data + b"\n\n"
+    return itertools.chain((b"data: ",), data, (b"\n\n",))
+
+
+def joined(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The same, those that are ready as one."""
+    ready: list[bytes] = []
+    for chunk in chunks:
+        if isinstance(chunk, bytes):
+            ready.append(chunk)
+            continue
+        if ready:
+            yield b"".join(ready)
+            ready = []
+        yield chunk
+    if ready:
+        yield b"".join(ready)
+
+
+def json_answer(content: Any) -> Response:
+    """A whole answer, in which lists may be `Pieces`."""
+    data = encode(content)
+    if isinstance(data, bytes):
+        return Response(data, media_type="application/json")
+    return SlicedResponse(data)
+
+
+class SlicedResponse(Response):
+    """Answers 200 with JSON that is made while it is sent, in slices."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        """Send `pieces`."""
+        super().__init__(media_type="application/json")
+        # Of unknown length: it ends when it ends.
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        async def one() -> AsyncGenerator[Chunk, None]:
+            yield self._pieces
+
+        # Nobody is left to tell.
+        with contextlib.suppress(ClientGone, TimeoutError, OSError):
+            await unless_disconnected(receive, _write(send, self.raw_headers, one()))
 
 
 def _openai_error(error: Exception) -> bytes:
@@ -37,8 +88,8 @@ def _openai_error(error: Exception) -> bytes:
 
 
 async def with_errors(
-    events: AsyncGenerator[bytes, None], as_event: Callable[[Exception], bytes] = _openai_error
-) -> AsyncGenerator[bytes, None]:
+    events: AsyncGenerator[Chunk, None], as_event: Callable[[Exception], Chunk] = _openai_error
+) -> AsyncGenerator[Chunk, None]:
     """The same events; a failure becomes a last event, and the end mark always comes."""
     async with contextlib.aclosing(events):
         try:
@@ -52,7 +103,7 @@ async def with_errors(
 class EventStream(Response):
     """Answers 200 and sends events until they end or the client goes away."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], on_end: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[Chunk, None], on_end: Callable[[], None]) -> None:
         """Send `events`; however the response ends, `on_end` is called.
 
         A generator that nobody has begun to read runs none of its own clean-up, so the requests
@@ -70,7 +121,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         try:
-            await unless_disconnected(receive, self._write(send))
+            await unless_disconnected(receive, _write(send, self.raw_headers, self._events))
         except (ClientGone, TimeoutError, OSError):
             # Nobody is left to tell.
             pass
@@ -78,13 +129,19 @@ class EventStream(Response):
             self._on_end()
             await self._events.aclose()
 
-    async def _write(self, send: Send) -> None:
-        async with _SendInTime(send, SEND_TIMEOUT_S) as send_in_time:
-            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await send_in_time(start)
-            async for chunk in self._events:
+
+async def _write(
+    send: Send, headers: list[tuple[bytes, bytes]], chunks: AsyncGenerator[Chunk, None]
+) -> None:
+    async with _SendInTime(send, SEND_TIMEOUT_S) as send_in_time:
+        await send_in_time({"type": "http.response.start", "status": 200, "headers": headers})
+        async for chunk in chunks:
+            if isinstance(chunk, bytes):
                 await send_in_time({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send_in_time({"type": "http.response.body", "body": b"", "more_body": False})
+                continue
+            async for part in in_turns(chunk):
+                await send_in_time({"type": "http.response.body", "body": part, "more_body": True})
+        await send_in_time({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class _SendInTime:

@@ -36,6 +36,7 @@ def assemble(
         vocab_size=prepared.model.vocab_size,
         allow_auto_truncate=config.http.allow_auto_truncate,
         hidden_size=prepared.model.hidden_size,
+        gives=prepared.model.gives,
     )
     client = RecordingClient(
         limits,

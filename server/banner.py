@@ -6,6 +6,7 @@ import logging
 import time
 
 from runtime.config.options import HttpArgs
+from runtime.ipc.messages import WorkerReady
 from server.context import ServerContext
 
 logger = logging.getLogger(__name__)
@@ -14,6 +15,7 @@ logger = logging.getLogger(__name__)
 READY_LINE = "The server is fired up and ready to roll!"
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _EXAMPLE_IDS = '{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}'
+_EXAMPLE_INPUT = '{"input": "Paris is the capital of France."}'
 _EXAMPLE_BODY = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
 
 
@@ -43,7 +45,9 @@ def banner(context: ServerContext, port: int) -> str:
     key = ' -H "Authorization: Bearer $HEADRACE_API_KEY"' if config.http.api_key else ""
     copies = f", {config.parallel.dp_size} copies" if config.parallel.dp_size > 1 else ""
     path, body = "/v1/chat/completions", _EXAMPLE_BODY
-    if context.tokenizer.is_missing:
+    if context.model.gives != "tokens":
+        path, body = "/v1/embeddings", _EXAMPLE_INPUT
+    elif context.tokenizer.is_missing:
         path, body = "/generate", _EXAMPLE_IDS
     seconds = time.monotonic() - context.lifecycle.launched_at
     return "\n".join(
@@ -53,7 +57,7 @@ def banner(context: ServerContext, port: int) -> str:
             f"  model    {config.model.served_model_name} ({context.model.architecture})",
             f"  runs on  {worker.device}, {worker.dtype}, {worker.attention_backend} attention"
             f"{copies}",
-            f"  KV pool  {worker.max_total_num_tokens:,} tokens, context {_context_len(context):,}",
+            f"  {_pool(worker)}context {_context_len(context):,}",
             f"  listens  {url}",
             "",
             f'  curl {url}{path}{key} -H "Content-Type: application/json" \\',
@@ -61,6 +65,12 @@ def banner(context: ServerContext, port: int) -> str:
             "",
         )
     )
+
+
+def _pool(worker: WorkerReady) -> str:
+    if not worker.kv_bytes:
+        return ""
+    return f"KV pool  {worker.max_total_num_tokens:,} tokens, "
 
 
 def _context_len(context: ServerContext) -> int:

@@ -19,6 +19,9 @@ from server.shutdown import leave
 
 logger = logging.getLogger(__name__)
 
+# A fifth of Python's own: the loop asks for the GIL several times to answer one request.
+_SWITCH_INTERVAL_S = 0.001
+
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> None:
     """Run the server until it is told to stop; ends the process with its status.
@@ -41,6 +44,8 @@ def run(argv: Sequence[str], prog: str = PROG) -> int:
     for notice in parsed.notices:
         logger.warning(notice)
     _warn_about_kernels_package()
+    # Threads that compute in Python beside the event loop give it the GIL back this soon.
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         prepared = prepare(config)
         return uvloop.run(serve(prepared))

@@ -138,6 +138,7 @@ async def _start_up(prepared: Prepared, context: ServerContext, host: EngineHost
             prepared.port,
             config.parallel.dp_size,
             has_tokenizer=not config.model.skip_tokenizer_init,
+            gives=context.model.gives,
         )
     context.lifecycle.warmed_up = True
     # What start-up made lives for good: the collector need not look at it again.

@@ -6,6 +6,7 @@ import asyncio
 
 import orjson
 
+from runtime.checkpoint.model_spec import Gives
 from runtime.config.options import HttpArgs
 from runtime.errors import StartupError
 
@@ -15,8 +16,10 @@ _PROMPT_IDS = [0, 1, 2, 3]
 _WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
-async def warm_up(http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: bool = True) -> None:
-    """Ask for the model's card, then every replica for a few tokens.
+async def warm_up(
+    http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: bool = True, gives: Gives = "tokens"
+) -> None:
+    """Ask for the model's card, then every replica for a few tokens, or for a vector.
 
     Raises:
         StartupError: the server did not answer its own request.
@@ -34,7 +37,8 @@ async def warm_up(http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: boo
             await _request(host, port, "GET", "/model_info", key, b"")
             for rank in range(dp_size):
                 payload = orjson.dumps({**body, "data_parallel_rank": rank})
-                await _request(host, port, "POST", "/generate", key, payload)
+                path = "/generate" if gives == "tokens" else "/encode"
+                await _request(host, port, "POST", path, key, payload)
     except TimeoutError:
         raise StartupError(f"The warm-up got no answer in {WARMUP_TIMEOUT_S:.0f} s.") from None
     except OSError as error:

@@ -18,8 +18,11 @@ one: the first comes with the head of the answer, by another way.
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -28,7 +31,7 @@ import tomllib
 import types
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +57,7 @@ STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "prompt": (
         ("front", "server.protocol:GuardedProtocol.data_received"),
         ("front", "runtime.client.json_body:decode_body"),
-        ("front", "runtime.text.tokenizer:Tokenizer.encode_async"),
+        ("front", "runtime.text.tokenizer:Tokenizer.encode_batch"),
         ("front", "runtime.client.admission:admit"),
         ("front", _SEND),
         ("worker", _DRAIN),
@@ -332,12 +335,61 @@ def to_text(name: str, hops: Sequence[Hop]) -> str:
     return "\n".join(lines)
 
 
+# An entry of the page that lists the journeys: its function, and what is said of it.
+ENTRY = re.compile(r"^- `([\w.]+:[\w.<>]+)`: (\S.*)$", re.MULTILINE)
+TITLES = {"prompt": "A prompt in", "token": "A token back"}
+
+
+def renewed(page: str, journeys: Mapping[str, Sequence[Hop]]) -> str:
+    """Return `page` with these journeys; what it said of a function stays.
+
+    Of a function that is new the first line of its docstring is said.
+
+    Raises:
+        LookupError: the page has no section for a journey.
+    """
+    for name, hops in journeys.items():
+        head, title, rest = page.partition(f"\n## {TITLES[name]}\n")
+        if not title:
+            raise LookupError(f"the page has no section {TITLES[name]!r}")
+        section, following, tail = rest.partition("\n## ")
+        said: dict[tuple[str, str], str] = {}
+        for part in section.split("\n### ")[1:]:
+            process = part.partition("\n")[0].strip()
+            said |= {(process, function): text for function, text in ENTRY.findall(part)}
+        climbs = sum(hop.is_climb for hop in hops)
+        lines = ["", f"{len(hops)} hops, {climbs} climbs."]
+        for before, hop in zip((None, *hops), hops, strict=False):
+            if before is None or before.process != hop.process:
+                lines += ["", f"### {hop.process}", ""]
+            text = said.get((hop.process, hop.function)) or first_line_of(hop.function)
+            text = text.partition(" (a climb, from")[0]
+            if hop.is_climb:
+                text += f" (a climb, from `{hop.caller.partition('.')[0]}`)"
+            lines.append(f"- `{hop.function}`: {text}")
+        page = "".join((head, title, "\n".join(lines), "\n", following, tail))
+    return page
+
+
+def first_line_of(function: str) -> str:
+    """What a function says of itself, as the page says it: without capital and full stop."""
+    module, _, name = function.partition(":")
+    found: object = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    line = (inspect.getdoc(found) or "").partition("\n")[0] if found is not None else ""
+    return f"{line[:1].lower()}{line[1:].rstrip('.')}" or "says nothing of itself"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print both journeys."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.count_hops", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--json", action="store_true", help="print the hops as JSON")
+    parser.add_argument(
+        "--renew", type=Path, metavar="PAGE", help="bring docs/where-am-i.md up to date"
+    )
     options = parser.parse_args(argv)
     recorder = follow("/generate", (body_of("France"), body_of("Japan")))
     rooms = rooms_in_order()
@@ -345,7 +397,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in STATIONS:
         before = [hop for hops in journeys.values() for hop in hops]
         journeys[name] = hops_of(recorder.journey(name), rooms, before)
-    if options.json:
+    if options.renew is not None:
+        page = renewed(options.renew.read_text(encoding="utf-8"), journeys)
+        options.renew.write_text(page, encoding="utf-8")
+    elif options.json:
         plain = {name: [asdict(hop) for hop in hops] for name, hops in journeys.items()}
         print(json.dumps(plain, indent=1))
     else:

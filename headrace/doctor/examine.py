@@ -114,9 +114,16 @@ def _look_with_torch(report: Report, resolved: Resolved | None, spec: ModelSpec 
     if resolved is None or spec is None:
         return
     estimate = Estimate(resolved.worker, spec)
-    with _noting(report, "serve it on a machine with more memory, or a smaller model"):
-        estimate.size_pool()
     report.needs = estimate.needs
+    try:
+        with _noting(report, "serve it on a machine with more memory, or a smaller model"):
+            estimate.size_pool()
+        report.needs = estimate.needs
+    except RuntimeError as error:
+        # As of a driver that is older than torch's libraries.
+        reason = f"The device does not work: {' '.join(str(error).split())}"
+        report.problems.append(Problem(reason, "repair its driver, or take --device cpu"))
+        return
     try:
         report.attention, report.kernels = estimate.choose_kernels()
     except (StartupError, RuntimeError, ImportError) as error:

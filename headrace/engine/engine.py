@@ -18,6 +18,7 @@ from headrace.engine.request import build_body, build_options
 from headrace.engine.scores import ScoreList
 from headrace.engine.server_args import ServerArgs, read_keywords
 from headrace.engine.tokenizer_manager import TokenizerManager
+from headrace.engine.vectors import VectorMethods
 from headrace.engine.weights import WeightMethods
 from runtime.ipc.messages import ControlReply, FreezeGarbage
 from server.context import ServerContext
@@ -35,7 +36,7 @@ _SCHEDULER_INFO = ("status", "max_total_num_tokens", "max_req_input_len")
 _DOCUMENT_MODULE = "headrace.test.doc_patch"
 
 
-class Engine(WeightMethods):
+class Engine(WeightMethods, VectorMethods):
     """A model that runs in processes of its own and is asked from this one.
 
     Its methods may be called from any thread and any event loop, a running one included; several

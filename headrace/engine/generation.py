@@ -12,10 +12,18 @@ from headrace.engine.progress import Progress
 from headrace.engine.workers import run_workers
 from openai_api.generation import close_all, merge
 from runtime.client.admission import admit, check_text_size
+from runtime.client.answer_size import check_answer_size
 from runtime.client.extras import check_extras
+from runtime.client.generation import GenerationInput
+from runtime.client.tokenization import encode_texts
 from server.context import ServerContext
 from server.native.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
-from server.native.generation import Output, open_output, open_outputs, tokenize_prompts
+from server.native.generation import (
+    Output,
+    open_output,
+    open_outputs,
+    tokenize_prompts,
+)
 
 Answer = dict[str, Any]
 
@@ -41,14 +49,14 @@ async def generate_all(
         for sample in plan.samples if plan.session is None else ():
             # All are checked before any runs: one bad prompt refuses the whole request.
             limits = context.client.limits
-            input_ids, sampling = admit(
+            input_ids, _ = admit(
                 prompt_ids[sample.prompt_index],
                 sample.spec.sampling,
                 limits,
                 explicit_max_new_tokens=sample.spec.explicit_max_new_tokens,
             )
-            most = sampling.max_new_tokens or 0
-            check_extras(sample.spec.extras, len(input_ids), most, limits)
+            check_extras(sample.spec.extras, len(input_ids))
+            check_answer_size([GenerationInput(input_ids, sample.spec)], limits)
         with Progress(len(plan.samples), show_progress) as progress:
             answers = await _run_all(context, plan, prompt_ids, progress)
     return answers[0] if plan.is_single else answers
@@ -72,12 +80,11 @@ async def _run_all(
 async def _run(
     context: ServerContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
 ) -> Answer:
-    output = open_output(context, plan, sample, input_ids)
+    output = open_output(context, plan, GenerationInput(input_ids, sample.spec))
     answer: Answer = {}
     try:
         async for chunk in output.stream:
             answer = output.answer(chunk)
-            output.end(answer)
     finally:
         output.stream.close()
     return answer
@@ -105,11 +112,13 @@ def _plan(context: ServerContext, body: GenerateBody) -> GeneratePlan:
 async def _encode(context: ServerContext, plan: GeneratePlan) -> list[list[int]]:
     prompts = plan.prompts
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if len(texts) < _FEW_PROMPTS:
+    if not texts:
         return await tokenize_prompts(context, plan)
     for text in texts:
         check_text_size(text, context.client.limits)
-    # The library uses every core for a batch and lets other threads run meanwhile.
+    if len(texts) < _FEW_PROMPTS:
+        return await encode_texts(context.tokenizer, texts)
+    # All at once: the library uses every core for a batch and lets other threads run meanwhile.
     return await asyncio.to_thread(context.tokenizer.encode_batch, texts)
 
 
@@ -127,7 +136,6 @@ class StreamedRequest:
     ) -> AsyncGenerator[Answer, None]:
         async for index, chunk in merge([output.stream for output in outputs]):
             answer = outputs[index].answer(chunk, incremental=incremental)
-            outputs[index].end(answer)
             if "text" in answer:
                 answer["text_delta"] = chunk.text
             if not plan.is_single:
@@ -156,4 +164,5 @@ async def open_request(core: EngineCore, body: GenerateBody, incremental: bool) 
         core.check_alive()
         plan = _plan(core.context, body)
         prompt_ids = await _encode(core.context, plan)
-        return StreamedRequest(open_outputs(core.context, plan, prompt_ids), plan, incremental)
+        outputs = await open_outputs(core.context, plan, prompt_ids)
+        return StreamedRequest(outputs, plan, incremental)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-_EMBEDDINGS = "embedding, reward and rerank models are"
+_EMBEDDINGS = "reward and rerank models are"
 _EXPERTS = "records of expert use are"
 _SOCKETS = "weights from the sockets of a checkpoint engine are"
 _ADAPTERS = "LoRA adapters are"
 _SAVING = "saving or sharing the loaded model is"
 
 LATER: dict[str, str] = {
-    "encode": _EMBEDDINGS,
-    "async_encode": _EMBEDDINGS,
     "rerank": _EMBEDDINGS,
     "async_rerank": _EMBEDDINGS,
     "start_expert_distribution_record": _EXPERTS,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import orjson
 from fastapi import Request
 from starlette.responses import Response
 
@@ -43,7 +42,7 @@ from openai_api.schemas.common import (
     refuse_adapter,
     session_of,
 )
-from openai_api.sse import EventStream, unless_disconnected, with_errors
+from openai_api.sse import EventStream, json_answer, unless_disconnected, with_errors
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
@@ -87,7 +86,8 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
         choices = [_choice(index, body, prompt, context) for index in range(sampling.n)]
-        streams = open_streams(context.generator(session_of(body)), inputs)
+        generate = context.generator(session_of(body))
+        streams = await open_streams(generate, inputs, context.client.limits)
     head = {"id": answer_id, "created": int(time.time()), "model": body.model or "default"}
     if body.stream:
         chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
@@ -225,7 +225,7 @@ async def _whole(
                 "message": message.body(),
                 "logprobs": choice.take_logprobs(),
                 **choice.end(),
-                **({} if choice.hidden is None else {"hidden_states": choice.hidden.lists()}),
+                **({} if choice.hidden is None else {"hidden_states": choice.hidden}),
             }
             for choice, message in zip(choices, messages, strict=True)
         ],
@@ -236,4 +236,4 @@ async def _whole(
         ),
         "metadata": {"weight_version": context.weight_version()},
     }
-    return Response(orjson.dumps(body), media_type="application/json")
+    return json_answer(body)

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from fastapi import Request
 from starlette.responses import Response
 
@@ -41,24 +40,44 @@ from openai_api.schemas.completions import (
     check_completion_request,
     prompts_of,
 )
-from openai_api.sse import EventStream, event, unless_disconnected, with_errors
+from openai_api.sse import (
+    Chunk,
+    EventStream,
+    event,
+    json_answer,
+    unless_disconnected,
+    with_errors,
+)
 from openai_api.usage import TokenCount, usage_of
-from runtime.client.admission import check_text_size, check_token_ids
 from runtime.client.generation import GenerationInput, GenerationStream
+from runtime.client.json_pieces import JsonItems
+from runtime.client.large_body import let_go
 from runtime.client.router import wanted_rank
+from runtime.client.tokenization import decode_texts, encode_prompts
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
 
+# Characters of text that are encoded in the time of one number.
+_CHARS_PER_COST = 64
+
 
 async def create_completion(request: Request, context: OpenAIContext) -> Response:
     """Answer `POST /v1/completions`, at once or as a stream."""
     body = await read_body(request, DECODER)
+    try:
+        return await _answer(request, body, context)
+    finally:
+        let_go(body.prompt)
+
+
+async def _answer(request: Request, body: CompletionRequest, context: OpenAIContext) -> Response:
     with wire_names("max_tokens"):
         plan = await _plan(body, context)
-        streams = open_streams(context.generator(session_of(body)), plan.inputs)
+        generate = context.generator(session_of(body))
+        streams = await open_streams(generate, plan.inputs, context.client.limits)
     if body.stream:
         chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
         return EventStream(with_errors(_events(plan, chunks)), lambda: close_all(streams))
@@ -122,7 +141,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
         raise InvalidRequest("echo does not go with session_params.", param="echo")
     prompts = prompts_of(body)
     answer_id, rids = _rids(body, len(prompts), sampling.n)
-    ids = [await _encode(prompt, context) for prompt in prompts]
+    ids = await _encode(prompts, context)
     namespace, priority = cache_namespace(body), priority_of(body)
     hidden = hidden_extras(body, context.hidden_states)
     extras = [*([] if logprobs is None else [logprobs.extra()]), *hidden]
@@ -151,7 +170,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
         inputs=inputs,
         wanted_logprobs=logprobs,
         hidden=bool(hidden),
-        echoes=_echoes(body, prompts, context, sampling.n),
+        echoes=await _echoes(body, prompts, context, sampling.n),
         n=sampling.n,
         options=body.stream_options or StreamOptions(),
         context=context,
@@ -175,29 +194,26 @@ def _rids(body: CompletionRequest, num_prompts: int, n: int) -> tuple[str, list[
     return rid[0], [name for each in rid for name in sample_rids(each, n)]
 
 
-async def _encode(prompt: str | list[int], context: OpenAIContext) -> list[int]:
+async def _encode(prompts: list[str | list[int]], context: OpenAIContext) -> list[list[int]]:
     limits = context.client.limits
-    if isinstance(prompt, str):
-        check_text_size(prompt, limits)
-        return await context.tokenizer.encode_async(prompt)
-    check_token_ids(prompt, limits)
-    # The answer would be text.
-    context.tokenizer.check_present()
-    return prompt
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = iter(await encode_prompts(context.tokenizer, texts, limits))
+    ids = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    if len(texts) < len(ids):
+        # The answer would be text.
+        context.tokenizer.check_present()
+    return ids
 
 
-def _echoes(
+async def _echoes(
     body: CompletionRequest, prompts: list[str | list[int]], context: OpenAIContext, n: int
 ) -> list[str]:
     if not body.echo:
         return [""] * (len(prompts) * n)
+    ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
     skips = body.skip_special_tokens is not False
-    texts = [
-        prompt
-        if isinstance(prompt, str)
-        else context.tokenizer.decode(prompt, skip_special_tokens=skips)
-        for prompt in prompts
-    ]
+    decoded = iter(await decode_texts(context.tokenizer, ids, skip_special_tokens=skips))
+    texts = [prompt if isinstance(prompt, str) else next(decoded) for prompt in prompts]
     return [text for text in texts for _ in range(n)]
 
 
@@ -236,24 +252,31 @@ async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Response:
                 hidden[index].add(chunk)
             if (lists := logprobs[index]) is not None:
                 lists.add(chunk)
-    choices = [
-        _choice(index, "".join(text), reasons[index], logprobs[index])
+    choices = (
+        {
+            **_choice(index, "".join(text), reasons[index], logprobs[index]),
+            **({"hidden_states": hidden[index]} if hidden else {}),
+        }
         for index, text in enumerate(texts)
-    ]
-    for choice, states in zip(choices, hidden, strict=False):
-        choice["hidden_states"] = states.lists()
+    )
     body = {
         **_head(plan),
-        "choices": choices,
+        "choices": JsonItems(choices, _cost(texts, logprobs)),
         "usage": plan.usage(counts),
         "metadata": {"weight_version": plan.context.weight_version()},
     }
-    return Response(orjson.dumps(body), media_type="application/json")
+    return json_answer(body)
+
+
+def _cost(texts: list[list[str]], logprobs: list[CompletionLogprobs | None]) -> int:
+    num_chars = sum(len(part) for text in texts for part in text)
+    values = sum(lists.num_values for lists in logprobs if lists is not None)
+    return 8 * len(texts) + num_chars // _CHARS_PER_COST + values
 
 
 async def _events(
     plan: _Plan, chunks: AsyncGenerator[Indexed, None]
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[Chunk, None]:
     head = _head(plan)
     counts = [TokenCount() for _ in plan.inputs]
     logprobs, hidden = plan.logprobs(), plan.hidden_states()
@@ -277,7 +300,7 @@ async def _events(
                 content["usage"] = None
             yield event(content)
     for index, states in enumerate(hidden):
-        choice = {**_choice(index, "", None, None), "hidden_states": states.lists()}
+        choice = {**_choice(index, "", None, None), "hidden_states": states}
         yield event({**head, "choices": [choice]})
     if plan.options.include_usage:
         yield event({**head, "choices": [], "usage": plan.usage(counts)})

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
+from runtime.checkpoint.pooling import Pooling
+
 # What comes out of a model: logits of the next token, a vector for a text, a score for each class.
 Gives = Literal["tokens", "vectors", "scores"]
 # What a weight is; norms multiply by theirs, zero-centered ones by 1 more.
@@ -101,6 +103,7 @@ class ModelSpec(ABC):
         dtype: the checkpoint's own type, such as `bfloat16`.
         generation_defaults: sampling keys of `generation_config.json`, native names.
         raw: the whole of `config.json`.
+        pooling: of a model that gives vectors, from the folder's own files.
     """
 
     gives: ClassVar[Gives] = "tokens"
@@ -115,6 +118,7 @@ class ModelSpec(ABC):
     dtype: str = "float32"
     generation_defaults: dict[str, float | int] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
+    pooling: Pooling = field(default_factory=Pooling)
 
     @cached_property
     def weights(self) -> Sequence[WeightSpec]:
@@ -152,6 +156,11 @@ class ModelSpec(ABC):
     def num_active_parameters(self) -> int:
         """Numbers that are read for one token; a mixture of experts reads few of its own."""
         return self.num_parameters
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether anything is kept between steps; else a text is computed whole, in one step."""
+        return any(not isinstance(state, NoState) for state in self.layer_states)
 
     @property
     def head_dims(self) -> frozenset[int]:

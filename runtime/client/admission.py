@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from runtime.checkpoint.model_spec import Gives
 from runtime.errors import InvalidRequest, TooLong
 from runtime.requests.sampling_params import SamplingParams
 
@@ -23,6 +24,7 @@ class EngineLimits:
         vocab_size: width of the logits; every token id is below it.
         allow_auto_truncate: shorten instead of refusing.
         hidden_size: numbers of a token's embedding and of its hidden state.
+        gives: what comes out of the model.
     """
 
     context_len: int
@@ -30,6 +32,12 @@ class EngineLimits:
     vocab_size: int
     allow_auto_truncate: bool = False
     hidden_size: int = 0
+    gives: Gives = "tokens"
+
+    @property
+    def num_least_output(self) -> int:
+        """Tokens that every request needs behind its prompt."""
+        return 1 if self.gives == "tokens" else 0
 
     @property
     def max_req_len(self) -> int:
@@ -67,6 +75,28 @@ def check_token_ids(input_ids: list[int], limits: EngineLimits) -> None:
         )
 
 
+def check_prompt_length(num_prompt: int, limits: EngineLimits) -> None:
+    """Refuse a prompt that leaves no room for an output.
+
+    Raises:
+        TooLong: more tokens than the context or the KV pool holds.
+    """
+    if limits.allow_auto_truncate:
+        return
+    least = limits.num_least_output
+    if num_prompt + least > limits.context_len:
+        raise TooLong(
+            f"The input ({num_prompt} tokens) is longer than the model's context length "
+            f"({limits.context_len} tokens)"
+            + (", of which the output needs one." if least else ".")
+        )
+    if num_prompt + least > limits.max_total_num_tokens:
+        raise TooLong(
+            f"The input ({num_prompt} tokens) is longer than the KV pool holds "
+            f"({limits.max_total_num_tokens} tokens), of which the output needs one."
+        )
+
+
 def admit(
     input_ids: list[int],
     sampling: SamplingParams,
@@ -89,22 +119,11 @@ def admit(
         TooLong: what was asked for can never fit.
         InvalidRequest: no such token id, or `min_new_tokens` that cannot fit.
     """
+    # Before the ids are looked at: of a list that is far too long, that would take its time.
+    check_prompt_length(len(input_ids), limits)
+    input_ids = input_ids[: limits.max_req_len - limits.num_least_output]
     check_token_ids(input_ids, limits)
     num_prompt = len(input_ids)
-    if num_prompt >= limits.context_len:
-        if not limits.allow_auto_truncate:
-            raise TooLong(
-                f"The input ({num_prompt} tokens) is longer than the model's context length "
-                f"({limits.context_len} tokens), of which the output needs one."
-            )
-        num_prompt = limits.context_len - 1
-    if num_prompt >= limits.max_total_num_tokens:
-        if not limits.allow_auto_truncate:
-            raise TooLong(
-                f"The input ({num_prompt} tokens) is longer than the KV pool holds "
-                f"({limits.max_total_num_tokens} tokens), of which the output needs one."
-            )
-        num_prompt = limits.max_total_num_tokens - 1
     room = limits.max_req_len - num_prompt
     wanted = sampling.max_new_tokens
     if wanted is None:
@@ -127,4 +146,4 @@ def admit(
             f"{sampling.min_new_tokens}.",
             param="min_new_tokens",
         )
-    return input_ids[:num_prompt], msgspec.structs.replace(sampling, max_new_tokens=fitting)
+    return input_ids, msgspec.structs.replace(sampling, max_new_tokens=fitting)

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from runtime.client.admission import EngineLimits, admit
+from runtime.client.answer_size import check_answer_size
 from runtime.client.control import ControlCalls
-from runtime.client.extras import check_extras
+from runtime.client.extras import check_extras, check_kind
 from runtime.client.gate import RequestGate
 from runtime.client.generation import GenerationInput, GenerationStream, StreamState
 from runtime.client.grammars import GrammarCompiler
@@ -144,6 +145,7 @@ class EngineClient:
             raise InvalidRequest(
                 f"A request with rid {spec.rid[:64]!r} is already in flight.", param="rid"
             )
+        check_kind(spec.extras, self.limits)
         input_ids, sampling = admit(
             item.input_ids,
             spec.sampling,
@@ -151,7 +153,8 @@ class EngineClient:
             explicit_max_new_tokens=spec.explicit_max_new_tokens,
         )
         if spec.extras:
-            check_extras(spec.extras, len(input_ids), sampling.max_new_tokens or 0, self.limits)
+            check_extras(spec.extras, len(input_ids))
+            check_answer_size([item], self.limits)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._seed_source())
         grammar = self._compile(sampling.grammar)

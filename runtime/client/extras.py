@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 
+from runtime.checkpoint.model_spec import Gives
 from runtime.client.admission import EngineLimits
 from runtime.client.generation import GenerationChunk
+from runtime.errors import InvalidRequest
 from runtime.requests.extras import EXTRAS, ExtraSpec, load_half
+
+_OTHER_KIND: dict[Gives, str] = {
+    "tokens": "This server's model generates text; that needs a model that gives vectors.",
+    "vectors": (
+        "This server's model gives vectors of texts and generates none: use /encode or "
+        "/v1/embeddings."
+    ),
+    "scores": "This server's model scores texts and generates none.",
+}
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
@@ -38,15 +49,22 @@ class AnsweredSample(msgspec.Struct, frozen=True, gc=False):
         prompt_ids: as admitted.
         hidden_size: the model's.
         token_text: gives a token's text.
+        as_json: whether the answer will be encoded; else its lists are Python's own.
+        is_shown_again: whether an answer may be followed by one that repeats it.
     """
 
     prompt_ids: list[int]
     hidden_size: int
     token_text: Callable[[int], str]
+    as_json: bool = False
+    is_shown_again: bool = True
 
 
 class ExtraAnswer:
-    """One sample's answer in the words of the native API, growing with its chunks."""
+    """One sample's answer in the words of the native API, growing with its chunks.
+
+    Where it becomes JSON, a list that may be large is a `Pieces`.
+    """
 
     def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:
         """Take in a chunk; `incremental` forgets the output that was shown before."""
@@ -60,13 +78,19 @@ class ExtraAnswer:
         """Further keys of the last one."""
         return {}
 
-    async def at_end_json(self) -> dict[str, Any]:
-        """The same for HTTP; an answer that is large makes JSON of it in small portions."""
-        return self.at_end()
-
 
 class FrontExtra:
-    """`EXTRA` of an extra's `front` module, which must not import torch or numpy."""
+    """`EXTRA` of an extra's `front` module, which must not import torch or numpy.
+
+    Attributes:
+        needs: what a model must give that is asked for it.
+        field: what a refusal is about, as the native API calls it.
+        advice: what to do about an answer that would weigh too much.
+    """
+
+    needs: ClassVar[Gives] = "tokens"
+    field: str
+    advice: str
 
     def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:
         """What each prompt's samples want, by the extra's fields of a `/generate` body.
@@ -79,14 +103,22 @@ class FrontExtra:
         """
         raise NotImplementedError
 
-    def check(
-        self, spec: ExtraSpec, num_prompt: int, max_new_tokens: int, limits: EngineLimits
-    ) -> None:
-        """Check what needs the prompt's length, and what the answer weighs.
+    def check(self, spec: ExtraSpec, num_prompt: int) -> None:
+        """Check what needs the prompt's length.
 
         Raises:
-            InvalidRequest: outside the prompt, or more than one request may ask for.
+            InvalidRequest: outside the prompt.
         """
+
+    def num_numbers(
+        self,
+        spec: ExtraSpec,  # noqa: ARG002
+        num_prompt: int,  # noqa: ARG002
+        num_output: int,  # noqa: ARG002
+        limits: EngineLimits,  # noqa: ARG002
+    ) -> int:
+        """Numbers of four bytes that the answer may hold beside one for each output token."""
+        return 0
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:
         """An empty answer."""
@@ -105,12 +137,21 @@ def front_extra(name: str) -> FrontExtra:
     return cast("FrontExtra", load_half(name, "front"))
 
 
-def check_extras(
-    extras: Sequence[ExtraSpec], num_prompt: int, max_new_tokens: int, limits: EngineLimits
-) -> None:
+def check_extras(extras: Sequence[ExtraSpec], num_prompt: int) -> None:
     """Check all extras of an admitted request; see `FrontExtra.check`."""
     for spec in extras:
-        front_extra(spec.name).check(spec, num_prompt, max_new_tokens, limits)
+        front_extra(spec.name).check(spec, num_prompt)
+
+
+def check_kind(extras: Sequence[ExtraSpec], limits: EngineLimits) -> None:
+    """Refuse what the model does not give.
+
+    Raises:
+        InvalidRequest: the request is for another kind of model.
+    """
+    wanted = {front_extra(spec.name).needs for spec in extras} or {"tokens"}
+    if wanted != {limits.gives}:
+        raise InvalidRequest(_OTHER_KIND[limits.gives])
 
 
 def answers_of(extras: Sequence[ExtraSpec], sample: AnsweredSample) -> list[ExtraAnswer]:

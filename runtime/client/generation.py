@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -64,6 +64,22 @@ class GenerationChunk:
         return [each for block in blocks for each in memoryview(block.unsent_ids).cast("i")]
 
 
+class Wake(asyncio.Event):
+    """Set when a stream has something to read.
+
+    Attributes:
+        listener: called whenever it is set.
+    """
+
+    listener: Callable[[], None] | None = None
+
+    def set(self) -> None:
+        """Wake whoever waits, and call the listener."""
+        super().set()
+        if self.listener is not None:
+            self.listener()
+
+
 @dataclass
 class StreamState:
     """What a request in flight has brought and nobody has read yet; the client's own."""
@@ -83,7 +99,7 @@ class StreamState:
     finish_reason: FinishReason | None = None
     error: HeadraceError | None = None
     weight_version: str = ""
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: Wake = field(default_factory=Wake)
 
 
 class StreamOwner(Protocol):
@@ -127,6 +143,12 @@ class GenerationStream:
     def dp_rank(self) -> int:
         """The replica that runs the request."""
         return self._stream.link.rank
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called whenever a chunk can be read, now if there is one already."""
+        self._stream.wake.listener = listener
+        if self._stream.wake.is_set():
+            listener()
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
         return self

@@ -47,9 +47,13 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except UnicodeDecodeError:
         raise InvalidBody("The JSON body is not valid UTF-8.") from None
     except (msgspec.DecodeError, ValueError) as error:
-        reason = str(error) if body else "the body is empty"
-        raise InvalidBody(f"The body is not valid JSON: {reason}.") from None
+        raise not_json(str(error) if body else "the body is empty") from None
     return decoded
+
+
+def not_json(reason: str) -> InvalidBody:
+    """What is raised for a body that is no JSON at all."""
+    return InvalidBody(f"The body is not valid JSON: {reason}.")
 
 
 def _all_keys_differ(body: bytes) -> bool:

@@ -47,6 +47,7 @@ class OffloadPool:
         self._changed = threading.Condition()
         self._num_threads = 0
         self._num_idle = 0
+        self._num_running = 0
         self._num_abandoned = 0
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -74,7 +75,9 @@ class OffloadPool:
 
     def _put(self, job: _Job) -> None:
         with self._changed:
-            if len(self._queue) >= self._max_queued:
+            # A burst comes before the threads that are free have taken anything.
+            num_free = max(0, self._workers - self._num_running)
+            if len(self._queue) - num_free >= self._max_queued:
                 raise Overloaded(
                     f"The server is busy with the {self._name} of other requests: "
                     f"{self._max_queued} are waiting for theirs."
@@ -117,8 +120,10 @@ class OffloadPool:
                 self._num_idle -= 1
                 job = self._queue.popleft()
                 job.state = "running"
+                self._num_running += 1
             result, error = job.work()
             with self._changed:
+                self._num_running -= 1
                 if job.state == "abandoned":
                     self._num_abandoned -= 1
                 job.state = "over"

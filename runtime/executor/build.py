@@ -21,12 +21,13 @@ from runtime.executor.memory import Budget, PoolSize, cpu_budget, cuda_budget, s
 from runtime.executor.model_runner import ModelRunner
 from runtime.executor.out_of_memory import memory_for
 from runtime.executor.sampling.compile_ahead import warm_up_sampling
+from runtime.executor.step_runner import StepRunner
 from runtime.executor.warmup_steps import Prompts, compute_prompts, prompts_to_compile, warm_up
 from runtime.ipc.messages import Phase
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.models.forward_batch import KVCache
 from runtime.models.layers.build_context import BuildContext
-from runtime.models.model import CausalLM
+from runtime.models.model import CausalLM, Model
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,8 @@ class Executor:
         allocate_kv: makes the pool's tensors again after they were released.
     """
 
-    runner: ModelRunner
-    model: CausalLM
+    runner: StepRunner
+    model: Model
     kv: list[KVCache]
     size: PoolSize
     attention_backend: str

@@ -9,9 +9,9 @@ import numpy as np
 from kernels.linear import GATED_TOKENS
 from kernels.prompt_attention.cudnn import MIN_LENGTH
 from runtime.errors import StartupError
-from runtime.executor.model_runner import ModelRunner
 from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
 from runtime.executor.step_plan import PageUpdate, RowJoin, StepPlan
+from runtime.executor.step_runner import StepRunner
 from runtime.requests.sampling_params import SamplingParams
 
 _ZERO = np.zeros(1, dtype=np.int64)
@@ -49,7 +49,7 @@ def prompts_to_compile(max_tokens: int, context_len: int, max_seqs: int) -> list
 
 
 def compute_prompts(
-    runner: ModelRunner, prompts: Prompts, vocab_size: int, num_pages: int = 0
+    runner: StepRunner, prompts: Prompts, vocab_size: int, num_pages: int = 0
 ) -> None:
     """Compute made-up prompts in the first rows.
 
@@ -90,7 +90,7 @@ def compute_prompts(
     )
 
 
-def warm_up(runner: ModelRunner, vocab_size: int, page_size: int, context_len: int) -> None:
+def warm_up(runner: StepRunner, vocab_size: int, page_size: int, context_len: int) -> None:
     """Compute a short prompt and one token after it.
 
     Raises:
@@ -112,7 +112,7 @@ def warm_up(runner: ModelRunner, vocab_size: int, page_size: int, context_len: i
     )
 
 
-def _launch(runner: ModelRunner, plan: StepPlan) -> None:
+def _launch(runner: StepRunner, plan: StepPlan) -> None:
     result = runner.launch(plan).wait()
     if not result.failed:
         return

@@ -6,6 +6,7 @@ reach a socket. Bytes that do not decode are counted and dropped: they never end
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import logging
@@ -21,6 +22,9 @@ import zmq
 import zmq.asyncio
 
 logger = logging.getLogger(__name__)
+
+# A message that takes a good part of a millisecond to decode.
+_LARGE_BYTES = 256 * 1024
 
 M = TypeVar("M")
 # More than msgpack can write of one text or block of bytes. Whoever sends more is cut off.
@@ -220,7 +224,11 @@ class AsyncInbox(_BoundSocket[M]):
     async def receive(self) -> M:
         """The next message; undecodable ones are counted and skipped."""
         while True:
-            message = self._decode(await self._socket.recv())
+            payload = await self._socket.recv()
+            if len(payload) > _LARGE_BYTES:
+                # What has arrived already is given without a turn of the loop in between.
+                await asyncio.sleep(0)
+            message = self._decode(payload)
             if message is not None:
                 return message
 

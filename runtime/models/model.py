@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from runtime.checkpoint.model_spec import ModelSpec
+from runtime.models.encoder_batch import EncoderBatch
 from runtime.models.forward_batch import ForwardBatch
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import WeightHolder
@@ -30,20 +31,20 @@ class Model(ABC):
         """Build the layers from the family's own spec; matrices get memory when they are loaded."""
 
     @abstractmethod
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        """Run all layers.
-
-        Returns:
-            `[num_outputs, hidden_size]`, the final norm applied: of `batch.logits_indices`.
-        """
-
-    @abstractmethod
     def holders(self) -> Iterator[tuple[str, WeightHolder]]:
         """Yield every owner of weights with its name, such as `model.layers.0.mlp.down_proj`."""
 
 
 class CausalLM(Model):
     """A model that gives logits of the next token."""
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Run all layers.
+
+        Returns:
+            `[num_outputs, hidden_size]`, the final norm applied: of `batch.logits_indices`.
+        """
 
     @abstractmethod
     def model_logits(self, hidden: Tensor) -> Tensor:
@@ -59,3 +60,15 @@ class CausalLM(Model):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return what `model_logits` does, in float32."""
         return self.model_logits(hidden).float()
+
+
+class TextEncoder(Model):
+    """A model that gives a vector for each token, every token seeing all of its text."""
+
+    @abstractmethod
+    def forward(self, batch: EncoderBatch) -> Tensor:
+        """Run all layers.
+
+        Returns:
+            `[num_tokens, hidden_size]`.
+        """

@@ -6,7 +6,7 @@ One line an architecture; the modules are imported on use, so that the front nev
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from runtime.checkpoint.config_keys import read_architecture, read_config
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.pooling import read_pooling
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
 
@@ -40,6 +41,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": Family("runtime.models.gemma3.spec:read", _DECODER),
     "LlamaForCausalLM": Family("runtime.models.llama.spec:read", _DECODER),
     "MistralForCausalLM": Family("runtime.models.mistral.spec:read", _DECODER),
+    "BertModel": Family("runtime.models.bert.spec:read", "runtime.models.bert.model:BertModel"),
     "Qwen2ForCausalLM": Family("runtime.models.qwen2.spec:read", _DECODER),
     "Qwen3ForCausalLM": Family("runtime.models.qwen3.spec:read", _DECODER),
 }
@@ -60,7 +62,10 @@ def read_model_spec(folder: Path, overrides: dict[str, Any] | None = None) -> Mo
     config, generation = read_config(folder, overrides)
     family = _find(read_architecture(config), brings_code="auto_map" in config.values)
     read = cast("Callable[[Keys, Keys], ModelSpec]", load_object(family.spec))
-    return read(config, generation)
+    spec = read(config, generation)
+    if spec.gives == "vectors":
+        return replace(spec, pooling=read_pooling(folder, spec.pooling.mode))
+    return spec
 
 
 def model_class(spec: ModelSpec) -> type[Model]:

@@ -16,6 +16,7 @@ EXTRAS: dict[str, str] = {
     "logprobs": "runtime.extras.logprobs",
     "hidden_states": "runtime.extras.hidden_states",
     "entropy": "runtime.extras.entropy",
+    "pooled": "runtime.extras.pooled",
 }
 
 

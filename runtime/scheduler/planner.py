@@ -69,8 +69,13 @@ class Planner:
         *,
         token_budget: TokenBudget,
         eos_token_ids: list[int],
+        splits_prompts: bool = True,
     ) -> None:
-        """Plan over `table`, at most `token_budget` prompt tokens a step."""
+        """Plan over `table`, at most `token_budget` prompt tokens a step.
+
+        Without `splits_prompts` each prompt is computed in one step, also one over the budget.
+        """
+        self._splits_prompts = splits_prompts
         self._table = table
         self._waiting = waiting
         self._cache = cache
@@ -90,7 +95,6 @@ class Planner:
 
     def plan(self) -> PlannedStep | None:
         """The next step, or `None` when there is nothing to compute."""
-        self._drop_behind_windows()
         retracted_before = self.num_retractions
         decode_rows, new_pages = self._plan_decodes()
         # After a retraction pages are scarce, and a token of the retracted request may still be in
@@ -161,11 +165,16 @@ class Planner:
             first += chunk.length
         return owners
 
-    def _drop_behind_windows(self) -> None:
-        """Free pages that no query from now on sees."""
+    def _drop_behind_windows(self) -> bool:
+        """Free pages that no query from now on sees; whether there were any.
+
+        Only where pages lack: until then they let later turns of a conversation find what was
+        generated.
+        """
         cache, table = self._cache, self._table
         if cache.window is None:
-            return
+            return False
+        before = cache.num_available_pages
         for row in (table.num_computed >= table.drops_at).nonzero()[0].tolist():
             request = table.request(row)
             if cache.enable_prefix_cache and request.request_id in self._unshared:
@@ -173,6 +182,7 @@ class Planner:
                 continue
             num_pages = cache.drop_behind(request.hold, int(table.num_computed[row]) - cache.window)
             table.drops_at[row] = num_pages * cache.page_size + cache.window
+        return cache.num_available_pages > before
 
     # ---- decode ----
 
@@ -184,7 +194,10 @@ class Planner:
         full = rows[is_full]
         if not len(full):
             return rows, None
-        pages = self._cache.extend_each([table.request(row).hold for row in full.tolist()])
+        holds = [table.request(row).hold for row in full.tolist()]
+        pages = self._cache.extend_each(holds)
+        if pages is None and self._drop_behind_windows():
+            pages = self._cache.extend_each(holds)
         if pages is not None:
             table.capacity[full] += self._cache.page_size
             new_pages: Int32Array = np.zeros(len(rows), dtype=np.int32)
@@ -266,6 +279,8 @@ class Planner:
         for request in self._waiting.in_order():
             if budget <= 0 or not table.has_free_row:
                 break
+            if not self._splits_prompts and chunks and len(request.tokens) > budget:
+                break
             if self._waits_for_prefix(request):
                 continue
             if not self._admit(request):
@@ -278,7 +293,7 @@ class Planner:
         table, row = self._table, request.row
         start = int(table.num_computed[row])
         left = int(table.num_tokens[row]) - start
-        length = min(left, budget)
+        length = min(left, budget) if self._splits_prompts else left
         is_last = length == left
         samples = is_last and bool(table.sampled_len[row] < table.end_len[row])
         return _Chunk(request, start, length, is_last, samples)
@@ -302,8 +317,10 @@ class Planner:
         matched = cache.attach_prefix(hold, prefix, request.namespace)
         missing = cache.pages_for(num_tokens + 1) - hold.num_pages
         # Each running request may need another page before this one has ended.
-        headroom = self._table.num_running
-        if missing + headroom > cache.num_available_pages and self._table.num_running:
+        needed = missing + self._table.num_running
+        if needed > cache.num_available_pages:
+            self._drop_behind_windows()
+        if needed > cache.num_available_pages and self._table.num_running:
             cache.release(hold, request.tokens[:0], request.namespace)
             return False
         request.num_computed = matched

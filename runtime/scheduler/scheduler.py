@@ -102,6 +102,7 @@ class SchedulerOptions:
         eos_token_ids: ids that end a text.
         stream_interval: tokens between two events of a stream.
         overlap: launch a step before the last one's tokens are read.
+        splits_prompts: a prompt may be computed in several steps.
     """
 
     max_running_requests: int
@@ -112,6 +113,7 @@ class SchedulerOptions:
     eos_token_ids: list[int]
     stream_interval: int = 1
     overlap: bool = False
+    splits_prompts: bool = True
 
 
 class Scheduler:
@@ -163,6 +165,7 @@ class Scheduler:
             cache,
             token_budget=options.token_budget,
             eos_token_ids=options.eos_token_ids,
+            splits_prompts=options.splits_prompts,
         )
         self._grammars = grammars or Grammars(None, 0, [])
         self._buffer = OutputBuffer(options.stream_interval)

@@ -19,6 +19,7 @@ from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.errors import StartupError
 from runtime.executor.build import Executor, Report, build_executor, chunk_tokens
+from runtime.executor.build_encoder import build_encoder
 from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.invariance import require_invariance
 from runtime.executor.kernel_choices import choose_attention
@@ -35,7 +36,7 @@ from runtime.ipc.messages import (
 )
 from runtime.ipc.shared_state import SharedState
 from runtime.models.layers.build_context import BuildContext, parse_dtype
-from runtime.models.model import CausalLM
+from runtime.models.model import CausalLM, TextEncoder
 from runtime.models.registry import read_model_spec
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.commands import CommandedRunner
@@ -82,25 +83,26 @@ def build_worker(
         runner = LeadingRunner(commanded, ranks)
         obey = ranks.before(commanded.obey)
         ranks.started()
-    size = executor.size
+    size, spec = executor.size, executor.model.spec
     scheduler = Scheduler(
         runner,
         CacheManager(
             size.num_pages,
             config.page_size,
-            enable_prefix_cache=not config.disable_radix_cache,
-            window=executor.model.spec.max_window,
+            enable_prefix_cache=spec.keeps_state and not config.disable_radix_cache,
+            window=spec.max_window,
         ),
         SchedulerStats(shared, config.decode_log_interval),
         SchedulerOptions(
             max_running_requests=config.max_running_requests,
             max_queued_requests=config.max_queued_requests,
             context_len=config.context_len,
-            token_budget=_token_budget(config, executor.model.spec),
+            token_budget=_token_budget(config, spec),
             policy=config.schedule_policy,
             eos_token_ids=config.eos_token_ids,
             stream_interval=config.stream_interval,
             overlap=config.overlap,
+            splits_prompts=spec.keeps_state,
         ),
         send_tokens=send_tokens,
         send_front=send_front,
@@ -167,7 +169,9 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
         device,
         time.perf_counter() - started,
     )
-    assert isinstance(model, CausalLM), "every family gives tokens so far"
+    if isinstance(model, TextEncoder):
+        return build_encoder(config, model, group, report)
+    assert isinstance(model, CausalLM), "a family gives tokens or vectors"
     return build_executor(config, model, group, backend, report)
 
 

@@ -24,7 +24,7 @@ from runtime.ipc.transport import (
     front_address,
     scheduler_address,
 )
-from runtime.text.detokenizer import Detokenizer, MalformedDeltas
+from runtime.text.detokenizer import Detokenizer, MalformedDeltas, portions
 from runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -65,8 +65,8 @@ class DetokenizerLoop:
         except MalformedDeltas as error:
             logger.warning("Dropped a message of the scheduler: %s", error)
             return
-        if deltas.deltas:
-            self._front.send(deltas)
+        for portion in portions(deltas):
+            self._front.send(portion)
         if stop_hit is not None:
             self._scheduler.send(stop_hit)
 

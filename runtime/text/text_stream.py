@@ -15,6 +15,11 @@ _ID_BYTES = 4
 # Tokens that wait to be decoded, where nobody waits for their text. All of them at the end would
 # keep the next batch waiting: 32,768 tokens took 13 milliseconds, 50 the first time.
 _MAX_UNDECODED = 16
+# Extras go out in portions, also where nobody streams: a message of a hundred megabytes would hold
+# the front for as long as it takes to read.
+_MAX_UNSENT_BYTES = 2**18
+# What a block costs whoever reads it, as bytes.
+BLOCK_BYTES = 128
 
 
 class Stream:
@@ -30,6 +35,7 @@ class Stream:
         "_keep_stop",
         "_matcher",
         "_max_undecoded",
+        "_num_bytes",
         "_num_unsent",
         "_request_id",
         "_text",
@@ -47,6 +53,7 @@ class Stream:
         self._interval = max(1, start.stream_interval) if start.stream else sys.maxsize
         self._due = 1 if start.stream else sys.maxsize
         self._num_unsent = 0
+        self._num_bytes = 0
         self._undecoded: list[int] = []
         # Streams that began together are decoded one after the other.
         self._max_undecoded = start.request_id % _MAX_UNDECODED + 1
@@ -57,6 +64,7 @@ class Stream:
     def add_extra(self, block: ExtraBlock) -> None:
         """Take what goes out with the next delta."""
         add_block(self._extras, block)
+        self._num_bytes += len(block.data) + BLOCK_BYTES
 
     def advance(
         self, token_ids: list[int], data: bytes, reason: FinishReason | None
@@ -82,7 +90,8 @@ class Stream:
             self._drop_stop_token(reason)
             self._text.append(self._decode())
             self._text.append(self._decoder.finish())
-        if reason is None and self._num_unsent < self._due:
+        is_due = self._num_unsent >= self._due or self._num_bytes > _MAX_UNSENT_BYTES
+        if reason is None and not is_due:
             if len(self._undecoded) > self._max_undecoded:
                 self._max_undecoded = _MAX_UNDECODED
                 # The newest may turn out to be what ended the request.
@@ -106,6 +115,7 @@ class Stream:
         self._cached_tokens = -1
         self._due = self._interval
         self._num_unsent = 0
+        self._num_bytes = 0
         self._data.clear()
         self._text.clear()
         return delta

@@ -6,9 +6,8 @@ tokens and the clean-up of `tokenizer_config.json`, the special tokens' names, t
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from tokenizers.models import WordLevel
 from runtime.errors import InvalidRequest, StartupError
 from runtime.text.tokenizer_conversion import converted_tokenizer_file
 
-# Below this an encode takes about a millisecond, less than a hop to a thread is worth.
-_LONG_TEXT_CHARS = 64 * 1024
 # `transformers` writes 1e30 where a tokenizer knows no limit; no context is this long.
 _MAX_PLAUSIBLE_LENGTH = 10**9
 _NAMED_TOKENS = (
@@ -193,9 +190,18 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(
-        self, texts: Sequence[str], add_special_tokens: bool = True
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool = True,
+        check_length: Callable[[int], object] | None = None,
     ) -> list[list[int]]:
-        """Token ids of each text.
+        """Token ids of each text; the library gives the GIL up meanwhile.
+
+        Args:
+            texts: any number.
+            add_special_tokens: whether the tokenizer's own BOS and EOS rule holds.
+            check_length: called with the number of each text's tokens; raises to refuse. Only then
+                they become Python's integers, which holds the GIL, 20 milliseconds a million.
 
         Raises:
             InvalidRequest: a text holds half a surrogate pair.
@@ -205,13 +211,10 @@ class Tokenizer:
         encodings = self.backend.encode_batch_fast(
             list(texts), add_special_tokens=add_special_tokens
         )
+        if check_length is not None:
+            for encoding in encodings:
+                check_length(len(encoding))
         return [encoding.ids for encoding in encodings]
-
-    async def encode_async(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Like `encode`; a long text is encoded on a thread, as the library releases the GIL."""
-        if len(text) <= _LONG_TEXT_CHARS:
-            return self.encode(text, add_special_tokens)
-        return await asyncio.to_thread(self.encode, text, add_special_tokens)
 
     # ---- ids to text ----
 
@@ -243,7 +246,12 @@ class Tokenizer:
         Raises:
             InvalidRequest: an id that is no unsigned 32-bit number.
         """
-        return [self.decode(ids, skip_special_tokens) for ids in batch]
+        try:
+            # Unlike the library's function for one, this gives the GIL up.
+            texts = self.backend.decode_batch(batch, skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise InvalidRequest(f"Token ids must be integers in [0, 2**32): {error}.") from error
+        return [clean_up_spaces(text) if self.cleans_up_spaces else text for text in texts]
 
 
 class _NoTokenizer(Tokenizer):
@@ -258,6 +266,7 @@ class _NoTokenizer(Tokenizer):
         self,
         texts: Sequence[str],  # noqa: ARG002  # the base class's parameters
         add_special_tokens: bool = True,  # noqa: ARG002
+        check_length: Callable[[int], object] | None = None,  # noqa: ARG002
     ) -> list[list[int]]:
         raise InvalidRequest(_MISSING)
 
@@ -267,6 +276,13 @@ class _NoTokenizer(Tokenizer):
         skip_special_tokens: bool = True,  # noqa: ARG002
         spaces_between_special_tokens: bool = True,  # noqa: ARG002
     ) -> str:
+        raise InvalidRequest(_MISSING)
+
+    def decode_batch(
+        self,
+        batch: Sequence[Sequence[int]],  # noqa: ARG002
+        skip_special_tokens: bool = True,  # noqa: ARG002
+    ) -> list[str]:
         raise InvalidRequest(_MISSING)
 
 

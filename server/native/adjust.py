@@ -12,7 +12,7 @@ from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
 from openai_api.access import Access, AccessRouter
-from runtime.client.json_body import decode_body
+from runtime.client.large_body import read_json
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.ipc.messages import FreezeGarbage, SetLogLevel, SlowDown
 from server.context import ServerContext
@@ -71,7 +71,7 @@ def create_router(context: ServerContext, request_log: RequestLog) -> AccessRout
 
     async def set_internal_state(request: Request) -> Response:
         """Change options of the running scheduler; true when all of them were changed."""
-        body = decode_body(await request.body(), _STATE)
+        body = await read_json(await request.body(), _STATE)
         return json_response([await change_options(context, body.server_args)])
 
     documented = body_schema(SetInternalStateBody)
@@ -86,7 +86,7 @@ def create_router(context: ServerContext, request_log: RequestLog) -> AccessRout
     async def slow_down(request: Request) -> Response:
         """Sleep before each step, so that what happens under load can be tried with little."""
         payload = await request.body()
-        body = decode_body(payload, _SLOW_DOWN) if payload else SlowDownBody()
+        body = await read_json(payload, _SLOW_DOWN) if payload else SlowDownBody()
         seconds = body.forward_sleep_time or 0.0
         if not (math.isfinite(seconds) and 0.0 <= seconds <= MAX_SLEEP_S):
             raise InvalidRequest(
@@ -108,7 +108,7 @@ def create_router(context: ServerContext, request_log: RequestLog) -> AccessRout
     async def configure_logging(request: Request) -> Response:
         """Change what is logged about requests, and how much the server and its worker log."""
         payload = await request.body()
-        body = decode_body(payload, _LOGGING) if payload else ConfigureLoggingBody()
+        body = await read_json(payload, _LOGGING) if payload else ConfigureLoggingBody()
         for name in ("dump_requests_folder", "dump_requests_threshold", "crash_dump_folder"):
             if getattr(body, name):
                 raise InvalidRequest(

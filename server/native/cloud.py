@@ -12,14 +12,22 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from openai_api.sse import unless_disconnected
+from openai_api.request_body import read_raw
+from openai_api.sse import json_answer, unless_disconnected
 from runtime.client.expected import explain
-from runtime.client.json_body import InvalidBody, decode_body
+from runtime.client.json_body import InvalidBody
+from runtime.client.large_body import read_json, work_out
 from runtime.errors import InvalidRequest
 from server.context import ServerContext
 from server.errors import json_response
-from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
-from server.native.generation import open_outputs, read_all, tokenize_prompts
+from server.native.generate_request import GenerateBody, GeneratePlan
+from server.native.generation import (
+    as_pieces,
+    open_outputs,
+    plan_body,
+    read_all,
+    tokenize_prompts,
+)
 from server.native.health import answer_health
 from server.native.schema import body_schema
 
@@ -49,24 +57,21 @@ def create_router(context: ServerContext) -> AccessRouter:
     @router.post(context.config.http.vertex_route, openapi_extra=body_schema(VertexBody))
     async def vertex_generate(request: Request) -> Response:
         """Continue every instance; `predictions` are what `/generate` answers, in order."""
-        body = decode_body(await request.body(), _DECODER)
+        raw = await read_raw(request)
+        body = await read_json(raw, _DECODER)
         if not body.instances:
             return json_response({"predictions": []})
-        asked = _as_generate(body)
-        plan = plan_generate(
-            asked,
-            context.sampling_defaults,
-            context.client.limits.vocab_size,
-            features=context.features,
-        )
+        asked = await work_out(len(raw), _as_generate, body)
+        plan = await plan_body(context, asked, len(raw))
         answers = await unless_disconnected(request.receive, _answers(context, plan))
-        return json_response({"predictions": answers})
+        return json_answer({"predictions": as_pieces(answers)})
 
     return router
 
 
 async def _answers(context: ServerContext, plan: GeneratePlan) -> list[dict[str, Any]]:
-    return await read_all(open_outputs(context, plan, await tokenize_prompts(context, plan)))
+    prompt_ids = await tokenize_prompts(context, plan)
+    return await read_all(await open_outputs(context, plan, prompt_ids, as_json=True))
 
 
 def _as_generate(body: VertexBody) -> GenerateBody:

@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from runtime.client.json_body import decode_body
+from runtime.client.large_body import read_json
 from runtime.errors import InvalidRequest
 from server.context import ServerContext
 from server.native.schema import body_schema
@@ -57,7 +57,7 @@ def create_router(context: ServerContext) -> AccessRouter:
     async def abort_request(request: Request) -> Response:
         """Abort one request (or the batch it names) or all; each still gets its final answer."""
         payload = await request.body()
-        body = decode_body(payload, _ABORT) if payload else AbortBody()
+        body = await read_json(payload, _ABORT) if payload else AbortBody()
         if body.abort_all:
             context.client.abort_all()
         elif body.rid:

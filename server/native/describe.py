@@ -36,7 +36,7 @@ def describe_model(context: ServerContext) -> dict[str, Any]:
     return {
         "model_path": context.config.model.model_path,
         "tokenizer_path": context.config.model.tokenizer_path,
-        "is_generation": True,
+        "is_generation": context.model.gives == "tokens",
         "preferred_sampling_params": msgspec.json.decode(preferred) if preferred else None,
         "weight_version": context.weight_version,
         "has_image_understanding": False,

@@ -10,15 +10,26 @@ from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
 from openai_api.generation import close_all, first_then_rest, merge
-from openai_api.sse import DONE, EventStream, event, unless_disconnected, with_errors
-from runtime.client.json_body import decode_body
+from openai_api.request_body import read_raw
+from openai_api.sse import (
+    DONE,
+    Chunk,
+    EventStream,
+    event,
+    json_answer,
+    unless_disconnected,
+    with_errors,
+)
+from runtime.client.large_body import let_go, read_json
 from runtime.errors import TooLong
 from server.context import ServerContext
-from server.errors import json_response, stream_error
-from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
+from server.errors import stream_error
+from server.native.generate_request import GenerateBody, GeneratePlan
 from server.native.generation import (
     Output,
+    as_pieces,
     open_outputs,
+    plan_body,
     read_all,
     tokenize_prompts,
 )
@@ -33,15 +44,18 @@ def create_router(context: ServerContext) -> AccessRouter:
 
     async def generate(request: Request) -> Response:
         """Continue one prompt (the answer is an object) or several (a list)."""
-        body = decode_body(await request.body(), _DECODER)
-        plan = plan_generate(
-            body,
-            context.sampling_defaults,
-            context.client.limits.vocab_size,
-            features=context.features,
-        )
+        raw = await read_raw(request)
+        body = await read_json(raw, _DECODER)
         try:
-            outputs = open_outputs(context, plan, await tokenize_prompts(context, plan))
+            return await answer(request, body, len(raw))
+        finally:
+            let_go(body.input_ids)
+
+    async def answer(request: Request, body: GenerateBody, body_size: int) -> Response:
+        plan = await plan_body(context, body, body_size)
+        try:
+            prompt_ids = await tokenize_prompts(context, plan)
+            outputs = await open_outputs(context, plan, prompt_ids, as_json=True)
         except TooLong as error:
             if not plan.stream:
                 raise
@@ -52,7 +66,7 @@ def create_router(context: ServerContext) -> AccessRouter:
         try:
             if not plan.stream:
                 answers = await unless_disconnected(request.receive, read_all(outputs))
-                return json_response(answers[0] if plan.is_single else answers)
+                return json_answer(answers[0] if plan.is_single else as_pieces(answers))
             events = _events(outputs, plan, context.config.http.incremental_streaming_output)
             # The first event is awaited before the status is sent: a refusal keeps its own status.
             events = await unless_disconnected(request.receive, first_then_rest(events))
@@ -69,17 +83,16 @@ def create_router(context: ServerContext) -> AccessRouter:
 
 async def _events(
     outputs: list[Output], plan: GeneratePlan, incremental: bool
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[Chunk, None]:
     async for index, chunk in merge([output.stream for output in outputs]):
         answer = outputs[index].answer(chunk, incremental=incremental)
-        await outputs[index].end_json(answer)
         yield event(answer if plan.is_single else {**answer, "index": index})
 
 
-async def _refusal(error: Exception) -> AsyncGenerator[bytes, None]:
+async def _refusal(error: Exception) -> AsyncGenerator[Chunk, None]:
     yield _error_event(error)
     yield DONE
 
 
-def _error_event(error: Exception) -> bytes:
+def _error_event(error: Exception) -> Chunk:
     return event(stream_error(error))

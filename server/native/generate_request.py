@@ -28,6 +28,7 @@ from server.native.tensor_request import Features, Row, read_embeds
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_BATCH = 4096
 MAX_LABEL_CHARS = 256
+_LOOKED_AT = 64 * 1024
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
@@ -239,7 +240,10 @@ def _prompts(body: GenerateBody, features: Features) -> tuple[Prompts, list[byte
 def _ids(ids: list[int | list[int]], *, may_be_empty: bool) -> tuple[list[list[int]], bool]:
     if not ids and not may_be_empty:
         raise InvalidRequest("input_ids cannot be empty.", param="input_ids")
-    kinds = set(map(type, ids))
+    kinds: set[type] = set()
+    for begin in range(0, len(ids), _LOOKED_AT):
+        # All at once would hold the GIL for as long as it takes.
+        kinds.update(map(type, ids[begin : begin + _LOOKED_AT]))
     if all(issubclass(kind, int) for kind in kinds):
         return [cast("list[int]", ids)], True
     if kinds != {list}:

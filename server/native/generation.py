@@ -11,15 +11,18 @@ from typing import Any
 
 import msgspec
 
-from openai_api.generation import merge
-from runtime.client.admission import check_text_size
+from openai_api.generation import admit_each, merge
+from runtime.client.answer_size import check_answer_size
 from runtime.client.extras import AnsweredSample, ExtraAnswer, answers_of
 from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
+from runtime.client.json_pieces import JsonItems, Pieces
+from runtime.client.large_body import work_out
+from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
 from runtime.requests.sampling_params import SamplingParams
 from server.context import ServerContext
-from server.native.generate_request import GeneratePlan, Sample
+from server.native.generate_request import GenerateBody, GeneratePlan, plan_generate
 
 
 class Output:
@@ -95,19 +98,9 @@ class Output:
         if chunk.finish_reason is not None:
             meta["e2e_latency"] = time.perf_counter() - self._started_at
             meta["response_sent_to_client_ts"] = time.time()
+            for extra in self._extras:
+                meta.update(extra.at_end())
         return meta
-
-    def end(self, answer: dict[str, Any]) -> None:
-        """Put into the last answer what extras tell there only."""
-        if answer["meta_info"]["finish_reason"] is not None:
-            for extra in self._extras:
-                answer["meta_info"].update(extra.at_end())
-
-    async def end_json(self, answer: dict[str, Any]) -> None:
-        """The same, where the answer becomes JSON."""
-        if answer["meta_info"]["finish_reason"] is not None:
-            for extra in self._extras:
-                answer["meta_info"].update(await extra.at_end_json())
 
 
 def describe_finish(reason: FinishReason | None) -> dict[str, Any] | None:
@@ -118,20 +111,32 @@ def describe_finish(reason: FinishReason | None) -> dict[str, Any] | None:
     return described
 
 
+async def plan_body(context: ServerContext, body: GenerateBody, body_size: int) -> GeneratePlan:
+    """The request that a body of `body_size` bytes asks for; see `plan_generate`."""
+    lists: list[object] = [body.text, body.sampling_params]
+    if body.input_ids and isinstance(body.input_ids[0], list):
+        lists.append(body.input_ids)
+    num_items = max(len(each) if isinstance(each, list) else 1 for each in lists)
+    return await work_out(
+        # Each prompt has parameters that are checked: that takes the time of a kilobyte.
+        max(body_size, num_items * 1024),
+        plan_generate,
+        body,
+        context.sampling_defaults,
+        context.client.limits.vocab_size,
+        features=context.features,
+    )
+
+
 async def tokenize_prompts(context: ServerContext, plan: GeneratePlan) -> list[list[int]]:
     """Token ids of each prompt of `plan`.
 
     Raises:
-        InvalidRequest: a text that is far too long, or half a surrogate pair.
+        InvalidRequest: texts that are far too long, or half a surrogate pair.
     """
-    prompt_ids = []
-    for prompt in plan.prompts:
-        if isinstance(prompt, str):
-            check_text_size(prompt, context.client.limits)
-            prompt_ids.append(await context.tokenizer.encode_async(prompt))
-        else:
-            prompt_ids.append(prompt)
-    return prompt_ids
+    texts = [prompt for prompt in plan.prompts if isinstance(prompt, str)]
+    encoded = iter(await encode_prompts(context.tokenizer, texts, context.client.limits))
+    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in plan.prompts]
 
 
 def _refuse_text_rules(sampling: SamplingParams) -> None:
@@ -145,57 +150,90 @@ def _refuse_text_rules(sampling: SamplingParams) -> None:
 
 
 def open_output(
-    context: ServerContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
+    context: ServerContext, plan: GeneratePlan, item: GenerationInput, *, as_json: bool = False
 ) -> Output:
     """Admit one sample of `plan`.
+
+    Args:
+        context: the server's.
+        plan: the request.
+        item: the sample.
+        as_json: whether its answers will be encoded; else they are Python's own lists.
 
     Raises:
         InvalidRequest: it can never fit, or its `rid` is in flight.
         EngineNotReady, Overloaded: it cannot be taken now.
     """
     if context.tokenizer.is_missing:
-        _refuse_text_rules(sample.spec.sampling)
+        _refuse_text_rules(item.spec.sampling)
     client = context.client
     generate = client.generate if plan.is_recorded else client.generate_unrecorded
-    item = GenerationInput(input_ids, sample.spec)
+    input_ids = item.input_ids
     if plan.session is None:
         stream = generate(item)
     else:
         stream = context.sessions.generate(plan.session, item, generate)
         assert stream.turn is not None
         input_ids = stream.turn.prompt().tolist()
-    echoed = input_ids if plan.return_prompt_token_ids else None
     extras: list[ExtraAnswer] = []
-    if sample.spec.extras:
-        prompt_ids, hidden_size = input_ids[: stream.prompt_tokens], context.model.hidden_size
+    if item.spec.extras:
         answered = AnsweredSample(
-            prompt_ids, hidden_size, lambda token_id: context.token_pieces.text(token_id)
+            input_ids[: stream.prompt_tokens],
+            context.model.hidden_size,
+            lambda token_id: context.token_pieces.text(token_id),
+            as_json=as_json,
+            is_shown_again=plan.stream,
         )
-        extras = answers_of(sample.spec.extras, answered)
+        extras = answers_of(item.spec.extras, answered)
     return Output(
         stream,
-        sample.spec.rid,
-        echoed,
+        item.spec.rid,
+        input_ids if plan.return_prompt_token_ids else None,
         extras,
         tells_rank=len(client.links) > 1,
         has_text=not context.tokenizer.is_missing,
     )
 
 
-def open_outputs(
-    context: ServerContext, plan: GeneratePlan, prompt_ids: list[list[int]]
+async def open_outputs(
+    context: ServerContext,
+    plan: GeneratePlan,
+    prompt_ids: list[list[int]],
+    *,
+    as_json: bool = False,
 ) -> list[Output]:
-    """Admit every sample of `plan`, or none: one bad prompt takes the others back."""
+    """Admit every sample of `plan`, or none: one bad prompt takes the others back.
+
+    Args:
+        context: the server's.
+        plan: the request.
+        prompt_ids: of each of its prompts.
+        as_json: as of `open_output`; then what all its answers might weigh is checked, too.
+    """
+    inputs = [GenerationInput(prompt_ids[each.prompt_index], each.spec) for each in plan.samples]
+    if as_json:
+        check_answer_size(inputs, context.client.limits)
     outputs: list[Output] = []
     try:
-        for sample in plan.samples:
-            input_ids = prompt_ids[sample.prompt_index]
-            outputs.append(open_output(context, plan, sample, input_ids))
-    except Exception:
+        await admit_each(
+            inputs,
+            lambda item: outputs.append(open_output(context, plan, item, as_json=as_json)),
+        )
+    except BaseException:
         for output in outputs:
             output.stream.take_back()
         raise
     return outputs
+
+
+def as_pieces(answers: list[dict[str, Any]]) -> JsonItems:
+    """A list of whole answers, encoded one after the other."""
+    cost = 0
+    for answer in answers:
+        cost += len(answer["output_ids"]) + len(answer.get("prompt_token_ids", ()))
+        numbers = answer["meta_info"].values()
+        cost += sum(each.cost for each in numbers if isinstance(each, Pieces))
+    return JsonItems(answers, cost)
 
 
 async def read_all(outputs: list[Output]) -> list[dict[str, Any]]:
@@ -203,6 +241,4 @@ async def read_all(outputs: list[Output]) -> list[dict[str, Any]]:
     answers: list[dict[str, Any]] = [{}] * len(outputs)
     async for index, chunk in merge([output.stream for output in outputs]):
         answers[index] = outputs[index].answer(chunk)
-    for output, answer in zip(outputs, answers, strict=True):
-        await output.end_json(answer)
     return answers

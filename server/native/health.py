@@ -15,6 +15,7 @@ from runtime.errors import HeadraceError
 from runtime.ipc.messages import Ping
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
+from runtime.service.embedding import vector_input
 from server.context import ServerContext
 from server.errors import json_response
 from server.health import (
@@ -92,19 +93,19 @@ async def _is_alive(context: ServerContext) -> bool:
     return await _token_came(context)
 
 
+def _probe(context: ServerContext) -> GenerationInput:
+    rid = f"HEALTH_CHECK_{secrets.token_hex(16)}"
+    if context.model.gives != "tokens":
+        return vector_input([0], rid)
+    sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
+    return GenerationInput([0], RequestSpec(sampling=sampling, rid=rid))
+
+
 async def _token_came(context: ServerContext) -> bool:
     before = context.status.total("generation_tokens_total")
     deadline = time.monotonic() + PROBE_TIMEOUT_S
     try:
-        stream = context.client.generate_unrecorded(
-            GenerationInput(
-                [0],
-                RequestSpec(
-                    sampling=SamplingParams(max_new_tokens=1, temperature=0.0),
-                    rid=f"HEALTH_CHECK_{secrets.token_hex(16)}",
-                ),
-            )
-        )
+        stream = context.client.generate_unrecorded(_probe(context))
     except HeadraceError:
         return False
     probe = asyncio.create_task(_read(stream))

@@ -13,7 +13,7 @@ from openai_api.output_parser import Call, ContentText, OutputParser, ReasoningT
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.schemas.chat import MAX_TOOLS, Tool
 from openai_api.tool_parsers.registry import TOOL_PARSERS
-from runtime.client.json_body import decode_body
+from runtime.client.large_body import read_json
 from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
 from server.context import ServerContext
@@ -57,7 +57,7 @@ def create_router(context: ServerContext) -> AccessRouter:
     @router.post("/separate_reasoning", openapi_extra=body_schema(SeparateReasoningBody))
     async def separate_reasoning(request: Request) -> Response:
         """Split a model's output into its reasoning and its answer."""
-        body = decode_body(await request.body(), _REASONING)
+        body = await read_json(await request.body(), _REASONING)
         if body.return_blocks:
             raise InvalidRequest(
                 "return_blocks is not supported by this server yet.", param="return_blocks"
@@ -69,7 +69,7 @@ def create_router(context: ServerContext) -> AccessRouter:
     @router.post("/parse_function_call", openapi_extra=body_schema(ParseFunctionCallBody))
     async def parse_function_call(request: Request) -> Response:
         """Read the tool calls in a model's output; `tool_index` is the place in `tools`."""
-        body = decode_body(await request.body(), _CALLS)
+        body = await read_json(await request.body(), _CALLS)
         if len(body.tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools may have at most {MAX_TOOLS} entries.", param="tools")
         _check_length(body.text)

@@ -11,9 +11,7 @@ from runtime.errors import InvalidRequest
 from server.context import ServerContext
 
 _NEEDS = {
-    "/encode": "an embedding model",
     "/classify": "a reward or classification model",
-    "/v1/embeddings": "an embedding model",
     "/v1/classify": "a classification model",
     "/v1/rerank": "a rerank model",
 }
@@ -33,8 +31,8 @@ def _refusal(context: ServerContext, path: str, needed: str) -> Callable[[], Awa
 
     async def refuse() -> Response:
         raise InvalidRequest(
-            f"This server serves a generation model ({architecture}); {path} needs {needed}, and "
-            "those are not supported yet."
+            f"This server's model ({architecture}) is not {needed}, which {path} needs; those are "
+            "not supported yet."
         )
 
     return refuse

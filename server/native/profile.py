@@ -7,7 +7,7 @@ from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
 from openai_api.access import Access, AccessRouter
-from runtime.client.json_body import decode_body
+from runtime.client.large_body import read_json
 from server.context import ServerContext
 from server.native.profiling import ProfileBody, start_profile, stop_profile
 from server.native.schema import body_schema
@@ -22,7 +22,7 @@ def create_router(context: ServerContext) -> AccessRouter:
     async def start(request: Request) -> Response:
         """Record the worker's next steps; with `num_steps` the trace is written by itself."""
         payload = await request.body()
-        body = decode_body(payload, _DECODER) if payload else ProfileBody()
+        body = await read_json(payload, _DECODER) if payload else ProfileBody()
         text = await start_profile(context, body)
         return PlainTextResponse(f"{text}\n")
 

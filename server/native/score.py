@@ -7,10 +7,11 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from openai_api.request_body import read_body
-from openai_api.sse import unless_disconnected
+from openai_api.request_body import check_media_type, read_raw
+from openai_api.sse import json_answer, unless_disconnected
+from runtime.client.json_pieces import JsonList
+from runtime.client.large_body import read_json
 from server.context import ServerContext
-from server.errors import json_response
 from server.native.schema import body_schema
 from server.native.scoring import ScoreBody, score
 
@@ -24,13 +25,16 @@ def create_router(context: ServerContext) -> AccessRouter:
     @router.post("/v1/score", openapi_extra=body_schema(ScoreBody))
     async def score_items(request: Request) -> Response:
         """Probability of each label after `query` + item, over the vocabulary or the labels."""
-        body = await read_body(request, _DECODER)
-        scored = await unless_disconnected(request.receive, score(context, body))
-        return json_response(
+        check_media_type(request)
+        raw = await read_raw(request)
+        body = await read_json(raw, _DECODER)
+        scored = await unless_disconnected(request.receive, score(context, body, len(raw)))
+        num_scores = sum(map(len, scored.scores))
+        return json_answer(
             {
                 "object": "scoring",
                 "model": body.model or "default",
-                "scores": scored.scores,
+                "scores": JsonList(num_scores, scored.scores, batch=16),
                 "usage": {
                     "prompt_tokens": scored.prompt_tokens,
                     "completion_tokens": 0,

@@ -14,8 +14,10 @@ import msgspec
 
 from openai_api.generation import merge, new_id, open_streams, sample_rids
 from openai_api.schemas.common import fields_of_type
-from runtime.client.admission import check_text_size
 from runtime.client.generation import GenerationInput
+from runtime.client.large_body import MAX_NUMBERS, work_out
+from runtime.client.tokenization import check_num_chars, encode_prompts
+from runtime.client.turns import each_in_turns
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.extras.logprobs.front import MAX_TOKEN_IDS
 from runtime.extras.logprobs.positions import LogprobSpec, outputs_of
@@ -68,11 +70,16 @@ class Scored:
     prompt_tokens: int
 
 
-async def score(context: ServerContext, body: ScoreBody) -> Scored:
+async def score(context: ServerContext, body: ScoreBody, body_size: int = 0) -> Scored:
     """Score every item, or none.
 
     The first item runs alone when the items share a beginning: the others then find it in the
     prefix cache.
+
+    Args:
+        context: the server's.
+        body: the request.
+        body_size: bytes it came in; what takes longer with a large one leaves the event loop.
 
     Raises:
         InvalidRequest: something in `body` is wrong.
@@ -80,7 +87,13 @@ async def score(context: ServerContext, body: ScoreBody) -> Scored:
     """
     _refuse_unsupported(body)
     prompts = await _prompts(context, body)
-    labels = _labels(body.label_token_ids, len(prompts), context.client.limits.vocab_size)
+    labels = await work_out(
+        body_size,
+        _labels,
+        body.label_token_ids,
+        len(prompts),
+        context.client.limits.vocab_size,
+    )
     answer_id = new_id("score", None)
     inputs = [
         GenerationInput(
@@ -94,14 +107,16 @@ async def score(context: ServerContext, body: ScoreBody) -> Scored:
     first = 1 if _share_prefix(context, prompts) else 0
     logprobs = await _run(context, inputs[:first]) + await _run(context, inputs[first:])
     to_scores = _softmax if body.apply_softmax else _exp
-    return Scored([to_scores(each) for each in logprobs], sum(map(len, prompts)))
+    scores: list[list[float]] = []
+    await each_in_turns(logprobs, lambda each: scores.append(to_scores(each)))
+    return Scored(scores, sum(map(len, prompts)))
 
 
 async def _run(context: ServerContext, inputs: list[GenerationInput]) -> list[list[float]]:
     if not inputs:
         return []
     found: list[list[float]] = [[]] * len(inputs)
-    streams = open_streams(context.client.generate, inputs)
+    streams = await open_streams(context.client.generate, inputs, context.client.limits)
     async with contextlib.aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             if outputs := outputs_of(chunk):
@@ -155,14 +170,23 @@ async def _prompts(context: ServerContext, body: ScoreBody) -> list[list[int]]:
         )
     if ids:
         head = query if isinstance(query, list) else []
-        return [item + head if body.item_first else head + item for item in ids]
+        num_tokens = len(head) * len(ids) + sum(map(len, ids))
+        if num_tokens > MAX_NUMBERS:
+            raise InvalidRequest(
+                f"The items, each with the query, may have at most {MAX_NUMBERS} tokens together, "
+                f"got {num_tokens}.",
+                param="items",
+            )
+        return await work_out(num_tokens, _joined, ids, head, bool(body.item_first))
     start = query if isinstance(query, str) else ""
-    prompts = []
-    for item in texts:
-        text = item + start if body.item_first else start + item
-        check_text_size(text, context.client.limits)
-        prompts.append(await context.tokenizer.encode_async(text))
-    return prompts
+    # Counted before each item gets the query: that could be a hundred times what was sent.
+    check_num_chars(len(start) * len(texts) + sum(map(len, texts)))
+    prompts = [item + start if body.item_first else start + item for item in texts]
+    return await encode_prompts(context.tokenizer, prompts, context.client.limits)
+
+
+def _joined(ids: list[list[int]], head: list[int], item_first: bool) -> list[list[int]]:
+    return [item + head if item_first else head + item for item in ids]
 
 
 def _labels(

@@ -7,7 +7,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from runtime.client.json_body import decode_body
+from runtime.client.large_body import read_json
 from server.context import ServerContext
 from server.errors import json_response
 from server.native.schema import body_schema
@@ -39,7 +39,7 @@ def create_router(context: ServerContext) -> AccessRouter:
     @router.post("/open_session", openapi_extra=body_schema(OpenBody))
     async def open_session(request: Request) -> Response:
         """Open a session; the answer is its id."""
-        body = decode_body(await request.body(), _OPEN)
+        body = await read_json(await request.body(), _OPEN)
         session_id = context.sessions.open(
             body.capacity_of_str_len,
             body.session_id,
@@ -51,7 +51,7 @@ def create_router(context: ServerContext) -> AccessRouter:
     @router.post("/close_session", openapi_extra=body_schema(CloseBody))
     async def close_session(request: Request) -> Response:
         """Forget a session; one that is not open is as good as closed."""
-        context.sessions.close(decode_body(await request.body(), _CLOSE).session_id)
+        context.sessions.close((await read_json(await request.body(), _CLOSE)).session_id)
         return Response(status_code=200)
 
     return router

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from openai_api.request_body import check_media_type
-from runtime.client.admission import check_text_size
-from runtime.client.json_body import decode_body
+from openai_api.request_body import check_media_type, read_raw
+from openai_api.sse import json_answer
+from runtime.client.admission import EngineLimits
+from runtime.client.json_pieces import BATCH, JsonItems, JsonList
+from runtime.client.large_body import read_json, work_out
+from runtime.client.tokenization import check_texts, decode_texts, encode_texts
 from runtime.errors import InvalidRequest
 from server.context import ServerContext
 from server.errors import DecodeError, json_response
 from server.native.schema import body_schema
 
 MAX_TEXTS = 4096
-_LONG_TOKENS = 16 * 1024
+# Of all texts together: two million tokens, which the answer lists one by one.
+MAX_TOKENIZE_CHARS = 8 * 2**20
+MAX_DETOKENIZE_IDS = 2**20
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -50,7 +53,7 @@ def create_router(context: ServerContext) -> AccessRouter:
         """Token ids of one text or several."""
         if request.scope["route"].speaks_openai:
             check_media_type(request)
-        body = decode_body(await request.body(), _TOKENIZE)
+        body = await read_json(await read_raw(request), _TOKENIZE)
         if body.messages is not None:
             raise InvalidRequest(
                 "messages is not supported here yet; send prompt.", param="messages"
@@ -60,15 +63,13 @@ def create_router(context: ServerContext) -> AccessRouter:
         add_special = body.add_special_tokens is not False
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         _check_count(texts, "prompt")
-        tokens = []
-        for text in texts:
-            check_text_size(text, context.client.limits)
-            tokens.append(await context.tokenizer.encode_async(text, add_special))
+        check_texts(texts, context.client.limits, most=MAX_TOKENIZE_CHARS)
+        tokens = await encode_texts(context.tokenizer, texts, add_special_tokens=add_special)
         counts = [len(ids) for ids in tokens]
         is_one = isinstance(body.prompt, str)
-        return json_response(
+        return json_answer(
             {
-                "tokens": tokens[0] if is_one else tokens,
+                "tokens": _numbers(tokens[0]) if is_one else JsonItems(tokens, sum(counts)),
                 "count": counts[0] if is_one else counts,
                 "max_model_len": context.tokenizer.model_max_length
                 or context.client.limits.context_len,
@@ -79,15 +80,14 @@ def create_router(context: ServerContext) -> AccessRouter:
         """Text of one sequence of token ids or several."""
         if request.scope["route"].speaks_openai:
             check_media_type(request)
-        body = decode_body(await request.body(), _DETOKENIZE)
-        flat = [each for each in body.tokens if isinstance(each, int)]
-        nested = [each for each in body.tokens if isinstance(each, list)]
-        if flat and nested:
-            raise InvalidRequest("tokens must be a list of integers or a list of such lists.")
-        _check_count(nested, "tokens")
+        raw = await read_raw(request)
+        body = await read_json(raw, _DETOKENIZE)
+        ids = await work_out(len(raw), _sequences, body.tokens, context.client.limits)
+        is_one = not (body.tokens and isinstance(body.tokens[0], list))
+        _check_count(ids, "tokens")
         skip = body.skip_special_tokens is not False
-        texts = [await _decode(context, ids, skip) for ids in nested or [flat]]
-        return json_response({"text": texts if nested else texts[0]})
+        texts = await decode_texts(context.tokenizer, ids, skip_special_tokens=skip)
+        return json_response({"text": texts[0] if is_one else texts})
 
     for prefix in ("", "/v1"):
         router.add_api_route(
@@ -105,13 +105,25 @@ def create_router(context: ServerContext) -> AccessRouter:
     return router
 
 
-async def _decode(context: ServerContext, ids: list[int], skip_special_tokens: bool) -> str:
-    width = context.client.limits.vocab_size
-    if ids and not (min(ids) >= 0 and max(ids) < width):
-        raise DecodeError(f"Token ids must be in [0, {width}).")
-    if len(ids) <= _LONG_TOKENS:
-        return context.tokenizer.decode(ids, skip_special_tokens)
-    return await asyncio.to_thread(context.tokenizer.decode, ids, skip_special_tokens)
+def _sequences(tokens: list[int | list[int]], limits: EngineLimits) -> list[list[int]]:
+    """The sequences of token ids that a body holds, one where it is flat; all checked."""
+    nested = [each for each in tokens if isinstance(each, list)]
+    if nested and len(nested) < len(tokens):
+        raise InvalidRequest("tokens must be a list of integers or a list of such lists.")
+    sequences = nested or [[each for each in tokens if isinstance(each, int)]]
+    num_ids = sum(map(len, sequences))
+    if num_ids > MAX_DETOKENIZE_IDS:
+        raise InvalidRequest(
+            f"tokens may hold at most {MAX_DETOKENIZE_IDS} ids, got {num_ids}.", param="tokens"
+        )
+    for ids in sequences:
+        if ids and not (min(ids) >= 0 and max(ids) < limits.vocab_size):
+            raise DecodeError(f"Token ids must be in [0, {limits.vocab_size}).")
+    return sequences
+
+
+def _numbers(ids: list[int]) -> JsonList:
+    return JsonList(len(ids), ids, batch=64 * BATCH)
 
 
 def _check_count(items: list[str] | list[list[int]], name: str) -> None:

@@ -10,7 +10,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from runtime.client.json_body import InvalidBody, decode_body
+from runtime.client.json_body import InvalidBody
+from runtime.client.large_body import read_json
 from runtime.errors import InvalidRequest
 from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, ReadWeight
 from server.context import ServerContext
@@ -65,7 +66,7 @@ def _route(
         payload = await request.body()
         if not payload and body_may_be_absent:
             payload = b"{}"
-        return await act(decode_body(payload, decoder))
+        return await act(await read_json(payload, decoder))
 
     handler.__doc__ = act.__doc__
     handler.__name__ = path.strip("/")
@@ -205,7 +206,7 @@ def _add_checks(router: AccessRouter, context: ServerContext) -> None:
         payload = await request.body()
         if not payload:
             payload = msgspec.json.encode(_query(request))
-        body = decode_body(payload, decoder)
+        body = await read_json(payload, decoder)
         if body.truncate_size < 1:
             raise InvalidRequest("truncate_size must be at least 1.", param="truncate_size")
         reply = await context.weights.ask(ReadWeight(body.name, body.truncate_size))

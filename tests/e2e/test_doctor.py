@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from headrace.doctor import examine as doctor
 from headrace.doctor.command import main
+from server.hardware import Hardware
 from tests.support.fake_checkpoint import write_config
 from tests.support.server import ROOT, ServerProcess, python_path
 from tests.support.tiny_models import copy_of, edit_json, tiny_model
@@ -96,6 +99,32 @@ def test_config_json_is_enough(ask, tmp_path: Path) -> None:
     (problem,) = ask("--model-path", str(tmp_path), status=1)["problems"][:1]
     assert "no weights" in problem["reason"]
     assert "--config" in problem["remedy"]
+
+
+@pytest.fixture
+def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Hardware(num_gpus=1, torch_has_cuda=True, cpu_has_bf16=True, num_cores=2)
+    monkeypatch.setattr(doctor, "detect_hardware", lambda: gpu)
+
+
+def test_a_gpus_pool_is_told_as_the_most_there_can_be(ask, monkeypatch, with_gpu) -> None:
+    free, total = 100 * 2**30, 140 * 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (free, total))
+    report = ask("--max-running-requests", "65536", "--mem-fraction-static", "0.5")
+    needs = report["needs"]
+    assert (report["model"]["device"], report["attention"]["implementation"]) == ("cuda", "triton")
+    assert needs["pool"]["is_at_most"]
+    fits = (free - needs["weight_bytes"] - total // 2) // needs["bytes_per_token"]
+    assert needs["pool"]["num_pages"] == fits // 16
+
+
+def test_a_gpu_that_does_not_work_is_a_problem(ask, monkeypatch, with_gpu) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("The NVIDIA driver on your system\nis too old")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+    (problem,) = ask(status=1)["problems"]
+    assert problem["reason"].endswith("The NVIDIA driver on your system is too old")
 
 
 def test_ranks_share_weights_and_pages(ask, tmp_path: Path) -> None:

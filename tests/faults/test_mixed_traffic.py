@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from pathlib import Path
 
 import httpx
 
 from tests.support.grammar_backends import BACKENDS
+from tests.support.processes import resident_kb
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_model
 
 NUM_REQUESTS = 200
 IDLE_GAUGES = ("num_running_reqs", "num_queue_reqs", "num_used_tokens", "token_usage")
-
-
-def resident_kb(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
 
 
 def gauges(server: ServerProcess) -> dict[str, float]:

@@ -14,7 +14,7 @@ from tools.compare_layers import compare, first_beyond, main, our_stages, their_
 TOKENS = [5, 7, 11, 300, 2, 7, 5, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51]
 
 
-@pytest.mark.parametrize("name", ["llama_biased", "mistral_window", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama_biased", "mistral_window", "qwen2", "qwen3", "gemma3"])
 def test_a_right_model_agrees(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tiny_model(name)), "--prompt-len", "37"]) == 0
     printed = capsys.readouterr().out

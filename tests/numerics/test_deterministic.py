@@ -57,7 +57,8 @@ MODELS = ["qwen3", "llama_biased", "mistral_window", "qwen2", "gemma3"]
 def test_how_it_is_scheduled_does_not_show(name: str, dtype: str, way: str) -> None:
     engine = make_engine(name, dtype, **WAYS[way])
     assert WORK.together(engine) == alone(name, dtype)
-    if "retracted" in way:
+    # Pages behind a window are let go first, and here they suffice (`test_windows`).
+    if "retracted" in way and name != "mistral_window":
         assert engine.shared["num_retractions_total"] > 0
 
 

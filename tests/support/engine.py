@@ -19,8 +19,8 @@ import zmq
 from runtime.client.grammars import grammar_key
 from runtime.config.options import WorkerConfig
 from runtime.executor.batch_rows import BatchRows
-from runtime.executor.model_runner import ModelRunner
 from runtime.executor.step_plan import RowJoin
+from runtime.executor.step_runner import StepRunner
 from runtime.extras.hidden_states.front import ALL, LAST
 from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs, read_blocks
 from runtime.ipc.messages import (
@@ -98,10 +98,10 @@ class InProcessEngine:
         torch.set_num_threads(1)
 
     @property
-    def runner(self) -> ModelRunner:
+    def runner(self) -> Any:
         """What computes, without what commands it."""
         runner: Any = self.scheduler._runner
-        while not isinstance(runner, ModelRunner):
+        while not isinstance(runner, StepRunner):
             runner = runner._runner
         return runner
 

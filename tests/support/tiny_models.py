@@ -176,6 +176,54 @@ def tiny_model(name: str) -> Path:
     return folder
 
 
+TINY_BERTS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "bert_tanh": {"hidden_act": "gelu_new", "type_vocab_size": 1},
+}
+
+
+def tiny_bert(name: str, pooling: str = "mean", *, normalize: bool = True) -> Path:
+    """Return the folder of a small encoder as sentence-transformers writes it."""
+    return _tiny_bert(name, pooling, normalize)
+
+
+@cache
+def _tiny_bert(name: str, pooling: str, normalize: bool) -> Path:
+    from transformers import BertConfig, BertModel
+
+    folder = _root() / f"{name}-{pooling}-{normalize}"
+    options = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+    }
+    model = BertModel(BertConfig(**options, **TINY_BERTS[name]))
+    _randomise(model, seed=sum(name.encode()), norm=1.0)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    kinds = ["Transformer", "Pooling", "Normalize"] if normalize else ["Transformer", "Pooling"]
+    modules = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{kind}",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for i, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    names = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
+    flags = {f"pooling_mode_{value}": key == pooling for key, value in names.items()}
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 32, **flags})
+    )
+    return folder
+
+
 def copy_of(name: str, target: Path) -> Path:
     """Copy the variant `name` to `target`, for tests that break or change it."""
     shutil.copytree(tiny_model(name), target)
@@ -275,7 +323,7 @@ def _randomise(model: Any, seed: int, norm: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.empty(parameter.shape).normal_(generator=generator)
-        if name.endswith("norm.weight"):
+        if name.lower().endswith("norm.weight"):
             parameter.data.copy_(norm + 0.2 * noise)
         elif name.endswith("bias"):
             parameter.data.copy_(0.2 * noise)

@@ -21,6 +21,9 @@ class EntropyFields(Protocol):
 class EntropyFront(FrontExtra):
     """Of each generated token; or of the one that would come next, where none is made."""
 
+    field = "return_entropy"
+    advice = "leave it out"
+
     def plan(self, body: EntropyFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
         """Of all samples or of none."""
         return [ExtraSpec(NAME)] * asked.num_prompts if body.return_entropy else None

@@ -1,8 +1,7 @@
-"""`meta_info.hidden_states`: rows of numbers, as lists for Python or as JSON made bit by bit."""
+"""`meta_info.hidden_states`: rows of numbers, as lists for Python or as JSON piece by piece."""
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -11,21 +10,21 @@ import orjson
 
 from runtime.client.extras import ExtraAnswer
 from runtime.client.generation import GenerationChunk
+from runtime.client.json_pieces import Pieces
 
-# Numbers turned into JSON between two turns of the event loop: about a millisecond.
-_NUMBERS_PER_TURN = 16 * 1024
 _BYTES = 4
 
 
-class HiddenAnswer(ExtraAnswer):
+class HiddenAnswer(ExtraAnswer, Pieces):
     """One sample's hidden states, growing with its chunks.
 
     All of them are a list: a matrix of the prompt's rows first, then one row for each further
     output token, each row what the next token was made of. The last alone is one row.
     """
 
-    def __init__(self, hidden_size: int, *, only_last: bool) -> None:
-        """Start empty."""
+    def __init__(self, hidden_size: int, *, only_last: bool, as_json: bool = True) -> None:
+        """Start empty; see `AnsweredSample` for `as_json`."""
+        self._as_json = as_json
         self._only_last = only_last
         self._row_bytes = hidden_size * _BYTES
         self._inputs: list[bytes] = []
@@ -64,35 +63,26 @@ class HiddenAnswer(ExtraAnswer):
 
     def at_end(self) -> dict[str, Any]:
         """All of it as nested lists."""
-        return {"hidden_states": self.lists()}
+        return {"hidden_states": self if self._as_json else self.lists()}
 
-    async def at_end_json(self) -> dict[str, Any]:
-        """All of it as JSON."""
-        return {"hidden_states": await self.json()}
+    @property
+    def cost(self) -> int:  # type: ignore[override]  # worked out when it is asked for
+        """See `Pieces`."""
+        return sum(map(len, self._inputs)) // _BYTES + sum(map(len, self._outputs)) // _BYTES
 
-    async def json(self) -> orjson.Fragment:
-        """As JSON, made in small portions so that other requests are served meanwhile."""
+    def pieces(self) -> Iterator[bytes]:
+        """See `Pieces`."""
         if self._only_last:
-            return orjson.Fragment(orjson.dumps(self.lists()))
+            yield orjson.dumps(self.lists())
+            return
         prompt, later = self._parts()
-        pieces = [b"[["]
-        budget = _NUMBERS_PER_TURN
-        for piece, cost in self._pieces(prompt, later):
-            pieces.append(piece)
-            budget -= cost
-            if budget <= 0:
-                budget = _NUMBERS_PER_TURN
-                await asyncio.sleep(0)
-        return orjson.Fragment(b"".join(pieces))
-
-    def _pieces(self, prompt: list[bytes], later: list[bytes]) -> Iterator[tuple[bytes, int]]:
-        size = self._row_bytes // _BYTES
+        yield b"[["
         for index, row in enumerate(prompt):
-            yield (b"," if index else b"") + orjson.dumps(_floats(row)), size
-        yield b"]", 0
+            yield (b"," if index else b"") + orjson.dumps(_floats(row))
+        yield b"]"
         for row in later:
-            yield b"," + orjson.dumps(_floats(row)), size
-        yield b"]", 0
+            yield b"," + orjson.dumps(_floats(row))
+        yield b"]"
 
 
 def _floats(row: bytes) -> list[float]:

@@ -12,8 +12,6 @@ from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.requests.extras import ExtraSpec
 
 NAME = "hidden_states"
-# What one request may keep in memory; in JSON each number takes some ten to twenty bytes.
-MAX_VALUES = 1 << 25
 
 # `return_hidden_states` on the wire.
 HiddenSwitch = bool | Literal["last"]
@@ -30,6 +28,9 @@ class HiddenFields(Protocol):
 
 class HiddenStatesFront(FrontExtra):
     """Of the last token that was generated, or of every token."""
+
+    field = "return_hidden_states"
+    advice = 'ask for "last" only'
 
     def plan(self, body: HiddenFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
         """Which hidden states each prompt's samples report.
@@ -52,25 +53,15 @@ class HiddenStatesFront(FrontExtra):
             check_offered(NAME in asked.offered)
         return [LAST if each == "last" else ALL if each else None for each in given]
 
-    def check(
-        self, spec: ExtraSpec, num_prompt: int, max_new_tokens: int, limits: EngineLimits
-    ) -> None:
-        """Check what needs the prompt's length.
-
-        Raises:
-            InvalidRequest: more numbers than one request may ask for.
-        """
-        num_values = (num_prompt + max_new_tokens) * limits.hidden_size
-        if not spec.replaces and num_values > MAX_VALUES:
-            raise InvalidRequest(
-                f"The request asks for up to {num_values} numbers of hidden states, more than "
-                f'{MAX_VALUES}: ask for "last", or set max_new_tokens.',
-                param="return_hidden_states",
-            )
+    def num_numbers(
+        self, spec: ExtraSpec, num_prompt: int, num_output: int, limits: EngineLimits
+    ) -> int:
+        """A row for each token, or one."""
+        return limits.hidden_size * (1 if spec.replaces else num_prompt + num_output)
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> HiddenAnswer:
         """An empty answer."""
-        return HiddenAnswer(sample.hidden_size, only_last=spec.replaces)
+        return HiddenAnswer(sample.hidden_size, only_last=spec.replaces, as_json=sample.as_json)
 
 
 def check_offered(hidden_states: bool) -> None:

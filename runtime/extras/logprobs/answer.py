@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
-from runtime.client.extras import ExtraAnswer
+from runtime.client.extras import AnsweredSample, ExtraAnswer
 from runtime.client.generation import GenerationChunk
+from runtime.client.json_pieces import BATCH, GrowingJson
 from runtime.extras.logprobs.positions import (
     NAME,
+    LogprobRows,
     LogprobSpec,
-    PositionLogprobs,
     inputs_of,
     outputs_of,
 )
@@ -19,22 +20,42 @@ TokenText = Callable[[int], str]
 Triple = list[Any]
 
 
+class _Growing(Protocol):
+    def extend(self, cost: int, items: Iterable[Any], *, batch: int = 1) -> None: ...
+    def shown(self) -> Any: ...
+
+
+class _PythonList:
+    def __init__(self) -> None:
+        self._items: list[Any] = []
+
+    def extend(self, cost: int, items: Iterable[Any], *, batch: int = 1) -> None:  # noqa: ARG002
+        self._items.extend(items)
+
+    def shown(self) -> list[Any]:
+        # A new list: a caller in this process may keep the one given before.
+        return [*self._items]
+
+
+class _JsonList(GrowingJson):
+    def shown(self) -> GrowingJson:
+        return self
+
+
 class LogprobAnswer(ExtraAnswer):
     """One sample's lists for `meta_info`, growing with its chunks."""
 
-    def __init__(self, spec: LogprobSpec, input_ids: list[int], token_text: TokenText) -> None:
-        """Start empty.
-
-        Args:
-            spec: what was asked for.
-            input_ids: the prompt.
-            token_text: gives the text of the triples.
-        """
+    def __init__(self, spec: LogprobSpec, sample: AnsweredSample) -> None:
+        """Start empty; `spec` is what was asked for."""
         self._spec = spec
-        self._token_text = token_text if spec.with_text else None
-        self._inputs = _Lists(spec, self._triple)
-        self._outputs = _Lists(spec, self._triple)
-        self._prompt = input_ids[spec.start_len :] if spec.start_len >= 0 else []
+
+        def make_list() -> _Growing:
+            return _JsonList(keeps=sample.is_shown_again) if sample.as_json else _PythonList()
+
+        token_text = sample.token_text if spec.with_text else None
+        self._inputs = _Lists(spec, token_text, make_list)
+        self._outputs = _Lists(spec, token_text, make_list)
+        self._prompt = sample.prompt_ids[spec.start_len :] if spec.start_len >= 0 else []
         self._began = False
 
     def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:
@@ -46,55 +67,75 @@ class LogprobAnswer(ExtraAnswer):
             self._began = True
             # Nothing was computed before the first position that is reported.
             self._inputs.add_unknown(prompt[0])
-        known = len(self._inputs.chosen)
-        self._inputs.extend(prompt[known:], inputs_of(chunk))
-        token_ids = [*chunk.token_ids, *chunk.unsent_ids(NAME)]
-        self._outputs.extend(token_ids, outputs_of(chunk))
+        if not chunk.extras:
+            return
+        known, inputs, outputs = self._inputs.num_positions, inputs_of(chunk), outputs_of(chunk)
+        if inputs:
+            self._inputs.extend(prompt[known : known + len(inputs)], inputs)
+        if outputs:
+            self._outputs.extend([*chunk.token_ids, *chunk.unsent_ids(NAME)], outputs)
 
     def meta_info(self) -> dict[str, Any]:
-        """The keys that go into `meta_info`, in lists of their own."""
+        """The keys that go into `meta_info`."""
+        inputs, outputs = self._inputs, self._outputs
         meta: dict[str, Any] = {
-            "input_token_logprobs": [*self._inputs.chosen],
-            "output_token_logprobs": [*self._outputs.chosen],
-            "output_token_logprobs_length": len(self._outputs.chosen),
+            "input_token_logprobs": inputs.chosen.shown(),
+            "output_token_logprobs": outputs.chosen.shown(),
+            "output_token_logprobs_length": outputs.num_positions,
         }
         if self._spec.top_num:
-            meta["input_top_logprobs"] = [*self._inputs.top]
-            meta["output_top_logprobs"] = [*self._outputs.top]
+            meta["input_top_logprobs"] = inputs.top.shown()
+            meta["output_top_logprobs"] = outputs.top.shown()
         if self._spec.token_ids:
-            meta["input_token_ids_logprobs"] = [*self._inputs.asked]
-            meta["output_token_ids_logprobs"] = [*self._outputs.asked]
+            meta["input_token_ids_logprobs"] = inputs.asked.shown()
+            meta["output_token_ids_logprobs"] = outputs.asked.shown()
         return meta
-
-    def _triple(self, value: float | None, token_id: int) -> Triple:
-        text = None if self._token_text is None else self._token_text(token_id)
-        return [value, token_id, text]
 
 
 class _Lists:
     """Chosen, most probable and asked-for entries of the prompt, or of the output."""
 
-    def __init__(self, spec: LogprobSpec, triple: Callable[[float | None, int], Triple]) -> None:
+    def __init__(
+        self, spec: LogprobSpec, token_text: TokenText | None, make_list: Callable[[], _Growing]
+    ) -> None:
         self._spec = spec
-        self._triple = triple
+        self._token_text = token_text
+        self._make_list = make_list
         self.clear()
 
     def clear(self) -> None:
-        self.chosen: list[Triple] = []
-        self.top: list[list[Triple] | None] = []
-        self.asked: list[list[Triple] | None] = []
+        self.num_positions = 0
+        self.chosen = self._make_list()
+        self.top = self._make_list()
+        self.asked = self._make_list()
 
     def add_unknown(self, token_id: int) -> None:
-        self.chosen.append(self._triple(None, token_id))
-        self.top.append(None)
-        self.asked.append(None)
+        self.num_positions += 1
+        self.chosen.extend(1, self._triples([None], [token_id]))
+        self.top.extend(1, [None])
+        self.asked.extend(1, [None])
 
-    def extend(self, token_ids: list[int], positions: Sequence[PositionLogprobs]) -> None:
-        triple, spec = self._triple, self._spec
-        for token_id, position in zip(token_ids, positions, strict=False):
-            self.chosen.append(triple(position.logprob, token_id))
-            if spec.top_num:
-                self.top.append([triple(value, each) for value, each in position.top])
-            if spec.token_ids:
-                pairs = zip(position.id_values, spec.token_ids, strict=True)
-                self.asked.append([triple(value, each) for value, each in pairs])
+    def extend(self, token_ids: list[int], rows: LogprobRows) -> None:
+        num = min(len(token_ids), len(rows))
+        spec, triples = self._spec, self._triples
+        self.num_positions += num
+        self.chosen.extend(num, triples(rows.chosen, token_ids), batch=BATCH)
+        if spec.top_num:
+            self.top.extend(
+                num * spec.top_num,
+                ([*triples(*rows.top_columns(at))] for at in range(num)),
+                batch=max(1, BATCH // spec.top_num),
+            )
+        if spec.token_ids:
+            self.asked.extend(
+                num * len(spec.token_ids),
+                ([*triples(rows.id_values(at), spec.token_ids)] for at in range(num)),
+                batch=max(1, BATCH // len(spec.token_ids)),
+            )
+
+    def _triples(
+        self, values: Iterable[float | None], token_ids: Iterable[int]
+    ) -> Iterator[Triple]:
+        text = self._token_text
+        for value, token_id in zip(values, token_ids, strict=False):
+            yield [value, token_id, None if text is None else text(token_id)]

@@ -15,8 +15,6 @@ from runtime.requests.sampling_params import INT64_MAX
 
 MAX_TOP_LOGPROBS = 1000
 MAX_TOKEN_IDS = 1000
-# What one request may keep in memory, here and in its answer.
-MAX_VALUES = 4_000_000
 
 _Value = TypeVar("_Value")
 
@@ -37,6 +35,9 @@ class LogprobFields(Protocol):
 
 class LogprobsFront(FrontExtra):
     """Of output tokens, and of the prompt's where a start is given."""
+
+    field = "top_logprobs_num"
+    advice = "ask for fewer at each position"
 
     def plan(self, body: LogprobFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
         """What each prompt's samples want.
@@ -80,38 +81,35 @@ class LogprobsFront(FrontExtra):
             )
         return specs
 
-    def check(
-        self,
-        spec: ExtraSpec,
-        num_prompt: int,
-        max_new_tokens: int,
-        limits: EngineLimits,  # noqa: ARG002
-    ) -> None:
+    def check(self, spec: ExtraSpec, num_prompt: int) -> None:
         """Check what needs the prompt's length.
 
         Raises:
-            InvalidRequest: a start behind the prompt, or more numbers than one request may ask for.
+            InvalidRequest: a start behind the prompt.
         """
-        wanted = LogprobSpec.of(spec.params)
-        if wanted.start_len > num_prompt:
+        if spec.prompt_start > num_prompt:
             raise InvalidRequest(
-                f"logprob_start_len ({wanted.start_len}) is larger than the prompt "
+                f"logprob_start_len ({spec.prompt_start}) is larger than the prompt "
                 f"({num_prompt} tokens).",
                 param="logprob_start_len",
             )
-        num_inputs = num_prompt - wanted.start_len if wanted.start_len >= 0 else 0
-        num_others = wanted.top_num + len(wanted.token_ids)
-        num_values = (num_inputs + max_new_tokens) * (1 + num_others)
-        if num_values > MAX_VALUES and num_others:
-            raise InvalidRequest(
-                f"The request asks for up to {num_values} log-probabilities, more than "
-                f"{MAX_VALUES}: ask for fewer at each position, or set max_new_tokens.",
-                param="top_logprobs_num",
-            )
+
+    def num_numbers(
+        self,
+        spec: ExtraSpec,
+        num_prompt: int,
+        num_output: int,
+        limits: EngineLimits,  # noqa: ARG002
+    ) -> int:
+        """The largest ones count with their ids, and each prompt token's own with its id."""
+        wanted = LogprobSpec.of(spec.params)
+        num_inputs = max(0, num_prompt - wanted.start_len) if wanted.start_len >= 0 else 0
+        num_each = 2 * wanted.top_num + len(wanted.token_ids)
+        return (num_inputs + num_output) * num_each + 2 * num_inputs
 
     def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> LogprobAnswer:
         """An empty answer."""
-        return LogprobAnswer(LogprobSpec.of(spec.params), sample.prompt_ids, sample.token_text)
+        return LogprobAnswer(LogprobSpec.of(spec.params), sample)
 
 
 def _spec(start: int | None, top: int | None, ids: list[int], with_text: bool) -> LogprobSpec:

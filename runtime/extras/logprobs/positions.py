@@ -1,10 +1,11 @@
-"""Log-probabilities as they are asked for and read: unpacked only for who asked for them."""
+"""Log-probabilities as they are asked for and read: packed until each position is looked at."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import msgspec
 
@@ -79,41 +80,96 @@ class PositionLogprobs:
     id_values: list[float]
 
 
-def inputs_of(chunk: GenerationChunk) -> list[PositionLogprobs]:
+class LogprobRows(Sequence[PositionLogprobs]):
+    """Positions of one request in order; each becomes Python objects when it is read.
+
+    Packed, a number takes four bytes, as an object of a list of tuples some eighty.
+
+    Attributes:
+        chosen: one number for each position.
+        num_top, num_ids: numbers of the most probable tokens and of the ids that were asked for,
+            the same at each position.
+    """
+
+    __slots__ = ("_id_values", "_top_ids", "_top_values", "chosen", "num_ids", "num_top")
+
+    def __init__(
+        self,
+        chosen: array[float],
+        top_values: array[float],
+        top_ids: array[int],
+        id_values: array[float],
+    ) -> None:
+        """Hold what is given: float32 values and int32 ids, row after row."""
+        self.chosen = chosen
+        self._top_values = top_values
+        self._top_ids = top_ids
+        self._id_values = id_values
+        self.num_top = len(top_ids) // len(chosen) if chosen else 0
+        self.num_ids = len(id_values) // len(chosen) if chosen else 0
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @overload
+    def __getitem__(self, at: int) -> PositionLogprobs: ...
+    @overload
+    def __getitem__(self, at: slice) -> LogprobRows: ...
+    def __getitem__(self, at: int | slice) -> PositionLogprobs | LogprobRows:
+        if isinstance(at, slice):
+            begin, end, step = at.indices(len(self))
+            assert step == 1
+            if (begin, end) == (0, len(self)):
+                return self
+            tops = slice(begin * self.num_top, end * self.num_top)
+            ids = slice(begin * self.num_ids, end * self.num_ids)
+            return LogprobRows(
+                self.chosen[begin:end],
+                self._top_values[tops],
+                self._top_ids[tops],
+                self._id_values[ids],
+            )
+        top = list(zip(*self.top_columns(at), strict=True))
+        return PositionLogprobs(self.chosen[at], top, self.id_values(at))
+
+    def __iter__(self) -> Iterator[PositionLogprobs]:
+        return (self[at] for at in range(len(self)))
+
+    def top_columns(self, at: int) -> tuple[array[float], array[int]]:
+        """The most probable tokens of a position: log-probabilities and ids."""
+        rows = slice(at * self.num_top, (at + 1) * self.num_top)
+        return self._top_values[rows], self._top_ids[rows]
+
+    def id_values(self, at: int) -> list[float]:
+        """The values of the ids that were asked for, at a position."""
+        return self._id_values[at * self.num_ids : (at + 1) * self.num_ids].tolist()
+
+
+# Shared: nothing is ever added to it.
+_NO_ROWS = LogprobRows(array("f"), array("f"), array("i"), array("f"))
+
+
+def inputs_of(chunk: GenerationChunk) -> LogprobRows:
     """Of the prompt's tokens after the first that is reported, those that a chunk brings."""
-    return read_blocks(chunk.blocks(NAME, is_input=True)) if chunk.extras else []
+    return read_blocks(chunk.blocks(NAME, is_input=True)) if chunk.extras else _NO_ROWS
 
 
-def outputs_of(chunk: GenerationChunk) -> list[PositionLogprobs]:
+def outputs_of(chunk: GenerationChunk) -> LogprobRows:
     """One for each of a chunk's tokens; or for the one that would come next, where none is made."""
     if not chunk.extras:
-        return []
+        return _NO_ROWS
     # A stop string cuts tokens off; what stands behind the last one is cut here.
     found = read_blocks(chunk.blocks(NAME, is_input=False))
     return found[: len(chunk.token_ids) or len(chunk.unsent_ids(NAME))]
 
 
-def read_blocks(blocks: Iterable[ExtraBlock]) -> list[PositionLogprobs]:
+def read_blocks(blocks: Iterable[ExtraBlock]) -> LogprobRows:
     """Every position of `blocks`, in order."""
-    return [each for block in blocks for each in _read(_DECODER.decode(block.data))]
-
-
-def _read(block: LogprobArrays) -> list[PositionLogprobs]:
-    chosen = _floats(block.chosen)
-    if not chosen:
-        return []
-    top = list(zip(_floats(block.top_values), array("i", block.top_ids).tolist(), strict=True))
-    id_values = _floats(block.id_values)
-    num_top, num_ids = len(top) // len(chosen), len(id_values) // len(chosen)
-    return [
-        PositionLogprobs(
-            value,
-            top[at * num_top : (at + 1) * num_top],
-            id_values[at * num_ids : (at + 1) * num_ids],
-        )
-        for at, value in enumerate(chosen)
-    ]
-
-
-def _floats(data: bytes) -> list[float]:
-    return array("f", data).tolist()
+    chosen, top_values, top_ids, id_values = array("f"), array("f"), array("i"), array("f")
+    for block in blocks:
+        arrays = _DECODER.decode(block.data)
+        chosen.frombytes(arrays.chosen)
+        top_values.frombytes(arrays.top_values)
+        top_ids.frombytes(arrays.top_ids)
+        id_values.frombytes(arrays.id_values)
+    return LogprobRows(chosen, top_values, top_ids, id_values)

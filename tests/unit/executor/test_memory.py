@@ -71,6 +71,10 @@ def test_a_cpus_pool_is_what_the_log_says(monkeypatch: pytest.MonkeyPatch) -> No
     assert asked.arithmetic == "(20.00 free + 1.00 of weights) x 0.5 - 1.00 of weights = 9.50"
     assert shared.size_bytes == 2 * GIB
     assert shared.arithmetic == "(5.00 free, 1/4 of the machine's) x 0.4 = 2.00"
+    # Before the weights are loaded, as much as afterwards.
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 21 * GIB)
+    assert cpu_budget(None, GIB, unloaded_bytes=GIB) == alone
+    assert cpu_budget(0.5, GIB, unloaded_bytes=GIB) == asked
 
 
 def test_pools_are_no_larger_than_useful_and_than_asked_for() -> None:

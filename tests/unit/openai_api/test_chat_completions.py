@@ -470,7 +470,7 @@ async def test_one_refused_sample_takes_the_others_back() -> None:
         GenerationInput([1], RequestSpec(sampling=SamplingParams(), rid="same")) for _ in range(2)
     ]
     with pytest.raises(InvalidRequest):
-        open_streams(engine.client.generate, inputs)
+        await open_streams(engine.client.generate, inputs, engine.client.limits)
     assert engine.client.num_in_flight == 0
     assert engine.aborted == {1}
 

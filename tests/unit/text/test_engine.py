@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.ipc.messages import FinishReason, StreamEnd, StreamStart, TokenDeltas
+from runtime.ipc.messages import (
+    FinishReason,
+    StreamEnd,
+    StreamStart,
+    TextDelta,
+    TextDeltas,
+    TokenDeltas,
+)
 from runtime.requests.extras import ExtraBlock
 from runtime.text.decoders import REPLACEMENT, PieceDecoder
-from runtime.text.detokenizer import Detokenizer, MalformedDeltas
+from runtime.text.detokenizer import Detokenizer, MalformedDeltas, portions
 from runtime.text.text_stream import _MAX_UNDECODED, Stream
 from runtime.text.tokenizer import Tokenizer
 from tests.support.text_strategies import SNIPPETS, splits, texts
@@ -393,3 +400,33 @@ def test_a_pattern_that_ends_with_the_output_is_found_there(tokenizer):
     failed = FinishReason("abort", message="broken", status_code=500)
     run = Run(tokenizer, [[each] for each in ids], reason=failed, stop_regex=[r"\d+$"])
     assert run.reason == failed
+
+
+def test_numbers_go_out_in_portions_where_nobody_streams(tokenizer):
+    detokenizer = Detokenizer(tokenizer)
+    ids = tokenizer.encode("one two three " * 40, add_special_tokens=False)
+    detokenizer.step(message([start(stream=False)]))
+    values = bytes(4 * 2000)
+    sizes, tokens = [], []
+    for at, token_id in enumerate(ids):
+        ends = {1: LENGTH} if at == len(ids) - 1 else None
+        sent = message(tokens={1: [token_id]}, ends=ends)
+        sent.extras.append(ExtraBlock(1, "one", False, values))
+        for delta in detokenizer.step(sent)[0].deltas:
+            assert len(delta.extras) == len(unpack(delta.token_ids))
+            sizes.append(sum(len(block.data) for block in delta.extras))
+            tokens += unpack(delta.token_ids)
+    assert tokens == list(ids)
+    assert len(sizes) > 2
+    assert max(sizes) < 300_000
+
+
+def test_a_large_step_is_several_messages():
+    block = ExtraBlock(1, "one", False, bytes(400_000))
+    deltas = [TextDelta(at, "x", b"", extras=[block] if at % 2 else None) for at in range(20)]
+    sent = list(portions(TextDeltas(deltas)))
+    assert [each for message in sent for each in message.deltas] == deltas
+    assert len(sent) == 4
+    plain = TextDeltas(deltas[::2])
+    assert list(portions(plain)) == [plain]
+    assert list(portions(TextDeltas([]))) == []

@@ -1,0 +1,78 @@
+"""Vectors of texts, from a model that gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.engine.core import EngineCore
+from headrace.engine.errors import translated
+from runtime.service.embedding import (
+    check_dimensions,
+    describe,
+    embed,
+    rids_for,
+    tokenize_inputs,
+    vector_input,
+)
+
+
+class VectorMethods:
+    """The part of the engine for models that give vectors."""
+
+    _core: EngineCore
+
+    def encode(
+        self,
+        prompt: str | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        rid: str | Sequence[str] | None = None,
+        dimensions: int | None = None,
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """The vector of each prompt.
+
+        Args:
+            prompt: a text, texts, or lists of token ids.
+            rid: names for the requests.
+            dimensions: the length of the vectors; only the model's own.
+
+        Returns:
+            For a text an object with `embedding`, a list of floats, and `meta_info`; else a list of
+            them.
+
+        Raises:
+            ValueError: something in the request is wrong, or the model gives no vectors.
+            EngineDeadError: a process of the engine died, or the engine was shut down.
+        """
+        return self._core.call(self._encode(prompt, rid, dimensions))
+
+    async def async_encode(
+        self,
+        prompt: str | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        rid: str | Sequence[str] | None = None,
+        dimensions: int | None = None,
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """Like `encode`, for a coroutine of any event loop; cancelling it aborts what runs."""
+        return await self._core.call_async(self._encode(prompt, rid, dimensions))
+
+    async def _encode(
+        self,
+        prompt: str | Sequence[str] | Sequence[Sequence[int]],
+        rid: str | Sequence[str] | None,
+        dimensions: int | None,
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        with translated():
+            self._core.check_alive()
+            context = self._core.context
+            check_dimensions(dimensions, context.model.hidden_size)
+            given = [prompt] if isinstance(prompt, str) else prompt
+            prompts = await tokenize_inputs(
+                context.tokenizer,
+                context.client.limits,
+                [each if isinstance(each, str) else list(each) for each in given],
+            )
+            names = rids_for(rid, len(prompts))
+            inputs = [vector_input(*each) for each in zip(prompts, names, strict=True)]
+            answers = [describe(each) for each in await embed(context.client, inputs)]
+        return answers[0] if isinstance(prompt, str) else answers

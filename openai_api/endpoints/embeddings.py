@@ -1,0 +1,76 @@
+"""`/v1/embeddings`: vectors of texts."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from typing import Any
+
+import orjson
+from fastapi import Request
+from starlette.responses import Response
+
+from openai_api.context import OpenAIContext
+from openai_api.request_body import read_body
+from openai_api.schemas.embeddings import DECODER, EmbeddingRequest
+from openai_api.sse import unless_disconnected
+from runtime.errors import InvalidRequest
+from runtime.service.embedding import (
+    Embedding,
+    check_dimensions,
+    embed,
+    rids_for,
+    tokenize_inputs,
+    vector_input,
+)
+
+
+async def create_embeddings(request: Request, context: OpenAIContext) -> Response:
+    """A vector for each input, in order."""
+    body = await read_body(request, DECODER)
+    found = await unless_disconnected(request.receive, _embed(body, context))
+    num_tokens = sum(each.prompt_tokens for each in found)
+    answer = {
+        "object": "list",
+        "data": [
+            {
+                "object": "embedding",
+                "embedding": _written(each, body.encoding_format),
+                "index": index,
+            }
+            for index, each in enumerate(found)
+        ],
+        "model": body.model or context.served_model_name(),
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+async def _embed(body: EmbeddingRequest, context: OpenAIContext) -> list[Embedding]:
+    check_dimensions(body.dimensions, context.model_config.hidden_size)
+    prompts = await tokenize_inputs(context.tokenizer, context.client.limits, _inputs(body))
+    return await embed(
+        context.client,
+        [
+            vector_input(ids, rid, priority=body.priority)
+            for ids, rid in zip(prompts, rids_for(body.rid, len(prompts)), strict=True)
+        ],
+    )
+
+
+def _inputs(body: EmbeddingRequest) -> list[str | list[int]]:
+    given = [body.input] if isinstance(body.input, str) else body.input
+    ids = [each for each in given if isinstance(each, int)]
+    others = [each for each in given if not isinstance(each, int)]
+    if (ids and others) or len({type(each) for each in others}) > 1:
+        raise InvalidRequest("input must hold texts, ids, or lists of ids alone.", param="input")
+    return [ids] if ids else [*others]
+
+
+def _written(found: Embedding, encoding_format: str) -> Any:
+    numbers = found.numbers
+    if encoding_format == "float":
+        return numbers.tolist()
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode("ascii")

@@ -1,0 +1,27 @@
+"""The request of `/v1/embeddings`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """The body; keys that are not listed here are ignored.
+
+    Attributes:
+        input: a text, texts, token ids, or lists of token ids.
+        encoding_format: numbers as a list, or their little-endian float32 bytes in base64.
+    """
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+    rid: str | list[str] | None = None
+    priority: int = 0
+
+
+DECODER = msgspec.json.Decoder(EmbeddingRequest)

@@ -1,0 +1,68 @@
+"""What the answer to one request may weigh, found out before any of it is computed.
+
+A token costs the GPU as much as it weighs. What is counted here multiplies it: a thousand
+log-probabilities a token, a hidden state a token, a prompt once for each of its samples.
+
+HTTP requests are counted as a whole, with all their prompts and samples. In the offline engine each
+sample is counted for itself: the memory is the caller's, who gets the lists.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from runtime.client.admission import EngineLimits
+from runtime.client.extras import front_extra
+from runtime.client.generation import GenerationInput
+from runtime.errors import InvalidRequest
+
+# Numbers of four bytes, 128 MiB: 65,536 tokens with 20 log-probabilities each are 2.6 million.
+MAX_NUMBERS = 2**25
+# Tokens of a request's prompts, each prompt counted once for each of its samples, 256 MiB.
+MAX_PROMPT_TOKENS = 2**26
+
+_EMBEDS = "input_embeds"
+
+
+def check_answer_size(inputs: Sequence[GenerationInput], limits: EngineLimits) -> None:
+    """Refuse the samples of one request if they, or their answers, might weigh too much together.
+
+    Raises:
+        InvalidRequest: more than `MAX_NUMBERS` or `MAX_PROMPT_TOKENS`; it tells the bound and what
+            the request came to.
+    """
+    num_prompt = sum(len(item.input_ids) for item in inputs)
+    if num_prompt > MAX_PROMPT_TOKENS:
+        raise InvalidRequest(
+            f"The prompts of a request, each counted for each of its n samples, may have at most "
+            f"{MAX_PROMPT_TOKENS} tokens together, got {num_prompt}: send several requests."
+        )
+    numbers: Counter[str] = Counter()
+    for item in inputs:
+        if item.spec.extras or item.spec.input_embeds:
+            _count(numbers, item, limits)
+    total = numbers.total()
+    if total <= MAX_NUMBERS:
+        return
+    (name, most), *_ = numbers.most_common(1)
+    field, advice = _EMBEDS, "send fewer or shorter prompts"
+    if name != _EMBEDS:
+        field, advice = front_extra(name).field, front_extra(name).advice
+    raise InvalidRequest(
+        f"A request may have at most {MAX_NUMBERS} numbers beside its tokens, and this one's "
+        f"{len(inputs)} samples might come to {total}, {most} of them {name}: {advice}, ask for "
+        "fewer samples, or set max_new_tokens lower.",
+        param=field,
+    )
+
+
+def _count(numbers: Counter[str], item: GenerationInput, limits: EngineLimits) -> None:
+    num_prompt = min(len(item.input_ids), limits.max_req_len)
+    num_output = limits.max_req_len - num_prompt
+    if item.spec.sampling.max_new_tokens is not None:
+        num_output = min(num_output, item.spec.sampling.max_new_tokens)
+    for each in item.spec.extras:
+        extra = front_extra(each.name)
+        numbers[each.name] += extra.num_numbers(each, num_prompt, num_output, limits)
+    numbers[_EMBEDS] += len(item.spec.input_embeds) // 4

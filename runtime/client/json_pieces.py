@@ -1,0 +1,145 @@
+"""JSON that may be large: encoded at once where it is small, else piece by piece as it is sent.
+
+An answer with a million log-probabilities would hold the event loop for a second, and as Python's
+objects it would take a hundred times the memory of its numbers. Here such a list stays packed until
+the response is written.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import orjson
+
+# Numbers, or as much work, that are encoded at once: some fifty microseconds.
+INLINE_COST = 256
+_BYTES_PER_COST = 2048
+# Items of a list that are encoded together.
+BATCH = 512
+# Takes a list's place while what is around it is encoded; JSON holds it nowhere, not in strings.
+_HOLE = b"\x00"
+
+
+class Pieces(ABC):
+    """A value that gives its JSON in pieces.
+
+    Attributes:
+        cost: how many numbers are left to be encoded.
+    """
+
+    cost: int
+
+    @abstractmethod
+    def pieces(self) -> Iterator[bytes]:
+        """The JSON, in order; each piece is made in well under a millisecond."""
+
+
+class JsonList(Pieces):
+    """A list whose items are made when it is encoded, once."""
+
+    def __init__(self, cost: int, items: Iterable[Any], *, batch: int = 1) -> None:
+        """Encode `items`, `batch` of them at a time: some `BATCH` numbers."""
+        self.cost = cost
+        self._items = iter(items)
+        self._batch = batch
+
+    def pieces(self) -> Iterator[bytes]:
+        """See `Pieces`."""
+        comma = b"["
+        while batch := list(islice(self._items, self._batch)):
+            yield comma + orjson.dumps(batch)[1:-1]
+            comma = b","
+        yield b"[]" if comma == b"[" else b"]"
+
+
+class JsonItems(Pieces):
+    """A list of values that may be large themselves."""
+
+    def __init__(self, items: Iterable[Any], cost: int) -> None:
+        """Encode one item after the other."""
+        self._items = items
+        self.cost = cost
+
+    def pieces(self) -> Iterator[bytes]:
+        """See `Pieces`."""
+        comma = b""
+        yield b"["
+        for item in self._items:
+            yield comma
+            yield from all_pieces(item)
+            comma = b","
+        yield b"]"
+
+
+class GrowingJson(Pieces):
+    """A list that grows between one encoding and the next; each item becomes JSON once."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        """Start empty; `keeps` what was encoded, so that it is there the next time."""
+        self.cost = 0
+        self._keeps = keeps
+        self._encoded: list[bytes] = []
+        self._waiting: deque[tuple[Iterator[Any], int]] = deque()
+
+    def extend(self, cost: int, items: Iterable[Any], *, batch: int = 1) -> None:
+        """Add `items`, which come to `cost` numbers; `batch` of them are encoded at a time."""
+        self.cost += cost
+        self._waiting.append((iter(items), batch))
+
+    def pieces(self) -> Iterator[bytes]:
+        """See `Pieces`."""
+        comma = b"["
+        if self._encoded:
+            # One piece from now on.
+            self._encoded = [b",".join(self._encoded)]
+            yield b"[" + self._encoded[0]
+            comma = b","
+        while self._waiting:
+            items, size = self._waiting.popleft()
+            while batch := list(islice(items, size)):
+                data = orjson.dumps(batch)[1:-1]
+                yield comma + data
+                comma = b","
+                if self._keeps:
+                    self._encoded.append(data)
+        # To copy what is kept takes time, too.
+        self.cost = sum(map(len, self._encoded)) // _BYTES_PER_COST
+        yield b"[]" if comma == b"[" else b"]"
+
+
+def encode(content: Any) -> bytes | Iterator[bytes]:
+    """JSON of `content`, in which lists may be `Pieces`: at once where they are small."""
+    large: list[Pieces] = []
+    data = orjson.dumps(content, _hole(large))
+    if not large:
+        return data
+    pieces = _filled(data, large)
+    return pieces if sum(each.cost for each in large) > INLINE_COST else b"".join(pieces)
+
+
+def all_pieces(content: Any) -> Iterator[bytes]:
+    """JSON of `content` piece by piece, however small it is."""
+    large: list[Pieces] = []
+    yield from _filled(orjson.dumps(content, _hole(large)), large)
+
+
+def _hole(large: list[Pieces]) -> Callable[[Any], orjson.Fragment]:
+    def leave_out(value: Any) -> orjson.Fragment:
+        if not isinstance(value, Pieces):
+            raise TypeError(f"{type(value).__name__} has no JSON")
+        large.append(value)
+        return orjson.Fragment(_HOLE)
+
+    return leave_out
+
+
+def _filled(data: bytes, large: list[Pieces]) -> Iterator[bytes]:
+    first, *others = data.split(_HOLE)
+    yield first
+    for value, after in zip(large, others, strict=True):
+        yield from value.pieces()
+        yield after

@@ -1,0 +1,377 @@
+"""A large JSON body: counted first, then decoded in pieces, so that no call holds the GIL long.
+
+The decoder holds the GIL while it works, some fifty nanoseconds for each number: on any thread, a
+list of eight million token ids would keep the event loop from its turn for half a second. All of
+this runs on a thread; each call of the decoder gets a piece of a list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ParamSpec, TypeVar, cast
+
+import msgspec
+
+from runtime.client.json_body import InvalidBody, decode_body, not_json
+from runtime.client.offload import OffloadPool
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Body = bytes | bytearray
+
+# Decoded at once: under a millisecond for what requests are made of, two for the worst.
+INLINE_BYTES = 64 * 1024
+# The decoder gets so much at a time: up to ten milliseconds.
+PIECE_BYTES = 256 * 1024
+# Numbers of a request: token ids of its prompts, or the values of embeddings.
+MAX_NUMBERS = 2**23
+# Strings, lists and objects of a request.
+MAX_PARTS = 2**22
+# One string, unless it is ASCII without escapes: its characters become others one by one.
+MAX_TEXT_BYTES = 2**23
+# Fields of the body.
+MAX_MEMBERS = 1024
+# Items of a list: numbers, and other lists and objects, which the garbage collector visits.
+MAX_ITEMS = 2**20
+MAX_NESTED_ITEMS = 2**18
+# Of one value that is no list of a field's own: its numbers, and four for each of its parts.
+MAX_UNDIVIDED = 2**20
+# Numbers whose memory is given back in five milliseconds.
+_FREED_AT_ONCE = 2**19
+_FREED_AFTER_S = 1.0
+# Looked at by one call of a regular expression.
+_WINDOW = 64 * 1024
+
+_POOL = OffloadPool("reading of the body", workers=2, max_queued=4096, timeout_s=120.0)
+
+_KEY = msgspec.json.Decoder(str)
+_BLANK = re.compile(rb"[ \t\r\n]*+")
+_IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_STRING = rb'"(?:[^"\\]++|\\.)*+"'
+_FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+"
+_SMALL = rb"(?:" + _STRING + rb"|\[" + _FLAT + rb"\]|\{" + _FLAT + rb"\})"
+# What is inside a list or an object, up to something deep or large.
+_CONTENT = re.compile(rb'(?:[^"\[\]{}]++|' + _SMALL + rb")*+", re.DOTALL)
+# Items of a list, each up to and with its comma.
+_ITEMS = re.compile(rb'(?:[^"\[\]{},]*+(?:' + _SMALL + rb'[^"\[\]{},]*+)?+,)*+', re.DOTALL)
+# Up to where a number or a word ends.
+_WORD = re.compile(rb'[^"\[\]{},]*+')
+
+
+async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode a body of any size; see `decode_body`.
+
+    Raises:
+        InvalidBody: as `decode_body`; or more numbers, strings, lists and objects than a request
+            may have.
+        Overloaded: too many large bodies wait.
+    """
+    if len(body) <= INLINE_BYTES:
+        return decode_body(bytes(body), decoder)
+    return await _POOL.run(decode_large, body, decoder)
+
+
+async def work_out(body_size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `work`, which takes as long as the body is large: on a thread unless that is small."""
+    if body_size <= INLINE_BYTES:
+        return work(*args, **kwargs)
+    return await _POOL.run(work, *args, **kwargs)
+
+
+def let_go(lists: object) -> None:
+    """Have a list of lists freed one by one on a thread: at once, eight million ids take 0.1 s.
+
+    What else refers to them keeps them; they are free once the last of all lets go.
+    """
+    if not isinstance(lists, list) or not lists or not isinstance(lists[0], list):
+        return
+    if sum(len(each) for each in lists if isinstance(each, list)) <= _FREED_AT_ONCE:
+        return
+    kept = [*lists]
+    loop = asyncio.get_running_loop()
+    # By then a request that was refused is gone, with its traceback.
+    loop.call_later(_FREED_AFTER_S, lambda: loop.create_task(_POOL.run(_empty, kept)))
+
+
+def _empty(lists: list[Any]) -> None:
+    while lists:
+        lists.pop()
+
+
+def decode_large(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode a large body piece by piece; for a thread.
+
+    Raises:
+        InvalidBody: see `read_json`.
+    """
+    if len(body) <= PIECE_BYTES:
+        return decode_body(bytes(body), decoder)
+    decoders = _list_decoders(cast("Hashable", decoder.type))
+    scan = _Scan(body)
+    rest: list[Body] = []
+    lists: dict[str, list[Any]] = {}
+    copied = 0
+    for value in list(scan.members()):
+        field = decoders.get(value.key)
+        if field is None or body[value.begin] != ord("[") or value.size <= PIECE_BYTES // 4:
+            value.check_undivided()
+            continue
+        rest += (body[copied : value.begin], b"[]")
+        copied = value.end
+        lists[field.attribute] = scan.divided(value, field)
+    rest.append(body[copied:])
+    decoded = decode_body(b"".join(rest), decoder)
+    for attribute, items in lists.items():
+        msgspec.structs.force_setattr(cast("msgspec.Struct", decoded), attribute, items)
+    return decoded
+
+
+@dataclass(frozen=True)
+class _ListField:
+    """A field of a struct that may be a list."""
+
+    attribute: str
+    decoder: msgspec.json.Decoder[Any]
+
+
+@lru_cache(maxsize=64)
+def _list_decoders(struct: Any) -> dict[str, _ListField]:
+    if not isinstance(struct, type) or not issubclass(struct, msgspec.Struct):
+        return {}
+    found = {}
+    for field in msgspec.structs.fields(struct):
+        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(field.type)
+        try:
+            is_list = isinstance(decoder.decode(b"[]"), list)
+        except msgspec.ValidationError:
+            continue
+        if is_list:
+            found[field.encode_name] = _ListField(field.name, decoder)
+    return found
+
+
+@dataclass
+class _Value:
+    """A member of the body's object: where it is and what it is made of."""
+
+    key: str
+    begin: int
+    end: int = 0
+    num_numbers: int = 0
+    num_parts: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+    def check_undivided(self) -> None:
+        if self.num_numbers + 4 * self.num_parts > MAX_UNDIVIDED:
+            raise InvalidBody(
+                f"{self.key[:64]} is too large: {self.num_numbers} values and {self.num_parts} "
+                "strings, lists and objects.",
+                param=self.key,
+            )
+
+
+class _Scan:
+    """Finds its way through JSON without decoding it; what it passes over the decoder checks."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._num_numbers = 0
+        self._num_parts = 0
+
+    def members(self) -> Iterator[_Value]:
+        """The members of the outermost object; all are counted before the last is given."""
+        at = self._expect(self._blank(0), b"{")
+        if self._peek(self._blank(at)) == b"}":
+            return
+        seen: set[str] = set()
+        while True:
+            at = self._blank(at)
+            end = self._string(at)
+            try:
+                key = _KEY.decode(self._body[at:end])
+            except UnicodeDecodeError:
+                raise InvalidBody("The JSON body is not valid UTF-8.") from None
+            except msgspec.DecodeError:
+                raise _not_json(at) from None
+            if key in seen:
+                raise InvalidBody(f"The key {key[:64]!r} appears twice in one JSON object.")
+            seen.add(key)
+            if len(seen) > MAX_MEMBERS:
+                raise InvalidBody(f"The body may have at most {MAX_MEMBERS} fields.")
+            value = _Value(key, self._blank(self._expect(self._blank(end), b":")))
+            before = self._num_numbers, self._num_parts
+            value.end = self._value(value.begin)
+            value.num_numbers = self._num_numbers - before[0]
+            value.num_parts = self._num_parts - before[1]
+            yield value
+            at = self._blank(value.end)
+            if self._peek(at) == b"}":
+                return
+            at = self._expect(at, b",")
+
+    def divided(self, value: _Value, field: _ListField, depth: int = 1) -> list[Any]:
+        """The items of a list, decoded in pieces.
+
+        Args:
+            value: the list; of one inside another only `begin` and `key` matter.
+            field: whose decoder reads it.
+            depth: 1 for the field's own list, 2 for one inside that.
+        """
+        body = self._body
+        items: list[Any] = []
+        # What waits to be decoded, the end of its last whole item, and how far it was looked at.
+        begin = behind_comma = at = value.begin + 1
+        while True:
+            after = self._match(_ITEMS, at)
+            if after > at:
+                behind_comma = at = after
+            if behind_comma - begin > PIECE_BYTES // 2:
+                items += self._decode(value, field, body[begin : behind_comma - 1], depth)
+                begin = behind_comma
+                _check_num_items(value.key, items)
+            end = self._match(_WORD, at)
+            sign = self._peek(end)
+            if sign == b"]":
+                items += self._decode(value, field, body[begin:end], depth)
+                return items
+            if sign == b",":
+                behind_comma = at = end + 1
+                continue
+            item = self._item(value.key, end)
+            at = self._blank(item.end)
+            if sign == b"[" and item.size > PIECE_BYTES:
+                items += self._decode(value, field, self._without_comma(begin, end), depth)
+                items.append(self.divided(item, field, depth + 1))
+                if self._peek(at) == b"]":
+                    return items
+                begin = behind_comma = at = self._expect(at, b",")
+            elif item.size > PIECE_BYTES:
+                item.check_undivided()
+
+    def _item(self, key: str, begin: int) -> _Value:
+        self._num_numbers = self._num_parts = 0
+        end = self._value(begin)
+        return _Value(key, begin, end, self._num_numbers, self._num_parts)
+
+    def _without_comma(self, begin: int, end: int) -> Body:
+        before = self._body[begin:end].rstrip()
+        if before and not before.endswith(b","):
+            raise _not_json(end)
+        return before[:-1]
+
+    def _decode(self, value: _Value, field: _ListField, text: Body, depth: int) -> list[Any]:
+        try:
+            items = field.decoder.decode(b"[" * depth + text + b"]" * depth)
+        except msgspec.ValidationError as error:
+            # Where in the whole list it is, a piece does not know.
+            reason = str(error).rpartition(" - at `")[0] or str(error)
+            raise InvalidBody(f"{reason} - at `$.{value.key}[...]`", param=value.key) from None
+        except UnicodeDecodeError:
+            raise InvalidBody("The JSON body is not valid UTF-8.") from None
+        except RecursionError:
+            raise InvalidBody("The JSON body is nested too deeply.") from None
+        except (msgspec.DecodeError, ValueError) as error:
+            raise not_json(str(error)) from None
+        for _ in range(depth - 1):
+            (items,) = items
+        return list(items)
+
+    # ---- from one place to the next ----
+
+    def _value(self, begin: int) -> int:
+        """Where the value ends that begins here; counts what it is made of."""
+        body = self._body
+        if self._peek(begin) not in (b'"', b"[", b"{"):
+            end = self._match(_WORD, begin)
+            if end == begin or end - begin >= _WINDOW:
+                raise _not_json(begin)
+            self._count(1, 0)
+            return end
+        at, depth = begin, 0
+        while True:
+            end = self._match(_CONTENT, at) if depth else at
+            # Commas of texts count, too: what is large is not in question.
+            self._count(body.count(b",", at, end), _num_parts(body, at, end))
+            sign = self._peek(end)
+            if sign == b'"':
+                at = self._string(end)
+            elif sign in (b"[", b"{"):
+                self._count(1, 1)
+                depth += 1
+                at = end + 1
+            elif sign in (b"]", b"}") and depth:
+                depth -= 1
+                at = end + 1
+            elif end > at:
+                # The window's end.
+                at = end
+                continue
+            else:
+                raise _not_json(end)
+            if not depth:
+                return at
+
+    def _string(self, begin: int) -> int:
+        at = self._expect(begin, b'"')
+        self._count(0, 1)
+        is_plain = True
+        while True:
+            end = self._match(_IN_STRING, at)
+            text = self._body[at:end]
+            is_plain = is_plain and text.isascii() and b"\\" not in text
+            if end - begin > MAX_TEXT_BYTES and not is_plain:
+                raise InvalidBody(
+                    f"A text may have at most {MAX_TEXT_BYTES} bytes in the request's JSON."
+                )
+            if self._peek(end) == b'"':
+                return end + 1
+            if end == at:
+                raise _not_json(at)
+            at = end
+
+    def _match(self, pattern: re.Pattern[bytes], begin: int) -> int:
+        match = pattern.match(self._body, begin, begin + _WINDOW)
+        return match.end() if match else begin
+
+    def _blank(self, at: int) -> int:
+        return self._match(_BLANK, at)
+
+    def _peek(self, at: int) -> Body:
+        return self._body[at : at + 1]
+
+    def _expect(self, at: int, sign: bytes) -> int:
+        if self._peek(at) != sign:
+            raise _not_json(at)
+        return at + 1
+
+    def _count(self, num_numbers: int, num_parts: int) -> None:
+        self._num_numbers += num_numbers
+        self._num_parts += num_parts
+        if self._num_numbers > MAX_NUMBERS or self._num_parts > MAX_PARTS:
+            raise InvalidBody(
+                f"A request may hold at most {MAX_NUMBERS} numbers and {MAX_PARTS} strings, lists "
+                "and objects: send several requests."
+            )
+
+
+def _check_num_items(key: str, items: list[Any]) -> None:
+    most = MAX_NESTED_ITEMS if isinstance(items[-1], list | dict) else MAX_ITEMS
+    if len(items) > most:
+        raise InvalidBody(f"A list of {key} may have at most {most} items.", param=key)
+
+
+def _num_parts(body: Body, begin: int, end: int) -> int:
+    """Strings, lists and objects in what holds small ones only."""
+    count = body.count
+    return count(b'"', begin, end) // 2 + count(b"[", begin, end) + count(b"{", begin, end)
+
+
+def _not_json(at: int) -> InvalidBody:
+    return not_json(f"malformed at byte {at}")

@@ -1,0 +1,116 @@
+"""The texts of a request become token ids: counted first, then encoded off the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from runtime.client.admission import EngineLimits, check_prompt_length, check_text_size
+from runtime.client.offload import OffloadPool
+from runtime.errors import InvalidRequest
+from runtime.text.tokenizer import Tokenizer
+
+# Of all texts of a request together: some eight million tokens.
+MAX_TEXT_CHARS = 32 * 2**20
+# Encoding this much takes about a millisecond, and a hop to a thread a twentieth of one.
+_INLINE_CHARS = 4 * 1024
+_INLINE_TEXTS = 64
+# So is decoding this much.
+_INLINE_IDS = 1024
+# Encoded at a time: the next request's turn comes after some twenty milliseconds.
+_GROUP_CHARS = 64 * 1024
+_GROUP_TEXTS = 1024
+
+# The library gives the GIL up, so two of them leave the loop its core. Each request waits for one
+# job at a time; so many requests wait under a heavy load that is still served.
+_POOL = OffloadPool("tokenization", workers=2, max_queued=16_384, timeout_s=120.0)
+
+
+def check_texts(texts: Sequence[str], limits: EngineLimits, *, most: int = MAX_TEXT_CHARS) -> None:
+    """Refuse texts that are too long, one or all together, before time is spent on them.
+
+    Args:
+        texts: of one request.
+        limits: the engine's.
+        most: characters of all texts together.
+
+    Raises:
+        InvalidRequest: more characters than one request may have.
+        TooLong: a text has more characters than the context could hold.
+    """
+    check_num_chars(sum(map(len, texts)), most=most)
+    for text in texts:
+        check_text_size(text, limits)
+
+
+def check_num_chars(num_chars: int, *, most: int = MAX_TEXT_CHARS) -> None:
+    """Refuse a request whose texts have `num_chars` characters together.
+
+    Raises:
+        InvalidRequest: more than `most`.
+    """
+    if num_chars > most:
+        raise InvalidRequest(
+            f"The texts of a request may have at most {most} characters together, got {num_chars}: "
+            "send them in several requests."
+        )
+
+
+async def encode_prompts(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    limits: EngineLimits,
+    *,
+    add_special_tokens: bool = True,
+) -> list[list[int]]:
+    """Token ids of the prompts of one request.
+
+    Raises:
+        InvalidRequest: the texts are too long together, or one holds half a surrogate pair.
+        TooLong: a prompt is longer than the context or the KV pool.
+        Overloaded: too many other requests wait for the same.
+    """
+    check_texts(texts, limits)
+    return await encode_texts(
+        tokenizer,
+        texts,
+        add_special_tokens=add_special_tokens,
+        check_length=lambda num_tokens: check_prompt_length(num_tokens, limits),
+    )
+
+
+async def encode_texts(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    add_special_tokens: bool = True,
+    check_length: Callable[[int], object] | None = None,
+) -> list[list[int]]:
+    """Token ids of texts whose size was checked; see `Tokenizer.encode_batch`."""
+    if sum(map(len, texts)) <= _INLINE_CHARS and len(texts) <= _INLINE_TEXTS:
+        return tokenizer.encode_batch(texts, add_special_tokens, check_length)
+    encoded: list[list[int]] = []
+    for group in _groups(texts):
+        encoded += await _POOL.run(tokenizer.encode_batch, group, add_special_tokens, check_length)
+    return encoded
+
+
+async def decode_texts(
+    tokenizer: Tokenizer, sequences: Sequence[list[int]], *, skip_special_tokens: bool = True
+) -> list[str]:
+    """Text of each sequence of token ids; see `Tokenizer.decode_batch`."""
+    if sum(map(len, sequences)) + len(sequences) <= _INLINE_IDS:
+        return tokenizer.decode_batch(sequences, skip_special_tokens)
+    return await _POOL.run(tokenizer.decode_batch, sequences, skip_special_tokens)
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
+    group: list[str] = []
+    num_chars = 0
+    for text in texts:
+        if (group and num_chars + len(text) > _GROUP_CHARS) or len(group) == _GROUP_TEXTS:
+            yield group
+            group, num_chars = [], 0
+        group.append(text)
+        num_chars += len(text)
+    if group:
+        yield group

@@ -1,0 +1,53 @@
+"""What a rank computes texts' vectors with: rows and runner around a loaded model."""
+
+from __future__ import annotations
+
+import logging
+
+from runtime.config.options import WorkerConfig
+from runtime.distributed.group import TensorGroup
+from runtime.executor.batch_rows import BatchRows
+from runtime.executor.build import Executor, Report
+from runtime.executor.encoder_runner import EncoderRunner
+from runtime.executor.memory import PoolSize
+from runtime.executor.out_of_memory import memory_for
+from runtime.executor.warmup_steps import Prompts, compute_prompts
+from runtime.models.model import TextEncoder
+
+logger = logging.getLogger(__name__)
+
+_FEW_TOKENS = 8
+
+
+def build_encoder(
+    config: WorkerConfig, model: TextEncoder, group: TensorGroup | None, report: Report
+) -> Executor:
+    """Give a loaded encoder its rows and compute a first step.
+
+    Its pages take no memory: they count what runs, as the scheduler does for every model.
+
+    Raises:
+        StartupError: the memory does not allow it; one line.
+    """
+    device, spec = model.context.device, model.spec
+    max_pages = -(-(config.context_len + 1) // config.page_size)
+    num_pages = config.max_running_requests * max_pages
+    with memory_for("request state and warm-up steps", "lower --max-running-requests", device):
+        rows = BatchRows(
+            config.max_running_requests, max_pages, config.context_len, spec.vocab_size, device
+        )
+        runner = EncoderRunner(model, rows, is_alone=group is None)
+        report("warming_up")
+        compute_prompts(runner, Prompts(min(_FEW_TOKENS, config.context_len)), spec.vocab_size)
+    if group is not None:
+        group.minimum(0)
+    logger.info("No KV pool: this model keeps nothing between steps")
+    return Executor(
+        runner=runner,
+        model=model,
+        kv=[],
+        size=PoolSize(num_pages, config.page_size, 0),
+        attention_backend="none",
+        weight_bytes=sum(holder.size_bytes for _, holder in model.holders()),
+        allocate_kv=list,
+    )

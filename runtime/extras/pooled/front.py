@@ -1,0 +1,71 @@
+"""A text's vector as it is asked for: by routes of its own, never by `/generate`."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from runtime.checkpoint.model_spec import Gives
+from runtime.client.admission import EngineLimits
+from runtime.client.extras import AnsweredSample, Asked, ExtraAnswer, FrontExtra
+from runtime.client.generation import GenerationChunk
+from runtime.errors import HeadraceError
+from runtime.requests.extras import ExtraSpec
+
+NAME = "pooled"
+VECTOR = ExtraSpec(NAME, replaces=True)
+
+
+class VectorAnswer(ExtraAnswer):
+    """One text's vector."""
+
+    def __init__(self) -> None:
+        """Start without."""
+        self._data = b""
+
+    def add(self, chunk: GenerationChunk, *, incremental: bool = False) -> None:  # noqa: ARG002
+        """Take in a chunk."""
+        for block in chunk.blocks(NAME, is_input=False):
+            self._data = block.data
+
+    def numbers(self) -> array[float]:
+        """The vector, float32.
+
+        Raises:
+            HeadraceError: the model gave none, or one that is not finite.
+        """
+        found = array("f", self._data)
+        if not found or not all(map(math.isfinite, found)):
+            raise HeadraceError("The model gave no finite vector for this text.")
+        return found
+
+
+class VectorFront(FrontExtra):
+    """No field of `/generate` asks for it."""
+
+    needs: ClassVar[Gives] = "vectors"
+    field = "input"
+    advice = "send fewer texts"
+
+    def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:  # noqa: ARG002
+        """Nothing."""
+        return None
+
+    def num_numbers(
+        self,
+        spec: ExtraSpec,  # noqa: ARG002
+        num_prompt: int,  # noqa: ARG002
+        num_output: int,  # noqa: ARG002
+        limits: EngineLimits,
+    ) -> int:
+        """A vector."""
+        return limits.hidden_size
+
+    def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> VectorAnswer:  # noqa: ARG002
+        """An empty answer."""
+        return VectorAnswer()
+
+
+EXTRA = VectorFront()

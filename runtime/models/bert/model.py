@@ -1,0 +1,91 @@
+"""BERT: an encoder with learned positions and a norm behind each half of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.encoder_attention import encoder_attention
+from runtime.models.bert.spec import Activation, BertSpec
+from runtime.models.encoder_batch import EncoderBatch
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.embedding import Embedding
+from runtime.models.layers.layer_norm import LayerNorm
+from runtime.models.layers.linear import Linear, column, heads
+from runtime.models.layers.parameter import WeightHolder
+from runtime.models.model import TextEncoder
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+class BertLayer:
+    """Attention and feed-forward block, each added to its input and then normed."""
+
+    def __init__(self, spec: BertSpec, context: BuildContext) -> None:
+        hidden, inner, eps = spec.hidden_size, spec.intermediate_size, spec.layer_norm_eps
+        self._head_dim = hidden // spec.num_heads
+        shards = [heads(shard, spec.num_heads, self._head_dim, context) for shard in "qkv"]
+        self._num_heads = shards[0].length // self._head_dim
+        self._act = _ACTIVATIONS[spec.activation]
+        self.qkv = Linear.column_parallel(hidden, shards, True, context)
+        self.attention_output = Linear.row_parallel(hidden, hidden, True, context)
+        self.attention_norm = LayerNorm(hidden, eps, context)
+        self.intermediate = Linear.column_parallel(
+            hidden, [column("", inner, context)], True, context
+        )
+        self.output = Linear.row_parallel(inner, hidden, True, context)
+        self.output_norm = LayerNorm(hidden, eps, context)
+
+    def forward(self, hidden: Tensor, batch: EncoderBatch) -> Tensor:
+        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
+        qkv = self.qkv.apply(hidden)
+        attended = encoder_attention(qkv, batch.lengths, self._num_heads, self._head_dim**-0.5)
+        hidden = self.attention_norm.forward(self.attention_output.apply(attended).add_(hidden))
+        inner = self._act(self.intermediate.apply(hidden))
+        return self.output_norm.forward(self.output.apply(inner).add_(hidden))
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        yield f"{prefix}.attention.qkv", self.qkv
+        yield f"{prefix}.attention.output.dense", self.attention_output
+        yield f"{prefix}.attention.output.LayerNorm", self.attention_norm
+        yield f"{prefix}.intermediate.dense", self.intermediate
+        yield f"{prefix}.output.dense", self.output
+        yield f"{prefix}.output.LayerNorm", self.output_norm
+
+
+class BertModel(TextEncoder):
+    """Embeddings and the layers."""
+
+    def __init__(self, spec: BertSpec, context: BuildContext) -> None:
+        self.spec, self.context = spec, context
+        sizes = spec.vocab_size, spec.context_len, spec.num_token_types
+        self.words, self.positions, self.token_types = (
+            Embedding(rows, spec.hidden_size, context, tied=False) for rows in sizes
+        )
+        self.norm = LayerNorm(spec.hidden_size, spec.layer_norm_eps, context)
+        self.layers = [BertLayer(spec, context) for _ in range(spec.num_layers)]
+
+    def forward(self, batch: EncoderBatch) -> Tensor:
+        hidden = self.words.forward(batch.input_ids)
+        # Every token of a single text is of the first type.
+        hidden.add_(self.token_types.weight[0]).add_(self.positions.forward(batch.positions))
+        hidden = self.norm.forward(hidden)
+        for layer in self.layers:
+            hidden = layer.forward(hidden, batch)
+        return hidden
+
+    def holders(self) -> Iterator[tuple[str, WeightHolder]]:
+        yield "embeddings.word_embeddings", self.words
+        yield "embeddings.position_embeddings", self.positions
+        yield "embeddings.token_type_embeddings", self.token_types
+        yield "embeddings.LayerNorm", self.norm
+        for layer_idx, layer in enumerate(self.layers):
+            yield from layer.holders(f"encoder.layer.{layer_idx}")

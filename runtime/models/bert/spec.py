@@ -1,0 +1,123 @@
+"""BERT: its `config.json` and its weights. Front-safe: no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from runtime.checkpoint.config_keys import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, common_fields
+from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.model_spec import Gives, LayerState, ModelSpec, NoState, WeightSpec
+from runtime.checkpoint.rope_json import MAX_POSITIONS
+from runtime.models.decoder.weight_map import linear_weights
+
+Activation = Literal["gelu", "gelu_tanh", "relu"]
+_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+# The pooler serves classification; position ids are a buffer that old versions saved.
+_UNUSED = re.compile(r"pooler\.dense\.(weight|bias)|embeddings\.position_ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertSpec(ModelSpec):
+    """Shape and numbers of a BERT encoder.
+
+    Attributes:
+        num_token_types: rows of the token type embedding, of which texts use the first.
+    """
+
+    gives: ClassVar[Gives] = "vectors"
+
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_token_types: int
+    layer_norm_eps: float
+    activation: Activation
+
+    def _list_weights(self) -> Sequence[WeightSpec]:
+        hidden, inner = self.hidden_size, self.intermediate_size
+        weights = []
+        for name, rows in (
+            ("word_embeddings", self.vocab_size),
+            ("position_embeddings", self.context_len),
+            ("token_type_embeddings", self.num_token_types),
+        ):
+            full = f"embeddings.{name}.weight"
+            weights.append(WeightSpec(full, (rows, hidden), full))
+        weights += _layer_norm("embeddings.LayerNorm", hidden)
+        for layer_idx in range(self.num_layers):
+            prefix = f"encoder.layer.{layer_idx}"
+            attention = f"{prefix}.attention"
+            for shard, name in (("q", "query"), ("k", "key"), ("v", "value")):
+                source, target = f"{attention}.self.{name}", f"{attention}.qkv"
+                weights += linear_weights(source, target, (hidden, hidden), shard, bias=True)
+            for name, shape in (
+                (f"{attention}.output.dense", (hidden, hidden)),
+                (f"{prefix}.intermediate.dense", (inner, hidden)),
+                (f"{prefix}.output.dense", (hidden, inner)),
+            ):
+                weights += linear_weights(name, name, shape, bias=True)
+            weights += _layer_norm(f"{attention}.output.LayerNorm", hidden)
+            weights += _layer_norm(f"{prefix}.output.LayerNorm", hidden)
+        return weights
+
+    @property
+    def layer_states(self) -> Sequence[LayerState]:
+        """Nothing is kept between steps."""
+        return (NoState(),) * self.num_layers
+
+    def is_ignored(self, name: str) -> bool:
+        """See `ModelSpec`."""
+        return _UNUSED.fullmatch(name) is not None
+
+    def uneven_parts(self, tp_size: int) -> list[str]:
+        """See `ModelSpec`."""
+        parts = (
+            (self.num_heads, "attention heads"),
+            (self.intermediate_size, "feed-forward rows"),
+        )
+        return [f"{count} {what}" for count, what in parts if count % tp_size]
+
+
+def read(config: Keys, generation: Keys) -> BertSpec:
+    """Read BERT's `config.json`.
+
+    Raises:
+        StartupError: a number that is missing or absurd, or something unsupported; one line.
+    """
+    common = common_fields(config, generation)
+    num_heads = config.integer("num_attention_heads", MAX_HEADS)
+    if common["hidden_size"] % num_heads:
+        raise config.error("hidden_size", f"a multiple of {num_heads} attention heads")
+    activation = config.values.get("hidden_act", "gelu")
+    if activation not in _ACTIVATIONS:
+        raise config.error("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
+    if config.values.get("position_embedding_type", "absolute") != "absolute":
+        raise config.error("position_embedding_type", "'absolute'")
+    for key in ("is_decoder", "add_cross_attention"):
+        if config.flag(key, False):
+            raise config.error(key, "false: BERT is served as an encoder")
+    return BertSpec(
+        **common,
+        context_len=config.integer("max_position_embeddings", MAX_POSITIONS, 512),
+        intermediate_size=config.integer("intermediate_size", MAX_WIDTH),
+        num_layers=config.integer("num_hidden_layers", MAX_LAYERS),
+        num_heads=num_heads,
+        num_token_types=config.integer("type_vocab_size", MAX_WIDTH, 2),
+        layer_norm_eps=config.number("layer_norm_eps", 0.0, 1.0, 1e-12),
+        activation=_ACTIVATIONS[activation],
+    )
+
+
+def _layer_norm(name: str, size: int) -> list[WeightSpec]:
+    return [
+        WeightSpec(f"{name}.weight", (size,), f"{name}.weight", kind="norm"),
+        WeightSpec(f"{name}.bias", (size,), f"{name}.bias", kind="bias"),
+    ]

@@ -1,0 +1,25 @@
+"""One step's input to an encoder: whole texts, packed without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass
+class EncoderBatch:
+    """Tokens of several texts, flattened.
+
+    Attributes:
+        input_ids: `[num_tokens]` int64.
+        positions: `[num_tokens]` int64, each token's place in its own text, from 0.
+        lengths: tokens of each text, in order, each at least 1.
+        indptr: `[num_texts + 1]` int64, bounds of the texts, on the model's device.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    lengths: Sequence[int]
+    indptr: Tensor

@@ -1,0 +1,1 @@
+"""What the APIs and the engine mean by their calls; no HTTP, front-safe."""

@@ -1,0 +1,98 @@
+"""`/encode`: the vector of a text, or of several, from a model that gives vectors."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from openai_api.access import Access, AccessRouter
+from openai_api.sse import unless_disconnected
+from runtime.client.json_body import decode_body
+from runtime.errors import InvalidRequest
+from runtime.service.embedding import (
+    Embedding,
+    check_dimensions,
+    describe,
+    embed,
+    rids_for,
+    tokenize_inputs,
+    vector_input,
+)
+from server.context import ServerContext
+from server.errors import json_response
+from server.native.schema import body_schema
+
+
+class EncodeBody(msgspec.Struct, kw_only=True):
+    """`/encode` as it arrives; keys that are not listed here are ignored."""
+
+    text: str | list[str | list[str]] | None = None
+    input_ids: list[int | list[int]] | None = None
+    rid: str | list[str] | None = None
+    dimensions: int | None = None
+    priority: int = 0
+    data_parallel_rank: int | None = None
+    image_data: object | None = None
+    lora_path: object | None = None
+
+
+_DECODER = msgspec.json.Decoder(EncodeBody)
+
+
+async def encode(context: ServerContext, body: EncodeBody) -> tuple[list[Embedding], bool]:
+    """The vectors, and whether the request was for a single one.
+
+    Raises:
+        InvalidRequest: something in `body` is wrong.
+    """
+    for name in ("image_data", "lora_path"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
+    if (body.text is None) == (body.input_ids is None):
+        raise InvalidRequest("Exactly one of text and input_ids must be given.", param="text")
+    check_dimensions(body.dimensions, context.model.hidden_size)
+    given, is_single = _inputs(body)
+    prompts = await tokenize_inputs(context.tokenizer, context.client.limits, given)
+    inputs = [
+        vector_input(ids, rid, priority=body.priority, dp_rank=body.data_parallel_rank)
+        for ids, rid in zip(prompts, rids_for(body.rid, len(prompts)), strict=True)
+    ]
+    return await embed(context.client, inputs), is_single
+
+
+def create_router(context: ServerContext) -> AccessRouter:
+    """The route `/encode`."""
+    router = AccessRouter(Access.KEY, tags=["native"])
+
+    async def encode_texts(request: Request) -> Response:
+        """Vector of one text (the answer is an object) or of several (a list)."""
+        body = decode_body(await request.body(), _DECODER)
+        found, is_single = await unless_disconnected(request.receive, encode(context, body))
+        answers = [describe(each) for each in found]
+        return json_response(answers[0] if is_single else answers)
+
+    documented = body_schema(EncodeBody)
+    router.add_api_route("/encode", encode_texts, methods=["POST"], openapi_extra=documented)
+    router.add_api_route("/encode", encode_texts, methods=["PUT"], include_in_schema=False)
+    return router
+
+
+def _inputs(body: EncodeBody) -> tuple[list[str | list[int]], bool]:
+    """The texts or lists of ids, and whether there is a single one that is not in a list."""
+    if body.input_ids is not None:
+        ids = [each for each in body.input_ids if isinstance(each, int)]
+        lists = [each for each in body.input_ids if not isinstance(each, int)]
+        if ids and lists:
+            raise InvalidRequest(
+                "input_ids must hold ids, or lists of ids alone.", param="input_ids"
+            )
+        return ([ids], True) if ids else ([*lists], False)
+    if isinstance(body.text, str):
+        return [body.text], True
+    texts = [each for each in body.text or [] if isinstance(each, str)]
+    if len(texts) < len(body.text or []):
+        raise InvalidRequest(
+            "Pairs of texts need a model that scores them; this one gives vectors.", param="text"
+        )
+    return [*texts], False

@@ -1,0 +1,147 @@
+"""A model that gives vectors, over HTTP with real clients, and in the engine."""
+
+import asyncio
+import base64
+import struct
+
+import httpx
+import openai
+import pytest
+import torch
+
+import headrace as sgl
+from tests.support.server import ServerProcess
+from tests.support.tiny_models import tiny_bert
+
+TEXTS = ["Paris is the capital of France.", "hello", "one two three four " * 8]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ServerProcess("--model-path", str(tiny_bert("bert"))) as process:
+        yield process.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What `transformers` gives: means of all tokens, of unit length."""
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = tiny_bert("bert")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    found = []
+    for text in TEXTS:
+        ids = torch.tensor([tokenizer(text)["input_ids"]])
+        with torch.inference_mode():
+            mean = model(ids).last_hidden_state[0].mean(dim=0)
+        found.append(torch.nn.functional.normalize(mean, dim=-1))
+    return torch.stack(found)
+
+
+def close(found, expected):
+    torch.testing.assert_close(torch.tensor(found), expected, atol=2e-5, rtol=2e-5)
+
+
+def ask(server, path, **body):
+    return server.client.post(path, json=body, timeout=60)
+
+
+def test_encode(server, expected):
+    answer = ask(server, "/encode", text=TEXTS[0], model="ignored").json()
+    close(answer["embedding"], expected[0])
+    assert answer["meta_info"]["prompt_tokens"] > 3
+    assert answer["meta_info"]["finish_reason"]["type"] == "length"
+    answers = ask(server, "/encode", text=TEXTS, rid=["a", "b", "c"]).json()
+    close([each["embedding"] for each in answers], expected)
+    assert [each["meta_info"]["id"] for each in answers] == ["a", "b", "c"]
+    ids = ask(server, "/tokenize", prompt=TEXTS[0]).json()["tokens"]
+    close(ask(server, "/encode", input_ids=ids).json()["embedding"], expected[0])
+    (one,) = ask(server, "/encode", input_ids=[ids]).json()
+    close(one["embedding"], expected[0])
+
+
+def test_the_openai_client(server, expected):
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    # The client asks for base64 by itself.
+    answer = client.embeddings.create(model="bert", input=TEXTS)
+    close([each.embedding for each in answer.data], expected)
+    assert [each.index for each in answer.data] == [0, 1, 2]
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 10
+    plain = client.embeddings.create(model="bert", input=TEXTS[1], encoding_format="float")
+    close(plain.data[0].embedding, expected[1])
+    raw = ask(server, "/v1/embeddings", input=TEXTS[1], encoding_format="base64").json()
+    data = base64.b64decode(raw["data"][0]["embedding"])
+    close(list(struct.unpack(f"<{len(data) // 4}f", data)), expected[1])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/encode", {}, "text"),
+        ("/encode", {"text": "a", "input_ids": [1]}, "text"),
+        ("/encode", {"text": []}, "inputs"),
+        ("/encode", {"text": [["a", "b"]]}, "text"),
+        ("/encode", {"input_ids": [1, [2]]}, "input_ids"),
+        ("/encode", {"input_ids": [10**6]}, "input_ids"),
+        ("/encode", {"input_ids": [5] * 129}, "context length"),
+        ("/encode", {"text": "a", "dimensions": 8}, "dimensions"),
+        ("/encode", {"text": ["a", "b"], "rid": ["x"]}, "rid"),
+        ("/v1/embeddings", {"input": ["a", 5]}, "input"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ("/v1/embeddings", {"input": ["a"] * 3000}, "2048"),
+        ("/generate", {"text": "a"}, "/encode"),
+        ("/v1/completions", {"prompt": "a", "model": "m"}, "/encode"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "rerank"),
+    ],
+)
+def test_what_is_wrong_is_a_400_that_says_so(server, path, body, named):
+    answer = ask(server, path, **body)
+    assert answer.status_code == 400
+    assert named in answer.text
+    assert ask(server, "/encode", text="still here").status_code == 200
+
+
+def test_the_longest_text_fits(server):
+    assert ask(server, "/encode", input_ids=[5] * 128).json()["meta_info"]["prompt_tokens"] == 128
+
+
+def test_the_server_is_well(server):
+    assert server.client.get("/health_generate").status_code == 200
+    assert "/v1/embeddings" in server.log, "the example to paste is one that works"
+    metrics = server.client.get("/model_info").json()
+    assert metrics["is_generation"] is False
+
+
+async def test_many_at_once_and_some_that_leave(server, expected):
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        tasks = [
+            asyncio.create_task(client.post("/encode", json={"text": TEXTS[i % 3]}))
+            for i in range(120)
+        ]
+        await tasks[0]
+        for task in tasks[30:60]:
+            task.cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+    for i, answer in enumerate(answers):
+        if isinstance(answer, httpx.Response):
+            close(answer.json()["embedding"], expected[i % 3])
+    assert sum(isinstance(answer, httpx.Response) for answer in answers) >= 90
+
+
+def test_weights_change_while_it_serves(server, expected):
+    """The same weights again: the route works, and the vectors stay."""
+    answer = ask(server, "/update_weights_from_disk", model_path=str(tiny_bert("bert")))
+    assert answer.json()["success"], answer.text
+    close(ask(server, "/encode", text=TEXTS[0]).json()["embedding"], expected[0])
+
+
+def test_the_engine(expected):
+    with sgl.Engine(model_path=str(tiny_bert("bert"))) as engine:
+        close(engine.encode(TEXTS[0])["embedding"], expected[0])
+        close([each["embedding"] for each in engine.encode(TEXTS)], expected)
+        close(asyncio.run(engine.async_encode(TEXTS[1]))["embedding"], expected[1])
+        with pytest.raises(ValueError, match="/encode"):
+            engine.generate("hello")
+        with pytest.raises(ValueError, match="dimensions"):
+            engine.encode("hello", dimensions=3)
