@@ -60,7 +60,8 @@ def metrics_page() -> str:
         shared = SharedState(Path(folder) / "state", create=True)
         config = SimpleNamespace(
             model=SimpleNamespace(served_model_name="demo"),
-            scheduling=SimpleNamespace(page_size=16),
+            scheduling=SimpleNamespace(page_size=16, disable_radix_cache=False),
+            logging=SimpleNamespace(metrics_aliases=["vllm", "aibrix"]),
         )
         status = EngineStatus([ReplicaStatus(shared=shared)])
         client = SimpleNamespace(num_compiling=0, gate=RequestGate())
@@ -78,7 +79,10 @@ def metrics_page() -> str:
         "",
         "`GET /metrics`, with `--enable-metrics`, in Prometheus' text format; no key needed. Request",
         "counters and histograms count what clients sent, health probes and warm-up excluded; gauges",
-        "are read from shared memory at the moment of the scrape.",
+        "are read from shared memory at the moment of the scrape. A request's stages are",
+        "`prefill_waiting` (from its arrival to its first prompt step), `prefill_forward` (to its first",
+        "token) and `decode_loop` (to its last). Names that begin with `vllm:` come with",
+        "`--metrics-aliases vllm`, `sglang:num_waiting_reqs` with `--metrics-aliases aibrix`.",
         "",
         "| name | type | meaning |",
         "|---|---|---|",

@@ -41,7 +41,8 @@ def banner(context: ServiceContext, port: int) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1", "": "127.0.0.1"}.get(
         config.http.host, config.http.host
     )
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if config.http.ssl_certfile is None else "https"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     key = ' -H "Authorization: Bearer $HEADRACE_API_KEY"' if config.http.api_key else ""
     copies = f", {config.parallel.dp_size} copies" if config.parallel.dp_size > 1 else ""
     path, body = "/v1/chat/completions", _EXAMPLE_BODY

@@ -10,14 +10,16 @@ from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.launch.prepare import PreparedEngine, prepare_engine
 from runtime.launch.resolve import check_options
+from server.tls import Certificate
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared engine and the port that it will be served on."""
+    """A prepared engine, the port that it will be served on, and the certificate for HTTPS."""
 
     engine: PreparedEngine
     listener: socket.socket
+    certificate: Certificate | None
 
     @property
     def port(self) -> int:
@@ -26,15 +28,16 @@ class Prepared:
 
 
 def prepare(config: ServerConfig) -> Prepared:
-    """Check options, port, model folder and weight headers, in this order.
+    """Check options, certificate, port, model folder and weight headers, in this order.
 
     Raises:
         StartupError: the first thing wrong, in one line.
     """
     check_options(config)
+    certificate = Certificate.wanted(config.http)
     listener = bind(config.http.host, config.http.port)
     try:
-        return Prepared(prepare_engine(config), listener)
+        return Prepared(prepare_engine(config), listener, certificate)
     except BaseException:
         listener.close()
         raise

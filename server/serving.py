@@ -21,6 +21,7 @@ from server.banner import READY_LINE, banner, warn_if_open
 from server.listener import Prepared, describe_bind_error
 from server.progress_log import ProgressLog
 from server.shutdown import Shutdown
+from server.tls import Certificate
 from server.warmup import warm_up
 
 logger = logging.getLogger(__name__)
@@ -67,11 +68,13 @@ async def serve(prepared: Prepared) -> int:
 async def _run(
     prepared: Prepared, context: ServiceContext, host: EngineHost, shutdown: Shutdown
 ) -> int:
-    http_server = _http_server(context)
+    http_server = _http_server(context, prepared.certificate)
     http = asyncio.create_task(http_server.serve(sockets=[prepared.listener]))
     startup = asyncio.create_task(_start_up(prepared, context, host))
     background = Background(host.ended)
     background.keep(partial(watch, host, context.config.logging.watchdog_timeout), "The watchdog")
+    if prepared.certificate is not None:
+        background.keep(prepared.certificate.follow, "Following the certificate")
     stopping = asyncio.create_task(shutdown.requested.wait())
     try:
         await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -92,26 +95,29 @@ async def _run(
     return 0 if shutdown.requested.is_set() else 1
 
 
-def _http_server(context: ServiceContext) -> _HttpServer:
+def _http_server(context: ServiceContext, certificate: Certificate | None) -> _HttpServer:
     # Imported once the children are on their way: they load torch while we load the framework.
     from openai_api.openai_context import make_context
     from server.app import create_app
     from server.protocol import GuardedProtocol
 
-    return _HttpServer(
-        uvicorn.Config(
-            create_app(make_context(context)),
-            http=GuardedProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_CLOSE_GRACE_S,
-        )
+    uvicorn_config = uvicorn.Config(
+        create_app(make_context(context)),
+        http=GuardedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSE_GRACE_S,
     )
+    if certificate is not None:
+        # Loading would set it to what uvicorn makes of files, which it never reads again.
+        uvicorn_config.load()
+        uvicorn_config.ssl = certificate.context
+    return _HttpServer(uvicorn_config)
 
 
 async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineHost) -> None:

@@ -138,6 +138,7 @@ def _read_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     except msgspec.ValidationError as error:
         raise ValueError(f"{field.name}: {error}") from None
     choices = field.metadata["choices"]
-    if choices and checked is not None and checked not in choices:
+    named = checked if isinstance(checked, list) else [checked]
+    if choices and checked is not None and not set(named) <= set(choices):
         raise ValueError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}.")
     return checked

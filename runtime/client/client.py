@@ -362,6 +362,8 @@ class EngineClient:
                 add_block(stream.extras, block)
         if delta.cached_tokens >= 0:
             stream.cached_tokens = delta.cached_tokens
+        if delta.times is not None:
+            stream.times = delta.times
         stream.finish_reason = delta.reason
         stream.num_retractions = delta.num_retractions
         stream.wake.set()

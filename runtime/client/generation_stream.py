@@ -10,7 +10,7 @@ from typing import Protocol
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.sessions import Turn
 from runtime.errors import HeadraceError, InvalidRequest, Overloaded
-from runtime.ipc.messages import FinishReason
+from runtime.ipc.messages import BeginTimes, FinishReason
 from runtime.requests.extra_spec import ExtraBlock
 from runtime.requests.request_spec import RequestSpec
 
@@ -41,6 +41,7 @@ class GenerationChunk:
         extras: what was wanted beside tokens, in order, for each extra's own reader; after a stop
             string some of it may lie behind the last of `token_ids`.
         weight_version: label of the weights that were loaded when the newest token came.
+        times: when the request left the queue and had its first token.
     """
 
     text: str
@@ -51,6 +52,7 @@ class GenerationChunk:
     num_retractions: int = 0
     extras: Sequence[ExtraBlock] = ()
     weight_version: str = ""
+    times: BeginTimes | None = None
 
     def blocks(self, extra: str, *, is_input: bool) -> list[ExtraBlock]:
         """What one extra says of the prompt, or of the output."""
@@ -99,6 +101,7 @@ class StreamState:
     finish_reason: FinishReason | None = None
     error: HeadraceError | None = None
     weight_version: str = ""
+    times: BeginTimes | None = None
     wake: Wake = field(default_factory=Wake)
 
 
@@ -133,6 +136,11 @@ class GenerationStream:
     def rid(self) -> str:
         """The caller's name for the request."""
         return self._stream.rid
+
+    @property
+    def arrival(self) -> float:
+        """`time.monotonic()` when the client took the request."""
+        return self._stream.arrival
 
     @property
     def prompt_tokens(self) -> int:
@@ -175,6 +183,7 @@ class GenerationStream:
             cached_tokens=stream.cached_tokens,
             num_retractions=stream.num_retractions,
             weight_version=stream.weight_version,
+            times=stream.times,
         )
         if stream.extras:
             chunk.extras, stream.extras = stream.extras, []

@@ -24,6 +24,7 @@ from runtime.launch.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
 ENVIRONMENT: dict[str, tuple[str, str]] = {
     "HEADRACE_API_KEY": ("http", "api_key"),
     "HEADRACE_ADMIN_API_KEY": ("http", "admin_api_key"),
+    "HEADRACE_SSL_KEYFILE_PASSWORD": ("http", "ssl_keyfile_password"),
     "DISABLE_OPENAPI_DOC": ("http", "disable_docs"),
     # Set by Vertex AI in the containers that it starts.
     "AIP_PREDICT_ROUTE": ("http", "vertex_route"),

@@ -35,7 +35,7 @@ _IGNORED_SWITCHES = """
     --enable-profile-cuda-graph --enable-cudagraph-gc --collect-tokens-histogram
     --flashinfer-mla-disable-ragged --disable-chunked-prefix-cache --enable-tokenizer-batch-encode
     --disable-shared-experts-fusion --enable-single-batch-overlap --enable-two-batch-overlap
-    --enable-memory-saver --enable-weights-cpu-backup
+    --enable-memory-saver --enable-weights-cpu-backup --enable-ssl-refresh
 """
 
 _IGNORED_VALUES = """
@@ -86,9 +86,6 @@ _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--hf-chat-template-name": ("use --chat-template", ()),
     "--completion-template": ("/v1/completions applies no template", ()),
     "--tool-server": ("tools run at the client", ()),
-    "--ssl-keyfile": ("end TLS in a proxy in front of this server", ()),
-    "--ssl-certfile": ("end TLS in a proxy in front of this server", ()),
-    "--ssl-ca-certs": ("end TLS in a proxy in front of this server", ()),
     "--cpu-offload-gb": ("weights stay on one device", ("0",)),
     "--hicache-ratio": (_NO_TIERS, ()),
     "--hicache-size": (_NO_TIERS, ("0",)),

@@ -304,6 +304,8 @@ def check_options(config: ServerConfig) -> None:
     ):
         if not seconds > 0:
             raise StartupError(f"{name} must be above 0, got {seconds}.")
+    if config.logging.metrics_aliases and not config.logging.enable_metrics:
+        raise StartupError("--metrics-aliases needs --enable-metrics.")
     if not _ROUTE.fullmatch(http.vertex_route):
         raise StartupError(
             f"--vertex-route must be a path such as /predict, got {http.vertex_route!r}."

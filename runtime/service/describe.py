@@ -13,7 +13,7 @@ import msgspec
 from runtime.client.status import ReplicaStatus
 from runtime.service.context import ServiceContext
 
-_SECRETS = frozenset({"api_key", "admin_api_key"})
+_SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
 # Arguments of the reference that routers read and that have one value here.
 _FIXED_ARGS: dict[str, Any] = {
     "pp_size": 1,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from openai_api.openai_context import make_context
 from runtime.client.recorder import RecordingClient
@@ -92,3 +93,13 @@ def _ready_replica(rank: int, folder: Path) -> ReplicaStatus:
         detokenizer_ready=True,
         ready_at=time.monotonic() - 3600,
     )
+
+
+async def scrape(server: FakeServer) -> dict[tuple[str, str], float]:
+    """Values of `/metrics` by name and endpoint, where a sample has one."""
+    response = await server.client.get("/metrics")
+    samples = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            samples[sample.name, sample.labels.get("endpoint", "")] = sample.value
+    return samples

@@ -10,6 +10,7 @@ from runtime.client.host import config_of_replica
 from runtime.config.options import (
     HttpArgs,
     KernelArgs,
+    LoggingArgs,
     ModelArgs,
     ParallelArgs,
     SchedulingArgs,
@@ -156,6 +157,7 @@ def test_deterministic_inference_fixes_the_seed_of_requests_without_one():
         {"http": HttpArgs(vertex_route="/{anything:path}")},
         {"http": HttpArgs(preferred_sampling_params="[]")},
         {"http": HttpArgs(preferred_sampling_params='{"temperature": -1}')},
+        {"logging": LoggingArgs(metrics_aliases=["vllm"])},
         {"scheduling": SchedulingArgs(mem_fraction_static=1.5)},
         {"scheduling": SchedulingArgs(chunked_prefill_size=0)},
         {"scheduling": SchedulingArgs(max_queued_requests=-1)},
