@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.hub import resolve_model_folder
+from runtime.checkpoint.hub import DEMO_MODEL, DEMO_NAME, resolve_model_folder
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
@@ -26,10 +26,6 @@ from server.resolve import Folders, Resolved, check_options, resolve
 from server.tls import Certificate
 
 logger = logging.getLogger(__name__)
-
-# Beside this package, found without importing what lies above it.
-DEMO_MODEL = Path(__file__).resolve().parents[1] / "headrace" / "demo" / "model"
-DEMO_NAME = "headrace-demo"
 
 
 @dataclass(frozen=True)

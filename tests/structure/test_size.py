@@ -14,9 +14,9 @@ MAX_FILE_LINES = 500
 MAX_CODE_LINES = {
     "kernels": 4_684,
     "kernels (C++)": 1_277,
-    "runtime": 13_740,
-    "openai_api": 2_352,
-    "server": 4_506,
+    "runtime": 13_748,
+    "openai_api": 2_354,
+    "server": 4_527,
     "headrace": 4_056,
 }
 

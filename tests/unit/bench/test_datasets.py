@@ -16,9 +16,9 @@ from headrace.bench.datasets import (
     shared_prefix_requests,
 )
 from headrace.bench.shapes import SHAPES, write_shape
+from runtime.checkpoint.hub import DEMO_MODEL
 from runtime.errors import StartupError
 from runtime.text.tokenizer import Tokenizer
-from server.prepare import DEMO_MODEL
 
 
 def source(seed: int = 0, tokenizer: Tokenizer | None = None) -> TokenSource:
