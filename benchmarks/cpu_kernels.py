@@ -69,11 +69,7 @@ def linear_cases(model: Model, dtype: torch.dtype) -> Iterator[tuple[str, Candid
     }
     for layer, (out_features, in_features) in layers.items():
         weight = random(out_features, in_features, dtype=dtype)
-        packed = {
-            name: pack(weight, None, name)
-            for name in LINEAR.names()
-            if not LINEAR.unavailable(name)
-        }
+        packed = {name: pack(weight, None, name) for name in LINEAR if not LINEAR.unavailable(name)}
         for tokens in (1, 2, 4, 8, 16, 32, 512):
             if layer == "head" and tokens > 32:
                 continue

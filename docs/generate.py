@@ -14,14 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from openai_api import errors as openai_errors
+from openai_api import openai_errors
 from runtime import errors
 from runtime.client.gate import RequestGate
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config.options import ServerConfig
 from runtime.ipc.shared_state import SharedState
-from server.args import option_name
-from server.context import ServerContext
+from runtime.launch.command_line import option_name
+from runtime.service.context import ServiceContext
 from server.metrics import Metrics
 
 FOLDER = Path(__file__).resolve().parent
@@ -67,7 +67,7 @@ def metrics_page() -> str:
         client = SimpleNamespace(num_compiling=0, gate=RequestGate())
         context = SimpleNamespace(config=config, status=status, client=client)
         families = sorted(
-            Metrics(cast("ServerContext", context)).registry.collect(), key=lambda f: f.name
+            Metrics(cast("ServiceContext", context)).registry.collect(), key=lambda f: f.name
         )
         rows = []
         for family in families:

@@ -5,10 +5,11 @@ speaks only when its implementation is asked for. The choice is a value: callers
 or name another one.
 """
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
+
+from kernels.registry import Registry, load_object
 
 KernelsT = TypeVar("KernelsT")
 
@@ -51,7 +52,7 @@ class Choice(Generic[KernelsT]):
     kernels: KernelsT
 
 
-class Table(Generic[KernelsT]):
+class Table(Registry[KernelsT]):
     """The implementations of one op: names, module paths, and the order per device type."""
 
     def __init__(
@@ -65,30 +66,20 @@ class Table(Generic[KernelsT]):
             preferred: device type (of `MEASURED_ON`) to implementation names, the fastest there
                 first. Device types that are not listed use `reference`.
         """
+        super().__init__(f"implementation of {op}", {n: e.module for n, e in entries.items()})
         self.op = op
-        self.entries = dict(entries)
+        self._needs = dict(entries)
         self.preferred = dict(preferred)
-
-    def names(self) -> tuple[str, ...]:
-        """Return the known implementation names."""
-        return tuple(self.entries)
 
     def unavailable(self, name: str) -> str | None:
         """Return why implementation `name` cannot run here, or None when it can."""
-        probe = self._entry(name).probe
-        return None if not probe else cast("str | None", _resolve(probe)())  # type: ignore[operator]
-
-    def load(self, name: str) -> KernelsT:
-        """Import implementation `name`.
-
-        Raises:
-            ValueError: the table has no such name.
-        """
-        return cast("KernelsT", _resolve(self._entry(name).module))
+        self.path(name)
+        probe = self._needs[name].probe
+        return None if not probe else cast("str | None", load_object(probe)())  # type: ignore[operator]
 
     def is_invariant(self, name: str) -> bool:
         """Return whether implementation `name` is batch-invariant, see `Entry.invariant`."""
-        return self._entry(name).invariant
+        return self._needs[name].invariant
 
     def choose(
         self, device_type: str, wanted: str | None = None, *, invariant: bool = False
@@ -128,15 +119,3 @@ class Table(Generic[KernelsT]):
             return f"nothing else for {device_type}"
         kind = "batch-invariant ones" if invariant else "those"
         return f"fastest of {kind} measured on {MEASURED_ON[device_type]}"
-
-    def _entry(self, name: str) -> Entry:
-        if name not in self.entries:
-            known = ", ".join(self.entries)
-            raise ValueError(f"unknown implementation of {self.op}: {name!r}; known: {known}")
-        return self.entries[name]
-
-
-def _resolve(path: str) -> object:
-    module_path, _, attribute = path.partition(":")
-    module = importlib.import_module(module_path)
-    return getattr(module, attribute) if attribute else module

@@ -7,7 +7,7 @@ import time
 
 from runtime.config.options import HttpArgs
 from runtime.ipc.messages import WorkerReady
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def warn_if_open(http: HttpArgs) -> None:
         )
 
 
-def banner(context: ServerContext, port: int) -> str:
+def banner(context: ServiceContext, port: int) -> str:
     """Model, device, pool, address, and a request to paste."""
     config, worker = context.config, context.status.worker
     assert worker is not None, "the banner comes after ready"
@@ -74,5 +74,5 @@ def _pool(worker: WorkerReady) -> str:
     return f"KV pool  {worker.max_total_num_tokens:,} tokens, "
 
 
-def _context_len(context: ServerContext) -> int:
+def _context_len(context: ServiceContext) -> int:
     return context.client.limits.context_len

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from runtime.client.status import ReplicaStatus
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 
 _KV_USAGE = "Share of the KV pool in use."
 
@@ -41,7 +41,7 @@ _VLLM_COUNTERS = {
 class VllmAliases(Collector):
     """vLLM's names, with its labels: the model's name, and `engine` for the replica."""
 
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: ServiceContext) -> None:
         """Read the gauges of `context` at each scrape."""
         self._context = context
         self._names = ["model_name", "engine"]

@@ -24,7 +24,7 @@ from starlette.types import Scope
 
 from runtime.client.recorder import RequestRecord
 from runtime.client.status import ReplicaStatus
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 from server.metric_aliases import VllmAliases
 
 _TTFT = (*(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400),)
@@ -63,7 +63,7 @@ _SHARED_COUNTERS = {
 class Metrics:
     """The server's registry and everything in it."""
 
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: ServiceContext) -> None:
         """Register all metrics with the served model's name as their label."""
         # A third of the page would be creation times, which no dashboard reads.
         disable_created_metrics()
@@ -180,7 +180,7 @@ class Metrics:
 class _EngineCollector(Collector):
     """Gauges of the engine: one sample for each replica, told apart where there are several."""
 
-    def __init__(self, context: ServerContext, labels: dict[str, str]) -> None:
+    def __init__(self, context: ServiceContext, labels: dict[str, str]) -> None:
         self._context = context
         self._names = [*labels, "tp_rank", "pp_rank"]
         self._values = [*labels.values(), "0", "0"]

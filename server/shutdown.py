@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from runtime.client.client import EngineClient
 from runtime.ipc.standard_error import drain_standard_error
-from server.context import Lifecycle
+from runtime.service.context import Lifecycle
 
 logger = logging.getLogger(__name__)
 

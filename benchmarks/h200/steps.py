@@ -25,7 +25,8 @@ from benchmarks.h200.cases import FULL
 from benchmarks.h200.engine_in_process import add, engine
 from headrace.bench.environment import describe_environment, write_json
 from headrace.bench.shapes import SHAPES, write_shape
-from runtime.executor.extend_graphs import MIXED_SIZES, ExtendGraphs
+from runtime.executor.graph_buckets import MIXED_SIZES
+from runtime.executor.graph_runner import GraphRunner
 from runtime.executor.model_runner import ModelRunner
 from runtime.executor.step_plan import StepPlan, StepResult
 from runtime.executor.step_runner import PendingStep
@@ -47,11 +48,11 @@ class Watch:
         self._kinds: dict[int, str] = {}
         # Kind, when it was done, seconds waited.
         self.steps: list[tuple[str, float, float]] = []
-        launch, wait, run = ModelRunner.launch, PendingStep.wait, ExtendGraphs.run
+        launch, wait, run = ModelRunner.launch, PendingStep.wait, GraphRunner.run
 
-        def noted_run(graphs: ExtendGraphs, *args: Any) -> Any:
+        def noted_run(graphs: GraphRunner, *args: Any, **options: Any) -> Any:
             self._in_graph = True
-            return run(graphs, *args)
+            return run(graphs, *args, **options)
 
         def noted_launch(runner: ModelRunner, plan: StepPlan, *masks: Any) -> PendingStep:
             self._in_graph = False
@@ -66,7 +67,7 @@ class Watch:
             self.steps.append((self._kinds.pop(id(pending)), done, done - began))
             return result
 
-        ExtendGraphs.run = noted_run  # type: ignore[method-assign]
+        GraphRunner.run = noted_run  # type: ignore[method-assign]
         ModelRunner.launch = noted_launch  # type: ignore[method-assign]
         PendingStep.wait = timed_wait  # type: ignore[method-assign]
 

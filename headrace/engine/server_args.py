@@ -26,8 +26,8 @@ from runtime.config.options import (
     SchedulingArgs,
     ServerConfig,
 )
-from server.args import add_options, option_name, sections
-from server.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
+from runtime.launch.command_line import add_options, option_name, sections
+from runtime.launch.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,8 @@ def fetch_inputs(lines: Tensor, turn: Tensor, inputs: Tensor) -> None:
     assert inputs.is_contiguous()
     count = len(inputs)
     assert count <= lines.shape[1]
+    # The host's memory is far: a long line is asked for in few turns.
+    is_long = count > _BLOCK
     _fetch_inputs_kernel[(1,)](
         lines,
         turn,
@@ -56,8 +58,8 @@ def fetch_inputs(lines: Tensor, turn: Tensor, inputs: Tensor) -> None:
         len(lines),
         lines.shape[1],
         count,
-        BLOCK=_BLOCK,
-        num_warps=4,
+        BLOCK=8 * _BLOCK if is_long else _BLOCK,
+        num_warps=16 if is_long else 4,
     )
 
 

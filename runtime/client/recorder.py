@@ -13,7 +13,7 @@ from typing import Literal
 
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
-from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
+from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
 from runtime.requests.sampling_params import SamplingParams
 

@@ -1,7 +1,7 @@
 """Configuration: frozen dataclasses in sections, made once, never written after.
 
-The command line is generated from these fields (`server.args`): the field's name is the option's
-name, `option(...)` holds its help text and choices.
+The command line is generated from these fields (`runtime.launch.command_line`): the field's name
+is the option's name, `option(...)` holds its help text and choices.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class LoggingArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """Everything the server was asked for; `server.resolve` leaves no `auto` it can decide."""
+    """Everything the server was asked for; `resolve` leaves no `auto` that it can decide."""
 
     model: ModelArgs = field(default_factory=ModelArgs)
     http: HttpArgs = field(default_factory=HttpArgs)

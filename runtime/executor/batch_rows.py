@@ -87,10 +87,10 @@ class BatchRows:
         self._unsent: list[Int64Array] = []
 
     def inputs(self, index: Tensor) -> Tensor:
-        """Return the next inputs of rows that decode, `[num_decodes]` int64.
+        """Return the next inputs of rows if they decode, `[n]` int64.
 
         Args:
-            index: `[num_decodes]` int64 on the device.
+            index: `[n]` int64 on the device, rows, some perhaps several times.
         """
         tokens = self.last_token.index_select(0, index)
         self.latest_input.index_copy_(0, index, tokens)
@@ -147,7 +147,8 @@ class BatchRows:
             return
         grown = np.flatnonzero(plan.new_pages)
         rows, pages = plan.rows[grown], plan.new_pages[grown]
-        places = plan.start_lens[grown] // page_size
+        # The first page behind those that hold what is computed.
+        places = -(-plan.start_lens[grown] // page_size)
         self.page_table_host[rows, places] = pages
         if not is_sent and not self._shares_memory:
             self._unsent.append(rows * self.page_table_host.shape[1] + places)

@@ -14,11 +14,11 @@ from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.executor.batch_rows import BatchRows
-from runtime.executor.extend_graphs import graph_token_sizes
+from runtime.executor.graph_buckets import GraphLimits, graph_token_sizes
 from runtime.executor.kernel_choices import log_kernels
 from runtime.executor.kv_pool import allocate_kv, pool_bytes_per_token
 from runtime.executor.memory import Budget, PoolSize, cpu_budget, cuda_budget, size_pool
-from runtime.executor.model_runner import GraphLimits, ModelRunner
+from runtime.executor.model_runner import ModelRunner
 from runtime.executor.out_of_memory import memory_for
 from runtime.executor.sampling.compile_ahead import warm_up_sampling
 from runtime.executor.step_runner import StepRunner

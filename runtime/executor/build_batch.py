@@ -1,9 +1,16 @@
-"""From a step's plan to the model's input."""
+"""From a step's plan to the model's input: numbers of the host, then tensors, then the batch.
+
+Steps without a graph send the numbers as they are; a graph with prompts reads them from a line of
+the host, padded to its size (`runtime.executor.graph_inputs`).
+"""
 
 from __future__ import annotations
 
+from typing import Any, Generic, NamedTuple, TypeVar
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.executor.batch_rows import BatchRows
@@ -11,6 +18,98 @@ from runtime.executor.staging import to_device
 from runtime.executor.step_plan import StepPlan
 from runtime.models.attention.backend import AttentionBackend
 from runtime.models.forward_batch import ForwardBatch, HostLengths, KVCache
+
+ArrayT = TypeVar("ArrayT", NDArray[Any], Tensor)
+
+
+class FlatStep(NamedTuple, Generic[ArrayT]):
+    """A step's sequences one after the other, integers of the host or of the device.
+
+    Attributes:
+        known_ids: `[num_tokens]`, each token, or -1 for its row's next input, which the device has;
+            empty when all are such.
+        token_rows: `[num_tokens]`, whose tokens they are.
+        positions: `[num_tokens]`, each token's place in its own sequence.
+        slots: `[num_tokens]`, `page * page_size + offset` of that place.
+        rows: `[num_seqs]`.
+        seq_lens: `[num_seqs]`, keys of each once this step's are written.
+        qo_indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
+        last: `[num_seqs]`, which token is each sequence's last.
+    """
+
+    known_ids: ArrayT
+    token_rows: ArrayT
+    positions: ArrayT
+    slots: ArrayT
+    rows: ArrayT
+    seq_lens: ArrayT
+    qo_indptr: ArrayT
+    last: ArrayT
+
+
+def flatten(plan: StepPlan, rows: BatchRows, page_size: int) -> FlatStep[NDArray[Any]]:
+    """Flatten the plan's sequences, by whole-array operations of the host."""
+    num_seqs, num_tokens = len(plan.rows), plan.num_tokens
+    indptr = np.zeros(num_seqs + 1, dtype=np.int32)
+    np.cumsum(plan.query_lens, out=indptr[1:])
+    token_rows, positions = plan.rows, plan.start_lens
+    if num_tokens > num_seqs:
+        token_rows = np.repeat(plan.rows, plan.query_lens)
+        first = np.repeat(plan.start_lens - indptr[:-1], plan.query_lens)
+        positions = np.arange(num_tokens, dtype=np.int64) + first
+    known_ids = plan.chunk_tokens.astype(np.int64)
+    if plan.num_decodes and len(known_ids):
+        is_known = np.ones(num_tokens, dtype=bool)
+        is_known[indptr[: plan.num_decodes]] = False
+        known_ids = np.full(num_tokens, -1, dtype=np.int64)
+        known_ids[is_known] = plan.chunk_tokens
+    pages = rows.page_table_host[token_rows, positions // page_size].astype(np.int64)
+    return FlatStep(
+        known_ids=known_ids,
+        token_rows=token_rows,
+        positions=positions,
+        slots=pages * page_size + positions % page_size,
+        rows=plan.rows,
+        seq_lens=(plan.start_lens + plan.query_lens).astype(np.int32),
+        qo_indptr=indptr,
+        last=(indptr[1:] - 1).astype(np.int64),
+    )
+
+
+def as_batch(
+    step: FlatStep[Tensor],
+    rows: BatchRows,
+    kv: list[KVCache],
+    attention: AttentionBackend,
+    *,
+    num_decodes: int | None,
+    num_pages: int | None = None,
+) -> ForwardBatch:
+    """Make the model's input of a step that is on the device; waits for nothing.
+
+    Args:
+        step: on the device, which has the pages of its rows.
+        rows: of the running batch.
+        kv: one entry per layer.
+        attention: plans the batch later on.
+        num_decodes: see `ForwardBatch`.
+        num_pages: so many of each row's suffice; all when absent.
+    """
+    input_ids = rows.inputs(step.token_rows)
+    if len(step.known_ids):
+        input_ids = torch.where(step.known_ids < 0, input_ids, step.known_ids)
+    return ForwardBatch(
+        input_ids=input_ids,
+        positions=step.positions,
+        slots=step.slots,
+        qo_indptr=step.qo_indptr.to(torch.int32),
+        seq_lens=step.seq_lens.to(torch.int32),
+        page_table=rows.page_table[:, :num_pages].index_select(0, step.rows),
+        num_decodes=num_decodes,
+        logits_indices=step.last,
+        kv=kv,
+        attention=attention,
+    )
 
 
 def build_batch(
@@ -20,56 +119,35 @@ def build_batch(
     kv: list[KVCache],
     attention: AttentionBackend,
 ) -> ForwardBatch:
-    """Flatten the plan's sequences; numbers are made on the host by whole-array operations."""
-    num_decodes = plan.num_decodes
-    seq_lens = plan.start_lens + plan.query_lens
-    qo_indptr = np.zeros(len(plan.rows) + 1, dtype=np.int32)
-    np.cumsum(plan.query_lens, out=qo_indptr[1:])
-    is_decode = num_decodes == len(plan.rows)
-    if is_decode:
-        positions, token_rows = plan.start_lens, plan.rows
-    else:
-        token_rows = np.repeat(plan.rows, plan.query_lens)
-        first = np.repeat(plan.start_lens - qo_indptr[:-1], plan.query_lens)
-        positions = np.arange(int(qo_indptr[-1]), dtype=np.int64) + first
-    pages = rows.page_table_host[token_rows, positions // page_size].astype(np.int64)
-    row_index, positions_t, slots, indptr, lens, samples, chunk = to_device(
-        rows.device,
-        plan.rows,
-        positions,
-        pages * page_size + positions % page_size,
-        qo_indptr,
-        seq_lens.astype(np.int32),
-        (qo_indptr[1:] - 1)[plan.samples].astype(np.int64),
-        plan.chunk_tokens.astype(np.int64),
+    """Send a step to the device and make the model's input of it."""
+    flat = flatten(plan, rows, page_size)
+    wanted = flat._replace(last=flat.last[plan.samples])
+    # On a GPU rows of one length keep kernels from being compiled again for another stride.
+    is_cpu = rows.device.type == "cpu"
+    batch = as_batch(
+        FlatStep(*to_device(rows.device, *wanted)),
+        rows,
+        kv,
+        attention,
+        num_decodes=_num_single(plan),
+        num_pages=-(-int(flat.seq_lens.max()) // page_size) if is_cpu else None,
     )
-    page_table = rows.page_table
-    if rows.device.type == "cpu":
-        # On a GPU rows of one length keep kernels from being compiled again for another stride.
-        page_table = page_table[:, : -(-int(seq_lens.max()) // page_size)]
-    embed_places, embeds = _given_embeds(plan, rows.device)
-    decoding = rows.inputs(row_index[:num_decodes])
     rows.has_inputs = True
-    return ForwardBatch(
-        input_ids=decoding if is_decode else torch.cat([decoding, chunk]),
-        positions=positions_t,
-        slots=slots,
-        qo_indptr=indptr,
-        seq_lens=lens,
-        page_table=page_table.index_select(0, row_index),
-        num_decodes=num_decodes,
-        logits_indices=None if len(samples) == qo_indptr[-1] else samples,
-        kv=kv,
-        attention=attention,
-        whole_prompts=_whole_prompts(plan),
-        host=(
-            HostLengths(qo_indptr, seq_lens.astype(np.int32), rows.page_table_host[plan.rows])
-            if attention.reads_host
-            else None
-        ),
-        embed_places=embed_places,
-        embeds=embeds,
-    )
+    if len(wanted.last) == plan.num_tokens:
+        batch.logits_indices = None
+    batch.whole_prompts = _whole_prompts(plan)
+    if attention.reads_host:
+        pages = rows.page_table_host[plan.rows]
+        batch.host = HostLengths(flat.qo_indptr, flat.seq_lens, pages)
+    if plan.embed_spans:
+        batch.embed_places, batch.embeds = _given_embeds(plan, flat, rows.device)
+    return batch
+
+
+def _num_single(plan: StepPlan) -> int:
+    """How many sequences, from the first on, decode one token."""
+    several = np.flatnonzero(plan.query_lens[: plan.num_decodes] > 1)
+    return int(several[0]) if len(several) else plan.num_decodes
 
 
 def _whole_prompts(plan: StepPlan) -> list[int]:
@@ -81,14 +159,10 @@ def _whole_prompts(plan: StepPlan) -> list[int]:
 
 
 def _given_embeds(
-    plan: StepPlan, device: torch.device
-) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    if not plan.embed_spans:
-        return None, None
-    places = [
-        np.arange(span.length, dtype=np.int64) + (plan.num_decodes + span.first)
-        for span in plan.embed_spans
-    ]
+    plan: StepPlan, flat: FlatStep[NDArray[Any]], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    known = np.flatnonzero(flat.known_ids >= 0)
+    places = [known[span.first : span.first + span.length] for span in plan.embed_spans]
     index_host = np.concatenate(places)
     data = bytearray().join(span.values for span in plan.embed_spans)
     values = np.frombuffer(data, dtype=np.float32).reshape(len(index_host), -1)

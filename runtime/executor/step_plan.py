@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.sampling_params import SamplingParams
 
 Int64Array = NDArray[np.int64]
@@ -117,18 +117,21 @@ class MaskSource(Protocol):
 
 
 class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """What to compute: sequences with one new token first, then prompt chunks.
+    """What to compute: sequences that decode first, then prompt chunks.
+
+    A sequence that decodes has one new token, which is on the device, or several: the others, which
+    are known already, stand in `chunk_tokens`. Those of one token come first.
 
     Attributes:
         rows: `[num_seqs]` int64.
-        num_decodes: the first so many sequences decode; their token is on the device.
+        num_decodes: the first so many sequences decode; their first token is on the device.
         start_lens: `[num_seqs]` int64, keys and values each sequence already has.
         query_lens: `[num_seqs]` int64, new tokens of each sequence.
-        chunk_tokens: int32, the prompt chunks' tokens, concatenated.
+        chunk_tokens: int32, all tokens that are not on the device, concatenated.
         samples: `[num_seqs]` bool, sequences that get a token sampled.
         joins, page_updates: changes of rows, applied before the step.
-        new_pages: `[num_decodes]` int32, the page that a decoding sequence's token begins, 0 for
-            none; `None` when there is no such page in the step.
+        new_pages: `[num_decodes]` int32, the first page that a decoding sequence's tokens begin, 0
+            for none; `None` when there is no such page in the step.
         report_spans: prompt positions that are reported, at most one span a sequence and extra.
         embed_spans: parts of `chunk_tokens` that are embeddings, ascending.
     """
@@ -146,6 +149,11 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
     embed_spans: list[EmbedSpan] = []
 
     @property
+    def num_tokens(self) -> int:
+        """New tokens of all sequences."""
+        return self.num_decodes + len(self.chunk_tokens)
+
+    @property
     def sample_rows(self) -> Int64Array:
         """Rows that get a token, in order."""
         if self.num_decodes == len(self.rows):
@@ -154,10 +162,9 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
 
     def only(self, index: int) -> StepPlan:
         """The same step for one of its sequences, to find out which one fails."""
-        first = (
-            int(self.query_lens[self.num_decodes : index].sum()) if index >= self.num_decodes else 0
-        )
-        last = first + int(self.query_lens[index]) if index >= self.num_decodes else 0
+        num_known = self.query_lens - (np.arange(len(self.rows)) < self.num_decodes)
+        first = int(num_known[:index].sum())
+        last = first + int(num_known[index])
         one = slice(index, index + 1)
         return StepPlan(
             rows=self.rows[one],

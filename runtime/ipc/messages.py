@@ -16,7 +16,7 @@ from runtime.ipc.weight_messages import (
     PauseGeneration,
     WeightCall,
 )
-from runtime.requests.extras import ExtraBlock
+from runtime.requests.extra_spec import ExtraBlock
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from runtime.cache.manager import PageHold
 from runtime.cache.radix_tree import Tokens
-from runtime.grammar.backend import Matcher
+from runtime.grammar.grammar_backend import Matcher
 from runtime.ipc.messages import FinishReason, GenerateRequest, StreamStart
 from runtime.requests.sampling_params import SamplingParams
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from runtime.cache.manager import CacheManager
 from runtime.executor.step_plan import MaskSource, StepPlan, StepResult
-from runtime.grammar.backend import GrammarError
+from runtime.grammar.grammar_backend import GrammarError
 from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,

@@ -26,7 +26,7 @@ from runtime.executor.kernel_choices import choose_attention
 from runtime.executor.memory import GIB
 from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
 from runtime.executor.profiler import Profiler
-from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend
+from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarBackend
 from runtime.ipc.messages import (
     ControlReply,
     FrontInbound,

@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from runtime.ipc.messages import BeginTimes, FinishReason, StreamStart, TextDelta
-from runtime.requests.extras import ExtraBlock, add_block
+from runtime.requests.extra_spec import ExtraBlock, add_block
 from runtime.text.decoders import TextDecoder
 from runtime.text.stop_patterns import StopSearch, stop_search
 

@@ -15,8 +15,8 @@ from runtime.client.json_pieces import BATCH, JsonItems, JsonList
 from runtime.client.large_body import read_json, work_out
 from runtime.client.tokenization import check_texts, decode_texts, encode_texts
 from runtime.errors import InvalidRequest
-from server.context import ServerContext
-from server.errors import DecodeError, json_response
+from runtime.service.context import ServiceContext
+from server.error_responses import DecodeError, json_response
 from server.native.schema import body_schema
 
 MAX_TEXTS = 4096
@@ -46,7 +46,7 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
-def create_router(context: ServerContext, template: ChatTemplate | None) -> AccessRouter:
+def create_router(context: ServiceContext, template: ChatTemplate | None) -> AccessRouter:
     """The routes, those that compute also under `/v1/`; `template` is what chat renders with."""
     router = AccessRouter(Access.KEY, tags=["native"])
 

@@ -10,7 +10,7 @@ import torch
 
 from runtime.extras.logprobs import device as logprobs
 from runtime.extras.logprobs.positions import LogprobSpec
-from tests.support.gpu import prompt, small_engine
+from tests.support.gpu import graph_runner, prompt, small_engine
 from tests.support.tiny_models import tiny_model
 
 KINDS: list[dict[str, Any]] = [
@@ -63,8 +63,7 @@ def test_a_graph_that_is_not_launched_reads_no_inputs(graphs: None, times: int) 
     engine = small_engine(tiny_model("llama"))
     prompts = [prompt(9 + i, i) for i in range(4)]
     alone = [engine.generate(ids, 30, ignore_eos=True) for ids in prompts]
-    decode = engine.runner._graphs
-    assert decode is not None
+    graphs_now = graph_runner(engine)._graphs
     failures: list[int] = []
 
     class Unreliable:
@@ -77,8 +76,8 @@ def test_a_graph_that_is_not_launched_reads_no_inputs(graphs: None, times: int) 
                 raise torch.OutOfMemoryError("planted")
             self._replay()
 
-    for size, graph in list(decode._graphs.items()):
-        decode._graphs[size] = Unreliable(graph.replay)  # type: ignore[assignment]
+    for bucket, graph in list(graphs_now.items()):
+        graphs_now[bucket] = Unreliable(graph.replay)
     for i, ids in enumerate(prompts):
         engine.add(100 + i, ids, 30, ignore_eos=True)
     engine.run()

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from runtime.executor import cuda_graphs, prefix_groups
+from runtime.executor import graph_runner as graph_runner_module
+from runtime.executor import prefix_groups
+from runtime.executor.graph_buckets import Bucket
+from runtime.executor.graph_runner import GraphRunner
 from tests.support.engine import InProcessEngine
-from tests.support.gpu import prompt, small_engine
+from tests.support.gpu import graph_runner, prompt, small_engine
 from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.also_cpu
@@ -21,12 +24,15 @@ def eager_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_groups, "_MIN_SAVED", 1)
 
 
+def shared_sizes(graphs: GraphRunner) -> list[int]:
+    """Batch sizes that have a graph for shared prefixes."""
+    return [bucket.num_seqs for bucket in graphs.captured if bucket.kind == "shared"]
+
+
 def seen_groups(engine: InProcessEngine, patch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
     """Members and length of each group that attention is told of from now on."""
     seen: list[list[tuple[int, int]]] = []
-    graphs = engine.runner._graphs
-    assert graphs is not None
-    attention: Any = graphs._attention
+    attention: Any = graph_runner(engine)._attention
     put = attention.put_prefixes
 
     def note(groups: list[Any]) -> None:
@@ -75,8 +81,7 @@ class Sharers:
 
     def __init__(self) -> None:
         self.engine = small_engine(tiny_model("llama"), max_running_requests=16)
-        assert self.engine.runner._graphs is not None
-        self.decode = self.engine.runner._graphs
+        self.graphs = graph_runner(self.engine)
         begin = prompt(150, 1)
         self.prompts = [begin + prompt(9, 10 + i) for i in range(9)]
         self.alone = [self.engine.generate(ids, 12, ignore_eos=True) for ids in self.prompts]
@@ -97,16 +102,16 @@ def test_a_batch_that_has_no_graph_for_it_computes_as_usual(
     graphs: None, eager_to_share: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sharers = Sharers()
-    decode = sharers.decode
+    runner = sharers.graphs
     # The largest one, so that kernels compile at start.
-    assert sorted(decode._sharing) == [16]
+    assert shared_sizes(runner) == [16]
     seen = seen_groups(sharers.engine, monkeypatch)
-    decode._refused.add((12, True))
+    runner._refused.add(Bucket(12, 12, "shared"))
     assert sharers.together() == sharers.alone
     assert not any(seen)
-    decode._refused.clear()
+    runner._refused.clear()
     assert sharers.together() == sharers.alone
-    assert sorted(decode._sharing) == [12, 16]
+    assert shared_sizes(runner) == [12, 16]
     assert any(seen)
 
 
@@ -114,21 +119,21 @@ def test_graphs_can_be_captured_again(graphs: None, eager_to_share: None) -> Non
     sharers = Sharers()
     for _ in range(2):
         sharers.capture_again()
-        assert sorted(sharers.decode._sharing) == [16]
+        assert shared_sizes(sharers.graphs) == [16]
         assert sharers.together() == sharers.alone
 
 
 def test_ranks_of_a_layer_capture_all_of_them_at_start(
     graphs: None, eager_to_share: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_graphs, "FIRST_BATCHES", 4)
+    monkeypatch.setattr(graph_runner_module, "FIRST_BATCHES", 4)
     sharers = Sharers()
     # What it is told by its group, if it is the only one.
-    sharers.decode._share = lambda token_ids: token_ids
+    sharers.graphs._share = lambda token_ids: token_ids
     sharers.capture_again()
-    assert sorted(sharers.decode._sharing) == [8, 12, 16]
+    assert shared_sizes(sharers.graphs) == [8, 12, 16]
     seen = seen_groups(sharers.engine, monkeypatch)
-    monkeypatch.setattr(cuda_graphs, "capture_graph", None)
+    monkeypatch.setattr(sharers.graphs._pool, "capture", None)
     assert sharers.together() == sharers.alone
     assert any(seen)
 
@@ -137,7 +142,6 @@ def test_models_whose_layers_all_have_a_window_share_nothing(
     graphs: None, eager_to_share: None
 ) -> None:
     engine = small_engine(tiny_model("mistral_window"), max_running_requests=16)
-    decode = engine.runner._graphs
-    assert decode is not None
-    assert decode._prefixes is None
-    assert not decode._sharing
+    runner = graph_runner(engine)
+    assert runner._prefixes is None
+    assert not shared_sizes(runner)

@@ -9,7 +9,7 @@ from kernels.prompt_attention import PROMPT_ATTENTION, cudnn
 HEADS, KV_HEADS, DIM = 6, 2, 32
 
 
-@pytest.mark.parametrize("impl", [n for n in PROMPT_ATTENTION.names() if n != "cudnn"])
+@pytest.mark.parametrize("impl", [n for n in PROMPT_ATTENTION if n != "cudnn"])
 @pytest.mark.parametrize("lengths", [[5], [3, 3, 9, 1], []], ids=str)
 def test_equal_to_pages(impl, lengths):
     qkv = torch.randn(sum(lengths), HEADS + 2 * KV_HEADS, DIM)

@@ -14,10 +14,10 @@ NAMES = ["reference", "triton"] if os.environ.get("TRITON_INTERPRET") == "1" els
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("count", [1, 5, 1024, 2500])
+@pytest.mark.parametrize("count", [1, 5, 1024, 2500, 9000])
 def test_lines_are_fetched_in_a_circle(name, count):
-    lines = torch.arange(3 * 2600).view(3, 2600)
-    turn, inputs = torch.tensor([1]), torch.full((2600,), -7)
+    lines = torch.arange(3 * 9100).view(3, 9100)
+    turn, inputs = torch.tensor([1]), torch.full((9100,), -7)
     for line in (2, 0, 1, 2):
         DECODE_STEP.load(name).fetch_inputs(lines, turn, inputs[:count])
         assert turn.tolist() == [line]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.checkpoint.pooling import Pooling
+from runtime.checkpoint.pooling_config import Pooling
 from runtime.errors import StartupError
 from runtime.extras.pooled.front import VECTOR
 from runtime.models.registry import read_model_spec

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.executor import cuda_graphs
 from runtime.extras.logprobs.positions import LogprobSpec
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extra_spec import ExtraSpec
 from tests.support.engine import InProcessEngine
-from tests.support.graphs import EagerGraph
+from tests.support.graphs import add_eager_graphs
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 
 TOLERANCE = 1e-3
@@ -148,15 +147,9 @@ def test_of_the_next_token_where_none_is_made(folder: Path) -> None:
     assert entropies(engine, 1) == pytest.approx(entropies(engine, 2), abs=1e-5)
 
 
-def test_from_the_buffers_of_graphs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "capture_graph", EagerGraph)
+def test_from_the_buffers_of_graphs(folder: Path) -> None:
     engine = InProcessEngine(folder, overlap=True)
-    runner = engine.runner
-    graphs = cuda_graphs.DecodeGraphs(
-        runner._model, runner._attention, runner._kv, runner._rows, runner._page_size, 8
-    )
-    graphs.capture(None, lambda _: None)
-    runner._graphs = graphs
+    add_eager_graphs(engine.runner, max_batch=8)
     for i in range(6):
         engine.add(i + 1, PROMPTS[i], NUM_NEW, extras=WANTED if i % 2 else (), ignore_eos=True)
     engine.run()

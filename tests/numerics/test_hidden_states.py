@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.executor import cuda_graphs, extend_graphs
 from runtime.extras.logprobs.positions import LogprobSpec
 from tests.support.engine import HiddenMode, InProcessEngine
-from tests.support.graphs import EagerGraph
+from tests.support.graphs import add_eager_graphs
 from tests.support.tiny_models import tiny_model
 
 TOLERANCE = 1e-3
@@ -120,21 +119,9 @@ def test_nothing_to_generate_still_shows_the_whole_prompt(folder: Path) -> None:
     assert np.abs(rows - reference_hidden(prompt)).max() < TOLERANCE
 
 
-def test_from_the_buffers_of_graphs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cuda_graphs, extend_graphs):
-        monkeypatch.setattr(module, "capture_graph", EagerGraph)
+def test_from_the_buffers_of_graphs(folder: Path) -> None:
     engine = InProcessEngine(folder, overlap=True, enable_return_hidden_states=True)
-    runner = engine.runner
-    runner._graphs = cuda_graphs.DecodeGraphs(
-        runner._model,
-        runner._attention,
-        runner._kv,
-        runner._rows,
-        runner._page_size,
-        8,
-        keep_hidden=True,
-    )
-    runner._graphs.capture(None, lambda _: None)
+    add_eager_graphs(engine.runner, max_batch=8, keep_hidden=True)
     modes: list[HiddenMode] = ["all", "last", ""]
     for i in range(6):
         options = {"temperature": 0.5} if i == 1 else {}

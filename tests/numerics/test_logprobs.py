@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.executor import cuda_graphs
 from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs
 from tests.support.engine import InProcessEngine
-from tests.support.graphs import EagerGraph
+from tests.support.graphs import add_eager_graphs
 from tests.support.tiny_models import tiny_model
 
 TOLERANCE = 1e-3
@@ -242,15 +241,9 @@ def test_a_failing_neighbour_loses_nothing(folder: Path, monkeypatch: pytest.Mon
         check_request(engine, i + 1, PROMPTS[i], 0)
 
 
-def test_from_the_buffers_of_graphs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "capture_graph", EagerGraph)
+def test_from_the_buffers_of_graphs(folder: Path) -> None:
     engine = InProcessEngine(folder, overlap=True)
-    runner = engine.runner
-    graphs = cuda_graphs.DecodeGraphs(
-        runner._model, runner._attention, runner._kv, runner._rows, runner._page_size, 8
-    )
-    graphs.capture(None, lambda _: None)
-    runner._graphs = graphs
+    add_eager_graphs(engine.runner, max_batch=8)
     for i in range(6):
         spec = EVERYTHING if i % 2 else None
         engine.add(i + 1, PROMPTS[i], NUM_NEW, spec, ignore_eos=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from server.args import parse_args
+from runtime.launch.command_line import parse_args
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from server.args import option_name, sections
+from runtime.launch.command_line import option_name, sections
 
 OPTIONS = """
 [model]

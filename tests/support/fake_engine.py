@@ -30,7 +30,7 @@ from runtime.ipc.messages import (
     TextDeltas,
 )
 from runtime.models.decoder.spec import DecoderSpec
-from runtime.requests.extras import ExtraBlock
+from runtime.requests.extra_spec import ExtraBlock
 from runtime.text.tokenizer import Tokenizer
 
 IM_START, IM_END, BOS = "<|im_start|>", "<|im_end|>", "<s>"

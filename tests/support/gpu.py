@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.executor.graph_buckets import Bucket
+from runtime.executor.graph_capture import Graph
+from runtime.executor.graph_runner import GraphRunner
+from runtime.executor.step_plan import Int64Array, StepPlan
 from runtime.extras.logprobs.positions import LogprobSpec
 from tests.support.engine import InProcessEngine
 
@@ -68,28 +72,27 @@ def assert_same(found: Answers, expected: Answers) -> None:
         assert mine == pytest.approx(theirs, abs=TOLERANCE)
 
 
+def graph_runner(engine: InProcessEngine) -> GraphRunner:
+    """What runs the engine's graphs."""
+    graphs = engine.runner._graphs
+    assert graphs is not None
+    return graphs
+
+
 def count_graphs(engine: InProcessEngine, patch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often graphs of each kind run from now on."""
+    """How often graphs of each kind run from now on: those that only decode, and all others."""
     counts: Counter[str] = Counter()
+    graphs = graph_runner(engine)
+    run = graphs.run
 
-    def counted(name: str, run: Any) -> Any:
-        def run_and_count(*args: Any, **options: Any) -> Any:
-            counts[name] += 1
-            return run(*args, **options)
+    def run_and_count(bucket: Bucket, plan: StepPlan, *, wants_logits: bool) -> Int64Array:
+        counts["decode" if bucket.decodes else "prompt"] += 1
+        return run(bucket, plan, wants_logits=wants_logits)
 
-        return run_and_count
-
-    graphs = {"decode": engine.runner._graphs, "prompt": engine.runner._extend_graphs}
-    for name, each in graphs.items():
-        assert each is not None
-        patch.setattr(each, "run", counted(name, each.run))
+    patch.setattr(graphs, "run", run_and_count)
     return counts
 
 
-def graphs_of(engine: InProcessEngine) -> list[object]:
+def graphs_of(engine: InProcessEngine) -> list[Graph]:
     """The graphs that are captured now."""
-    decode, extend = engine.runner._graphs, engine.runner._extend_graphs
-    assert decode is not None
-    assert extend is not None
-    captured = [*decode._graphs.values(), *decode._sharing.values()]
-    return [*captured, *(each.graph for each in extend._graphs.values())]
+    return list(graph_runner(engine)._graphs.values())

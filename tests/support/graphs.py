@@ -1,8 +1,8 @@
 """Stand-ins for CUDA graphs on the CPU.
 
-`EagerGraph` has their static buffers and does the work by calling it. `RecordedGraph` is as blind
-as they are: it repeats the recorded operations on the very tensors of the recording, so what was
-computed on the host, and tensors that have been replaced since, stay as they were.
+`EagerPool` captures what has their static buffers and does the work by calling it. `RecordedGraph`
+is as blind as they are: it repeats the recorded operations on the very tensors of the recording, so
+what was computed on the host, and tensors that have been replaced since, stay as they were.
 """
 
 from __future__ import annotations
@@ -20,27 +20,46 @@ from kernels import activation, linear, norm, rope, sampling
 from kernels.paged_attention.prefix_group import PrefixGroup
 from kernels.rope.reference import rope_kv_write
 from kernels.table import Table
-from runtime.executor import build, cuda_graphs, extend_graphs, model_runner
+from runtime.executor import build
 from runtime.executor.batch_rows import BatchRows
-from runtime.executor.model_runner import GraphLimits
+from runtime.executor.graph_buckets import GraphLimits
+from runtime.executor.graph_capture import Graph, GraphPool
+from runtime.executor.graph_runner import GraphRunner
+from runtime.executor.model_runner import ModelRunner
 from runtime.executor.step_plan import Int32Array, Int64Array
-from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionLayer, StepLimits
+from runtime.models.attention.backend import (
+    ATTENTION_BACKENDS,
+    DEFAULT_ATTENTION,
+    AttentionLayer,
+    StepLimits,
+)
 from runtime.models.forward_batch import ForwardBatch
-from runtime.scheduler import worker
 
 
 class EagerGraph:
-    """In the place of `capture_graph`."""
+    """What the work does, done by calling it."""
 
-    def __init__(self, work: Callable[[], None], pool: Any) -> None:
+    def __init__(self, work: Callable[[], None]) -> None:
         work()
         self.replay = work
 
 
-class PlainPool:
-    """In the place of `GraphPool`."""
+class EagerPool(GraphPool):
+    """Captures nothing."""
+
+    def __init__(self) -> None: ...
 
     def renew(self) -> None: ...
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        return EagerGraph(work)
+
+
+class RecordedPool(EagerPool):
+    """Records operations in the place of launches."""
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        return RecordedGraph(work)
 
 
 class _Tape(TorchDispatchMode):
@@ -74,11 +93,11 @@ def _address(tensor: Tensor) -> int:
 
 
 class RecordedGraph:
-    """In the place of `capture_graph`: a second run of the work is recorded, as there."""
+    """A second run of the work is recorded, as where a graph is captured."""
 
     num_replays = 0
 
-    def __init__(self, work: Callable[[], None], pool: Any) -> None:
+    def __init__(self, work: Callable[[], None]) -> None:
         work()
         with _Tape() as tape:
             work()
@@ -176,6 +195,15 @@ _TABLES: tuple[tuple[Any, Table[Any]], ...] = (
 )
 
 
+def add_eager_graphs(runner: ModelRunner, *, max_batch: int, keep_hidden: bool = False) -> None:
+    """Give a runner on the CPU what has the buffers of graphs for decode steps."""
+    limits = GraphLimits(max_batch, keep_hidden=keep_hidden, make_pool=EagerPool)
+    runner._graphs = GraphRunner(
+        runner._model, runner._attention, runner._kv, runner._rows, runner._page_size, limits
+    )
+    runner.capture_graphs(lambda _: None)
+
+
 def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
     """Give engines of this process on the CPU graphs where they would have them on a GPU.
 
@@ -188,10 +216,7 @@ def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(
         ATTENTION_BACKENDS.entries, "recorded", f"{TensorAttention.__module__}:TensorAttention"
     )
-    patch.setitem(worker.DEFAULT_ATTENTION, "cpu", "recorded")
-    for captured in (cuda_graphs, extend_graphs):
-        patch.setattr(captured, "capture_graph", RecordedGraph)
-    patch.setattr(model_runner, "GraphPool", PlainPool)
+    patch.setitem(DEFAULT_ATTENTION, "cpu", "recorded")
 
     def limits(parts: Any) -> GraphLimits | None:
         if parts.config.disable_cuda_graph:
@@ -201,6 +226,7 @@ def record_graphs_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
             [16, 32, 64, 128],
             keep_hidden=parts.config.enable_return_hidden_states,
             shares_prefixes=parts.model.spec.max_window is None,
+            make_pool=RecordedPool,
         )
 
     patch.setattr(build, "_graph_limits", limits)

@@ -11,7 +11,7 @@ import pytest
 import headrace
 from headrace.engine.server_args import ServerArgs, read_keywords
 from runtime.config.options import ServerConfig
-from server.args import build_parser, parse_args
+from runtime.launch.command_line import build_parser, parse_args
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.executor.extend_graphs import _shapes
-from runtime.executor.graph_capture import HostBuffers
+from runtime.executor.graph_buckets import prompt_buckets
+from runtime.executor.graph_inputs import HostLines
 
 
 @pytest.mark.parametrize("num_steps", range(9))
 def test_no_step_under_way_reads_a_free_line(num_steps: int) -> None:
-    lines = HostBuffers(3, torch.device("cpu"))
-    read = [lines.next().data_ptr() for _ in range(num_steps)]
-    free = [line.data_ptr() for line in lines.free()]
+    host = HostLines(16, torch.device("cpu"))
+    read = []
+    for _ in range(num_steps):
+        host.turn = host.following
+        read.append(host.turn)
+    host.lines.zero_()
+    for line in host.free():
+        line[:] = 1
+    free = {turn for turn, line in enumerate(host.lines.tolist()) if all(line)}
     assert len(free) == 2
-    assert not set(read[-2:]) & set(free)
-    assert lines.next().data_ptr() == free[0]
+    assert not set(read[-2:]) & free
+    assert host.following in free
 
 
 @pytest.mark.parametrize(
@@ -34,9 +40,10 @@ def test_no_step_under_way_reads_a_free_line(num_steps: int) -> None:
 def test_as_many_sequences_as_may_run_have_a_graph(
     max_seqs: int, few: int, mixed: list[int]
 ) -> None:
-    shapes = _shapes([2, 64, 512], max_seqs)
-    assert {shape.num_seqs for shape in shapes if not shape.has_decodes} == {few}
-    assert sorted({shape.num_seqs for shape in shapes if shape.has_decodes}) == mixed
-    assert all(shape.num_seqs <= shape.num_tokens for shape in shapes)
+    buckets = prompt_buckets([2, 64, 512], max_seqs)
+    assert {bucket.num_seqs for bucket in buckets if bucket.kind == "prompts"} == {few}
+    assert sorted({bucket.num_seqs for bucket in buckets if bucket.kind == "mixed"}) == mixed
+    assert all(bucket.num_seqs <= bucket.num_tokens for bucket in buckets)
     # The first that holds a step is the smallest that does.
-    assert shapes == sorted(shapes, key=lambda each: (each.has_decodes, each.num_seqs, each[0]))
+    order = ["prompts", "mixed"]
+    assert buckets == sorted(buckets, key=lambda b: (order.index(b.kind), b.num_seqs, b.num_tokens))

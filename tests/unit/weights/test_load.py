@@ -256,11 +256,7 @@ def test_a_failed_update_leaves_no_half_filled_layer(tmp_path):
 @pytest.mark.parametrize("tp_size", [2, 4])
 @pytest.mark.parametrize(
     "implementation",
-    [
-        name
-        for name in kernels.linear.LINEAR.names()
-        if kernels.linear.LINEAR.unavailable(name) is None
-    ],
+    [name for name in kernels.linear.LINEAR if kernels.linear.LINEAR.unavailable(name) is None],
 )
 def test_ranks_together_hold_and_compute_the_whole(tmp_path, tp_size, implementation):
     folder, tensors = random_folder(tmp_path, **CHANGES["llama"])

@@ -1,0 +1,127 @@
+"""Which steps have a CUDA graph: buckets of sequences and tokens, to which a step is padded."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from runtime.executor.graph_capture import GraphPool
+from runtime.executor.step_plan import StepPlan
+
+TOKEN_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+# A prompt or a few alone.
+FEW_PROMPTS = 4
+# Newcomers beside a decoding batch: sequences altogether.
+MIXED_SIZES = (96, 256)
+# Launching a step's kernels from Python takes 14 to 25 milliseconds for 32 layers, by the host; a
+# step that computes for longer hides it, and padding would only add work.
+_LAUNCH_BOUND_S = 15e-3
+_MATRIX_FLOPS = 600e12
+# In long prompts attention counts, and outside a graph it has a faster kernel for whole ones. Up to
+# here that saves 4% of such a step at most, which a busy host's launches cost.
+_MANY_TOKENS, _LONG_PROMPT = 2048, 4096
+
+
+@dataclass(frozen=True)
+class GraphLimits:
+    """Which steps run as CUDA graphs.
+
+    Attributes:
+        max_batch: sequences of a step, up to this.
+        token_sizes: steps with prompt chunks up to these token counts.
+        keep_hidden: rows may want hidden states, so graphs keep them too.
+        shares_prefixes: some layer sees all keys, so that rows may share the first ones.
+        make_pool: where they are captured.
+    """
+
+    max_batch: int
+    token_sizes: list[int] = field(default_factory=list)
+    keep_hidden: bool = False
+    shares_prefixes: bool = True
+    make_pool: Callable[[], GraphPool] = GraphPool
+
+
+class Bucket(NamedTuple):
+    """What steps a graph holds.
+
+    Attributes:
+        num_tokens: at most.
+        num_seqs: at most; as many as tokens where all decode.
+        kind: rows that decode one token each, the same where they share prefixes, prompts alone,
+            or prompts beside rows that decode; attention needs other kernels for each.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    kind: Literal["decode", "shared", "prompts", "mixed"]
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether sequences share their first keys."""
+        return self.kind == "shared"
+
+    @property
+    def decodes(self) -> bool:
+        """Whether every sequence decodes one token."""
+        return self.kind in ("decode", "shared")
+
+
+def graph_token_sizes(num_parameters: int, max_tokens: int) -> list[int]:
+    """Token counts up to `max_tokens` whose step is bound by launches, for a model's size."""
+    most = min(_LAUNCH_BOUND_S * _MATRIX_FLOPS / (2 * num_parameters), max_tokens)
+    return [size for size in TOKEN_SIZES if size <= most]
+
+
+def decode_sizes(max_batch: int) -> list[int]:
+    """Batch sizes that get a graph: each a quarter to a half more than the one before."""
+    sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256]
+    sizes += range(320, max_batch + 1, 64)
+    return sorted({size for size in sizes if size <= max_batch} | {max_batch})
+
+
+def prompt_buckets(token_sizes: list[int], max_seqs: int) -> list[Bucket]:
+    """Return those with prompts, so that the first one that holds a step is the smallest."""
+    kinds: list[tuple[int, Literal["prompts", "mixed"]]] = [(min(FEW_PROMPTS, max_seqs), "prompts")]
+    if max_seqs > 1:
+        # None for which the largest could stand as well.
+        largest = min(MIXED_SIZES[-1], max_seqs)
+        sizes = [size for size in MIXED_SIZES if 4 * size <= 3 * largest]
+        kinds += [(size, "mixed") for size in [*sizes, largest]]
+    buckets = [Bucket(tokens, *kind) for kind in kinds for tokens in token_sizes]
+    return [bucket for bucket in buckets if bucket.num_seqs <= bucket.num_tokens]
+
+
+class Buckets:
+    """All buckets of a runner, and which of them holds a step.
+
+    Attributes:
+        decode: by size, one token a row.
+        prompts: see `prompt_buckets`.
+    """
+
+    def __init__(self, limits: GraphLimits) -> None:
+        """List them."""
+        self._sizes = decode_sizes(limits.max_batch)
+        self.decode = [Bucket(size, size, "decode") for size in self._sizes]
+        self.prompts = prompt_buckets(limits.token_sizes, limits.max_batch)
+
+    def of_decodes(self, num_seqs: int) -> Bucket | None:
+        """The smallest for so many rows that decode one token each."""
+        place = bisect.bisect_left(self._sizes, num_seqs)
+        return self.decode[place] if place < len(self.decode) else None
+
+    def of_prompts(self, plan: StepPlan) -> Bucket | None:
+        """The smallest for a step with prompts, or with rows that decode several tokens."""
+        # A graph gives each sequence's last token only, and looks every token's embedding up.
+        if plan.report_spans or plan.embed_spans:
+            return None
+        num_tokens, num_seqs = plan.num_tokens, len(plan.rows)
+        if num_tokens > _MANY_TOKENS and int(plan.query_lens.max()) > _LONG_PROMPT:
+            return None
+        for bucket in self.prompts:
+            is_large_enough = num_tokens <= bucket.num_tokens and num_seqs <= bucket.num_seqs
+            if is_large_enough and (bucket.kind == "mixed" or not plan.num_decodes):
+                return bucket
+        return None

@@ -1,0 +1,210 @@
+"""What a graph is told of each step: a line of numbers in the host's memory, read by the graph.
+
+Two kinds of steps differ in what the host says. Where each row decodes one token it names rows and
+lengths, and the device gathers the rest; with prompts it names every token's place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.decode_step import decode_inputs
+from runtime.executor.batch_rows import BatchRows
+from runtime.executor.build_batch import FlatStep, as_batch, flatten
+from runtime.executor.graph_buckets import Bucket
+from runtime.executor.step_plan import Int64Array, StepPlan
+from runtime.models.attention.backend import AttentionBackend
+from runtime.models.forward_batch import ForwardBatch, KVCache
+
+# Lines in turn: with two steps in flight the third oldest is no longer being read.
+NUM_LINES = 4
+
+
+class HostLines:
+    """Lines of pinned int64 numbers, used in turn for the steps of one runner.
+
+    Attributes:
+        lines: `[NUM_LINES, size]`.
+        numbers: each line, for the host to write.
+        turn: the line of the latest step.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Make the lines, each of `size` numbers or a few more, for graphs on `device`."""
+        # Each line begins at a multiple that kernels are compiled for.
+        self.lines = host_numbers(device, NUM_LINES, -(-size // 16) * 16)
+        self.numbers: list[Int64Array] = list(self.lines.numpy())
+        self.turn = 0
+
+    @property
+    def following(self) -> int:
+        """The line that was read the longest ago, for the next step."""
+        return (self.turn + 1) % NUM_LINES
+
+    def free(self) -> list[Int64Array]:
+        """The lines of no step under way: all but the latest two."""
+        return [self.numbers[(self.turn + i) % NUM_LINES] for i in range(1, NUM_LINES - 1)]
+
+
+def host_numbers(device: torch.device, *shape: int) -> Tensor:
+    """Return int64 zeros on the host, pinned where `device` is a GPU, which then reaches them."""
+    return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+
+
+class GraphInputs(ABC):
+    """Where each input of a bucket's graph lies in a line.
+
+    Attributes:
+        parts: by name; `rows` and `wants_logits` are among them.
+        padding: what a line says of no sequence at all.
+    """
+
+    def __init__(
+        self, bucket: Bucket, rows: BatchRows, page_size: int, **fields: tuple[int, int]
+    ) -> None:
+        """Lay out `fields`, of each its length and what stands where a step has nothing."""
+        self._bucket = bucket
+        self._rows = rows
+        self._page_size = page_size
+        named = {"rows": (bucket.num_seqs, rows.padding_row), "wants_logits": (1, 0), **fields}
+        self.parts: dict[str, slice] = {}
+        size = 0
+        for name, (length, _) in named.items():
+            self.parts[name] = slice(size, size + length)
+            # Each part begins at a multiple of 16 bytes, which kernels are compiled for.
+            size += length + length % 2
+        self.padding: Int64Array = np.zeros(size, dtype=np.int64)
+        for name, (_, value) in named.items():
+            self.padding[self.parts[name]] = value
+
+    def pad(self, line: Int64Array) -> None:
+        """Let a line say that there is no sequence."""
+        line[: len(self.padding)] = self.padding
+
+    @abstractmethod
+    def put(self, line: Int64Array, plan: StepPlan) -> None:
+        """Write a step that the bucket holds to a padded line."""
+
+    @abstractmethod
+    def batch(
+        self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
+    ) -> ForwardBatch:
+        """Make the model's input of a line that is on the device; captured in the graph."""
+
+    def _write(self, line: Int64Array, name: str, numbers: NDArray[Any]) -> None:
+        start = self.parts[name].start
+        line[start : start + len(numbers)] = numbers
+
+
+class DecodeGraphInputs(GraphInputs):
+    """Rows that decode one token each, which the device has, as it has their pages."""
+
+    def __init__(self, bucket: Bucket, rows: BatchRows, page_size: int) -> None:
+        """Lay out a line."""
+        length = bucket.num_seqs
+        super().__init__(bucket, rows, page_size, seq_lens=(length, 1), new_pages=(length, 0))
+        # The bounds are the same in every step.
+        self._indptr = torch.arange(length + 1, dtype=torch.int32, device=rows.device)
+
+    def put(self, line: Int64Array, plan: StepPlan) -> None:
+        """Write rows, lengths, and pages that rows begin."""
+        self._rows.grow(plan, self._page_size, is_sent=True)
+        self._rows.send_pages()
+        self._write(line, "rows", plan.rows)
+        self._write(line, "seq_lens", plan.start_lens + 1)
+        if plan.new_pages is not None:
+            self._write(line, "new_pages", plan.new_pages)
+
+    def batch(
+        self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
+    ) -> ForwardBatch:
+        """Gather the inputs from rows."""
+        state, parts = self._rows, self.parts
+        read = decode_inputs(
+            numbers[parts["rows"]],
+            numbers[parts["seq_lens"]],
+            numbers[parts["new_pages"]],
+            state.last_token,
+            state.latest_input,
+            state.page_table,
+            self._page_size,
+        )
+        return ForwardBatch(
+            input_ids=read.input_ids,
+            positions=read.positions,
+            slots=read.slots,
+            qo_indptr=self._indptr,
+            seq_lens=read.seq_lens,
+            page_table=read.page_table,
+            num_decodes=self._bucket.num_seqs,
+            logits_indices=None,
+            kv=kv,
+            attention=attention,
+            shares_prefixes=self._bucket.shares_prefixes,
+        )
+
+
+class PromptGraphInputs(GraphInputs):
+    """Prompt chunks, with rows beside them that decode; pages travel with the step."""
+
+    def __init__(self, bucket: Bucket, rows: BatchRows, page_size: int) -> None:
+        """Lay out a line."""
+        tokens, seqs = bucket.num_tokens, bucket.num_seqs
+        # Entries of the page table that come with the step: those of its own tokens, at least.
+        self._num_places = tokens // page_size + 2 * seqs
+        super().__init__(
+            bucket,
+            rows,
+            page_size,
+            known_ids=(tokens, -1),
+            token_rows=(tokens, rows.padding_row),
+            positions=(tokens, 0),
+            # Written nowhere.
+            slots=(tokens, -1),
+            seq_lens=(seqs, 0),
+            qo_indptr=(seqs + 1, 0),
+            last=(seqs, 0),
+            # An entry that stays as it is, whoever writes there.
+            places=(self._num_places, rows.padding_row * rows.page_table.shape[1]),
+            pages=(self._num_places, 0),
+        )
+
+    def put(self, line: Int64Array, plan: StepPlan) -> None:
+        """Write every token's place, and the pages that the device lacks."""
+        rows = self._rows
+        rows.grow(plan, self._page_size)
+        flat = flatten(plan, rows, self._page_size)
+        line[self.parts["qo_indptr"]] = plan.num_tokens
+        for name, numbers in zip(FlatStep._fields, flat, strict=True):
+            self._write(line, name, numbers)
+        places, pages = rows.unsent_pages()
+        if len(places) > self._num_places:
+            # Those of a long cached prefix.
+            rows.send_pages()
+        else:
+            self._write(line, "places", places)
+            self._write(line, "pages", pages)
+
+    def batch(
+        self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
+    ) -> ForwardBatch:
+        """Write the pages, then gather the inputs."""
+        parts, table = self.parts, self._rows.page_table
+        new_pages = numbers[parts["pages"]].to(torch.int32)
+        table.view(-1).index_copy_(0, numbers[parts["places"]], new_pages)
+        step = FlatStep(*(numbers[parts[name]] for name in FlatStep._fields))
+        # Which rows decode only the device knows.
+        num_decodes = None if self._bucket.kind == "mixed" else 0
+        return as_batch(step, self._rows, kv, attention, num_decodes=num_decodes)
+
+
+def inputs_of(bucket: Bucket, rows: BatchRows, page_size: int) -> GraphInputs:
+    """Return what a bucket's graph is told of each step."""
+    kind = DecodeGraphInputs if bucket.decodes else PromptGraphInputs
+    return kind(bucket, rows, page_size)

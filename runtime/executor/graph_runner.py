@@ -1,0 +1,263 @@
+"""Steps as CUDA graphs: one graph for each bucket of sequences and tokens.
+
+A graph begins by fetching from the host's memory what the step is, from another line each time;
+everything else (input tokens, page table, KV pages) is read from device memory at addresses that
+never change. A smaller step runs with padding, whose keys and values belong to nobody. Its tokens
+go straight to the host's memory, to another line each time.
+
+A model of a few hundred million parameters computes a short prompt, too, faster than Python can
+launch its kernels one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels.decode_step import decode_outputs, fetch_inputs
+from kernels.greedy import greedy_tokens
+from runtime.executor.batch_rows import BatchRows
+from runtime.executor.graph_buckets import Bucket, Buckets, GraphLimits
+from runtime.executor.graph_capture import Graph
+from runtime.executor.graph_inputs import (
+    NUM_LINES,
+    GraphInputs,
+    HostLines,
+    host_numbers,
+    inputs_of,
+)
+from runtime.executor.memory import GIB
+from runtime.executor.prefix_groups import MIN_BATCH, PrefixGroups
+from runtime.executor.step_plan import Int64Array, StepPlan
+from runtime.models.attention.backend import AttentionBackend, SharesPrefixes
+from runtime.models.forward_batch import KVCache
+from runtime.models.model import CausalLM
+
+logger = logging.getLogger(__name__)
+
+# Larger batches are rarer than they are allowed: their graphs are captured when they come.
+FIRST_BATCHES = 256
+
+
+class GraphRunner:
+    """Runs the steps that a bucket holds.
+
+    Attributes:
+        logits: `[max_batch, vocab_size]` float32, of each sequence's last token, what the latest
+            step computed that was asked for them.
+        hidden: `[max_batch, hidden_size]`, what the logits were made of; `None` unless kept.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        kv: list[KVCache],
+        rows: BatchRows,
+        page_size: int,
+        limits: GraphLimits,
+        share: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Allocate the host's lines; nothing is captured yet. See `ModelRunner`."""
+        self._model = model
+        self._attention = attention
+        self._kv = kv
+        self._rows = rows
+        self._limits = limits
+        self._share = share
+        self._pool = limits.make_pool()
+        self.buckets = Buckets(limits)
+        self._prefixes: PrefixGroups | None = None
+        self._sharing: dict[Bucket, Bucket] = {}
+        if limits.shares_prefixes and isinstance(attention, SharesPrefixes):
+            self._prefixes = PrefixGroups(rows, page_size, kv[0].k.shape[1], attention)
+            for bucket in self.buckets.decode:
+                if bucket.num_seqs >= MIN_BATCH:
+                    self._sharing[bucket] = bucket._replace(kind="shared")
+        known = [*self.buckets.decode, *self._sharing.values(), *self.buckets.prompts]
+        self._inputs: dict[Bucket, GraphInputs] = {
+            bucket: inputs_of(bucket, rows, page_size) for bucket in known
+        }
+        self._graphs: dict[Bucket, Graph] = {}
+        # Those that there was no memory for.
+        self._refused: set[Bucket] = set()
+        device = rows.device
+        most = max(len(each.padding) for each in self._inputs.values())
+        self._host = HostLines(most, device)
+        self._numbers = torch.zeros(most, dtype=torch.int64, device=device)
+        # The device's count of the host's lines: which one it read last.
+        self._turn = torch.zeros(1, dtype=torch.int64, device=device)
+        self._kept = host_numbers(device, NUM_LINES, limits.max_batch)
+        self._kept_lines = list(self._kept.numpy())
+        self.logits = torch.empty(0)
+        self.hidden: Tensor | None = None
+
+    @property
+    def captured(self) -> list[Bucket]:
+        """The buckets that have a graph now."""
+        return sorted(self._graphs)
+
+    def capture(self, progress: Callable[[float], None]) -> None:
+        """Capture the graphs, but decode batches of more than `FIRST_BATCHES` when they come.
+
+        Ranks that share each layer capture all of them now: later there is no moment at which a
+        rank could say that it has no memory for one. When it fails, there are none.
+        """
+        started, free_before = time.perf_counter(), self._free_bytes()
+        self._pool.renew()
+        self._refused.clear()
+        is_alone = self._share is None
+        first = [
+            bucket
+            for bucket in self._inputs
+            if not bucket.decodes
+            or not is_alone
+            or (bucket.num_seqs <= FIRST_BATCHES and bucket.kind == "decode")
+        ]
+        try:
+            shape = self._limits.max_batch, self._rows.vocab_size
+            self.logits = torch.zeros(shape, dtype=torch.float32, device=self._rows.device)
+            # Largest first, so that the smaller ones fit into its memory.
+            for done, bucket in enumerate(sorted(first, reverse=True)):
+                progress(done / len(first))
+                self._capture(bucket)
+        except BaseException:
+            # Steps look for a graph of their size where there are any.
+            self.drop()
+            raise
+        seconds = time.perf_counter() - started
+        logger.info("Captured %d CUDA graphs in %.2f s", len(first), seconds)
+        sharing = [each for each in self._sharing.values() if each.num_seqs <= FIRST_BATCHES]
+        if is_alone and sharing:
+            # One of them, so that the kernels compile now; it can be done without.
+            self._capture_later(sharing[-1])
+        free = self._free_bytes()
+        if free_before is not None and free is not None:
+            logger.info(
+                "CUDA graphs take %.2f GiB of what the KV pool left; %.2f GiB stay free",
+                (free_before - free) / GIB,
+                free / GIB,
+            )
+
+    def _free_bytes(self) -> int | None:
+        device = self._rows.device
+        return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+    def _capture(self, bucket: Bucket) -> None:
+        # What is captured runs before, on lines that no step under way reads or writes: those of
+        # earlier steps have rows that belong to somebody by now.
+        for line in self._host.free():
+            self._inputs[bucket].pad(line)
+        if bucket.shares_prefixes and self._prefixes is not None:
+            self._prefixes.clear()
+        try:
+            self._graphs[bucket] = self._pool.capture(lambda: self._work(bucket))
+        finally:
+            self._turn.fill_(self._host.turn)
+
+    def _capture_later(self, bucket: Bucket) -> None:
+        started, shares = time.perf_counter(), bucket.shares_prefixes
+        try:
+            self._capture(bucket)
+        except Exception as error:
+            # Out of memory has many names in what a capture calls; whatever it is, trying it again
+            # at every step would be worse than doing without.
+            self._refused.add(bucket)
+            if self._turn.is_cuda:
+                # What was launched of it reads a line that the next step writes.
+                torch.cuda.synchronize()
+            instead = "reads shared prefixes row by row" if shares else "runs without"
+            logger.warning(
+                "No CUDA graph for batch %d: it %s (%s)", bucket.num_seqs, instead, error
+            )
+            return
+        seconds = time.perf_counter() - started
+        prefixes = ", for shared prefixes" if shares else ""
+        logger.info(
+            "Captured the decode graph of batch %d%s in %.2f s", bucket.num_seqs, prefixes, seconds
+        )
+
+    def drop(self) -> None:
+        """Forget every graph; `capture` makes them again."""
+        self._graphs.clear()
+        self.logits = torch.empty(0)
+
+    def find(self, plan: StepPlan) -> Bucket | None:
+        """The smallest bucket with a graph that holds the step, if there is one.
+
+        A larger batch of rows that decode gets its graph when it is the first one.
+        """
+        if not self._graphs:
+            return None
+        if plan.num_tokens == plan.num_decodes:
+            bucket = self.buckets.of_decodes(len(plan.rows))
+            if bucket is not None and self._has(bucket):
+                return self._with_prefixes(bucket, plan)
+        bucket = self.buckets.of_prompts(plan)
+        return bucket if bucket in self._graphs else None
+
+    def _with_prefixes(self, bucket: Bucket, plan: StepPlan) -> Bucket:
+        """The bucket for shared prefixes in the place of `bucket`, where the step has such."""
+        sharing, prefixes = self._sharing.get(bucket), self._prefixes
+        if sharing is None or prefixes is None:
+            return bucket
+        is_worth_it = prefixes.find(plan.rows, plan.start_lens + 1)
+        return sharing if is_worth_it and self._has(sharing) else bucket
+
+    def _has(self, bucket: Bucket) -> bool:
+        if bucket not in self._graphs and bucket not in self._refused:
+            self._capture_later(bucket)
+        return bucket in self._graphs
+
+    def run(self, bucket: Bucket, plan: StepPlan, *, wants_logits: bool) -> Int64Array:
+        """Compute a step.
+
+        Args:
+            bucket: what `find` returned for it.
+            plan: the step.
+            wants_logits: whether `logits` is read afterwards.
+
+        Returns:
+            `[num_seqs]`, the largest logit's token of each sequence, `NAN_TOKEN` for NaN: once the
+            device has done all this, and until the fourth run from now.
+        """
+        inputs, turn = self._inputs[bucket], self._host.following
+        line = self._host.numbers[turn]
+        inputs.pad(line)
+        inputs.put(line, plan)
+        line[inputs.parts["wants_logits"]] = wants_logits
+        if bucket.shares_prefixes and self._prefixes is not None:
+            self._prefixes.send()
+        self._graphs[bucket].replay()
+        # Both counts go on together: a graph that could not be launched counts on neither side.
+        self._host.turn = turn
+        self._rows.forget_unsent()
+        self._rows.has_inputs = True
+        return self._kept_lines[turn][: len(plan.rows)]
+
+    @torch.inference_mode()
+    def _work(self, bucket: Bucket) -> None:
+        inputs, state = self._inputs[bucket], self._rows
+        numbers = self._numbers[: len(inputs.padding)]
+        fetch_inputs(self._host.lines, self._turn, numbers)
+        batch = inputs.batch(numbers, self._kv, self._attention)
+        self._attention.plan(batch)
+        hidden = self._model.forward(batch)
+        if self._limits.keep_hidden:
+            if self.hidden is None:
+                # Made by the first run before a capture, for every size: one place for all graphs.
+                self.hidden = hidden.new_zeros(self._limits.max_batch, hidden.shape[1])
+            self.hidden[: bucket.num_seqs].copy_(hidden)
+        token_ids = greedy_tokens(
+            self._model.model_logits(hidden),
+            self.logits[: bucket.num_seqs],
+            numbers[inputs.parts["wants_logits"]],
+        )
+        if self._share is not None:
+            token_ids = self._share(token_ids)
+        rows = numbers[inputs.parts["rows"]]
+        decode_outputs(token_ids, rows, self._turn, state.last_token, self._kept)
