@@ -74,7 +74,11 @@ class _Compiled:
 
 
 class ChatTemplate:
-    """The template of a model, or its named templates, compiled once."""
+    """The template of a model, or its named templates, compiled once.
+
+    Attributes:
+        text: of the default one.
+    """
 
     def __init__(
         self, source: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
@@ -91,6 +95,7 @@ class ChatTemplate:
         texts = {"default": source} if isinstance(source, str) else dict(source)
         if not texts:
             raise StartupError("The model's list of chat templates is empty.")
+        self.text = texts.get("default") or next(iter(texts.values()))
         self._compiled = {name: _Compiled(text, name) for name, text in texts.items()}
         self._special_tokens = dict(special_tokens or {})
 

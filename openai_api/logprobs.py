@@ -10,11 +10,11 @@ from typing import Any
 from runtime.client.generation_stream import GenerationChunk
 from runtime.client.json_pieces import BATCH, JsonList
 from runtime.errors import InvalidRequest
+from runtime.extras.logprobs.front import MAX_TOP_LOGPROBS
 from runtime.extras.logprobs.positions import LogprobRows, LogprobSpec, inputs_of, outputs_of
 from runtime.text.token_pieces import TokenPieces
 
 MAX_CHAT_TOP = 20
-MAX_COMPLETION_TOP = 5
 
 
 def chat_spec(wanted: bool | None, top: int | None) -> LogprobSpec | None:
@@ -40,9 +40,9 @@ def completion_spec(wanted: int | bool | None, echo: bool) -> LogprobSpec | None
     """
     if wanted is None or wanted is False:
         return None
-    if wanted is True or not 0 <= wanted <= MAX_COMPLETION_TOP:
+    if wanted is True or not 0 <= wanted <= MAX_TOP_LOGPROBS:
         raise InvalidRequest(
-            f"logprobs must be an integer in [0, {MAX_COMPLETION_TOP}], got {wanted}.",
+            f"logprobs must be an integer in [0, {MAX_TOP_LOGPROBS}], got {wanted}.",
             param="logprobs",
         )
     return LogprobSpec(start_len=0 if echo else -1, top_num=wanted)
@@ -96,7 +96,8 @@ class CompletionLogprobs:
 
     def add(self, chunk: GenerationChunk) -> None:
         """Take in a chunk: the echoed prompt first, then its tokens."""
-        inputs, outputs = inputs_of(chunk), outputs_of(chunk)
+        # Of a prompt that is only scored, the token behind it is no part of the answer.
+        inputs, outputs = inputs_of(chunk), outputs_of(chunk)[: len(chunk.token_ids)]
         self.num_values += (len(inputs) + len(outputs)) * (1 + self.spec.top_num)
         if self.spec.start_len >= 0 and not self._num_prompt_done:
             # Nothing was computed before it.

@@ -107,14 +107,16 @@ def nth_sample(params: SamplingParams, index: int) -> SamplingParams:
 
 
 @contextmanager
-def wire_names(max_tokens: str) -> Iterator[None]:
+def wire_names(max_tokens: str, top: str) -> Iterator[None]:
     """Rename the engine's fields to OpenAI's in the errors of the block.
 
     Args:
         max_tokens: what the endpoint calls the output's limit.
+        top: what it calls the number of log-probabilities of each token.
     """
     names = {
         "max_new_tokens": max_tokens,
+        "top_logprobs_num": top,
         "min_new_tokens": "min_tokens",
         "sampling_seed": "seed",
         "input_ids": "prompt",

@@ -70,11 +70,11 @@ def create_app(openai: OpenAIContext) -> Application:
         redoc_url=None,
     )
     routers = [generate.create_router(context), create_openai_router(openai)]
+    routers.append(tokenize.create_router(context, openai.chat_template))
     modules = (
         health,
         info,
         sessions,
-        tokenize,
         score,
         encode,
         pooling,

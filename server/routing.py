@@ -8,7 +8,7 @@ documents them; requests do not pass through it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import cast, get_type_hints
 
@@ -73,6 +73,8 @@ class RouteTable:
         by_method = self._exact.setdefault(path, {})
         for method in methods:
             by_method.setdefault(method, match)
+        if _answers_head(match, methods):
+            by_method.setdefault("HEAD", match)
 
     def resolve(self, scope: Scope) -> RouteMatch:
         """Find the route of a request; it is `scope["route"]` from then on."""
@@ -99,8 +101,18 @@ class RouteTable:
                 scope.update(child_scope)
                 return match
             if found is Match.PARTIAL:
-                near |= dict.fromkeys(cast("Route", route).methods or (), match)
+                methods = cast("Route", route).methods or ()
+                if scope["method"] == "HEAD" and _answers_head(match, methods):
+                    scope.update(child_scope)
+                    return match
+                near |= dict.fromkeys(methods, match)
         return None
+
+
+def _answers_head(match: RouteMatch, methods: Collection[str]) -> bool:
+    """Whether HEAD runs what GET does, whose body the HTTP server leaves out."""
+    # Some admin routes answer GET and change something.
+    return "GET" in methods and match.access is not Access.ADMIN
 
 
 def _handler(route: Route | Mount, speaks_openai: bool) -> ASGIApp:

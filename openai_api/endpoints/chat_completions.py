@@ -64,7 +64,7 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
         *hidden_extras(body, context.service.features.offered),
     ]
     max_tokens_name, max_tokens = _max_tokens(body)
-    with wire_names(max_tokens_name):
+    with wire_names(max_tokens_name, "top_logprobs"):
         sampling = _sampling(body, max_tokens, context)
         prompt = await build_chat_prompt(body, context)
         sampling = _after_reasoning(sampling, prompt, context)

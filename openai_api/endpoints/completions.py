@@ -74,7 +74,7 @@ async def create_completion(request: Request, context: OpenAIContext) -> Respons
 
 
 async def _answer(request: Request, body: CompletionRequest, context: OpenAIContext) -> Response:
-    with wire_names("max_tokens"):
+    with wire_names("max_tokens", "logprobs"):
         plan = await _plan(body, context)
         generate = context.service.generator(session_of(body))
         streams = await open_streams(generate, plan.inputs, context.service.client.limits)
@@ -129,9 +129,11 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     check_completion_request(body)
     refuse_adapter(body, context.service.served_model_name)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    if max_tokens < 1:
+    # An echoed prompt may be all that is wanted: its log-probabilities.
+    least = 0 if body.echo else 1
+    if max_tokens < least:
         raise InvalidRequest(
-            f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens"
+            f"max_tokens must be at least {least}, got {max_tokens}.", param="max_tokens"
         )
     service = context.service
     vocab_size = service.client.limits.vocab_size

@@ -8,6 +8,10 @@ from pathlib import Path
 from runtime.checkpoint.headers import weight_files
 from runtime.errors import StartupError
 
+# Beside this package, found without importing what lies above it.
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "headrace" / "demo" / "model"
+DEMO_NAME = "headrace-demo"
+
 # What serving reads: no pickles, no code, no weights for other frameworks.
 ALLOW_PATTERNS = [
     "*.json",
@@ -45,7 +49,7 @@ def resolve_model_folder(
     """Return the folder of a model, downloading it when it is on the hub and not yet cached.
 
     Args:
-        path_or_id: a local folder, or `owner/name` on the hub.
+        path_or_id: a local folder, `owner/name` on the hub, or the demo model's name.
         revision: branch, tag or commit on the hub; a local folder has none.
         only_config: whether `config.json` will do, without weights and tokenizer.
 
@@ -57,6 +61,8 @@ def resolve_model_folder(
         return folder
     if folder.is_file():
         raise StartupError(f"{path_or_id} is a file; give the folder that holds config.json")
+    if path_or_id == DEMO_NAME and DEMO_MODEL.is_dir():
+        return DEMO_MODEL
     if _HUB_ID.fullmatch(path_or_id) is None:
         raise StartupError(f"{path_or_id or 'an empty path'} is not a folder")
     patterns = CONFIG_PATTERNS if only_config else ALLOW_PATTERNS

@@ -87,3 +87,8 @@ BackendFactory = Callable[[], GrammarBackend[Any]]
 def num_words(vocab_size: int) -> int:
     """Words of a bitmask row."""
     return -(-vocab_size // 32)
+
+
+def is_lark(text: str) -> bool:
+    """Whether an `ebnf` is written in llguidance's own language, as guidance sends it."""
+    return text.lstrip().startswith("%llguidance")

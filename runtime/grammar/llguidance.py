@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from runtime.grammar.blanks import MAX_BLANKS
 from runtime.grammar.cache import content_of, with_size
-from runtime.grammar.grammar_backend import BitmaskRows, GrammarError
+from runtime.grammar.grammar_backend import BitmaskRows, GrammarError, is_lark
 from runtime.grammar.llguidance_tags import tag_to_grammar
 from runtime.requests.sampling_params import GrammarSpec
 from runtime.text.tokenizer import Tokenizer
@@ -107,7 +107,7 @@ class LLGuidanceBackend:
 _TRANSLATE: dict[str, Callable[[str], str]] = {
     "json_schema": lambda text: LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS),
     "regex": LLMatcher.grammar_from_regex,
-    "ebnf": lambda text: LLMatcher.grammar_from_lark(gbnf_to_lark(text)),
+    "ebnf": lambda text: LLMatcher.grammar_from_lark(text if is_lark(text) else gbnf_to_lark(text)),
     "structural_tag": lambda text: tag_to_grammar(text, _JSON_OPTIONS),
 }
 

@@ -15,7 +15,7 @@ import xgrammar
 
 from runtime.grammar.blanks import BlankTokens
 from runtime.grammar.cache import content_of, with_size
-from runtime.grammar.grammar_backend import BitmaskRows, GrammarError
+from runtime.grammar.grammar_backend import BitmaskRows, GrammarError, is_lark
 from runtime.grammar.xgrammar_schema import lengths_as_patterns
 from runtime.requests.sampling_params import GrammarSpec
 from runtime.text.tokenizer import Tokenizer
@@ -106,6 +106,8 @@ class XGrammarBackend:
         What was quick to compile travels as it was written: written out, the masks of a large
         vocabulary take many megabytes, and seconds.
         """
+        if spec.kind == "ebnf" and is_lark(spec.text):
+            raise GrammarError("%llguidance begins a grammar for --grammar-backend llguidance")
         began = time.process_time()
         compiled = self._compiled(spec)
         if time.process_time() - began < _COMPILE_AGAIN_S:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.hub import resolve_model_folder
+from runtime.checkpoint.hub import DEMO_MODEL, DEMO_NAME, resolve_model_folder
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
@@ -23,10 +23,6 @@ from runtime.models.registry import read_model_spec
 from runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-# In the package `headrace`, found without importing what lies above it.
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "headrace" / "demo" / "model"
-DEMO_NAME = "headrace-demo"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: the server's own tokenizer, for clients that count tokens."""
+"""The server's own tokenizer, for clients that count tokens or make prompts themselves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
+from openai_api.chat_template import ChatTemplate
 from openai_api.request_body import check_media_type, read_raw
 from openai_api.sse import json_answer
 from runtime.client.admission import EngineLimits
@@ -45,8 +46,8 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
-def create_router(context: ServiceContext) -> AccessRouter:
-    """Both routes, also under `/v1/`."""
+def create_router(context: ServiceContext, template: ChatTemplate | None) -> AccessRouter:
+    """The routes, those that compute also under `/v1/`; `template` is what chat renders with."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def tokenize(request: Request) -> Response:
@@ -87,7 +88,26 @@ def create_router(context: ServiceContext) -> AccessRouter:
         _check_count(ids, "tokens")
         skip = body.skip_special_tokens is not False
         texts = await decode_texts(context.tokenizer, ids, skip_special_tokens=skip)
-        return json_response({"text": texts[0] if is_one else texts})
+        found = texts[0] if is_one else texts
+        # The second name is vLLM's.
+        return json_response({"text": found, "prompt": found})
+
+    async def tokenizer_info() -> Response:
+        """What a client needs that makes prompts itself: special tokens and the chat template."""
+        tokenizer = context.tokenizer
+        tokenizer.check_present()
+        info = {
+            "bos_token": tokenizer.bos_token,
+            "eos_token": tokenizer.eos_token,
+            "pad_token": tokenizer.pad_token,
+            "unk_token": tokenizer.named_tokens.get("unk_token"),
+            "chat_template": None if template is None else template.text,
+            "model_max_length": tokenizer.model_max_length or context.client.limits.context_len,
+            "vocab_size": tokenizer.vocab_size,
+        }
+        return json_response(info)
+
+    router.add_api_route("/tokenizer_info", tokenizer_info, methods=["GET"])
 
     for prefix in ("", "/v1"):
         router.add_api_route(

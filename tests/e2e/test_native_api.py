@@ -136,3 +136,14 @@ def test_health_is_quick_while_prompts_are_long(server):
             time.sleep(0.01)
     assert statistics.median(times) < max(0.05, 4 * calm_s)
     until_idle(server)
+
+
+def test_what_may_be_read_may_be_asked_for_without_its_body(server):
+    for path in ("/health", "/livez", "/model_info", "/v1/models", "/metrics", "/v1/models/x"):
+        # On one connection: a body would be taken for the next answer.
+        head, whole = server.client.head(path), server.client.get(path)
+        assert (head.status_code, head.content) == (whole.status_code, b""), path
+        assert head.headers.get("content-type") == whole.headers.get("content-type")
+    refused = server.client.head("/flush_cache")
+    assert refused.status_code == 405
+    assert "HEAD" not in refused.headers["allow"]

@@ -375,3 +375,16 @@ def test_without_a_backend_it_says_so() -> None:
         json={"model": "m", "prompt": "a", "response_format": {"type": "json_object"}},
     )
     assert chat.status_code == 400
+
+
+def test_a_grammar_as_guidance_sends_it(server: ServerProcess, backend: str) -> None:
+    lark = '%llguidance {"no_forcing": false}\nstart: "the " WORD " is " %json {"enum": [4, 16]}\n'
+    answer = generate(server, ebnf=f"{lark}WORD: /[a-z]{{2,4}}/\n", temperature=0)
+    if backend != "llguidance":
+        assert answer.status_code == 400
+        assert "--grammar-backend llguidance" in answer.text
+        return
+    assert answer.status_code == 200, answer.text
+    assert re.fullmatch(r"the [a-z]{2,4} is (4|16)", answer.json()["text"])
+    for broken in ("%llguidance {}\nstart: nothing\n", "%llguidance {\nstart: 'a'\n"):
+        assert generate(server, ebnf=broken).status_code == 400

@@ -16,8 +16,8 @@ from headrace.bench.datasets import (
     shared_prefix_requests,
 )
 from headrace.bench.shapes import SHAPES, write_shape
+from runtime.checkpoint.hub import DEMO_MODEL
 from runtime.errors import StartupError
-from runtime.launch.prepare import DEMO_MODEL
 from runtime.text.tokenizer import Tokenizer
 
 

@@ -111,3 +111,13 @@ def test_a_file_is_not_a_folder(tmp_path, hub):
     file.write_bytes(b"")
     with pytest.raises(StartupError, match="is a file"):
         resolve_model_folder(str(file))
+
+
+def test_the_demo_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = resolve_model_folder("headrace-demo")
+    assert (folder / "tokenizer.json").is_file()
+    assert folder.is_absolute()
+    # A folder of that name is meant where there is one.
+    (tmp_path / "headrace-demo").mkdir()
+    assert resolve_model_folder("headrace-demo").resolve() == tmp_path / "headrace-demo"

@@ -91,7 +91,8 @@ async def test_characters_of_several_tokens(make_front: Any, events: Any) -> Non
         ({"prompt": None}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
-        ({"logprobs": 6}, "logprobs"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"logprobs": 1001}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"suffix": "end"}, "suffix"),
@@ -153,3 +154,28 @@ async def test_models(make_front: Any) -> None:
         "param": "model",
         "code": "model_not_found",
     }
+
+
+@pytest.mark.parametrize("top", [0, 7])
+async def test_a_prompt_is_scored_without_generating(make_front: Any, top: int) -> None:
+    fields = {"echo": True, "max_tokens": 0, "logprobs": top}
+    answer = (await make_front().complete("Hello", **fields)).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("Hello", "length")
+    lists = choice["logprobs"]
+    assert lists["tokens"] == list("Hello")
+    assert lists["token_logprobs"][0] is None
+    assert None not in lists["token_logprobs"][1:]
+    assert len(lists["token_logprobs"]) == 5
+    tops = lists["top_logprobs"] or []
+    assert [len(each) for each in tops[1:]] == [top] * 4 * bool(top)
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+async def test_log_probabilities_have_their_own_name_in_refusals(make_front: Any) -> None:
+    front = make_front()
+    body = {"prompt": ["Hello"] * 128, "logprobs": 1000, "max_tokens": 4000, "n": 8}
+    answer = await front.post("/v1/completions", body)
+    assert answer.status_code == 400
+    assert answer.json()["param"] == "logprobs"
+    assert "top_logprobs_num" not in answer.json()["message"]

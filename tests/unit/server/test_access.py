@@ -32,6 +32,7 @@ CLIENTS = {
     *("/", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/ping", "/invocations"),
     *("/model_info", "/get_model_info", "/server_info", "/get_server_info", "/get_load"),
     *("/generate", "/encode", "/classify", "/tokenize", "/detokenize", "/vertex_generate"),
+    "/tokenizer_info",
     *("/separate_reasoning", "/parse_function_call", "/open_session", "/close_session"),
     *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id:path}"),
     *("/v1/tokenize", "/v1/detokenize", "/v1/score", "/v1/loads"),
@@ -124,8 +125,10 @@ async def ask(server, method, target, authorization=(), **headers):
 
 
 def routes(server) -> list[tuple[str, str]]:
-    found = [(route.path, sorted(route.methods)) for route in server.app.api.routes]
-    return [(path, method) for path, methods in found for method in methods]
+    found = {(each.path, method) for each in server.app.api.routes for method in each.methods}
+    # What may be read may be asked for without its body; some admin routes change things by GET.
+    found |= {(path, "HEAD") for path, method in found if method == "GET" and path not in ADMIN}
+    return sorted(found)
 
 
 def make_server(folder, api=None, admin=None, **options):

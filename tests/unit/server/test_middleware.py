@@ -104,6 +104,8 @@ async def test_unknown_routes_and_methods(tmp_path):
     assert (wrong.status_code, wrong.json()["detail"]) == (405, "Method Not Allowed")
     assert wrong.json()["message"] == "Method not allowed: GET '/generate'; allowed are POST, PUT."
     assert wrong.headers["allow"] == "POST, PUT"
+    head = await server.client.head("/generate")
+    assert (head.status_code, head.headers["allow"]) == (405, "POST, PUT")
     for method, path, status in (("POST", "/v1/nope", 404), ("GET", "/v1/completions", 405)):
         for prefix in ("", "/llm"):
             server = FakeServer(tmp_path, fastapi_root_path="/llm")

@@ -185,13 +185,24 @@ async def test_tokens_there_and_back(tmp_path):
         for tokens, text in ([97, 98], "ab"), ([], ""), ([[97], [98]], ["a", "b"]):
             body = {"tokens": tokens}
             answer = await server.client.post(f"{prefix}/detokenize", json=body)
-            assert answer.json() == {"text": text}
+            assert answer.json() == {"text": text, "prompt": text}
     for tokens in (["a"], [True], [1.5], [[1], 2], 5, None, [-1], [10**6], [2**70]):
         response = await server.client.post("/detokenize", json={"tokens": tokens})
         assert response.status_code == 400
     assert (await server.client.post("/tokenize", json={})).status_code == 400
     wrong_type = await server.client.post("/v1/tokenize", content=b'{"prompt": "a"}')
     assert wrong_type.status_code == 400
+
+
+async def test_what_a_client_needs_that_makes_prompts_itself(tmp_path):
+    template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
+    server = FakeServer(tmp_path, chat_template=template)
+    info = (await server.client.get("/tokenizer_info")).json()
+    assert info["eos_token"] == server.context.tokenizer.eos_token is not None
+    assert info.keys() > {"bos_token", "pad_token"}
+    # What chat renders with, not what the folder holds.
+    assert info["chat_template"] == template
+    assert info["model_max_length"] == 4096
 
 
 async def test_model_info_has_nine_keys(tmp_path):
