@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.bench.datasets import TokenSource, random_requests
-from headrace.bench.engine import EngineTarget, engine_config, running_engine
+from headrace.bench.engine_target import EngineTarget, engine_config, running_engine
 from headrace.bench.environment import describe_environment, write_json
 from headrace.bench.load import run_at_once
 from headrace.bench.shapes import write_shape

@@ -24,7 +24,7 @@ import tokenizers
 
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
-from runtime.client.generation import GenerationInput
+from runtime.client.generation_stream import GenerationInput
 from runtime.ipc.messages import (
     DetokenizerInbound,
     FrontInbound,

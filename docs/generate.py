@@ -14,14 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from openai_api import errors as openai_errors
+from openai_api import openai_errors
 from runtime import errors
 from runtime.client.gate import RequestGate
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config.options import ServerConfig
 from runtime.ipc.shared_state import SharedState
-from server.args import option_name
-from server.context import ServerContext
+from runtime.launch.command_line import option_name
+from runtime.service.context import ServiceContext
 from server.metrics import Metrics
 
 FOLDER = Path(__file__).resolve().parent
@@ -60,13 +60,14 @@ def metrics_page() -> str:
         shared = SharedState(Path(folder) / "state", create=True)
         config = SimpleNamespace(
             model=SimpleNamespace(served_model_name="demo"),
-            scheduling=SimpleNamespace(page_size=16),
+            scheduling=SimpleNamespace(page_size=16, disable_radix_cache=False),
+            logging=SimpleNamespace(metrics_aliases=["vllm", "aibrix"]),
         )
         status = EngineStatus([ReplicaStatus(shared=shared)])
         client = SimpleNamespace(num_compiling=0, gate=RequestGate())
         context = SimpleNamespace(config=config, status=status, client=client)
         families = sorted(
-            Metrics(cast("ServerContext", context)).registry.collect(), key=lambda f: f.name
+            Metrics(cast("ServiceContext", context)).registry.collect(), key=lambda f: f.name
         )
         rows = []
         for family in families:
@@ -78,7 +79,10 @@ def metrics_page() -> str:
         "",
         "`GET /metrics`, with `--enable-metrics`, in Prometheus' text format; no key needed. Request",
         "counters and histograms count what clients sent, health probes and warm-up excluded; gauges",
-        "are read from shared memory at the moment of the scrape.",
+        "are read from shared memory at the moment of the scrape. A request's stages are",
+        "`prefill_waiting` (from its arrival to its first prompt step), `prefill_forward` (to its first",
+        "token) and `decode_loop` (to its last). Names that begin with `vllm:` come with",
+        "`--metrics-aliases vllm`, `sglang:num_waiting_reqs` with `--metrics-aliases aibrix`.",
         "",
         "| name | type | meaning |",
         "|---|---|---|",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
-    from headrace.engine.errors import (
+    from headrace.engine.engine_errors import (
         EngineDeadError,
         EngineError,
         EngineOverloadedError,
@@ -31,11 +31,11 @@ __all__ = [
 # Imported when first asked for: `import headrace` itself loads nothing.
 _LAZY = {
     "Engine": "headrace.engine.engine",
-    "EngineDeadError": "headrace.engine.errors",
-    "EngineError": "headrace.engine.errors",
-    "EngineOverloadedError": "headrace.engine.errors",
-    "EngineStartError": "headrace.engine.errors",
-    "FeatureNotSupportedError": "headrace.engine.errors",
+    "EngineDeadError": "headrace.engine.engine_errors",
+    "EngineError": "headrace.engine.engine_errors",
+    "EngineOverloadedError": "headrace.engine.engine_errors",
+    "EngineStartError": "headrace.engine.engine_errors",
+    "FeatureNotSupportedError": "headrace.engine.engine_errors",
     "ServerArgs": "headrace.engine.server_args",
 }
 

@@ -17,15 +17,14 @@ import msgspec
 
 from headrace.batch_files import BatchFileError, BatchLine, BatchOutput, read_lines
 from headrace.engine.engine import Engine
-from headrace.engine.errors import EngineError, translated
-from headrace.engine.progress import Progress
+from headrace.engine.engine_errors import EngineError, translated
+from headrace.engine.progress_bar import Progress
 from headrace.engine.server_args import ServerArgs
 from headrace.engine.workers import run_workers
 from openai_api.chat_prompt import build_chat_prompt
-from openai_api.context import OpenAIContext, make_context
+from openai_api.openai_context import OpenAIContext, make_context
 from openai_api.schemas.chat import ChatCompletionRequest
-from server.args import parse_args
-from server.context import ServerContext
+from runtime.launch.command_line import parse_args
 
 _IN_FLIGHT_PER_ROW = 2
 _KEYS = frozenset(
@@ -78,7 +77,7 @@ async def _run(engine: Engine, source: Path, output: BatchOutput, missing: int) 
     rows = worker.max_running_requests if worker is not None else 1
     rows *= len(context.status.replicas)
     todo = (line for line in read_lines(source) if not output.has(line))
-    chat = _chat_context(context)
+    chat = make_context(context)
     num_failed = 0
 
     async def work() -> None:
@@ -138,16 +137,3 @@ def _kept(answer: dict[str, Any]) -> dict[str, Any]:
 def _num_tokens(answer: dict[str, Any]) -> int:
     answers = answer.get("outputs", [answer])
     return sum(each.get("meta_info", {}).get("completion_tokens", 0) for each in answers)
-
-
-def _chat_context(context: ServerContext) -> OpenAIContext:
-    return make_context(
-        context.config,
-        client=context.client,
-        tokenizer=context.tokenizer,
-        model_config=context.model,
-        sessions=context.sessions,
-        served_model_name=lambda: context.config.model.served_model_name or "",
-        weight_version=lambda: context.weight_version,
-        preferred_sampling_params=context.sampling_defaults,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NamedTuple, TextIO
 
@@ -50,6 +51,8 @@ def connect(url: str, api_key: str | None = None) -> httpx.Client:
         timeout=httpx.Timeout(None, connect=5.0),
         # A proxy of the environment cannot see this machine's own ports.
         trust_env=base.host not in _LOOPBACK,
+        # The authorities of this machine, or those of SSL_CERT_FILE.
+        verify=ssl.create_default_context(),
     )
 
 
@@ -165,7 +168,12 @@ class ChatSession:
     def _failures(self) -> Iterator[None]:
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise ChatFailed(
+                    f"The certificate of {self.url} is not trusted: {error}. The variable "
+                    "SSL_CERT_FILE names a file of authorities to trust."
+                ) from None
             raise ChatFailed(
                 f"No server answers at {self.url}. Start one with `headrace serve`, or say where "
                 "it is with --url."

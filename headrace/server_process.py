@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -265,6 +266,7 @@ def wait_for_http_ready(
 
     Raises:
         RuntimeError: the process has ended; with its last lines, if `launch_server_cmd` started it.
+        ssl.SSLCertVerificationError: a server is there, with a certificate that is not trusted.
         TimeoutError: the time is over.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -304,7 +306,11 @@ def _status(url: str, headers: Mapping[str, str], timeout_s: float) -> int | Non
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            # It will not become better by waiting.
+            raise reason from None
         return None
 
 

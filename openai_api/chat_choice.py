@@ -9,7 +9,7 @@ from typing import Any
 from openai_api.logprobs import chat_logprobs
 from openai_api.output_parser import Call, ContentText, OutputEvent, OutputParser
 from openai_api.usage import TokenCount
-from runtime.client.generation import GenerationChunk
+from runtime.client.generation_stream import GenerationChunk
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.ipc.messages import FinishReason
 from runtime.text.token_pieces import TokenPieces

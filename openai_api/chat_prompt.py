@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openai_api.chat_messages import template_messages
-from openai_api.context import OpenAIContext
+from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest
 from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits
 from runtime.client.tokenization import encode_prompts
@@ -35,8 +35,8 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
     Raises:
         InvalidRequest: there is no template, it refuses the messages, or the text is too long.
     """
-    template = context.chat_template
-    context.tokenizer.check_present()
+    template, tokenizer = context.chat_template, context.service.tokenizer
+    tokenizer.check_present()
     if template is None:
         raise InvalidRequest(
             "This model has no chat template. Start the server with --chat-template FILE, or use "
@@ -48,7 +48,7 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
             "continue_final_message needs a last message of the assistant.",
             param="continue_final_message",
         )
-    limits = context.client.limits
+    limits = context.service.client.limits
     if len(request.messages) > limits.context_len and not limits.allow_auto_truncate:
         # Found out here, not after minutes of rendering: every message takes a token or more.
         raise TooLong(
@@ -75,7 +75,7 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
             "The chat template renders these messages to nothing.", param="messages"
         )
     # The template writes BOS and the like itself: added again, a model would see them twice.
-    (input_ids,) = await encode_prompts(context.tokenizer, [text], limits, add_special_tokens=False)
+    (input_ids,) = await encode_prompts(tokenizer, [text], limits, add_special_tokens=False)
     return ChatPrompt(text, input_ids, _is_open(text, request, context))
 
 

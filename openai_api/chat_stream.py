@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from openai_api.chat_choice import ChatChoice
-from openai_api.context import OpenAIContext
-from openai_api.generation import Indexed
+from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.common import StreamOptions
 from openai_api.sse import Chunk, event, joined
 from openai_api.usage import usage_of
+from runtime.service.streams import Indexed
 
 _OPEN = {"finish_reason": None, "matched_stop": None}
 
@@ -38,7 +38,7 @@ async def chat_events(
     def usage() -> dict[str, Any]:
         return usage_of(
             [choice.count for choice in choices],
-            report_cache=context.enable_cache_report,
+            report_cache=context.service.config.http.enable_cache_report,
             samples_per_prompt=len(choices),
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any
 
-from runtime.client.generation import GenerationChunk
+from runtime.client.generation_stream import GenerationChunk
 from runtime.client.json_pieces import BATCH, JsonList
 from runtime.errors import InvalidRequest
 from runtime.extras.logprobs.positions import LogprobRows, LogprobSpec, inputs_of, outputs_of

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from openai_api.reasoning_parsers.parser import ReasoningParser
-from openai_api.tool_parsers.parser import ParsedCall, ToolParser
+from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser
+from openai_api.tool_parsers.tool_parser import ParsedCall, ToolParser
 
 
 @dataclass(frozen=True)

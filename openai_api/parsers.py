@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from openai_api.output_parser import OutputParser
-from openai_api.reasoning_parsers.parser import ReasoningParser
+from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.tool_parsers.json_array import JsonArrayParser
-from openai_api.tool_parsers.parser import ToolParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
+from openai_api.tool_parsers.tool_parser import ToolParser
 from runtime.errors import InvalidRequest, StartupError
 from runtime.text.tokenizer import Tokenizer
 

@@ -35,9 +35,9 @@ async def read_raw(request: Request) -> bytes | bytearray:
     A large one grows in place: to join its parts in the end would hold the event loop for as long
     as it takes to copy it.
     """
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) <= _JOINED_BYTES:
-        return await request.body()
+    for name, value in request.scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) <= _JOINED_BYTES:
+            return await request.body()
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -10,8 +10,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from openai_api.context import OpenAIContext
-from openai_api.errors import describe_error, error_response
+from openai_api.openai_context import OpenAIContext
+from openai_api.openai_errors import error_response
 from runtime.config.registry import load_object
 
 Handler = Callable[[Request, OpenAIContext], Awaitable[Response]]
@@ -96,6 +96,6 @@ def _bound(handler: Handler, context: OpenAIContext) -> Callable[[Request], Awai
         try:
             return await handler(request, context)
         except Exception as error:
-            return error_response(describe_error(error))
+            return error_response(error)
 
     return answer

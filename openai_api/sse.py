@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from openai_api.errors import describe_error, error_event
+from openai_api.openai_errors import error_event
 from runtime.client.json_pieces import encode
 from runtime.client.turns import in_turns
 from runtime.errors import HeadraceError
@@ -83,12 +83,8 @@ class SlicedResponse(Response):
             await unless_disconnected(receive, _write(send, self.raw_headers, one()))
 
 
-def _openai_error(error: Exception) -> bytes:
-    return error_event(describe_error(error))
-
-
 async def with_errors(
-    events: AsyncGenerator[Chunk, None], as_event: Callable[[Exception], Chunk] = _openai_error
+    events: AsyncGenerator[Chunk, None], as_event: Callable[[Exception], Chunk] = error_event
 ) -> AsyncGenerator[Chunk, None]:
     """The same events; a failure becomes a last event, and the end mark always comes."""
     async with contextlib.aclosing(events):

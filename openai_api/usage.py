@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.client.generation import GenerationChunk
+from runtime.client.generation_stream import GenerationChunk
 
 
 @dataclass

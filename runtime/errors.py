@@ -20,6 +20,8 @@ class HeadraceError(Exception):
 
     status_code = 500
     retry_after_s: int | None = None
+    # OpenAI's machine-readable word, where it has one.
+    code: str | None = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         """Keep `message` for the client and `param`, the request field it is about."""
@@ -36,6 +38,8 @@ class InvalidRequest(HeadraceError):
 
 class TooLong(InvalidRequest):
     """The request needs more tokens than the context or the KV pool holds."""
+
+    code = "context_length_exceeded"
 
 
 class Overloaded(HeadraceError):

@@ -7,10 +7,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_api.access import Access, AccessRouter
-from openai_api.context import OpenAIContext
+from openai_api.openai_context import OpenAIContext
 from openai_api.router import create_router as create_openai_router
-from server.context import ServerContext
-from server.errors import RouteNotFound
+from server.error_responses import RouteNotFound
 from server.metrics import Metrics
 from server.middleware.auth import AuthMiddleware, Keys
 from server.middleware.body_limit import BodyLimitMiddleware
@@ -58,8 +57,9 @@ class Application:
             await self._outermost(scope, receive, send)
 
 
-def create_app(context: ServerContext, openai: OpenAIContext) -> Application:
-    """Build the application around `context`."""
+def create_app(openai: OpenAIContext) -> Application:
+    """Build the application around `openai` and the service in it."""
+    context = openai.service
     http = context.config.http
     has_docs = not http.disable_docs
     api = FastAPI(

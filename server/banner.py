@@ -7,7 +7,7 @@ import time
 
 from runtime.config.options import HttpArgs
 from runtime.ipc.messages import WorkerReady
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +34,15 @@ def warn_if_open(http: HttpArgs) -> None:
         )
 
 
-def banner(context: ServerContext, port: int) -> str:
+def banner(context: ServiceContext, port: int) -> str:
     """Model, device, pool, address, and a request to paste."""
     config, worker = context.config, context.status.worker
     assert worker is not None, "the banner comes after ready"
     host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1", "": "127.0.0.1"}.get(
         config.http.host, config.http.host
     )
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if config.http.ssl_certfile is None else "https"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     key = ' -H "Authorization: Bearer $HEADRACE_API_KEY"' if config.http.api_key else ""
     copies = f", {config.parallel.dp_size} copies" if config.parallel.dp_size > 1 else ""
     path, body = "/v1/chat/completions", _EXAMPLE_BODY
@@ -73,5 +74,5 @@ def _pool(worker: WorkerReady) -> str:
     return f"KV pool  {worker.max_total_num_tokens:,} tokens, "
 
 
-def _context_len(context: ServerContext) -> int:
+def _context_len(context: ServiceContext) -> int:
     return context.client.limits.context_len

@@ -12,8 +12,8 @@ import uvloop
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.ipc.logging import configure_logging
-from server.args import PROG, parse_args
-from server.prepare import prepare
+from runtime.launch.command_line import PROG, parse_args
+from server.listener import prepare
 from server.serving import serve
 from server.shutdown import leave
 

@@ -24,7 +24,8 @@ from starlette.types import Scope
 
 from runtime.client.recorder import RequestRecord
 from runtime.client.status import ReplicaStatus
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
+from server.metric_aliases import VllmAliases
 
 _TTFT = (*(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400),)
 _E2E = (*_TTFT, 600, 1200, 1800, 2400)
@@ -32,6 +33,12 @@ _ITL = (
     *(0.002, 0.004, 0.006, 0.008, 0.010, 0.015, 0.020, 0.025, 0.030, 0.035, 0.040, 0.060, 0.080),
     *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
+_QUEUE = (
+    *(0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4, 5, 10, 15, *range(20, 100, 10)),
+    *(*range(100, 1000, 100), 1000, 1200, 1400, 1600, 1800, 2000, 2500, 3000),
+)
+# 1 ms to 20 minutes.
+_STAGE = tuple(0.001 * 1.62**power for power in range(30))
 _TOKENS = (
     *(100, 300, 500, 700, 1000, 1500, *range(2000, 10001, 1000), 12500, 15000, 17500, 20000),
     *(22500, 25000, 27500, 30000, 35000, 40000, 60000, 80000, 100000, 200000),
@@ -40,10 +47,12 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _SHARED_GAUGES = {
     "num_running_reqs": "Requests in the running batch.",
     "num_queue_reqs": "Requests that wait.",
+    "num_retracted_reqs": "Requests that ran, were put back and wait to be recomputed.",
     "num_used_tokens": "Tokens of the KV pool in use by running requests.",
     "max_total_num_tokens": "Capacity of the KV pool, tokens.",
     "gen_throughput": "Generated tokens per second.",
     "decode_sum_seq_lens": "Lengths of all running sequences together.",
+    "engine_load_weights_time": "Seconds that reading the weights took.",
 }
 _SHARED_COUNTERS = {
     "evicted_tokens_total": "Tokens evicted from the prefix cache.",
@@ -54,7 +63,7 @@ _SHARED_COUNTERS = {
 class Metrics:
     """The server's registry and everything in it."""
 
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: ServiceContext) -> None:
         """Register all metrics with the served model's name as their label."""
         # A third of the page would be creation times, which no dashboard reads.
         disable_created_metrics()
@@ -64,6 +73,8 @@ class Metrics:
             "engine_type": "unified",
         }
         self.registry.register(_EngineCollector(context, self._labels))
+        if "vllm" in context.config.logging.metrics_aliases:
+            self.registry.register(VllmAliases(context))
         self._prompt_tokens = self._counter("prompt_tokens_total", "Prompt tokens.")
         self._generation_tokens = self._counter("generation_tokens_total", "Generated tokens.")
         self._cached_tokens = self._counter(
@@ -77,6 +88,16 @@ class Metrics:
         self._ttft = self._histogram("time_to_first_token_seconds", "Time to first token.", _TTFT)
         self._itl = self._histogram("inter_token_latency_seconds", "Time between tokens.", _ITL)
         self._e2e = self._histogram("e2e_request_latency_seconds", "Whole requests.", _E2E)
+        self._queue = self._histogram(
+            "queue_time_seconds", "From arrival to the first prompt step.", _QUEUE
+        )
+        self._stages = Histogram(
+            "sglang:per_stage_req_latency_seconds",
+            "Stages of a request: prefill_waiting, prefill_forward, decode_loop.",
+            [*self._labels, "stage"],
+            registry=self.registry,
+            buckets=_STAGE,
+        )
         self._time_per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean time per token of a request.", _ITL
         )
@@ -123,8 +144,14 @@ class Metrics:
         self._prompt_sizes.observe(record.prompt_tokens)
         self._output_sizes.observe(record.completion_tokens)
         self._e2e.observe(record.e2e_s)
-        if record.is_streaming and record.ttft_s is not None:
+        for stage, stage_s in record.stages().items():
+            self._stages.labels(**labels, stage=stage).observe(stage_s)
+            if stage == "prefill_waiting":
+                self._queue.observe(stage_s)
+        if record.ttft_s is not None:
             self._ttft.observe(record.ttft_s)
+        if record.is_streaming:
+            # Without a stream the tokens came at once, whenever they were made.
             for seconds, num_tokens in record.token_gaps:
                 for _ in range(num_tokens):
                     self._itl.observe(seconds / num_tokens)
@@ -153,7 +180,7 @@ class Metrics:
 class _EngineCollector(Collector):
     """Gauges of the engine: one sample for each replica, told apart where there are several."""
 
-    def __init__(self, context: ServerContext, labels: dict[str, str]) -> None:
+    def __init__(self, context: ServiceContext, labels: dict[str, str]) -> None:
         self._context = context
         self._names = [*labels, "tp_rank", "pp_rank"]
         self._values = [*labels.values(), "0", "0"]
@@ -166,6 +193,9 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         for name, text in _SHARED_GAUGES.items():
             yield self._replica_gauge(name, text, partial(_shared, name))
+        if "aibrix" in self._context.config.logging.metrics_aliases:
+            waiting = partial(_shared, "num_queue_reqs")
+            yield self._replica_gauge("num_waiting_reqs", "Requests that wait.", waiting)
         for name, text in _SHARED_COUNTERS.items():
             family = CounterMetricFamily(f"sglang:{name}", text, labels=self._replica_names)
             for replica in self._context.status.replicas:
@@ -266,6 +296,7 @@ _REPLICA_GAUGES: dict[str, tuple[str, Callable[[ReplicaStatus], float]]] = {
         "Times a worker was started again.",
         lambda replica: replica.num_restarts,
     ),
+    "engine_startup_time": ("Seconds from process start to ready.", _load_seconds),
     "startup_time_seconds": ("From process start to ready.", _load_seconds),
     "utilization": ("Running requests over the most.", _utilization),
 }

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_api.access import Access
-from server.errors import HttpRefusal, MethodNotAllowed, RouteNotFound, error_response
+from server.error_responses import HttpRefusal, MethodNotAllowed, RouteNotFound, error_response
 
 _READING = frozenset({"GET", "HEAD"})
 

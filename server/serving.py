@@ -13,13 +13,15 @@ import uvicorn
 
 from runtime.client.background import Background
 from runtime.client.host import EngineHost
+from runtime.client.watchdog import watch
 from runtime.errors import StartupError
-from server.assemble import assemble, watch
+from runtime.launch.assemble import assemble
+from runtime.service.context import ServiceContext
 from server.banner import READY_LINE, banner, warn_if_open
-from server.context import Lifecycle, ServerContext
-from server.prepare import Prepared, describe_bind_error
-from server.progress import ProgressLog
+from server.listener import Prepared, describe_bind_error
+from server.progress_log import ProgressLog
 from server.shutdown import Shutdown
+from server.tls import Certificate
 from server.warmup import warm_up
 
 logger = logging.getLogger(__name__)
@@ -45,10 +47,9 @@ async def serve(prepared: Prepared) -> int:
         StartupError: the engine or the port failed before the server was ready.
     """
     config = prepared.engine.resolved.config
-    lifecycle = Lifecycle()
-    host, context = assemble(prepared.engine, lifecycle)
+    host, context = assemble(prepared.engine)
     client = context.client
-    shutdown = Shutdown(lifecycle, client, config.http.drain_timeout)
+    shutdown = Shutdown(context.lifecycle, client, config.http.drain_timeout)
     shutdown.install()
     try:
         try:
@@ -65,13 +66,15 @@ async def serve(prepared: Prepared) -> int:
 
 
 async def _run(
-    prepared: Prepared, context: ServerContext, host: EngineHost, shutdown: Shutdown
+    prepared: Prepared, context: ServiceContext, host: EngineHost, shutdown: Shutdown
 ) -> int:
-    http_server = _http_server(context)
+    http_server = _http_server(context, prepared.certificate)
     http = asyncio.create_task(http_server.serve(sockets=[prepared.listener]))
     startup = asyncio.create_task(_start_up(prepared, context, host))
     background = Background(host.ended)
-    background.keep(partial(watch, context, host), "The watchdog")
+    background.keep(partial(watch, host, context.config.logging.watchdog_timeout), "The watchdog")
+    if prepared.certificate is not None:
+        background.keep(prepared.certificate.follow, "Following the certificate")
     stopping = asyncio.create_task(shutdown.requested.wait())
     try:
         await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -92,40 +95,32 @@ async def _run(
     return 0 if shutdown.requested.is_set() else 1
 
 
-def _http_server(context: ServerContext) -> _HttpServer:
+def _http_server(context: ServiceContext, certificate: Certificate | None) -> _HttpServer:
     # Imported once the children are on their way: they load torch while we load the framework.
-    from openai_api.context import make_context
+    from openai_api.openai_context import make_context
     from server.app import create_app
     from server.protocol import GuardedProtocol
 
-    config = context.config
-    openai = make_context(
-        config,
-        client=context.client,
-        tokenizer=context.tokenizer,
-        model_config=context.model,
-        sessions=context.sessions,
-        served_model_name=lambda: context.config.model.served_model_name or "",
-        weight_version=lambda: context.weight_version,
-        preferred_sampling_params=context.sampling_defaults,
+    uvicorn_config = uvicorn.Config(
+        create_app(make_context(context)),
+        http=GuardedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSE_GRACE_S,
     )
-    return _HttpServer(
-        uvicorn.Config(
-            create_app(context, openai),
-            http=GuardedProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_CLOSE_GRACE_S,
-        )
-    )
+    if certificate is not None:
+        # Loading would set it to what uvicorn makes of files, which it never reads again.
+        uvicorn_config.load()
+        uvicorn_config.ssl = certificate.context
+    return _HttpServer(uvicorn_config)
 
 
-async def _start_up(prepared: Prepared, context: ServerContext, host: EngineHost) -> None:
+async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineHost) -> None:
     if context.client.grammars is not None:
         # Its imports take seconds, at low priority beside the weights: the first structured request
         # need not wait for them.

@@ -18,7 +18,8 @@ from types import FrameType
 from typing import NoReturn
 
 from runtime.client.client import EngineClient
-from server.context import Lifecycle
+from runtime.ipc.standard_error import drain_standard_error
+from runtime.service.context import Lifecycle
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class Shutdown:
 def leave(status: int) -> NoReturn:
     """End the process now that everything is cleaned up, whatever its threads still do."""
     # A stream that is closed or full, too.
-    for flush in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+    for flush in (logging.shutdown, sys.stdout.flush, drain_standard_error):
         with contextlib.suppress(Exception):
             flush()
     os._exit(status)

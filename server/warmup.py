@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from typing import NamedTuple
 
 import orjson
 
@@ -16,6 +18,20 @@ _PROMPT_IDS = [0, 1, 2, 3]
 _WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
+class _Address(NamedTuple):
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+
+
+def _trusting() -> ssl.SSLContext:
+    # The certificate names the address that clients use, and this is our own socket.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 async def warm_up(
     http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: bool = True, gives: Gives = "tokens"
 ) -> None:
@@ -25,6 +41,7 @@ async def warm_up(
         StartupError: the server did not answer its own request.
     """
     host = _WILDCARD_HOSTS.get(http.host, http.host)
+    address = _Address(host, port, _trusting() if http.ssl_certfile is not None else None)
     body = {
         **({"text": _PROMPT} if has_tokenizer else {"input_ids": _PROMPT_IDS}),
         "sampling_params": {"temperature": 0, "max_new_tokens": 8},
@@ -34,20 +51,18 @@ async def warm_up(
     key = http.api_key
     try:
         async with asyncio.timeout(WARMUP_TIMEOUT_S):
-            await _request(host, port, "GET", "/model_info", key, b"")
+            await _request(address, "GET", "/model_info", key, b"")
             for rank in range(dp_size):
                 payload = orjson.dumps({**body, "data_parallel_rank": rank})
                 path = "/generate" if gives == "tokens" else "/encode"
-                await _request(host, port, "POST", path, key, payload)
+                await _request(address, "POST", path, key, payload)
     except TimeoutError:
         raise StartupError(f"The warm-up got no answer in {WARMUP_TIMEOUT_S:.0f} s.") from None
     except OSError as error:
         raise StartupError(f"The warm-up cannot reach {host}:{port}: {error}.") from None
 
 
-async def _request(
-    host: str, port: int, method: str, path: str, key: str | None, body: bytes
-) -> None:
+async def _request(address: _Address, method: str, path: str, key: str | None, body: bytes) -> None:
     # No HTTP library: a few requests to ourselves are not worth 15 MB in the front.
     head = [
         f"{method} {path} HTTP/1.1",
@@ -57,7 +72,7 @@ async def _request(
         f"Content-Length: {len(body)}",
         *([f"Authorization: Bearer {key}"] if key else []),
     ]
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.tls)
     try:
         writer.write("\r\n".join([*head, "", ""]).encode() + body)
         answer = await reader.read()

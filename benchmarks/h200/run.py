@@ -26,7 +26,7 @@ from benchmarks.h200.cases import FULL, SMOKE, Cases, Sizes, line, scaled
 from benchmarks.h200.server_process import running_server
 from headrace.bench.backends import BACKENDS, Wire, first_model
 from headrace.bench.clients import ClientJob, make_target
-from headrace.bench.engine import engine_config, running_engine
+from headrace.bench.engine_target import engine_config, running_engine
 from headrace.bench.environment import (
     describe_environment,
     environment_line,

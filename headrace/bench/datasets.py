@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.bench.options import check_at_least
+from headrace.bench.bench_options import check_at_least
 from headrace.bench.record import BenchRequest
 from runtime.errors import StartupError
 from runtime.text.tokenizer import Tokenizer

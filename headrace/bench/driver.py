@@ -14,13 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from headrace.bench.bench_options import check_writable
 from headrace.bench.environment import (
     describe_environment,
     environment_line,
     options_of,
     write_json,
 )
-from headrace.bench.options import check_writable
 from headrace.bench.shapes import SHAPES
 from runtime.errors import HeadraceError
 

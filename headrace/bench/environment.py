@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from server.assemble import server_version
+from runtime.launch.assemble import server_version
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "numpy")

@@ -10,11 +10,11 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+from headrace.bench.bench_options import add_batch_options, check_batch_options
 from headrace.bench.datasets import TokenSource, random_requests
 from headrace.bench.driver import Benchmark, Run
-from headrace.bench.engine import EngineTarget, measure_engine
+from headrace.bench.engine_target import EngineTarget, measure_engine
 from headrace.bench.load import run_at_once
-from headrace.bench.options import add_batch_options, check_batch_options
 from headrace.bench.progress import Progress
 from headrace.bench.record import distribution
 

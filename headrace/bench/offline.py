@@ -13,7 +13,7 @@ from functools import partial
 
 from headrace.bench.datasets import TokenSource, add_dataset_options, make_requests
 from headrace.bench.driver import Benchmark, Run
-from headrace.bench.engine import EngineTarget, measure_engine
+from headrace.bench.engine_target import EngineTarget, measure_engine
 from headrace.bench.load import drive, run_at_once
 from headrace.bench.progress import Progress
 from headrace.bench.record import RequestRecord, summarize

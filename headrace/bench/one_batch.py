@@ -15,16 +15,16 @@ from typing import Any
 
 import msgspec
 
+from headrace.bench.bench_options import add_batch_options, check_batch_options
 from headrace.bench.driver import Benchmark, Run
-from headrace.bench.engine import engine_config
+from headrace.bench.engine_target import engine_config
 from headrace.bench.one_batch_job import BatchJob, BatchResult
-from headrace.bench.options import add_batch_options, check_batch_options
 from headrace.bench.record import distribution
 from runtime.config.options import ServerConfig
 from runtime.errors import HeadraceError, StartupError
 from runtime.ipc.process import child_environment, compute_environment, send_config
 from runtime.ipc.transport import remove_run_folder
-from server.prepare import prepare_engine
+from runtime.launch.prepare import prepare_engine
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -20,6 +20,7 @@ import msgspec
 import uvloop
 
 from headrace.bench.backends import BACKENDS, Wire, first_model
+from headrace.bench.bench_options import check_at_least, check_writable
 from headrace.bench.clients import ClientJob, make_target, send_all
 from headrace.bench.datasets import (
     DEFAULT_VOCAB_SIZE,
@@ -30,7 +31,6 @@ from headrace.bench.datasets import (
 )
 from headrace.bench.driver import Benchmark, Run
 from headrace.bench.load import arrival_offsets, drive
-from headrace.bench.options import check_at_least, check_writable
 from headrace.bench.plot import check_plot_path, write_plot
 from headrace.bench.progress import Progress
 from headrace.bench.record import BenchRequest, RequestRecord, summarize

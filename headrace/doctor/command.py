@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headrace.doctor.examine import examine
 from headrace.doctor.text import to_text
-from server.args import parse_args
+from runtime.launch.command_line import parse_args
 
 PROG = "headrace doctor"
 

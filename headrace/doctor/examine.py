@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headrace.doctor.findings import Model, Problem, Report
 from headrace.doctor.machine import read_libraries, read_machine
-from headrace.doctor.report import Model, Problem, Report
 from runtime.checkpoint.check import check_model_folder
 from runtime.checkpoint.model_spec import ModelSpec, PagedState
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
+from runtime.launch.hardware import detect_hardware
+from runtime.launch.prepare import find_model
+from runtime.launch.resolve import Folders, Resolved, check_options, resolve
 from runtime.models.registry import read_model_spec
 from runtime.text.tokenizer import Tokenizer
-from server.hardware import detect_hardware
-from server.prepare import find_model
-from server.resolve import Folders, Resolved, check_options, resolve
 
 _WHOLE_FOLDER = "give --model-path a whole folder in Hugging Face format, or ask with --config"
 _OPTIONS = "change the option that the line names"

@@ -6,8 +6,8 @@ import shutil
 from importlib import metadata
 
 from headrace.bench.environment import describe_environment
-from headrace.doctor.report import Library, Machine
-from server.hardware import detect_hardware
+from headrace.doctor.findings import Library, Machine
+from runtime.launch.hardware import detect_hardware
 
 # For which `kernels/cpu` has code of its own, or the compiler makes other code of it.
 _INSTRUCTION_SETS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")

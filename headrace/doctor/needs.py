@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from headrace.doctor.report import Capacity, Kernel, Needs, Pool
+from headrace.doctor.findings import Capacity, Kernel, Needs, Pool
 from runtime.cache.manager import CacheManager
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.admission import EngineLimits
@@ -41,7 +41,7 @@ class Estimate:
     """
 
     def __init__(self, config: WorkerConfig, spec: ModelSpec) -> None:
-        """Take what `server.resolve` made of the options for this model."""
+        """Take what `runtime.launch.resolve` made of the options for this model."""
         self._config = config
         self._spec = spec
         self._context = BuildContext(

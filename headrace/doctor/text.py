@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from headrace.doctor.report import Kernel, Machine, Model, Needs, Report
+from headrace.doctor.findings import Kernel, Machine, Model, Needs, Report
 
 _GIB = 1 << 30
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from headrace.engine.core import EngineCore
-from headrace.engine.generation import StreamedRequest
+from headrace.engine.generate_calls import StreamedRequest
 
 Chunk = dict[str, Any]
 

@@ -9,15 +9,16 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from headrace.engine.errors import EngineDeadError, EngineError, translated
+from headrace.engine.engine_errors import EngineDeadError, EngineError, translated
 from headrace.engine.loop_thread import LoopClosed, LoopThread
 from runtime.client.background import Background
 from runtime.client.host import EngineHost
+from runtime.client.watchdog import watch
 from runtime.config.options import ServerConfig
 from runtime.errors import EngineDead
-from server.assemble import assemble, watch
-from server.context import Lifecycle, ServerContext
-from server.prepare import prepare_engine
+from runtime.launch.assemble import assemble
+from runtime.launch.prepare import prepare_engine
+from runtime.service.context import ServiceContext
 
 T = TypeVar("T")
 
@@ -51,8 +52,8 @@ class EngineCore:
         with translated():
             prepared = prepare_engine(config)
         self.host: EngineHost
-        self.context: ServerContext
-        self.host, self.context = assemble(prepared, Lifecycle(warmed_up=True), restarts=False)
+        self.context: ServiceContext
+        self.host, self.context = assemble(prepared, restarts=False)
         self._owner_pid = os.getpid()
         self._loop = LoopThread(f"headrace-engine-{next(_numbers)}")
         self._background = Background(self.host.ended)
@@ -67,7 +68,8 @@ class EngineCore:
     async def _start(self) -> None:
         await self.host.start()
         await self.host.wait_ready()
-        self._background.keep(partial(watch, self.context, self.host), "The watchdog")
+        timeout_s = self.context.config.logging.watchdog_timeout
+        self._background.keep(partial(watch, self.host, timeout_s), "The watchdog")
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the engine's loop and wait; Ctrl-C cancels it."""

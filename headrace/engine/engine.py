@@ -9,24 +9,24 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, overload
 
+from headrace.engine.call_arguments import build_body, build_options
 from headrace.engine.chunks import AsyncChunkIterator, ChunkIterator
 from headrace.engine.core import EngineCore
-from headrace.engine.errors import FeatureNotSupportedError, translated
-from headrace.engine.generation import generate_all, open_request
+from headrace.engine.engine_errors import FeatureNotSupportedError, translated
+from headrace.engine.generate_calls import generate_all, open_request
 from headrace.engine.later import LATER
-from headrace.engine.request import build_body, build_options
 from headrace.engine.scores import ScoreList
 from headrace.engine.server_args import ServerArgs, read_keywords
 from headrace.engine.tokenizer_manager import TokenizerManager
 from headrace.engine.vectors import VectorMethods
-from headrace.engine.weights import WeightMethods
+from headrace.engine.weight_methods import WeightMethods
 from runtime.ipc.messages import ControlReply, FreezeGarbage
-from server.context import ServerContext
-from server.native.describe import describe_model, describe_server
-from server.native.generate_request import GenerateBody
-from server.native.options import change_options
-from server.native.profiling import ProfileBody, start_profile, stop_profile
-from server.native.scoring import ScoreBody, score
+from runtime.service.context import ServiceContext
+from runtime.service.describe import describe_model, describe_server
+from runtime.service.generate_request import GenerateBody
+from runtime.service.live_options import change_options
+from runtime.service.profiling import ProfileBody, start_profile, stop_profile
+from runtime.service.scoring import ScoreBody, score
 
 Prompt = str | Sequence[str]
 Ids = Sequence[int] | Sequence[Sequence[int]]
@@ -80,7 +80,7 @@ class Engine(WeightMethods, VectorMethods):
         self._finalizer = weakref.finalize(self, core.close)
 
     @property
-    def context(self) -> ServerContext:
+    def context(self) -> ServiceContext:
         """What the server's routes see of an engine; for code that builds on them."""
         return self._core.context
 

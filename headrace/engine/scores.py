@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.native.scoring import Scored
+from runtime.service.scoring import Scored
 
 
 class ScoreList(list[list[float]]):

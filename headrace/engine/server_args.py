@@ -26,8 +26,8 @@ from runtime.config.options import (
     SchedulingArgs,
     ServerConfig,
 )
-from server.args import add_options, option_name, sections
-from server.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
+from runtime.launch.command_line import add_options, option_name, sections
+from runtime.launch.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +138,7 @@ def _read_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     except msgspec.ValidationError as error:
         raise ValueError(f"{field.name}: {error}") from None
     choices = field.metadata["choices"]
-    if choices and checked is not None and checked not in choices:
+    named = checked if isinstance(checked, list) else [checked]
+    if choices and checked is not None and not set(named) <= set(choices):
         raise ValueError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}.")
     return checked

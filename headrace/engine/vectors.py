@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.engine.core import EngineCore
-from headrace.engine.errors import translated
-from runtime.service.embedding import (
-    check_dimensions,
-    describe,
-    embed,
-    rids_for,
-    tokenize_inputs,
-    vector_input,
-)
+from headrace.engine.engine_errors import translated
+from runtime.service.text_embeddings import describe, embed
 
 
 class VectorMethods:
@@ -64,15 +57,12 @@ class VectorMethods:
     ) -> dict[str, Any] | list[dict[str, Any]]:
         with translated():
             self._core.check_alive()
-            context = self._core.context
-            check_dimensions(dimensions, context.model.hidden_size)
             given = [prompt] if isinstance(prompt, str) else prompt
-            prompts = await tokenize_inputs(
-                context.tokenizer,
-                context.client.limits,
+            found = await embed(
+                self._core.context,
                 [each if isinstance(each, str) else list(each) for each in given],
+                rid=rid,
+                dimensions=dimensions,
             )
-            names = rids_for(rid, len(prompts))
-            inputs = [vector_input(*each) for each in zip(prompts, names, strict=True)]
-            answers = [describe(each) for each in await embed(context.client, inputs)]
+        answers = [describe(each) for each in found]
         return answers[0] if isinstance(prompt, str) else answers

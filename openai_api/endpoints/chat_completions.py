@@ -14,17 +14,9 @@ from starlette.responses import Response
 from openai_api.chat_choice import ChatChoice
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
 from openai_api.chat_stream import chat_events
-from openai_api.context import OpenAIContext
 from openai_api.forced_tools import call_constraint, forces_call
-from openai_api.generation import (
-    close_all,
-    first_then_rest,
-    merge,
-    new_id,
-    open_streams,
-    sample_rids,
-)
 from openai_api.logprobs import chat_spec
+from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputParser
 from openai_api.request_body import read_body
 from openai_api.sampling import nth_sample, sampling_of, wire_names
@@ -44,12 +36,20 @@ from openai_api.schemas.common import (
 )
 from openai_api.sse import EventStream, json_answer, unless_disconnected, with_errors
 from openai_api.usage import TokenCount, usage_of
-from runtime.client.generation import GenerationInput, GenerationStream
+from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
+from runtime.service.streams import (
+    close_all,
+    first_then_rest,
+    merge,
+    new_id,
+    open_streams,
+    sample_rids,
+)
 
 
 async def create_chat_completion(request: Request, context: OpenAIContext) -> Response:
@@ -57,11 +57,11 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
     body = await read_body(request, DECODER)
     check_chat_request(body)
     check_rid(body.rid)
-    refuse_adapter(body, context.served_model_name())
+    refuse_adapter(body, context.service.served_model_name)
     logprobs = chat_spec(body.logprobs, body.top_logprobs)
     extras = [
         *([] if logprobs is None else [logprobs.extra()]),
-        *hidden_extras(body, context.hidden_states),
+        *hidden_extras(body, context.service.features.offered),
     ]
     max_tokens_name, max_tokens = _max_tokens(body)
     with wire_names(max_tokens_name):
@@ -86,8 +86,8 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
         choices = [_choice(index, body, prompt, context) for index in range(sampling.n)]
-        generate = context.generator(session_of(body))
-        streams = await open_streams(generate, inputs, context.client.limits)
+        generate = context.service.generator(session_of(body))
+        streams = await open_streams(generate, inputs, context.service.client.limits)
     head = {"id": answer_id, "created": int(time.time()), "model": body.model or "default"}
     if body.stream:
         chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
@@ -110,11 +110,11 @@ def _max_tokens(body: ChatCompletionRequest) -> tuple[str, int | None]:
 def _sampling(
     body: ChatCompletionRequest, max_tokens: int | None, context: OpenAIContext
 ) -> SamplingParams:
-    defaults = {**context.sampling_defaults, **context.preferred_sampling_params}
+    defaults = {**context.model_defaults, **context.service.sampling_defaults}
     # Hidden special tokens would hide the markers that clients, or our parsers, look for.
     if tool_names(body) or (_separates(body) and context.parsers.hidden_markers):
         body.skip_special_tokens = False
-    sampling = sampling_of(body, max_tokens, defaults, context.client.limits.vocab_size)
+    sampling = sampling_of(body, max_tokens, defaults, context.service.client.limits.vocab_size)
     if not forces_call(body):
         return sampling
     if sampling.grammar is not None:
@@ -123,7 +123,7 @@ def _sampling(
             "response_format: the answer is a call.",
             param="tool_choice",
         )
-    if context.client.grammars is None:
+    if context.service.client.grammars is None:
         raise InvalidRequest(
             "tool_choice that forces a call needs structured output, which is off in this server.",
             param="tool_choice",
@@ -165,10 +165,10 @@ def _choice(
         forces_call=forces_call(body),
     )
     close_id = context.parsers.close_id if _separates(body) else None
-    pieces = context.token_pieces if body.logprobs else None
+    pieces = context.service.token_pieces if body.logprobs else None
     hidden = None
     if body.return_hidden_states:
-        hidden = HiddenAnswer(context.model_config.hidden_size, only_last=True)
+        hidden = HiddenAnswer(context.service.model.hidden_size, only_last=True)
     return ChatChoice(index, parser, TokenCount(close_id), pieces=pieces, hidden=hidden)
 
 
@@ -231,9 +231,9 @@ async def _whole(
         ],
         "usage": usage_of(
             [choice.count for choice in choices],
-            report_cache=context.enable_cache_report,
+            report_cache=context.service.config.http.enable_cache_report,
             samples_per_prompt=len(choices),
         ),
-        "metadata": {"weight_version": context.weight_version()},
+        "metadata": {"weight_version": context.service.weight_version},
     }
     return json_answer(body)

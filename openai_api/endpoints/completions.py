@@ -11,17 +11,8 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.context import OpenAIContext
-from openai_api.generation import (
-    Indexed,
-    close_all,
-    first_then_rest,
-    merge,
-    new_id,
-    open_streams,
-    sample_rids,
-)
 from openai_api.logprobs import CompletionLogprobs, completion_spec
+from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
 from openai_api.sampling import nth_sample, sampling_of, wire_names
 from openai_api.schemas.common import (
@@ -49,7 +40,7 @@ from openai_api.sse import (
     with_errors,
 )
 from openai_api.usage import TokenCount, usage_of
-from runtime.client.generation import GenerationInput, GenerationStream
+from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.json_pieces import JsonItems
 from runtime.client.large_body import let_go
 from runtime.client.router import wanted_rank
@@ -59,6 +50,15 @@ from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
+from runtime.service.streams import (
+    Indexed,
+    close_all,
+    first_then_rest,
+    merge,
+    new_id,
+    open_streams,
+    sample_rids,
+)
 
 # Characters of text that are encoded in the time of one number.
 _CHARS_PER_COST = 64
@@ -76,8 +76,8 @@ async def create_completion(request: Request, context: OpenAIContext) -> Respons
 async def _answer(request: Request, body: CompletionRequest, context: OpenAIContext) -> Response:
     with wire_names("max_tokens"):
         plan = await _plan(body, context)
-        generate = context.generator(session_of(body))
-        streams = await open_streams(generate, plan.inputs, context.client.limits)
+        generate = context.service.generator(session_of(body))
+        streams = await open_streams(generate, plan.inputs, context.service.client.limits)
     if body.stream:
         chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
         return EventStream(with_errors(_events(plan, chunks)), lambda: close_all(streams))
@@ -107,7 +107,7 @@ class _Plan:
 
     def logprobs(self) -> list[CompletionLogprobs | None]:
         """One for each choice, empty; `None` where nobody asked."""
-        pieces, spec = self.context.token_pieces, self.wanted_logprobs
+        pieces, spec = self.context.service.token_pieces, self.wanted_logprobs
         return [
             None if spec is None else CompletionLogprobs(pieces, spec, item.input_ids)
             for item in self.inputs
@@ -117,25 +117,25 @@ class _Plan:
         """One for each choice, empty; none where nobody asked."""
         if not self.hidden:
             return []
-        size = self.context.model_config.hidden_size
+        size = self.context.service.model.hidden_size
         return [HiddenAnswer(size, only_last=True) for _ in self.inputs]
 
     def usage(self, counts: Sequence[TokenCount]) -> dict[str, Any]:
-        report_cache = self.context.enable_cache_report
+        report_cache = self.context.service.config.http.enable_cache_report
         return usage_of(counts, report_cache=report_cache, samples_per_prompt=self.n)
 
 
 async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     check_completion_request(body)
-    refuse_adapter(body, context.served_model_name())
+    refuse_adapter(body, context.service.served_model_name)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens < 1:
         raise InvalidRequest(
             f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens"
         )
-    sampling = sampling_of(
-        body, max_tokens, context.preferred_sampling_params, context.client.limits.vocab_size
-    )
+    service = context.service
+    vocab_size = service.client.limits.vocab_size
+    sampling = sampling_of(body, max_tokens, service.sampling_defaults, vocab_size)
     logprobs = completion_spec(body.logprobs, bool(body.echo))
     if body.echo and session_of(body) is not None:
         raise InvalidRequest("echo does not go with session_params.", param="echo")
@@ -143,7 +143,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     answer_id, rids = _rids(body, len(prompts), sampling.n)
     ids = await _encode(prompts, context)
     namespace, priority = cache_namespace(body), priority_of(body)
-    hidden = hidden_extras(body, context.hidden_states)
+    hidden = hidden_extras(body, context.service.features.offered)
     extras = [*([] if logprobs is None else [logprobs.extra()]), *hidden]
     inputs = [
         GenerationInput(
@@ -195,13 +195,11 @@ def _rids(body: CompletionRequest, num_prompts: int, n: int) -> tuple[str, list[
 
 
 async def _encode(prompts: list[str | list[int]], context: OpenAIContext) -> list[list[int]]:
-    limits = context.client.limits
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    encoded = iter(await encode_prompts(context.tokenizer, texts, limits))
-    ids = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
-    if len(texts) < len(ids):
+    service = context.service
+    ids = await encode_prompts(service.tokenizer, prompts, service.client.limits)
+    if not all(isinstance(prompt, str) for prompt in prompts):
         # The answer would be text.
-        context.tokenizer.check_present()
+        service.tokenizer.check_present()
     return ids
 
 
@@ -212,7 +210,7 @@ async def _echoes(
         return [""] * (len(prompts) * n)
     ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
     skips = body.skip_special_tokens is not False
-    decoded = iter(await decode_texts(context.tokenizer, ids, skip_special_tokens=skips))
+    decoded = iter(await decode_texts(context.service.tokenizer, ids, skip_special_tokens=skips))
     texts = [prompt if isinstance(prompt, str) else next(decoded) for prompt in prompts]
     return [text for text in texts for _ in range(n)]
 
@@ -263,7 +261,7 @@ async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Response:
         **_head(plan),
         "choices": JsonItems(choices, _cost(texts, logprobs)),
         "usage": plan.usage(counts),
-        "metadata": {"weight_version": plan.context.weight_version()},
+        "metadata": {"weight_version": plan.context.service.weight_version},
     }
     return json_answer(body)
 

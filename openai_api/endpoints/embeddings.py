@@ -10,25 +10,25 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.context import OpenAIContext
+from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
 from openai_api.schemas.embeddings import DECODER, EmbeddingRequest
 from openai_api.sse import unless_disconnected
 from runtime.errors import InvalidRequest
-from runtime.service.embedding import (
-    Embedding,
-    check_dimensions,
-    embed,
-    rids_for,
-    tokenize_inputs,
-    vector_input,
-)
+from runtime.service.text_embeddings import Embedding, embed
 
 
 async def create_embeddings(request: Request, context: OpenAIContext) -> Response:
     """A vector for each input, in order."""
     body = await read_body(request, DECODER)
-    found = await unless_disconnected(request.receive, _embed(body, context))
+    work = embed(
+        context.service,
+        _inputs(body),
+        rid=body.rid,
+        dimensions=body.dimensions,
+        priority=body.priority,
+    )
+    found = await unless_disconnected(request.receive, work)
     num_tokens = sum(each.prompt_tokens for each in found)
     answer = {
         "object": "list",
@@ -40,22 +40,10 @@ async def create_embeddings(request: Request, context: OpenAIContext) -> Respons
             }
             for index, each in enumerate(found)
         ],
-        "model": body.model or context.served_model_name(),
+        "model": body.model or context.service.served_model_name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     return Response(orjson.dumps(answer), media_type="application/json")
-
-
-async def _embed(body: EmbeddingRequest, context: OpenAIContext) -> list[Embedding]:
-    check_dimensions(body.dimensions, context.model_config.hidden_size)
-    prompts = await tokenize_inputs(context.tokenizer, context.client.limits, _inputs(body))
-    return await embed(
-        context.client,
-        [
-            vector_input(ids, rid, priority=body.priority)
-            for ids, rid in zip(prompts, rids_for(body.rid, len(prompts)), strict=True)
-        ],
-    )
 
 
 def _inputs(body: EmbeddingRequest) -> list[str | list[int]]:

@@ -8,8 +8,19 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.context import OpenAIContext
-from openai_api.errors import ModelNotFound
+from openai_api.openai_context import OpenAIContext
+from runtime.errors import HeadraceError
+
+
+class ModelNotFound(HeadraceError):
+    """A model's card was asked for that this server does not serve."""
+
+    status_code = 404
+    code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        """Name the missing `model`, shortened: it came from outside."""
+        super().__init__(f"The model {model[:128]!r} does not exist.", param="model")
 
 
 async def list_models(request: Request, context: OpenAIContext) -> Response:  # noqa: ARG001
@@ -20,13 +31,13 @@ async def list_models(request: Request, context: OpenAIContext) -> Response:  # 
 async def retrieve_model(request: Request, context: OpenAIContext) -> Response:
     """The card of the model that is served; any other name is 404."""
     model_id = str(request.path_params["model_id"])
-    if model_id != context.served_model_name():
+    if model_id != context.service.served_model_name:
         raise ModelNotFound(model_id)
     return _json(_card(context))
 
 
 def _card(context: OpenAIContext) -> dict[str, Any]:
-    name = context.served_model_name()
+    name = context.service.served_model_name
     return {
         "id": name,
         "object": "model",
@@ -35,7 +46,7 @@ def _card(context: OpenAIContext) -> dict[str, Any]:
         "owned_by": "sglang",
         "root": name,
         "parent": None,
-        "max_model_len": context.client.limits.context_len,
+        "max_model_len": context.service.client.limits.context_len,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openai_api.reasoning_parsers.parser import ReasoningParser
+from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser
 from runtime.config.registry import Registry
 
 REASONING_PARSERS: Registry[type[ReasoningParser]] = Registry(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openai_api.reasoning_parsers.parser import SplitText
+from openai_api.reasoning_parsers.reasoning_parser import SplitText
 from openai_api.tag_scan import UntilTag
 
 OPEN_TAG = "<think>"

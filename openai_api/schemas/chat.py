@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from openai_api.schemas.common import GenerationFields, fields_of_type, refuse_unsupported
+from openai_api.schemas.common import GenerationFields, refuse_unsupported
+from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
 from runtime.grammar.schema_check import check_well_formed
 

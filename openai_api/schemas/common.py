@@ -9,8 +9,8 @@ import msgspec
 
 from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
-from runtime.extras.hidden_states.front import LAST, HiddenSwitch, check_offered
-from runtime.requests.extras import ExtraSpec
+from runtime.extras.hidden_states.front import LAST, NAME, HiddenSwitch, check_offered
+from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.sampling_params import INT64_MAX
 
 
@@ -86,11 +86,6 @@ MAX_RID_CHARS = 256
 MAX_SALT_CHARS = 256
 
 
-def fields_of_type(body: type[msgspec.Struct], kind: object) -> tuple[str, ...]:
-    """Names of the fields of `body` that are declared as `kind`, in order."""
-    return tuple(field.name for field in msgspec.structs.fields(body) if field.type == kind)
-
-
 def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:
     """Refuse fields that ask for something this server does not do; empty values ask for nothing.
 
@@ -102,7 +97,7 @@ def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:
             raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
 
 
-def hidden_extras(request: GenerationFields, offered: bool) -> list[ExtraSpec]:
+def hidden_extras(request: GenerationFields, offered: frozenset[str]) -> list[ExtraSpec]:
     """The hidden states that an answer brings: here it is one row, that of the last token.
 
     Raises:
@@ -110,7 +105,7 @@ def hidden_extras(request: GenerationFields, offered: bool) -> list[ExtraSpec]:
     """
     if not request.return_hidden_states:
         return []
-    check_offered(offered)
+    check_offered(NAME in offered)
     return [LAST]
 
 

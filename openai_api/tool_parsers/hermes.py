@@ -13,7 +13,7 @@ import msgspec
 import orjson
 
 from openai_api.tag_scan import UntilTag
-from openai_api.tool_parsers.parser import ParsedCall
+from openai_api.tool_parsers.tool_parser import ParsedCall
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import msgspec
 import orjson
 
-from openai_api.tool_parsers.parser import ParsedCall
+from openai_api.tool_parsers.tool_parser import ParsedCall
 
 
 class _Call(msgspec.Struct):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openai_api.tool_parsers.parser import ToolParser
+from openai_api.tool_parsers.tool_parser import ToolParser
 from runtime.config.registry import Registry
 
 TOOL_PARSERS: Registry[type[ToolParser]] = Registry(

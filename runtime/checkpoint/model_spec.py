@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from runtime.checkpoint.pooling import Pooling
+from runtime.checkpoint.pooling_config import Pooling
 
 # What comes out of a model: logits of the next token, a vector for a text, a score for each class.
 Gives = Literal["tokens", "vectors", "scores"]

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from runtime.client.admission import EngineLimits
-from runtime.client.extras import front_extra
-from runtime.client.generation import GenerationInput
+from runtime.client.front_extras import front_extra
+from runtime.client.generation_stream import GenerationInput
 from runtime.errors import InvalidRequest
 
 # Numbers of four bytes, 128 MiB: 65,536 tokens with 20 log-probabilities each are 2.6 million.
@@ -38,10 +38,12 @@ def check_answer_size(inputs: Sequence[GenerationInput], limits: EngineLimits) -
             f"The prompts of a request, each counted for each of its n samples, may have at most "
             f"{MAX_PROMPT_TOKENS} tokens together, got {num_prompt}: send several requests."
         )
+    weighing = [item for item in inputs if item.spec.extras or item.spec.input_embeds]
+    if not weighing:
+        return
     numbers: Counter[str] = Counter()
-    for item in inputs:
-        if item.spec.extras or item.spec.input_embeds:
-            _count(numbers, item, limits)
+    for item in weighing:
+        _count(numbers, item, limits)
     total = numbers.total()
     if total <= MAX_NUMBERS:
         return

@@ -16,11 +16,11 @@ import msgspec
 
 from runtime.client.admission import EngineLimits, admit
 from runtime.client.answer_size import check_answer_size
-from runtime.client.control import ControlCalls
-from runtime.client.extras import check_extras, check_kind
+from runtime.client.control_calls import ControlCalls
+from runtime.client.front_extras import check_extras, check_kind
 from runtime.client.gate import RequestGate
-from runtime.client.generation import GenerationInput, GenerationStream, StreamState
-from runtime.client.grammars import GrammarCompiler
+from runtime.client.generation_stream import GenerationInput, GenerationStream, StreamState
+from runtime.client.grammar_client import GrammarCompiler
 from runtime.client.loaded import LoadedWeights
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.router import Router
@@ -45,7 +45,7 @@ from runtime.ipc.messages import (
     TextDelta,
     TextDeltas,
 )
-from runtime.requests.extras import add_block
+from runtime.requests.extra_spec import add_block
 from runtime.requests.sampling_params import GrammarSpec
 
 
@@ -362,6 +362,8 @@ class EngineClient:
                 add_block(stream.extras, block)
         if delta.cached_tokens >= 0:
             stream.cached_tokens = delta.cached_tokens
+        if delta.times is not None:
+            stream.times = delta.times
         stream.finish_reason = delta.reason
         stream.num_retractions = delta.num_retractions
         stream.wake.set()

@@ -1,4 +1,4 @@
-"""What a field of a body would have taken, or its name: for errors that only say what is wrong."""
+"""What the fields of a body are: which have a type, what one takes, which has a name like this."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from msgspec import inspect
 _INVALID_CHOICE = "Invalid enum value "
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.{1,64})`", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
+
+
+def fields_of_type(body: type[msgspec.Struct], kind: object) -> tuple[str, ...]:
+    """Names of the fields of `body` that are declared as `kind`, in order."""
+    return tuple(field.name for field in msgspec.structs.fields(body) if field.type == kind)
 
 
 def explain(error: msgspec.ValidationError, expected: Any) -> str:

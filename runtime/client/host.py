@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from runtime.client.background import Background
 from runtime.client.client import EngineClient
-from runtime.client.grammars import GrammarCompiler
+from runtime.client.grammar_client import GrammarCompiler
 from runtime.client.replica import Replica, stop_child
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config.options import DetokenizerConfig, GrammarConfig, WorkerConfig

@@ -13,7 +13,7 @@ from typing import Literal
 
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
-from runtime.client.generation import GenerationChunk, GenerationInput, GenerationStream
+from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
 from runtime.requests.sampling_params import SamplingParams
 
@@ -22,10 +22,12 @@ Outcome = Literal["stop", "length", "abort", "error", "disconnect"]
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request, from its admission to its last chunk; times are `time.perf_counter()`.
+    """One request, from its arrival to its last chunk; times are `time.monotonic()`.
 
     Attributes:
         input_ids, sampling: as they were asked for; no ids where embeddings were sent.
+        admitted_at: when it left the queue; `None` when it never did.
+        first_token_at: when it was read here, or, without a stream, when there was one.
         outcome: how it ended; `disconnect` when nobody read it to the end.
         token_gaps: (seconds, tokens) for each chunk after the first.
         text: pieces of the output, where the client keeps them.
@@ -39,6 +41,7 @@ class RequestRecord:
     sampling: SamplingParams
     cached_tokens: int = 0
     completion_tokens: int = 0
+    admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float = 0.0
     ended_at: float = 0.0
@@ -48,24 +51,40 @@ class RequestRecord:
 
     @property
     def e2e_s(self) -> float:
-        """Seconds from admission to the end."""
+        """Seconds from arrival to the end."""
         return self.ended_at - self.started_at
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds from admission to the first token; `None` when there was none."""
+        """Seconds from arrival to the first token; `None` when there was none."""
         return None if self.first_token_at is None else self.first_token_at - self.started_at
+
+    def stages(self) -> dict[str, float]:
+        """Seconds of each stage that the request has left behind, by the reference's names."""
+        seconds = {}
+        if self.admitted_at is not None:
+            seconds["prefill_waiting"] = self.admitted_at - self.started_at
+            if self.first_token_at is not None:
+                seconds["prefill_forward"] = self.first_token_at - self.admitted_at
+                seconds["decode_loop"] = self.last_token_at - self.first_token_at
+        return seconds
 
     def add(self, chunk: GenerationChunk) -> None:
         """Count a chunk's tokens and note when they came."""
-        now = time.perf_counter()
+        now = time.monotonic()
         num_tokens = len(chunk.token_ids)
         self.prompt_tokens = chunk.prompt_tokens
         self.cached_tokens = chunk.cached_tokens
+        times = chunk.times
+        if times is not None:
+            self.admitted_at = times.admitted_at or None
         if not num_tokens:
             return
         if self.first_token_at is None:
             self.first_token_at = now
+            if times is not None and not self.is_streaming:
+                # This is the only chunk; there was a token long before.
+                self.first_token_at = times.first_token_at
         else:
             self.token_gaps.append((now - self.last_token_at, num_tokens))
         self.completion_tokens += num_tokens
@@ -111,7 +130,7 @@ class _RecordedStream(GenerationStream):
             return
         self._reported = True
         self._record.outcome = outcome
-        self._record.ended_at = time.perf_counter()
+        self._record.ended_at = time.monotonic()
         for sink in self._sinks:
             sink(self._record)
 
@@ -147,7 +166,7 @@ class RecordingClient(EngineClient):
             rid=item.spec.rid,
             is_streaming=item.spec.stream,
             prompt_tokens=len(item.input_ids),
-            started_at=time.perf_counter(),
+            started_at=stream.arrival,
             # Beside embeddings they mean nothing.
             input_ids=[] if item.spec.input_embeds else item.input_ids,
             sampling=item.spec.sampling,

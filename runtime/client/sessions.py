@@ -19,7 +19,7 @@ import msgspec
 from runtime.errors import InvalidRequest, Overloaded
 
 if TYPE_CHECKING:
-    from runtime.client.generation import GenerationInput, GenerationStream
+    from runtime.client.generation_stream import GenerationInput, GenerationStream
 
 MAX_SESSIONS = 1024
 MAX_SESSION_TOKENS = 4 << 20

@@ -57,25 +57,28 @@ def check_num_chars(num_chars: int, *, most: int = MAX_TEXT_CHARS) -> None:
 
 async def encode_prompts(
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    prompts: Sequence[str | list[int]],
     limits: EngineLimits,
     *,
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
-    """Token ids of the prompts of one request.
+    """Token ids of the prompts of one request; those that are ids already stay as they are.
 
     Raises:
         InvalidRequest: the texts are too long together, or one holds half a surrogate pair.
         TooLong: a prompt is longer than the context or the KV pool.
         Overloaded: too many other requests wait for the same.
     """
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     check_texts(texts, limits)
-    return await encode_texts(
+    encoded = await encode_texts(
         tokenizer,
         texts,
         add_special_tokens=add_special_tokens,
         check_length=lambda num_tokens: check_prompt_length(num_tokens, limits),
     )
+    ids = iter(encoded)
+    return [next(ids) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 async def encode_texts(

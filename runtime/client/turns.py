@@ -7,14 +7,10 @@ sockets.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Iterator
+from typing import Self
 from weakref import WeakKeyDictionary
-
-T = TypeVar("T")
 
 # How long a slice goes on before it ends, seconds: a tenth of what a probe may wait.
 SLICE_S = 0.002
@@ -24,28 +20,46 @@ SLICE_BYTES = 256 * 1024
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
-@contextlib.asynccontextmanager
-async def loop_turn() -> AsyncGenerator[float, None]:
-    """Wait for the turn of this slice; gives the time (`time.monotonic`) at which it has to end."""
-    loop = asyncio.get_running_loop()
-    lock = _locks.get(loop)
-    if lock is None:
-        lock = _locks[loop] = asyncio.Lock()
-    await lock.acquire()
-    try:
-        yield time.monotonic() + SLICE_S
-    finally:
-        # Not now: whoever waits goes on after the loop has looked at its sockets.
-        loop.call_soon(lock.release)
+class Slices:
+    """A context for long work; `step` is awaited between its small parts.
 
+    While a slice goes on no other begins. Short work passes through as if this were not there.
+    """
 
-async def each_in_turns(items: Iterable[T], work: Callable[[T], object]) -> None:
-    """Call `work` with each of `items`, as often a slice as its time allows."""
-    waiting = deque(items)
-    while waiting:
-        async with loop_turn() as end:
-            while waiting and time.monotonic() < end:
-                work(waiting.popleft())
+    def __init__(self, *, is_long: bool = True) -> None:
+        """Begin with the context."""
+        self._is_long = is_long
+        self._lock: asyncio.Lock | None = None
+        self._end = 0.0
+
+    async def __aenter__(self) -> Self:
+        if self._is_long:
+            await self._begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    async def step(self) -> None:
+        """End the slice if its time is over, and wait for the turn of the next."""
+        if self._is_long and time.monotonic() >= self._end:
+            self._release()
+            await self._begin()
+
+    async def _begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        lock = _locks.get(loop)
+        if lock is None:
+            lock = _locks[loop] = asyncio.Lock()
+        await lock.acquire()
+        self._lock = lock
+        self._end = time.monotonic() + SLICE_S
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            # Not now: whoever waits goes on after the loop has looked at its sockets.
+            asyncio.get_running_loop().call_soon(self._lock.release)
+            self._lock = None
 
 
 async def in_turns(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
@@ -58,7 +72,8 @@ async def in_turns(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
     while not is_over:
         made: list[bytes] = []
         num_bytes = 0
-        async with loop_turn() as end:
+        async with Slices():
+            end = time.monotonic() + SLICE_S
             while num_bytes < SLICE_BYTES and time.monotonic() < end:
                 piece = next(pieces, None)
                 if piece is None:

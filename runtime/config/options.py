@@ -1,7 +1,7 @@
 """Configuration: frozen dataclasses in sections, made once, never written after.
 
-The command line is generated from these fields (`server.args`): the field's name is the option's
-name, `option(...)` holds its help text and choices.
+The command line is generated from these fields (`runtime.launch.command_line`): the field's name
+is the option's name, `option(...)` holds its help text and choices.
 """
 
 from __future__ import annotations
@@ -75,6 +75,16 @@ class HttpArgs:
     api_key: str | None = option(None, "Key that clients must send as a bearer token.")
     admin_api_key: str | None = option(
         None, "Key for the routes that change the server; without it the API key opens them too."
+    )
+    ssl_certfile: str | None = option(
+        None, "Certificate, with those of its chain, for HTTPS; read again when it changes."
+    )
+    ssl_keyfile: str | None = option(
+        None, "Private key of the certificate; in --ssl-certfile when absent."
+    )
+    ssl_keyfile_password: str | None = option(None, "Password of the private key.")
+    ssl_ca_certs: str | None = option(
+        None, "Authorities that complete the certificate's chain; clients need no certificate."
     )
     chat_template: str | None = option(None, "Chat template: a file, or the text itself.")
     reasoning_parser: str | None = option(
@@ -199,7 +209,15 @@ class LoggingArgs:
     )
     torch_profiler_dir: str = option("/tmp", "Folder of profiles that name none.")
     enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
-    decode_log_interval: int = option(40, "Decode steps between two throughput lines.")
+    metrics_aliases: list[str] = option(
+        [],
+        "Show load and KV usage under the names that other routers read, too: vllm (llm-d, "
+        "production-stack), aibrix.",
+        choices=("vllm", "aibrix"),
+    )
+    decode_log_interval: int = option(
+        40, "Decode steps between two throughput lines, which are 5 seconds of work apart at least."
+    )
     watchdog_timeout: float = option(
         300.0, "Seconds without a turn of a child's loop, requests waiting, before it is replaced."
     )
@@ -207,7 +225,7 @@ class LoggingArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """Everything the server was asked for; `server.resolve` leaves no `auto` it can decide."""
+    """Everything the server was asked for; `resolve` leaves no `auto` that it can decide."""
 
     model: ModelArgs = field(default_factory=ModelArgs)
     http: HttpArgs = field(default_factory=HttpArgs)

@@ -53,6 +53,7 @@ class Executor:
 
     Attributes:
         allocate_kv: makes the pool's tensors again after they were released.
+        load_seconds: what reading the weights took; known to who read them.
     """
 
     runner: StepRunner
@@ -62,6 +63,7 @@ class Executor:
     attention_backend: str
     weight_bytes: int
     allocate_kv: Callable[[], list[KVCache]]
+    load_seconds: float = 0.0
 
 
 def build_executor(

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.sampling_params import SamplingParams
 
 Int64Array = NDArray[np.int64]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.grammar.backend import num_words
+from runtime.grammar.grammar_backend import num_words
 
 MAX_BLANKS = 32
 _BLANKS = b" \t\r\n"

@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from runtime.config.options import GrammarConfig
-from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend, GrammarError
+from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarBackend, GrammarError
 from runtime.grammar.probe import probe
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import CompileGrammar, GrammarReply

@@ -9,9 +9,9 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from runtime.grammar.backend import BitmaskRows, GrammarError
 from runtime.grammar.blanks import MAX_BLANKS
 from runtime.grammar.cache import content_of, with_size
+from runtime.grammar.grammar_backend import BitmaskRows, GrammarError
 from runtime.grammar.llguidance_tags import tag_to_grammar
 from runtime.requests.sampling_params import GrammarSpec
 from runtime.text.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ def _limits() -> LLParserLimits:
 
 
 class LLGuidanceMatcher:
-    """See `runtime.grammar.backend.Matcher`."""
+    """See `runtime.grammar.grammar_backend.Matcher`."""
 
     def __init__(self, inner: LLMatcher, eos_token_ids: frozenset[int]) -> None:
         """Wrap the library's object."""
@@ -52,7 +52,7 @@ class LLGuidanceMatcher:
 
 
 class LLGuidanceBackend:
-    """See `runtime.grammar.backend.GrammarBackend`."""
+    """See `runtime.grammar.grammar_backend.GrammarBackend`."""
 
     def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
         """Read the tokenizer's vocabulary."""

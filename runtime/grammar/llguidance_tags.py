@@ -13,7 +13,7 @@ import orjson
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from runtime.grammar.backend import GrammarError
+from runtime.grammar.grammar_backend import GrammarError
 
 _SLASH = re.compile(r"(\\.)|(/)|(\n)", re.DOTALL)
 

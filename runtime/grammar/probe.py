@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.grammar.backend import GrammarBackend, GrammarError, num_words
+from runtime.grammar.grammar_backend import GrammarBackend, GrammarError, num_words
 
 _NUM_TOKENS = 192
 _STEP_LIMIT_S = 0.005

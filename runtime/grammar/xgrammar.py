@@ -13,9 +13,9 @@ import orjson
 import torch
 import xgrammar
 
-from runtime.grammar.backend import BitmaskRows, GrammarError
 from runtime.grammar.blanks import BlankTokens
 from runtime.grammar.cache import content_of, with_size
+from runtime.grammar.grammar_backend import BitmaskRows, GrammarError
 from runtime.grammar.xgrammar_schema import lengths_as_patterns
 from runtime.requests.sampling_params import GrammarSpec
 from runtime.text.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ _COMPILE_AGAIN_S = 0.25
 
 
 class XGrammarMatcher:
-    """See `runtime.grammar.backend.Matcher`.
+    """See `runtime.grammar.grammar_backend.Matcher`.
 
     Attributes:
         blanks: that the output ends with, where their number is bounded.
@@ -75,7 +75,7 @@ class _Loaded(NamedTuple):
 
 
 class XGrammarBackend:
-    """See `runtime.grammar.backend.GrammarBackend`."""
+    """See `runtime.grammar.grammar_backend.GrammarBackend`."""
 
     def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
         """Read the tokenizer's vocabulary."""

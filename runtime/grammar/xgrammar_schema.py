@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.grammar.backend import GrammarError
+from runtime.grammar.grammar_backend import GrammarError
 from runtime.grammar.schema_check import LISTS, MAPS, SINGLE
 
 # Longer strings cost seconds to compile, whatever the vocabulary.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from runtime.ipc.standard_error import queue_standard_error
+
 _FORMAT = "%(asctime)s %(levelname)-7s [%(process_name)s] %(message)s"
 
 
@@ -23,7 +25,12 @@ class _OneLineFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, process_name: str) -> None:
-    """Send this process's logs to standard error, each line naming `process_name`."""
+    """Send this process's logs to standard error, each line naming `process_name`.
+
+    Whoever logs, warns or writes to `sys.stderr` never waits for it to be read.
+    """
+    queue_standard_error(process_name)
+    logging.captureWarnings(True)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLineFormatter(process_name))
     root = logging.getLogger()

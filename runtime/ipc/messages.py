@@ -16,7 +16,7 @@ from runtime.ipc.weight_messages import (
     PauseGeneration,
     WeightCall,
 )
-from runtime.requests.extras import ExtraBlock
+from runtime.requests.extra_spec import ExtraBlock
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec
 
@@ -201,7 +201,11 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the detokenizer must know before a request's first token."""
+    """What the detokenizer must know before a request's first token.
+
+    Attributes:
+        admitted_at: `time.monotonic()` when it left the queue; 0 where it never did.
+    """
 
     request_id: int
     stream: bool
@@ -212,6 +216,7 @@ class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stream_interval: int
     prompt_tail: bytes
     stop_regex: list[str] = []
+    admitted_at: float = 0.0
 
 
 class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -254,6 +259,13 @@ DetokenizerInbound = TokenDeltas | ResetStreams
 # ---- scheduler, detokenizer and grammar compiler -> front ---------------------------------------
 
 
+class BeginTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """When a request got its turn and its first token, both `time.monotonic()`; 0 for never."""
+
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+
+
 class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New text of one request.
 
@@ -264,6 +276,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
         cached_tokens: set on the first delta, else -1.
         num_retractions: set on the last delta: times the request was put back and recomputed.
         extras: in order; after a stop string some may lie behind the last of `token_ids`.
+        times: set on the first delta.
     """
 
     request_id: int
@@ -273,6 +286,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cached_tokens: int = -1
     num_retractions: int = 0
     extras: list[ExtraBlock] | None = None
+    times: BeginTimes | None = None
 
 
 class TextDeltas(_Message, frozen=True):

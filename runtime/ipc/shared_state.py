@@ -19,6 +19,7 @@ FIELDS = (
     "has_work",
     "num_running_reqs",
     "num_queue_reqs",
+    "num_retracted_reqs",
     "num_used_tokens",
     "num_cached_tokens",
     "max_total_num_tokens",
@@ -30,6 +31,7 @@ FIELDS = (
     "num_steps_total",
     "evicted_tokens_total",
     "decode_sum_seq_lens",
+    "engine_load_weights_time",
     "rejected_by_scheduler",
     "rejected_by_detokenizer",
 )

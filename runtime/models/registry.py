@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from runtime.checkpoint.config_keys import read_architecture, read_config
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import ModelSpec
-from runtime.checkpoint.pooling import read_pooling
+from runtime.checkpoint.pooling_config import read_pooling
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
 

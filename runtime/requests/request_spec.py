@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.sampling_params import SamplingParams
 
 

@@ -16,14 +16,14 @@ import numpy as np
 
 from runtime.config.options import GRAMMAR_CACHE_BYTES
 from runtime.executor.step_plan import Int32Array, Int64Array, TokenMasks
-from runtime.grammar.backend import (
+from runtime.grammar.cache import ByteCache, loaded_size
+from runtime.grammar.grammar_backend import (
     BackendFactory,
     GrammarBackend,
     GrammarError,
     Matcher,
     num_words,
 )
-from runtime.grammar.cache import ByteCache, loaded_size
 from runtime.ipc.messages import FinishReason
 from runtime.scheduler.request import GrammarState, Request
 from runtime.scheduler.table import RequestTable

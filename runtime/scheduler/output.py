@@ -6,7 +6,7 @@ import numpy as np
 
 from runtime.executor.step_plan import BoolArray, Int32Array, Int64Array, Reported, StepResult
 from runtime.ipc.messages import FinishReason, StreamEnd, StreamStart, TokenDeltas
-from runtime.requests.extras import ExtraBlock
+from runtime.requests.extra_spec import ExtraBlock
 from runtime.scheduler.grammars import Grammars, Jump
 from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.request import Request

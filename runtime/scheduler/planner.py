@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -326,6 +327,7 @@ class Planner:
         request.num_computed = matched
         if request.cached_tokens < 0:
             request.cached_tokens = matched
+            request.admitted_at = time.monotonic()
             self.num_cached_tokens += matched
         self._waiting.remove(request)
         row = self._table.join(request)

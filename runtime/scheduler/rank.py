@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from runtime.ipc.array_codec import decode_array
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import Phase, WorkerCommand
 from runtime.ipc.process import DEVICE_LOST_CODE
+from runtime.ipc.standard_error import leave_at_once
 from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
 from runtime.ipc.weight_messages import RankCall, WeightOp
 from runtime.scheduler.commands import CommandedRunner
@@ -73,11 +73,11 @@ def main(payload: bytes) -> None:
             time.sleep(DEATH_NOTICE_S)
         logger.error("A step failed", exc_info=lost.__cause__)
         logger.critical("The device of rank %d has failed: %s", config.rank, lost)
-        os._exit(DEVICE_LOST_CODE)
+        leave_at_once(DEVICE_LOST_CODE)
     except Exception:
         time.sleep(DEATH_NOTICE_S)
         logger.exception("A step failed on rank %d", config.rank)
-        os._exit(1)
+        leave_at_once(1)
 
 
 def _follow(
@@ -112,4 +112,4 @@ def _keep_silent(phase: Phase, fraction: float = 0.0, detail: str = "") -> None:
 def _leave(config: RankConfig, message: str) -> NoReturn:
     failure_file(config.worker, config.rank).write_text(" ".join(message.split()), encoding="utf-8")
     # No clean-up: it would wait for ranks that may be gone.
-    os._exit(1)
+    leave_at_once(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from runtime.executor.step_plan import MaskSource, StepPlan
 from runtime.ipc.array_codec import encode_array
 from runtime.ipc.messages import ControlReply, WorkerCommand
 from runtime.ipc.process import Child, describe_exit
+from runtime.ipc.standard_error import leave_at_once
 from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
 from runtime.ipc.weight_messages import RankCall, RankReply, WeightOp
 from runtime.scheduler.scheduler import Pending, Runner
@@ -136,7 +136,7 @@ class Ranks:
         self.wait_for_a_death()
         with self._ending:
             logger.error("%s The worker ends.", why, exc_info=error)
-            os._exit(1)
+            leave_at_once(1)
 
     def _exited(self, child: Child, code: int) -> None:
         # Held to the end: a second death adds nothing.
@@ -149,7 +149,7 @@ class Ranks:
                 self._start_failed(why)
             else:
                 logger.error("%s The worker ends with it.", why)
-            os._exit(1)
+            leave_at_once(1)
 
 
 class LeadingRunner:

@@ -10,7 +10,7 @@ import numpy as np
 
 from runtime.cache.manager import PageHold
 from runtime.cache.radix_tree import Tokens
-from runtime.grammar.backend import Matcher
+from runtime.grammar.grammar_backend import Matcher
 from runtime.ipc.messages import FinishReason, GenerateRequest, StreamStart
 from runtime.requests.sampling_params import SamplingParams
 
@@ -81,6 +81,7 @@ class Request:
             `RequestTable.tokens` is the truth.
         row: its row in the running batch, -1 while it waits.
         num_computed: tokens whose keys and values are written or in flight.
+        admitted_at: `time.monotonic()` of its first admission, 0 before it.
         cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before it.
         started: whether the detokenizer has been told of it.
         extras: what it wants beside tokens.
@@ -91,6 +92,7 @@ class Request:
     """
 
     __slots__ = (
+        "admitted_at",
         "arrival",
         "cached_tokens",
         "embeds",
@@ -129,6 +131,7 @@ class Request:
         self.hold = PageHold()
         self.row = -1
         self.num_computed = 0
+        self.admitted_at = 0.0
         self.cached_tokens = -1
         self.num_retractions = 0
         self.started = False
@@ -173,6 +176,7 @@ class Request:
             stream_interval=sampling.stream_interval or stream_interval,
             prompt_tail=b"" if self.embeds else self._prompt_tail(),
             stop_regex=sampling.stop_regex,
+            admitted_at=self.admitted_at,
         )
 
     def _prompt_tail(self) -> bytes:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from runtime.cache.manager import CacheManager
 from runtime.executor.step_plan import MaskSource, StepPlan, StepResult
-from runtime.grammar.backend import GrammarError
+from runtime.grammar.grammar_backend import GrammarError
 from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
@@ -477,6 +477,7 @@ class Scheduler:
             table=self._table,
             cache=self._cache,
             num_waiting=len(self._waiting) + self._grammars.num_waiting,
+            num_retracted=self._waiting.num_retracted,
             num_generated=self._output.num_generated,
             num_retractions=self._planner.num_retractions,
             num_prefix_hits=self._planner.num_cached_tokens,

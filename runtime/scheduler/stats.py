@@ -13,7 +13,10 @@ from runtime.scheduler.table import RequestTable
 
 logger = logging.getLogger(__name__)
 
+# What `gen_throughput` is the mean of.
 THROUGHPUT_WINDOW_S = 1.0
+# Time with work between two lines of the log, at least.
+LOG_INTERVAL_S = 5.0
 
 
 class SchedulerStats:
@@ -21,7 +24,7 @@ class SchedulerStats:
 
     Attributes:
         num_prompt_tokens: of all requests taken in.
-        log_interval: decode steps between two lines of the log.
+        log_interval: decode steps between two lines of the log, at least.
     """
 
     def __init__(self, shared: SharedState, log_interval: int) -> None:
@@ -31,9 +34,13 @@ class SchedulerStats:
         self.num_prompt_tokens = 0
         self._num_steps = 0
         self._num_decode_steps = 0
-        self._window_start = 0.0
+        self._window_start: float | None = None
         self._window_tokens = 0
+        self._window_has_work = False
         self._throughput = 0.0
+        # Since the last line of the log; windows without work are left out.
+        self._logged_s = 0.0
+        self._logged_tokens = 0
 
     def count_step(self, plan: StepPlan) -> None:
         """Note a launched step."""
@@ -49,7 +56,7 @@ class SchedulerStats:
                 plan.num_decodes,
             )
 
-    def publish(
+    def publish(  # noqa: PLR0913  # what it publishes
         self,
         *,
         now: float,
@@ -57,17 +64,19 @@ class SchedulerStats:
         table: RequestTable,
         cache: CacheManager,
         num_waiting: int,
+        num_retracted: int,
         num_generated: int,
         num_retractions: int,
         num_prefix_hits: int,
     ) -> None:
-        """Write everything to shared memory."""
-        self._update_throughput(now, num_generated, has_work)
+        """Write everything to shared memory; to be called now and then without work, too."""
+        self._measure(now, num_generated, has_work)
         shared = self._shared
         page_size = cache.page_size
         shared["has_work"] = float(has_work)
         shared["num_running_reqs"] = table.num_running
         shared["num_queue_reqs"] = num_waiting
+        shared["num_retracted_reqs"] = num_retracted
         shared["num_used_tokens"] = cache.num_held_pages * page_size
         shared["num_cached_tokens"] = cache.tree.num_pages * page_size
         shared["max_total_num_tokens"] = cache.pool.num_pages * page_size
@@ -83,22 +92,28 @@ class SchedulerStats:
             if table.order
             else 0
         )
-        if has_work and self._num_decode_steps >= self.log_interval:
-            self._num_decode_steps = 0
+        if self._num_decode_steps >= self.log_interval and self._logged_s >= LOG_INTERVAL_S:
             logger.info(
                 "Decode: %d running, %d waiting, %.2f of the KV pool used, %.1f tokens/s",
                 table.num_running,
                 num_waiting,
                 cache.num_held_pages / cache.pool.num_pages,
-                self._throughput,
+                self._logged_tokens / self._logged_s,
             )
+            self._num_decode_steps = self._logged_tokens = 0
+            self._logged_s = 0.0
 
-    def _update_throughput(self, now: float, num_generated: int, has_work: bool) -> None:
-        elapsed = now - self._window_start
-        if not has_work:
-            self._throughput = 0.0
-        elif elapsed >= THROUGHPUT_WINDOW_S:
-            self._throughput = (num_generated - self._window_tokens) / elapsed
-        else:
+    def _measure(self, now: float, num_generated: int, has_work: bool) -> None:
+        """Close the window if it is over: an instant without work does not end it early."""
+        self._window_has_work |= has_work
+        start = self._window_start
+        if start is not None and now - start < THROUGHPUT_WINDOW_S:
             return
+        if start is not None:
+            tokens = num_generated - self._window_tokens
+            self._throughput = tokens / (now - start)
+            if tokens or self._window_has_work:
+                self._logged_s += now - start
+                self._logged_tokens += tokens
         self._window_start, self._window_tokens = now, num_generated
+        self._window_has_work = has_work

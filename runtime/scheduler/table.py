@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from runtime.cache.radix_tree import Tokens
 from runtime.executor.step_plan import Int64Array
-from runtime.grammar.backend import Matcher
+from runtime.grammar.grammar_backend import Matcher
 from runtime.scheduler.request import Request
 
 # More tokens than any row has.

@@ -65,6 +65,11 @@ class WaitingQueue:
         yield from self._retracted
         yield from self._new
 
+    @property
+    def num_retracted(self) -> int:
+        """Requests that ran already and wait to be computed again."""
+        return len(self._retracted)
+
     def push(self, request: Request) -> None:
         """Add a new request."""
         self._new.append(request)

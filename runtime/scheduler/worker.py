@@ -26,7 +26,7 @@ from runtime.executor.kernel_choices import choose_attention
 from runtime.executor.memory import GIB
 from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
 from runtime.executor.profiler import Profiler
-from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarBackend
+from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarBackend
 from runtime.ipc.messages import (
     ControlReply,
     FrontInbound,
@@ -76,6 +76,7 @@ def build_worker(
     """
     grammars = _grammars(config)
     executor = build_rank(config, 0, report)
+    shared["engine_load_weights_time"] = executor.load_seconds
     commanded = command(executor, config, 0)
     runner: Runner = commanded
     obey: Callable[[WorkerCommand], ControlReply] = commanded.obey
@@ -163,16 +164,12 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
         )
     if linear is not None:
         require_invariance(model, linear, backend)
-    logger.info(
-        "Weights: %.2f GiB on %s in %.2f s",
-        parameter_bytes(model) / GIB,
-        device,
-        time.perf_counter() - started,
-    )
+    took_s = time.perf_counter() - started
+    logger.info("Weights: %.2f GiB on %s in %.2f s", parameter_bytes(model) / GIB, device, took_s)
     if isinstance(model, TextEncoder):
-        return build_encoder(config, model, group, report)
+        return replace(build_encoder(config, model, group, report), load_seconds=took_s)
     assert isinstance(model, CausalLM), "a family gives tokens or vectors"
-    return build_executor(config, model, group, backend, report)
+    return replace(build_executor(config, model, group, backend, report), load_seconds=took_s)
 
 
 def _build_context(

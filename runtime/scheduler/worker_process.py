@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +17,7 @@ from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import Phase, Progress, SchedulerInbound, StartupFailed
 from runtime.ipc.process import DEVICE_LOST_CODE
 from runtime.ipc.shared_state import SHARED_STATE_FILE, SharedState
+from runtime.ipc.standard_error import leave_at_once
 from runtime.ipc.transport import (
     Inbox,
     Outbox,
@@ -91,14 +91,14 @@ def main(payload: bytes) -> None:
         logger.error("A step failed", exc_info=lost.__cause__)
         logger.critical("The device has failed, so the worker ends: %s", lost)
         # No clean-up: it would wait for the device.
-        os._exit(DEVICE_LOST_CODE)
+        leave_at_once(DEVICE_LOST_CODE)
 
 
 def _fail(context: zmq.Context[zmq.Socket[bytes]], front: Outbox, message: str) -> NoReturn:
     front.send(StartupFailed(" ".join(message.split())))
     context.destroy(linger=1000)
     # No clean-up of libraries: it would wait for ranks that may be gone.
-    os._exit(1)
+    leave_at_once(1)
 
 
 def _tell_start_failed(run_folder: Path, message: str) -> None:

@@ -1,1 +1,1 @@
-"""What the APIs and the engine mean by their calls; no HTTP, front-safe."""
+"""What both APIs and the offline engine mean by what they ask; no HTTP, no torch."""

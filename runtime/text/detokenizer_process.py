@@ -15,6 +15,7 @@ import zmq
 
 from runtime.config.options import DetokenizerConfig
 from runtime.errors import StartupError
+from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import DetokenizerInbound, DetokenizerReady, ResetStreams, StartupFailed
 from runtime.ipc.shared_state import SHARED_STATE_FILE, SharedState
 from runtime.ipc.transport import (
@@ -78,9 +79,7 @@ def main(payload: bytes) -> None:
         payload: a `DetokenizerConfig` in msgpack.
     """
     config = msgspec.msgpack.decode(payload, type=DetokenizerConfig)
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s detokenizer %(levelname)s %(message)s"
-    )
+    configure_logging(config.log_level, "detokenizer")
     run_folder = Path(config.run_folder)
     context = zmq.Context()
     front = Outbox(context, front_address(run_folder))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import msgspec
 
-from runtime.ipc.messages import FinishReason, StreamStart, TextDelta
-from runtime.requests.extras import ExtraBlock, add_block
+from runtime.ipc.messages import BeginTimes, FinishReason, StreamStart, TextDelta
+from runtime.requests.extra_spec import ExtraBlock, add_block
 from runtime.text.decoders import TextDecoder
 from runtime.text.stop_patterns import StopSearch, stop_search
 
@@ -26,11 +27,13 @@ class Stream:
     """Turns one request's tokens into deltas, in order, each character once."""
 
     __slots__ = (
+        "_admitted_at",
         "_cached_tokens",
         "_data",
         "_decoder",
         "_due",
         "_extras",
+        "_first_token_at",
         "_interval",
         "_keep_stop",
         "_matcher",
@@ -46,6 +49,8 @@ class Stream:
         """Begin a stream; `cached_tokens` goes out with its first delta."""
         self._request_id = start.request_id
         self._cached_tokens = cached_tokens
+        self._admitted_at = start.admitted_at
+        self._first_token_at = 0.0
         self._decoder = decoder
         self._keep_stop = start.no_stop_trim
         self._matcher = stop_search(start)
@@ -80,6 +85,9 @@ class Stream:
             A delta when one is due. One with a reason is the last: the given reason, or a stop
             string that was found.
         """
+        if token_ids and not self._first_token_at:
+            # Where nobody streams, the delta may come long after.
+            self._first_token_at = time.monotonic()
         self._num_unsent += len(token_ids)
         self._undecoded += token_ids
         self._data.append(data)
@@ -109,6 +117,9 @@ class Stream:
             reason,
             self._cached_tokens,
         )
+        if self._cached_tokens >= 0:
+            times = BeginTimes(self._admitted_at, self._first_token_at)
+            delta = msgspec.structs.replace(delta, times=times)
         if self._extras:
             delta = msgspec.structs.replace(delta, extras=self._extras)
             self._extras = []

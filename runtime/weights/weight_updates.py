@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import Protocol
 
@@ -11,6 +10,7 @@ import msgspec
 import numpy as np
 
 from runtime.ipc.messages import ControlReply
+from runtime.ipc.standard_error import leave_at_once
 from runtime.ipc.weight_messages import (
     CheckWeights,
     KeepUpdate,
@@ -98,7 +98,7 @@ class WeightUpdates:
                 failed,
                 undone,
             )
-            os._exit(1)
+            leave_at_once(1)
         return ControlReply(call_id, False, failed)
 
     def _restore_graphs(self) -> str:

@@ -8,8 +8,7 @@ import hmac
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_api.access import Access
-from openai_api.errors import KeyRefused
-from server.errors import error_response
+from server.error_responses import KeyRefused, error_response
 from server.routing import RouteMatch
 
 # Where keys are sent: the second one is Anthropic's clients' own.

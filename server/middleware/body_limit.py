@@ -8,7 +8,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_api.sse import ClientGone
-from server.errors import BodyTooLarge, SlowBody, UnsupportedEncoding, error_response
+from server.error_responses import BodyTooLarge, SlowBody, UnsupportedEncoding, error_response
 
 BODY_TIMEOUT_S = 120.0
 

@@ -11,8 +11,8 @@ from typing import Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_api.access import Access
-from server.context import Lifecycle
-from server.errors import error_response
+from runtime.service.context import Lifecycle
+from server.error_responses import error_response
 from server.routing import RouteMatch
 
 access_logger = logging.getLogger("server.access")

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_api.access import Access
 from runtime.errors import HeadraceError
-from server.errors import error_response
+from server.error_responses import error_response
 from server.middleware.auth import KEY_HEADERS, Keys
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

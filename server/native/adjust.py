@@ -15,9 +15,9 @@ from openai_api.access import Access, AccessRouter
 from runtime.client.large_body import read_json
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.ipc.messages import FreezeGarbage, SetLogLevel, SlowDown
-from server.context import ServerContext
-from server.errors import json_response
-from server.native.options import change_options
+from runtime.service.context import ServiceContext
+from runtime.service.live_options import change_options
+from server.error_responses import json_response
 from server.native.schema import body_schema
 from server.request_log import LEVELS, RequestLog
 
@@ -60,7 +60,7 @@ class WorkerRefused(HeadraceError):
     status_code = 500
 
 
-def create_router(context: ServerContext, request_log: RequestLog) -> AccessRouter:
+def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRouter:
     """All of them."""
     router = AccessRouter(Access.ADMIN, tags=["control"])
 

@@ -17,17 +17,17 @@ from openai_api.sse import json_answer, unless_disconnected
 from runtime.client.expected import explain
 from runtime.client.json_body import InvalidBody
 from runtime.client.large_body import read_json, work_out
+from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest
-from server.context import ServerContext
-from server.errors import json_response
-from server.native.generate_request import GenerateBody, GeneratePlan
-from server.native.generation import (
+from runtime.service.context import ServiceContext
+from runtime.service.generate_request import GenerateBody, GeneratePlan
+from runtime.service.outputs import (
     as_pieces,
     open_outputs,
     plan_body,
     read_all,
-    tokenize_prompts,
 )
+from server.error_responses import json_response
 from server.native.health import answer_health
 from server.native.schema import body_schema
 
@@ -45,7 +45,7 @@ class VertexBody(msgspec.Struct, kw_only=True):
 _DECODER = msgspec.json.Decoder(VertexBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Both routes; Vertex AI's is at the path that the environment names."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
@@ -69,8 +69,8 @@ def create_router(context: ServerContext) -> AccessRouter:
     return router
 
 
-async def _answers(context: ServerContext, plan: GeneratePlan) -> list[dict[str, Any]]:
-    prompt_ids = await tokenize_prompts(context, plan)
+async def _answers(context: ServiceContext, plan: GeneratePlan) -> list[dict[str, Any]]:
+    prompt_ids = await encode_prompts(context.tokenizer, plan.prompts, context.client.limits)
     return await read_all(await open_outputs(context, plan, prompt_ids, as_json=True))
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from openai_api.access import Access, AccessRouter
 from runtime.client.large_body import read_json
 from runtime.errors import InvalidRequest
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 from server.native.schema import body_schema
 
 MAX_FLUSH_WAIT_S = 300.0
@@ -30,7 +30,7 @@ class AbortBody(msgspec.Struct, kw_only=True):
 _ABORT = msgspec.json.Decoder(AbortBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Cache and abort."""
     router = AccessRouter(Access.ADMIN, tags=["control"])
 

@@ -10,17 +10,9 @@ from openai_api.access import Access, AccessRouter
 from openai_api.sse import unless_disconnected
 from runtime.client.json_body import decode_body
 from runtime.errors import InvalidRequest
-from runtime.service.embedding import (
-    Embedding,
-    check_dimensions,
-    describe,
-    embed,
-    rids_for,
-    tokenize_inputs,
-    vector_input,
-)
-from server.context import ServerContext
-from server.errors import json_response
+from runtime.service.context import ServiceContext
+from runtime.service.text_embeddings import Embedding, describe, embed
+from server.error_responses import json_response
 from server.native.schema import body_schema
 
 
@@ -40,7 +32,7 @@ class EncodeBody(msgspec.Struct, kw_only=True):
 _DECODER = msgspec.json.Decoder(EncodeBody)
 
 
-async def encode(context: ServerContext, body: EncodeBody) -> tuple[list[Embedding], bool]:
+async def encode(context: ServiceContext, body: EncodeBody) -> tuple[list[Embedding], bool]:
     """The vectors, and whether the request was for a single one.
 
     Raises:
@@ -51,17 +43,19 @@ async def encode(context: ServerContext, body: EncodeBody) -> tuple[list[Embeddi
             raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequest("Exactly one of text and input_ids must be given.", param="text")
-    check_dimensions(body.dimensions, context.model.hidden_size)
     given, is_single = _inputs(body)
-    prompts = await tokenize_inputs(context.tokenizer, context.client.limits, given)
-    inputs = [
-        vector_input(ids, rid, priority=body.priority, dp_rank=body.data_parallel_rank)
-        for ids, rid in zip(prompts, rids_for(body.rid, len(prompts)), strict=True)
-    ]
-    return await embed(context.client, inputs), is_single
+    found = await embed(
+        context,
+        given,
+        rid=body.rid,
+        dimensions=body.dimensions,
+        priority=body.priority,
+        dp_rank=body.data_parallel_rank,
+    )
+    return found, is_single
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """The route `/encode`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -9,7 +10,6 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from openai_api.generation import close_all, first_then_rest, merge
 from openai_api.request_body import read_raw
 from openai_api.sse import (
     DONE,
@@ -21,24 +21,25 @@ from openai_api.sse import (
     with_errors,
 )
 from runtime.client.large_body import let_go, read_json
+from runtime.client.tokenization import encode_prompts
 from runtime.errors import TooLong
-from server.context import ServerContext
-from server.errors import stream_error
-from server.native.generate_request import GenerateBody, GeneratePlan
-from server.native.generation import (
+from runtime.service.context import ServiceContext
+from runtime.service.generate_request import GenerateBody, GeneratePlan
+from runtime.service.outputs import (
     Output,
     as_pieces,
     open_outputs,
     plan_body,
     read_all,
-    tokenize_prompts,
 )
+from runtime.service.streams import Indexed, close_all, first_then_rest, merge
+from server.error_responses import stream_error
 from server.native.schema import body_schema
 
 _DECODER = msgspec.json.Decoder(GenerateBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """The route `/generate`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
@@ -54,7 +55,9 @@ def create_router(context: ServerContext) -> AccessRouter:
     async def answer(request: Request, body: GenerateBody, body_size: int) -> Response:
         plan = await plan_body(context, body, body_size)
         try:
-            prompt_ids = await tokenize_prompts(context, plan)
+            prompt_ids = await encode_prompts(
+                context.tokenizer, plan.prompts, context.client.limits
+            )
             outputs = await open_outputs(context, plan, prompt_ids, as_json=True)
         except TooLong as error:
             if not plan.stream:
@@ -67,12 +70,13 @@ def create_router(context: ServerContext) -> AccessRouter:
             if not plan.stream:
                 answers = await unless_disconnected(request.receive, read_all(outputs))
                 return json_answer(answers[0] if plan.is_single else as_pieces(answers))
-            events = _events(outputs, plan, context.config.http.incremental_streaming_output)
-            # The first event is awaited before the status is sent: a refusal keeps its own status.
-            events = await unless_disconnected(request.receive, first_then_rest(events))
+            # The first chunk is awaited before the status is sent: a refusal keeps its own status.
+            chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
         except BaseException:
             close_all(streams)
             raise
+        incremental = context.config.http.incremental_streaming_output
+        events = _events(outputs, plan, incremental, chunks)
         return EventStream(with_errors(events, _error_event), lambda: close_all(streams))
 
     documented = body_schema(GenerateBody)
@@ -82,11 +86,15 @@ def create_router(context: ServerContext) -> AccessRouter:
 
 
 async def _events(
-    outputs: list[Output], plan: GeneratePlan, incremental: bool
+    outputs: list[Output],
+    plan: GeneratePlan,
+    incremental: bool,
+    chunks: AsyncGenerator[Indexed, None],
 ) -> AsyncGenerator[Chunk, None]:
-    async for index, chunk in merge([output.stream for output in outputs]):
-        answer = outputs[index].answer(chunk, incremental=incremental)
-        yield event(answer if plan.is_single else {**answer, "index": index})
+    async with contextlib.aclosing(chunks):
+        async for index, chunk in chunks:
+            answer = outputs[index].answer(chunk, incremental=incremental)
+            yield event(answer if plan.is_single else {**answer, "index": index})
 
 
 async def _refusal(error: Exception) -> AsyncGenerator[Chunk, None]:

@@ -10,15 +10,15 @@ import time
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from runtime.client.generation import GenerationInput, GenerationStream
+from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
 from runtime.ipc.messages import Ping
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
-from runtime.service.embedding import vector_input
-from server.context import ServerContext
-from server.errors import json_response
-from server.health import (
+from runtime.service.context import ServiceContext
+from runtime.service.text_embeddings import vector_input
+from server.error_responses import json_response
+from server.readiness import (
     progress_report,
     why_not_alive,
     why_not_healthy,
@@ -30,7 +30,7 @@ PROBE_TIMEOUT_S = 20.0
 _PROBE_POLL_S = 0.1
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """The routes that probes call."""
     router = AccessRouter(Access.OPEN, tags=["health"])
 
@@ -75,25 +75,25 @@ def create_router(context: ServerContext) -> AccessRouter:
     return router
 
 
-def answer_health(context: ServerContext) -> Response:
+def answer_health(context: ServiceContext) -> Response:
     """The answer of `/health`."""
     return _answer(context, why_not_healthy(context))
 
 
-def _answer(context: ServerContext, reason: str | None) -> Response:
+def _answer(context: ServiceContext, reason: str | None) -> Response:
     if reason is None:
         return Response(status_code=200)
     return json_response(progress_report(context), 503, retry_after="2")
 
 
-async def _is_alive(context: ServerContext) -> bool:
+async def _is_alive(context: ServiceContext) -> bool:
     # A paused worker makes no token, but its loop answers.
     if why_waiting(context) is not None:
         return (await context.client.control(Ping, PROBE_TIMEOUT_S)).success
     return await _token_came(context)
 
 
-def _probe(context: ServerContext) -> GenerationInput:
+def _probe(context: ServiceContext) -> GenerationInput:
     rid = f"HEALTH_CHECK_{secrets.token_hex(16)}"
     if context.model.gives != "tokens":
         return vector_input([0], rid)
@@ -101,7 +101,7 @@ def _probe(context: ServerContext) -> GenerationInput:
     return GenerationInput([0], RequestSpec(sampling=sampling, rid=rid))
 
 
-async def _token_came(context: ServerContext) -> bool:
+async def _token_came(context: ServiceContext) -> bool:
     before = context.status.total("generation_tokens_total")
     deadline = time.monotonic() + PROBE_TIMEOUT_S
     try:

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from server.context import ServerContext
-from server.errors import json_response
-from server.native.describe import describe_model, describe_server
+from runtime.service.context import ServiceContext
+from runtime.service.describe import describe_model, describe_server
+from server.error_responses import json_response
 
 logger = logging.getLogger(__name__)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Model and server information."""
     router = AccessRouter(Access.KEY, tags=["native"])
 

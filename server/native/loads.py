@@ -13,13 +13,13 @@ from starlette.responses import Response
 from openai_api.access import Access, AccessRouter
 from runtime.client.status import ReplicaStatus
 from runtime.errors import InvalidRequest
-from server.context import ServerContext
-from server.errors import json_response
+from runtime.service.context import ServiceContext
+from server.error_responses import json_response
 
 _SECTIONS = frozenset({"core", "memory", "spec", "lora", "disagg", "queues", "all"})
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """`/v1/loads` and its older spelling."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
@@ -66,7 +66,7 @@ def create_router(context: ServerContext) -> AccessRouter:
     return router
 
 
-def _chosen(context: ServerContext, dp_rank: str) -> Sequence[ReplicaStatus]:
+def _chosen(context: ServiceContext, dp_rank: str) -> Sequence[ReplicaStatus]:
     replicas = context.status.replicas
     if not dp_rank:
         return replicas
@@ -94,7 +94,7 @@ def _describe_briefly(replica: ReplicaStatus) -> dict[str, Any]:
 
 
 def describe_load(
-    context: ServerContext, replica: ReplicaStatus, include: set[str]
+    context: ServiceContext, replica: ReplicaStatus, include: set[str]
 ) -> dict[str, Any]:
     """One replica's load; integers and floats only, as routers parse them strictly."""
     shared, worker = replica.shared, replica.worker

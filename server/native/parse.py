@@ -16,8 +16,8 @@ from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.client.large_body import read_json
 from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
-from server.context import ServerContext
-from server.errors import json_response
+from runtime.service.context import ServiceContext
+from server.error_responses import json_response
 from server.native.schema import body_schema
 
 # A name that is unknown is repeated in the answer.
@@ -49,7 +49,7 @@ _REASONING = msgspec.json.Decoder(SeparateReasoningBody)
 _CALLS = msgspec.json.Decoder(ParseFunctionCallBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Both routes."""
     del context
     router = AccessRouter(Access.KEY, tags=["native"])

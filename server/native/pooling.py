@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
 from runtime.errors import InvalidRequest
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
 
 _NEEDS = {
     "/classify": "a reward or classification model",
@@ -17,7 +17,7 @@ _NEEDS = {
 }
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Refusals in place of 404, which would tell a client that it mistyped the path."""
     # No part of the API's description: nothing is served there.
     router = AccessRouter(Access.KEY, include_in_schema=False)
@@ -26,7 +26,7 @@ def create_router(context: ServerContext) -> AccessRouter:
     return router
 
 
-def _refusal(context: ServerContext, path: str, needed: str) -> Callable[[], Awaitable[Response]]:
+def _refusal(context: ServiceContext, path: str, needed: str) -> Callable[[], Awaitable[Response]]:
     architecture = context.model.architecture
 
     async def refuse() -> Response:

@@ -8,14 +8,14 @@ from starlette.responses import PlainTextResponse, Response
 
 from openai_api.access import Access, AccessRouter
 from runtime.client.large_body import read_json
-from server.context import ServerContext
-from server.native.profiling import ProfileBody, start_profile, stop_profile
+from runtime.service.context import ServiceContext
+from runtime.service.profiling import ProfileBody, start_profile, stop_profile
 from server.native.schema import body_schema
 
 _DECODER = msgspec.json.Decoder(ProfileBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Both routes."""
     router = AccessRouter(Access.ADMIN, tags=["control"])
 

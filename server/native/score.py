@@ -11,14 +11,14 @@ from openai_api.request_body import check_media_type, read_raw
 from openai_api.sse import json_answer, unless_disconnected
 from runtime.client.json_pieces import JsonList
 from runtime.client.large_body import read_json
-from server.context import ServerContext
+from runtime.service.context import ServiceContext
+from runtime.service.scoring import ScoreBody, score
 from server.native.schema import body_schema
-from server.native.scoring import ScoreBody, score
 
 _DECODER = msgspec.json.Decoder(ScoreBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """The route `/v1/score`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
 from runtime.client.large_body import read_json
-from server.context import ServerContext
-from server.errors import json_response
+from runtime.service.context import ServiceContext
+from server.error_responses import json_response
 from server.native.schema import body_schema
 
 
@@ -32,7 +32,7 @@ _OPEN = msgspec.json.Decoder(OpenBody)
 _CLOSE = msgspec.json.Decoder(CloseBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Both routes."""
     router = AccessRouter(Access.KEY, tags=["native"])
 

@@ -14,8 +14,8 @@ from runtime.client.json_pieces import BATCH, JsonItems, JsonList
 from runtime.client.large_body import read_json, work_out
 from runtime.client.tokenization import check_texts, decode_texts, encode_texts
 from runtime.errors import InvalidRequest
-from server.context import ServerContext
-from server.errors import DecodeError, json_response
+from runtime.service.context import ServiceContext
+from server.error_responses import DecodeError, json_response
 from server.native.schema import body_schema
 
 MAX_TEXTS = 4096
@@ -45,7 +45,7 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Both routes, also under `/v1/`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 

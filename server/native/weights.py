@@ -14,10 +14,9 @@ from runtime.client.json_body import InvalidBody
 from runtime.client.large_body import read_json
 from runtime.errors import InvalidRequest
 from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, ReadWeight
-from server.context import ServerContext
-from server.errors import json_response
-from server.native.schema import body_schema
-from server.native.weight_bodies import (
+from runtime.service.context import ServiceContext
+from runtime.weights.weight_control import Outcome
+from runtime.weights.weight_requests import (
     ByNameBody,
     CheckBody,
     ContinueBody,
@@ -36,12 +35,13 @@ from server.native.weight_bodies import (
     to_receive,
     to_tensors,
 )
-from server.weight_control import Outcome
+from server.error_responses import json_response
+from server.native.schema import body_schema
 
 B = TypeVar("B", bound=msgspec.Struct)
 
 
-def create_router(context: ServerContext) -> AccessRouter:
+def create_router(context: ServiceContext) -> AccessRouter:
     """Weights, pauses and memory."""
     router = AccessRouter(Access.ADMIN, tags=["weights"])
     _add_updates(router, context)
@@ -87,7 +87,7 @@ async def _tell(outcome: Awaitable[Outcome], *, with_paused: bool = False) -> Re
     return json_response(answer, 200 if result.success else 400)
 
 
-def _add_updates(router: AccessRouter, context: ServerContext) -> None:
+def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
     async def from_disk(body: DiskBody) -> Response:
         """Load all weights from a folder or a hub id; the old ones serve on when that fails."""
 
@@ -154,7 +154,7 @@ def _add_updates(router: AccessRouter, context: ServerContext) -> None:
     _route(router, "/end_weight_update", SessionBody, end, body_may_be_absent=True)
 
 
-def _add_groups(router: AccessRouter, context: ServerContext) -> None:
+def _add_groups(router: AccessRouter, context: ServiceContext) -> None:
     async def init(body: InitGroupBody) -> Response:
         """Meet a trainer in a group of processes; answers when everybody is there."""
 
@@ -177,7 +177,7 @@ def _add_groups(router: AccessRouter, context: ServerContext) -> None:
     _route(router, "/destroy_weights_update_group", DestroyGroupBody, destroy)
 
 
-def _add_checks(router: AccessRouter, context: ServerContext) -> None:
+def _add_checks(router: AccessRouter, context: ServiceContext) -> None:
     async def update_version(body: VersionBody) -> Response:
         """Relabel the loaded weights; aborts every request unless told not to."""
         outcome = await context.weights.set_version(
@@ -231,7 +231,7 @@ def _query(request: Request) -> dict[str, object]:
     return query
 
 
-def _add_pauses(router: AccessRouter, context: ServerContext) -> None:
+def _add_pauses(router: AccessRouter, context: ServiceContext) -> None:
     async def pause(body: PauseBody) -> Response:
         """Stop generating: abort what runs, put it back to wait, or freeze it in place."""
         await context.weights.pause(body.mode)

@@ -14,11 +14,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from openai_api.chat_template import ChatTemplate
-from openai_api.context import OpenAIContext
+from openai_api.openai_context import OpenAIContext
 from openai_api.parsers import ParserSet
 from openai_api.router import create_router
-from runtime.client.sessions import Sessions
-from tests.support.fake_engine import CHATML, FakeEngine, fake_model_config
+from runtime.client.recorder import RecordingClient
+from tests.support.fake_engine import CHATML, FakeEngine
+from tests.support.fake_service import fake_service
 from tests.support.server import ServerProcess
 
 
@@ -58,13 +59,9 @@ def served(app: FastAPI) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def fake_api() -> Iterator[Api]:
-    engine = FakeEngine(step_s=0.0005)
+    engine = FakeEngine(step_s=0.0005, client_class=RecordingClient)
     context = OpenAIContext(
-        client=engine.client,
-        tokenizer=engine.tokenizer,
-        model_config=fake_model_config(),
-        sessions=Sessions(engine.client.is_running, engine.client.abort),
-        served_model_name=lambda: "org/fake",
+        service=fake_service(engine),
         chat_template=ChatTemplate(CHATML),
         parsers=ParserSet.choose("qwen3", "hermes", engine.tokenizer),
     )

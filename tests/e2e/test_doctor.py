@@ -15,7 +15,7 @@ import torch
 
 from headrace.doctor import examine as doctor
 from headrace.doctor.command import main
-from server.hardware import Hardware
+from runtime.launch.hardware import Hardware
 from tests.support.fake_checkpoint import write_config
 from tests.support.server import ROOT, ServerProcess, python_path
 from tests.support.tiny_models import copy_of, edit_json, tiny_model

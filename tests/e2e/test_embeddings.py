@@ -136,6 +136,14 @@ def test_weights_change_while_it_serves(server, expected):
     close(ask(server, "/encode", text=TEXTS[0]).json()["embedding"], expected[0])
 
 
+def test_two_ranks_and_two_replicas(expected):
+    for options in (["--tp-size", "2"], ["--dp-size", "2"]):
+        with ServerProcess("--model-path", str(tiny_bert("bert")), *options) as process:
+            server = process.wait_ready()
+            answers = ask(server, "/encode", text=TEXTS).json()
+            close([each["embedding"] for each in answers], expected)
+
+
 def test_the_engine(expected):
     with sgl.Engine(model_path=str(tiny_bert("bert"))) as engine:
         close(engine.encode(TEXTS[0])["embedding"], expected[0])

@@ -16,10 +16,9 @@ import psutil
 import pytest
 
 from runtime.errors import StartupError
-from server.args import parse_args
-from server.assemble import assemble
-from server.context import Lifecycle
-from server.prepare import prepare_engine
+from runtime.launch.assemble import assemble
+from runtime.launch.command_line import parse_args
+from runtime.launch.prepare import prepare_engine
 from tests.faults.test_kill import children_by_name, wait_until
 from tests.support.processes import alive
 from tests.support.server import READY_LINE, ServerProcess, free_port
@@ -91,7 +90,7 @@ def test_a_bad_option_is_one_line(args, text):
 
 async def test_a_busy_front_hears_why_its_worker_cannot_start():
     args = ["--model-path", str(tiny_model("qwen3")), "--max-total-tokens", "1000000000"]
-    host, _ = assemble(prepare_engine(parse_args(args).config), Lifecycle())
+    host, _ = assemble(prepare_engine(parse_args(args).config))
     await host.start()
     try:
         (replica,) = host._replicas

@@ -165,6 +165,24 @@ def test_nothing_outlives_a_killed_front() -> None:
     assert min(gone) < 2.0
 
 
+def test_who_starts_a_killed_front_again_needs_not_wait() -> None:
+    port = free_port()
+    args = ("--model-path", str(tiny_model("qwen3")), "--port", str(port))
+    server = ServerProcess(*args).wait_ready()
+    clients = Clients(server.url, 3)
+    clients.wait_started()
+    children = server.child_pids()
+    server.signal(signal.SIGKILL)
+    # What a supervisor does: its children may be there still, and so may its connections.
+    with ServerProcess(*args) as again:
+        again.wait_ready()
+        clients.join()
+        answer = again.client.post("/generate", json={"text": "The", "sampling_params": {"n": 2}})
+        assert answer.status_code == 200
+        assert not any(map(alive, children))
+    server.wait_exit()
+
+
 def test_a_front_killed_while_loading_leaves_nothing() -> None:
     gone = []
     for _ in range(ROUNDS):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.checkpoint.pooling import Pooling
+from runtime.checkpoint.pooling_config import Pooling
 from runtime.errors import StartupError
 from runtime.extras.pooled.front import VECTOR
 from runtime.models.registry import read_model_spec
@@ -59,7 +59,6 @@ def test_vectors_equal_transformers(name: str, pooling: str, normalize: bool) ->
         {"chunked_prefill_size": 5},
         {"overlap": True},
         {"max_running_requests": 1},
-        {"tp_size": 2},
     ],
 )
 def test_neighbours_and_batches_change_nothing(options: dict[str, object]) -> None:

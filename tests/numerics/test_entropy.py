@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime.extras.logprobs.positions import LogprobSpec
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extra_spec import ExtraSpec
 from tests.support.engine import InProcessEngine
 from tests.support.graphs import add_eager_graphs
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model

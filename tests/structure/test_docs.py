@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime.client import answer_size, large_body, tokenization
+from server.native import tokenize
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
@@ -28,6 +31,25 @@ def test_make_targets_of_the_readme_exist() -> None:
     for text in ("README.md", "CONTRIBUTING.md"):
         for target in re.findall(r"^make ([a-z-]+)", (ROOT / text).read_text(), re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_page_of_limits_tells_the_bounds() -> None:
+    bounds = {
+        large_body.MAX_NUMBERS,
+        large_body.MAX_PARTS,
+        large_body.MAX_ITEMS,
+        large_body.MAX_NESTED_ITEMS,
+        large_body.MAX_TEXT_BYTES,
+        large_body.MAX_MEMBERS,
+        large_body.PIECE_BYTES // 1024,
+        answer_size.MAX_NUMBERS,
+        answer_size.MAX_PROMPT_TOKENS,
+        tokenization.MAX_TEXT_CHARS,
+        tokenize.MAX_TOKENIZE_CHARS,
+        tokenize.MAX_DETOKENIZE_IDS,
+    }
+    page = (ROOT / "docs" / "limits.md").read_text()
+    assert {bound for bound in bounds if f"{bound:,}" not in page} == set()
 
 
 def test_decision_records_are_short() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.extras import FrontExtra, front_extra
-from runtime.extras.device import DeviceExtra
-from runtime.requests.extras import EXTRAS, load_half
+from runtime.client.front_extras import FrontExtra, front_extra
+from runtime.extras.device_extras import DeviceExtra
+from runtime.requests.extra_spec import EXTRAS, load_half
 
 ROOT = Path(__file__).resolve().parents[2]
 # Rooms that carry extras unopened.
@@ -30,7 +30,7 @@ def test_both_halves_load(name: str) -> None:
 
 def test_the_front_halves_load_no_heavy_library() -> None:
     code = (
-        "import sys\nfrom runtime.client.extras import FrontExtra, front_extras\nfront_extras()\n"
+        "import sys\nfrom runtime.client.front_extras import front_extras\nfront_extras()\n"
         "print([name for name in ('torch', 'numpy') if name in sys.modules])"
     )
     output = subprocess.run(

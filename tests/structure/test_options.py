@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from server.args import option_name, sections
+from runtime.launch.command_line import option_name, sections
 
 OPTIONS = """
 [model]
@@ -23,6 +23,10 @@ OPTIONS = """
 --port = 30000
 --api-key = None
 --admin-api-key = None
+--ssl-certfile = None
+--ssl-keyfile = None
+--ssl-keyfile-password = None
+--ssl-ca-certs = None
 --chat-template = None
 --reasoning-parser = None
 --tool-call-parser = None
@@ -69,6 +73,7 @@ OPTIONS = """
 --log-requests-format = text
 --torch-profiler-dir = /tmp
 --enable-metrics = False
+--metrics-aliases = []
 --decode-log-interval = 40
 --watchdog-timeout = 300.0
 """

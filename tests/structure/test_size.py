@@ -12,12 +12,12 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_684,
+    "kernels": 4_697,
     "kernels (C++)": 1_277,
-    "runtime": 13_572,
-    "openai_api": 2_352,
-    "server": 4_341,
-    "headrace": 4_046,
+    "runtime": 15_852,
+    "openai_api": 2_198,
+    "server": 2_414,
+    "headrace": 4_043,
 }
 
 

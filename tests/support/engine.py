@@ -16,7 +16,7 @@ import pytest
 import torch
 import zmq
 
-from runtime.client.grammars import grammar_key
+from runtime.client.grammar_client import grammar_key
 from runtime.config.options import WorkerConfig
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.step_plan import RowJoin
@@ -33,7 +33,7 @@ from runtime.ipc.messages import (
 from runtime.ipc.shared_state import SharedState
 from runtime.ipc.weight_messages import WeightCall, WeightOp
 from runtime.models.registry import read_model_spec
-from runtime.requests.extras import ExtraBlock, ExtraSpec
+from runtime.requests.extra_spec import ExtraBlock, ExtraSpec
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks

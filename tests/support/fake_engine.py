@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -21,6 +22,7 @@ from runtime.extras.logprobs.positions import LogprobArrays, LogprobSpec
 from runtime.ipc.messages import (
     AbortAll,
     AbortRequests,
+    BeginTimes,
     FinishReason,
     GenerateRequest,
     SchedulerInbound,
@@ -28,7 +30,7 @@ from runtime.ipc.messages import (
     TextDeltas,
 )
 from runtime.models.decoder.spec import DecoderSpec
-from runtime.requests.extras import ExtraBlock
+from runtime.requests.extra_spec import ExtraBlock
 from runtime.text.tokenizer import Tokenizer
 
 IM_START, IM_END, BOS = "<|im_start|>", "<|im_end|>", "<s>"
@@ -261,5 +263,6 @@ class FakeEngine:
             reason,
             cached_tokens=3,
             extras=self._logprobs(request, token_ids),
+            times=BeginTimes(request.arrival, time.monotonic()),
         )
         self.client.on_deltas(TextDeltas([delta]))

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
-from openai_api.context import make_context
+from openai_api.openai_context import make_context
 from runtime.client.recorder import RecordingClient
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config.options import (
@@ -22,8 +23,8 @@ from runtime.config.options import (
 from runtime.ipc.messages import WorkerReady
 from runtime.ipc.shared_state import SharedState
 from server.app import Application, create_app
-from server.context import Lifecycle, ServerContext
-from tests.support.fake_engine import FakeEngine, fake_model_config
+from tests.support.fake_engine import FakeEngine
+from tests.support.fake_service import fake_service
 
 WORKER = WorkerReady(
     max_total_num_tokens=16384,
@@ -56,7 +57,6 @@ class FakeServer:
         self.engine = FakeEngine(
             client_class=RecordingClient, dp_size=dp_size, **(engine_options or {})
         )
-        assert isinstance(self.engine.client, RecordingClient)
         config = ServerConfig(
             model=ModelArgs(
                 model_path="fake/model", tokenizer_path="fake/model", served_model_name="fake"
@@ -69,26 +69,8 @@ class FakeServer:
         status = EngineStatus([_ready_replica(rank, folder) for rank in range(dp_size)])
         self.shared = status.replicas[0].shared
         status.has_started = True
-        self.context = ServerContext(
-            config=config,
-            model=fake_model_config(),
-            tokenizer=self.engine.tokenizer,
-            client=self.engine.client,
-            status=status,
-            version="1.2.3",
-            lifecycle=Lifecycle(warmed_up=True),
-        )
-        openai = make_context(
-            config,
-            sessions=self.context.sessions,
-            client=self.engine.client,
-            tokenizer=self.engine.tokenizer,
-            model_config=self.context.model,
-            served_model_name=lambda: "fake",
-            weight_version=lambda: self.context.weight_version,
-            preferred_sampling_params={},
-        )
-        self.app: Application = create_app(self.context, openai)
+        self.context = fake_service(self.engine, config=config, status=status)
+        self.app: Application = create_app(make_context(self.context))
         transport = httpx.ASGITransport(app=self.app)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:30000")
 
@@ -111,3 +93,13 @@ def _ready_replica(rank: int, folder: Path) -> ReplicaStatus:
         detokenizer_ready=True,
         ready_at=time.monotonic() - 3600,
     )
+
+
+async def scrape(server: FakeServer) -> dict[tuple[str, str], float]:
+    """Values of `/metrics` by name and endpoint, where a sample has one."""
+    response = await server.client.get("/metrics")
+    samples = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            samples[sample.name, sample.labels.get("endpoint", "")] = sample.value
+    return samples

@@ -12,7 +12,7 @@ from runtime.executor.batch_rows import BatchRows
 from runtime.executor.sampling.sampler import Sampler
 from runtime.executor.staging import to_device
 from runtime.executor.step_plan import RowJoin, TokenMasks
-from runtime.extras.device import PromptPart
+from runtime.extras.device_extras import PromptPart
 from runtime.extras.logprobs.device import Logprobs
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.requests.sampling_params import SamplingParams

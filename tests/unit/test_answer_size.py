@@ -4,7 +4,7 @@ import pytest
 
 from runtime.client.admission import EngineLimits
 from runtime.client.answer_size import MAX_NUMBERS, check_answer_size
-from runtime.client.generation import GenerationInput
+from runtime.client.generation_stream import GenerationInput
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.front import ALL, LAST
 from runtime.extras.logprobs.positions import LogprobSpec

@@ -4,7 +4,7 @@ import pytest
 
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
-from runtime.client.generation import GenerationInput
+from runtime.client.generation_stream import GenerationInput
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import SchedulerInbound
 from runtime.requests.request_spec import RequestSpec

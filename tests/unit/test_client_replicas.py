@@ -8,7 +8,7 @@ import pytest
 
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
-from runtime.client.generation import GenerationInput
+from runtime.client.generation_stream import GenerationInput
 from runtime.errors import EngineDead, EngineNotReady, InvalidRequest
 from runtime.ipc.messages import (
     AbortAll,

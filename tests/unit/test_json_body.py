@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.client.json_body import InvalidBody, decode_body
-from server.native.generate_request import GenerateBody
+from runtime.service.generate_request import GenerateBody
 
 ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 # Few, and such that a look at quotes and colons alone could take one for another.

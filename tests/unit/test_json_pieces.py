@@ -1,6 +1,7 @@
 """JSON in pieces says what JSON at once says, and each piece is small."""
 
 import asyncio
+import time
 
 import orjson
 import pytest
@@ -13,7 +14,7 @@ from runtime.client.json_pieces import (
     all_pieces,
     encode,
 )
-from runtime.client.turns import each_in_turns, in_turns
+from runtime.client.turns import SLICE_S, Slices, in_turns
 
 # What an encoder must not mistake for a place that is left open.
 TEXT = "a \0 null, \x01 and \\u0000"
@@ -84,7 +85,32 @@ async def test_others_are_served_between_slices():
     assert turns > 20
 
 
-async def test_work_in_slices_is_done_in_order():
-    done = []
-    await each_in_turns(range(1000), done.append)
-    assert done == list(range(1000))
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_slices_take_turns(is_long):
+    order = []
+
+    async def work(name):
+        async with Slices(is_long=is_long) as slices:
+            for _ in range(3):
+                until = time.monotonic() + SLICE_S
+                while time.monotonic() < until:
+                    pass
+                order.append(name)
+                await slices.step()
+
+    await asyncio.gather(work("a"), work("b"))
+    # The first had its second turn coming before the other one asked for any.
+    assert "".join(order) == ("aababb" if is_long else "aaabbb")
+
+
+async def test_a_slice_that_fails_or_is_left_lets_the_next_one_in():
+    with pytest.raises(ZeroDivisionError):
+        async with Slices():
+            raise ZeroDivisionError
+    async with Slices():
+        waiting = asyncio.create_task(Slices().__aenter__())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.sleep(0)
+    async with asyncio.timeout(60), Slices():
+        pass

@@ -20,8 +20,8 @@ from runtime.client.status import ReplicaStatus
 from runtime.config.options import ServerConfig
 from runtime.ipc.messages import DetokenizerReady, WorkerReady
 from runtime.ipc.shared_state import SharedState
-from server.hardware import Hardware
-from server.resolve import Folders, resolve
+from runtime.launch.hardware import Hardware
+from runtime.launch.resolve import Folders, resolve
 from tests.support.fake_engine import FakeEngine, fake_model_config
 from tests.support.fake_server import WORKER
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from runtime.client.extras import AnsweredSample, Asked, ExtraAnswer, FrontExtra
-from runtime.client.generation import GenerationChunk
-from runtime.requests.extras import ExtraSpec
+from runtime.client.front_extras import AnsweredSample, Asked, ExtraAnswer, FrontExtra
+from runtime.client.generation_stream import GenerationChunk
+from runtime.requests.extra_spec import ExtraSpec
 
 NAME = "entropy"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from runtime.client.extras import ExtraAnswer
-from runtime.client.generation import GenerationChunk
+from runtime.client.front_extras import ExtraAnswer
+from runtime.client.generation_stream import GenerationChunk
 from runtime.client.json_pieces import Pieces
 
 _BYTES = 4

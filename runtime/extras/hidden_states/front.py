@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from runtime.client.admission import EngineLimits
-from runtime.client.extras import AnsweredSample, Asked, FrontExtra
+from runtime.client.front_extras import AnsweredSample, Asked, FrontExtra
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extra_spec import ExtraSpec
 
 NAME = "hidden_states"
 

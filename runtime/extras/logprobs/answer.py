@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from runtime.client.extras import AnsweredSample, ExtraAnswer
-from runtime.client.generation import GenerationChunk
+from runtime.client.front_extras import AnsweredSample, ExtraAnswer
+from runtime.client.generation_stream import GenerationChunk
 from runtime.client.json_pieces import BATCH, GrowingJson
 from runtime.extras.logprobs.positions import (
     NAME,

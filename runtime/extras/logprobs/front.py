@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from runtime.client.admission import EngineLimits
-from runtime.client.extras import AnsweredSample, Asked, FrontExtra
+from runtime.client.front_extras import AnsweredSample, Asked, FrontExtra
 from runtime.errors import InvalidRequest
 from runtime.extras.logprobs.answer import LogprobAnswer
 from runtime.extras.logprobs.positions import LogprobSpec
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.sampling_params import INT64_MAX
 
 MAX_TOP_LOGPROBS = 1000

@@ -9,8 +9,8 @@ from typing import overload
 
 import msgspec
 
-from runtime.client.generation import GenerationChunk
-from runtime.requests.extras import ExtraBlock, ExtraSpec
+from runtime.client.generation_stream import GenerationChunk
+from runtime.requests.extra_spec import ExtraBlock, ExtraSpec
 
 NAME = "logprobs"
 

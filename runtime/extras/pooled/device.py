@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from runtime.extras.device import DeviceExtra, Gathered, Reads, Samples
+from runtime.extras.device_extras import DeviceExtra, Gathered, Reads, Samples
 
 
 class Vectors(DeviceExtra):

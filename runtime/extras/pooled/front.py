@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from runtime.checkpoint.model_spec import Gives
 from runtime.client.admission import EngineLimits
-from runtime.client.extras import AnsweredSample, Asked, ExtraAnswer, FrontExtra
-from runtime.client.generation import GenerationChunk
+from runtime.client.front_extras import AnsweredSample, Asked, ExtraAnswer, FrontExtra
+from runtime.client.generation_stream import GenerationChunk
 from runtime.errors import HeadraceError
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extra_spec import ExtraSpec
 
 NAME = "pooled"
 VECTOR = ExtraSpec(NAME, replaces=True)

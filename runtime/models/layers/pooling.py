@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from runtime.checkpoint.pooling import Pooling
+from runtime.checkpoint.pooling_config import Pooling
 from runtime.models.encoder_batch import EncoderBatch
 
 

@@ -17,8 +17,8 @@ from headrace.bench.datasets import (
 )
 from headrace.bench.shapes import SHAPES, write_shape
 from runtime.errors import StartupError
+from runtime.launch.prepare import DEMO_MODEL
 from runtime.text.tokenizer import Tokenizer
-from server.prepare import DEMO_MODEL
 
 
 def source(seed: int = 0, tokenizer: Tokenizer | None = None) -> TokenSource:

@@ -11,7 +11,7 @@ import pytest
 import headrace
 from headrace.engine.server_args import ServerArgs, read_keywords
 from runtime.config.options import ServerConfig
-from server.args import build_parser, parse_args
+from runtime.launch.command_line import build_parser, parse_args
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -81,6 +81,10 @@ def test_values_are_checked_by_type_and_choice():
         read_keywords({"max_total_tokens": "many"})
     with pytest.raises(ValueError, match="dtype must be one of"):
         read_keywords({"dtype": "int3"})
+    many, _ = read_keywords({"metrics_aliases": ["aibrix", "vllm"]})
+    assert many.metrics_aliases == ["aibrix", "vllm"]
+    with pytest.raises(ValueError, match="metrics_aliases must be one of"):
+        read_keywords({"metrics_aliases": ["vllm", "tgi"]})
     with pytest.raises(ValueError, match="disable_radix_cache"):
         read_keywords({"disable_radix_cache": 1})
 

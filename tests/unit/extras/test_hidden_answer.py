@@ -5,10 +5,10 @@ from array import array
 import orjson
 import pytest
 
-from runtime.client.generation import GenerationChunk
+from runtime.client.generation_stream import GenerationChunk
 from runtime.client.json_pieces import all_pieces
 from runtime.extras.hidden_states.answer import HiddenAnswer
-from runtime.requests.extras import ExtraBlock
+from runtime.requests.extra_spec import ExtraBlock
 
 SIZE = 3
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from headrace.demo import MODEL_PATH
-from runtime.grammar.backend import GRAMMAR_BACKENDS, num_words
 from runtime.grammar.blanks import MAX_BLANKS, BlankTokens
+from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, num_words
 from runtime.models.registry import read_model_spec
 from runtime.requests.sampling_params import GrammarSpec
 from runtime.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from runtime.client.grammars import GrammarCompiler
+from runtime.client.grammar_client import GrammarCompiler
 from runtime.config.options import GrammarConfig
 from runtime.errors import InvalidRequest, Overloaded
 from runtime.grammar.compiler import Job

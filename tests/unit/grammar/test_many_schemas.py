@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.demo import MODEL_PATH
-from runtime.grammar.backend import GRAMMAR_BACKENDS
 from runtime.grammar.cache import ByteCache, loaded_size
+from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS
 from runtime.ipc.messages import GenerateRequest
 from runtime.models.registry import read_model_spec
 from runtime.requests.request_spec import RequestSpec

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from headrace.demo import MODEL_PATH
-from runtime.grammar.backend import GRAMMAR_BACKENDS, GrammarError, num_words
 from runtime.grammar.cache import loaded_size
+from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarError, num_words
 from runtime.models.registry import read_model_spec
 from runtime.requests.sampling_params import GrammarSpec
 

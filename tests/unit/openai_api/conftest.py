@@ -12,11 +12,12 @@ import pytest
 from fastapi import FastAPI
 
 from openai_api.chat_template import ChatTemplate
-from openai_api.context import OpenAIContext
+from openai_api.openai_context import OpenAIContext
 from openai_api.parsers import ParserSet
 from openai_api.router import create_router
-from runtime.client.sessions import Sessions
-from tests.support.fake_engine import CHATML, FakeEngine, echo, fake_model_config
+from runtime.client.recorder import RecordingClient
+from tests.support.fake_engine import CHATML, FakeEngine, echo
+from tests.support.fake_service import fake_service
 
 
 @dataclass
@@ -54,20 +55,18 @@ def make_front() -> MakeFront:
         reasoning: str | None = None,
         tools: str | None = None,
         engine_options: dict[str, Any] | None = None,
-        **context: Any,
+        service: dict[str, Any] | None = None,
+        **openai: Any,
     ) -> Front:
-        engine = FakeEngine(reply, **(engine_options or {}))
-        values: dict[str, Any] = {
-            "client": engine.client,
-            "tokenizer": engine.tokenizer,
-            "sessions": Sessions(engine.client.is_running, engine.client.abort),
-            "model_config": fake_model_config(),
-            "served_model_name": lambda: "org/fake",
-            "chat_template": ChatTemplate(template) if template else None,
-            "parsers": ParserSet.choose(reasoning, tools, engine.tokenizer),
-        }
+        engine = FakeEngine(reply, client_class=RecordingClient, **(engine_options or {}))
+        context = OpenAIContext(
+            service=fake_service(engine, **(service or {})),
+            chat_template=ChatTemplate(template) if template else None,
+            parsers=ParserSet.choose(reasoning, tools, engine.tokenizer),
+            **openai,
+        )
         app = FastAPI()
-        app.include_router(create_router(OpenAIContext(**{**values, **context})))
+        app.include_router(create_router(context))
         return Front(engine, app)
 
     return make

@@ -12,13 +12,14 @@ import httpx
 import pytest
 import uvicorn
 
-from openai_api.generation import open_streams
 from openai_api.schemas.chat import DECODER
-from runtime.client.generation import GenerationInput
+from runtime.client.generation_stream import GenerationInput
+from runtime.config.options import HttpArgs, ServerConfig
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
+from runtime.service.streams import open_streams
 from tests.support.fake_engine import EOS_ID, FakeEngine
 
 TOOLS = [
@@ -84,14 +85,15 @@ async def test_continuous_usage(make_front: Any, events: Any) -> None:
 
 
 async def test_cache_report(make_front: Any) -> None:
-    answer = (await make_front(enable_cache_report=True).chat("Hi")).json()
+    config = ServerConfig(http=HttpArgs(enable_cache_report=True))
+    answer = (await make_front(service={"config": config}).chat("Hi")).json()
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
 
 
 async def test_sampling_reaches_the_engine(make_front: Any) -> None:
     front = make_front(
-        sampling_defaults={"temperature": 0.6, "top_k": 20},
-        preferred_sampling_params={"top_k": 30, "top_p": 0.5},
+        model_defaults={"temperature": 0.6, "top_k": 20},
+        service={"sampling_defaults": {"top_k": 30, "top_p": 0.5}},
     )
     await front.chat(
         max_tokens=9,
@@ -293,10 +295,10 @@ async def test_death_in_the_middle_of_a_stream(make_front: Any, events: Any) -> 
 
 
 async def test_unexpected_failure_tells_nothing(make_front: Any) -> None:
-    front = make_front(weight_version=lambda: 1 / 0)
-    answer = await front.chat()
+    # A mistake of ours: "'int' object is not a mapping".
+    answer = await make_front(model_defaults=17).chat()
     assert answer.status_code == 500
-    assert "division" not in answer.text
+    assert "mapping" not in answer.text
     assert "id" in answer.json()["message"]
 
 

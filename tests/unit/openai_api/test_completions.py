@@ -30,7 +30,7 @@ async def test_whole_answer(make_front: Any) -> None:
 
 
 async def test_defaults_are_openais_not_the_models(make_front: Any) -> None:
-    front = make_front(sampling_defaults={"temperature": 0.1})
+    front = make_front(model_defaults={"temperature": 0.1})
     answer = (await front.complete("x" * 40)).json()
     assert answer["choices"][0]["text"] == "x" * 16
     assert answer["choices"][0]["finish_reason"] == "length"

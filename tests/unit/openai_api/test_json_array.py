@@ -3,7 +3,7 @@
 import pytest
 
 from openai_api.tool_parsers.json_array import JsonArrayParser
-from openai_api.tool_parsers.parser import ParsedCall
+from openai_api.tool_parsers.tool_parser import ParsedCall
 
 TEXT = (
     '[ {"name": "f", "parameters": {"a": "}{\\\\\\"]", "b": {"c": [1]}}},\n'

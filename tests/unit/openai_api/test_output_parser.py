@@ -16,8 +16,8 @@ from openai_api.reasoning_parsers.think_tags import ThinkTags
 from openai_api.tag_scan import UntilTag
 from openai_api.tool_parsers.hermes import HermesParser
 from openai_api.tool_parsers.json_array import JsonArrayParser
-from openai_api.tool_parsers.parser import ToolParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
+from openai_api.tool_parsers.tool_parser import ToolParser
 
 Parts = tuple[str, str, list[tuple[str, str]]]
 

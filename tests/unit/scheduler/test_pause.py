@@ -36,9 +36,11 @@ def test_requests_go_on_as_if_nothing_had_happened(overlap: bool, retract: bool)
         engine.scheduler.rest()
         assert engine.scheduler.has_work
         assert not engine.scheduler.can_step
+        assert (engine.shared["num_retracted_reqs"] > 0) == retract
         engine.scheduler.receive([InvalidateCache(2), ContinueGeneration(3)])
         assert engine.scheduler.can_step
         engine.run()
+        assert engine.shared["num_retracted_reqs"] == 0
         assert [engine.tokens[number] for number in numbers] == [expected] * 3
 
 

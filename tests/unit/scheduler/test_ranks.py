@@ -6,7 +6,7 @@ import pytest
 
 from runtime.executor.step_plan import EmbedSpan, PageUpdate, ReportSpan, RowJoin, StepPlan
 from runtime.ipc.array_codec import decode_array, encode_array
-from runtime.requests.extras import ExtraSpec
+from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.ranks import LeadingRunner
 

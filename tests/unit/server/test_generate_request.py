@@ -7,8 +7,8 @@ import pytest
 
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.front import ALL, LAST
-from server.native.generate_request import UNSUPPORTED_FIELDS, GenerateBody, plan_generate
-from server.native.tensor_request import Features
+from runtime.service.generate_request import UNSUPPORTED_FIELDS, GenerateBody, plan_generate
+from runtime.service.input_embeds import Features
 
 VOCAB = 100
 

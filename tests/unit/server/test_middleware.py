@@ -68,7 +68,7 @@ async def test_request_ids_are_kept_or_replaced(tmp_path):
     assert response.headers["x-request-id"] not in ("a", "b")
 
 
-async def test_a_crash_is_a_500_that_tells_nothing(tmp_path, monkeypatch):
+async def test_a_crash_is_a_500_that_tells_nothing(tmp_path, monkeypatch, caplog):
     server = FakeServer(tmp_path)
 
     def explode(*_):
@@ -79,6 +79,10 @@ async def test_a_crash_is_a_500_that_tells_nothing(tmp_path, monkeypatch):
     assert response.status_code == 500
     assert "secret" not in response.text
     assert response.json()["type"] == "InternalServerError"
+    # Who runs the server finds the traceback by what its client was told.
+    error_id = response.json()["message"].rpartition(" ")[2].rstrip(".")
+    (record,) = [each for each in caplog.records if error_id in each.getMessage()]
+    assert "secret" in str(record.exc_info)
     assert (await server.client.get("/health")).status_code == 200
 
 

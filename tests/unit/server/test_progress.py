@@ -10,7 +10,7 @@ import pytest
 
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.ipc.shared_state import SharedState
-from server.progress import ProgressLog
+from server.progress_log import ProgressLog
 
 
 class Terminal(io.StringIO):
@@ -36,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("server.progress.time", clock)
+    monkeypatch.setattr("server.progress_log.time", clock)
     return clock
 
 
@@ -66,7 +66,7 @@ def test_a_terminal_gets_a_bar(
     caplog: pytest.LogCaptureFixture, clock: Clock, tmp_path: Path
 ) -> None:
     stream = Terminal()
-    with caplog.at_level(logging.INFO, logger="server.progress"):
+    with caplog.at_level(logging.INFO, logger="server.progress_log"):
         load(ProgressLog(stream), tmp_path, clock)
     assert "Loading weights:  80%|" in stream.getvalue()
     *phases, seconds = caplog.messages
@@ -84,9 +84,9 @@ def test_a_terminal_gets_a_bar(
 def test_a_file_gets_lines_only(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("server.progress._EVERY_S", 0.15)
+    monkeypatch.setattr("server.progress_log._EVERY_S", 0.15)
     stream = io.StringIO()
-    with caplog.at_level(logging.INFO, logger="server.progress"):
+    with caplog.at_level(logging.INFO, logger="server.progress_log"):
         load(ProgressLog(stream), tmp_path, clock)
     assert stream.getvalue() == ""
     assert "Loading weights 40%" in caplog.messages

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime.client.gate import PAUSE, UPDATE
 from runtime.config.options import LoggingArgs, SchedulingArgs
 from runtime.ipc.messages import ControlReply, FinishReason
-from tests.support.fake_server import FakeServer
+from tests.support.fake_server import FakeServer, scrape
 
 
 def params(**keys):
@@ -385,55 +385,6 @@ async def test_flush_cache_says_when_it_did_not(tmp_path, monkeypatch):
     for timeout in ("-1", "x", "nan", "1e9"):
         response = await server.client.post(f"/flush_cache?timeout={timeout}")
         assert response.status_code == 400
-
-
-async def scrape(server: FakeServer) -> dict[tuple[str, str], float]:
-    response = await server.client.get("/metrics")
-    samples = {}
-    for family in text_string_to_metric_families(response.text):
-        for sample in family.samples:
-            samples[sample.name, sample.labels.get("endpoint", "")] = sample.value
-    return samples
-
-
-async def test_metrics_count_exactly(tmp_path):
-    server = FakeServer(tmp_path, logging=LoggingArgs(enable_metrics=True))
-    answers = [
-        (await server.generate(text="hello")).json(),
-        *(await server.generate(text=["a", "b"])).json(),
-        events_of(await server.generate(text="xyz", stream=True))[-1],
-    ]
-    await server.generate(text="uncounted", log_metrics=False)
-    await server.client.get("/x/random/1")
-    await server.client.get("/x/random/2")
-    samples = await scrape(server)
-    metas = [answer["meta_info"] for answer in answers]
-    total = "sglang:prompt_tokens_total", ""
-    assert samples[total] == sum(meta["prompt_tokens"] for meta in metas)
-    generated = sum(meta["completion_tokens"] for meta in metas)
-    assert samples["sglang:generation_tokens_total", ""] == generated
-    assert samples["sglang:num_requests_total", ""] == 4
-    assert samples["sglang:e2e_request_latency_seconds_count", ""] == 4
-    assert samples["sglang:time_to_first_token_seconds_count", ""] == 1
-    assert samples["sglang:http_requests_total", "/generate"] == 4
-    assert samples["sglang:http_requests_total", "other"] == 2
-    assert samples["sglang:http_requests_active", ""] == 1
-    for name in ("num_running_reqs", "num_queue_reqs", "token_usage", "gen_throughput"):
-        assert (f"sglang:{name}", "") in samples
-
-
-async def test_openai_routes_are_counted_too(tmp_path):
-    server = FakeServer(tmp_path, logging=LoggingArgs(enable_metrics=True))
-    body = {"model": "m", "prompt": "hello", "max_tokens": 4}
-    assert (await server.client.post("/v1/completions", json=body)).status_code == 200
-    samples = await scrape(server)
-    assert samples["sglang:prompt_tokens_total", ""] == 5
-    assert samples["sglang:http_requests_total", "/v1/completions"] == 1
-
-
-async def test_metrics_are_off_unless_asked_for(tmp_path):
-    server = FakeServer(tmp_path)
-    assert (await server.client.get("/metrics")).status_code == 404
 
 
 async def test_docs_describe_bodies_or_are_closed(tmp_path):

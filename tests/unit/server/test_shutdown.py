@@ -18,7 +18,7 @@ SCRIPT = """
 import asyncio, sys, threading
 from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
-from server.context import Lifecycle
+from runtime.service.context import Lifecycle
 from server.shutdown import Shutdown, leave
 
 async def main(what):

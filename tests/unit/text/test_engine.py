@@ -17,7 +17,7 @@ from runtime.ipc.messages import (
     TextDeltas,
     TokenDeltas,
 )
-from runtime.requests.extras import ExtraBlock
+from runtime.requests.extra_spec import ExtraBlock
 from runtime.text.decoders import REPLACEMENT, PieceDecoder
 from runtime.text.detokenizer import Detokenizer, MalformedDeltas, portions
 from runtime.text.text_stream import _MAX_UNDECODED, Stream

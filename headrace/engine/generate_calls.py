@@ -1,0 +1,167 @@
+"""A request on the engine's loop: everything at once, or chunk by chunk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from headrace.engine.core import EngineCore
+from headrace.engine.engine_errors import translated
+from headrace.engine.progress_bar import Progress
+from headrace.engine.workers import run_workers
+from runtime.client.admission import admit, check_text_size
+from runtime.client.answer_size import check_answer_size
+from runtime.client.front_extras import check_extras
+from runtime.client.generation_stream import GenerationInput
+from runtime.client.tokenization import encode_texts
+from runtime.service.context import ServiceContext
+from runtime.service.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
+from runtime.service.outputs import (
+    Output,
+    open_output,
+    open_outputs,
+)
+from runtime.service.streams import close_all, merge
+
+Answer = dict[str, Any]
+
+# Fewer prompts than this are encoded between two turns of the loop, without a hop to a thread.
+_FEW_PROMPTS = 64
+# Requests in flight for each row of the running batch: enough that a row never waits for the next.
+_IN_FLIGHT_PER_ROW = 4
+
+
+async def generate_all(
+    core: EngineCore, body: GenerateBody, show_progress: bool | None
+) -> list[Answer] | Answer:
+    """Every answer of a request, in order; cancelling it aborts what runs.
+
+    Of a large batch only some requests are in flight at a time, so a batch of any size fits.
+    """
+    with translated():
+        core.check_alive()
+        context = core.context
+        plan = _plan(context, body)
+        prompt_ids = await _encode(context, plan)
+        # In a session the prompt is known when the request joins it.
+        for sample in plan.samples if plan.session is None else ():
+            # All are checked before any runs: one bad prompt refuses the whole request.
+            limits = context.client.limits
+            input_ids, _ = admit(
+                prompt_ids[sample.prompt_index],
+                sample.spec.sampling,
+                limits,
+                explicit_max_new_tokens=sample.spec.explicit_max_new_tokens,
+            )
+            check_extras(sample.spec.extras, len(input_ids))
+            check_answer_size([GenerationInput(input_ids, sample.spec)], limits)
+        with Progress(len(plan.samples), show_progress) as progress:
+            answers = await _run_all(context, plan, prompt_ids, progress)
+    return answers[0] if plan.is_single else answers
+
+
+async def _run_all(
+    context: ServiceContext, plan: GeneratePlan, prompt_ids: list[list[int]], progress: Progress
+) -> list[Answer]:
+    answers: list[Answer] = [{}] * len(plan.samples)
+    remaining = iter(enumerate(plan.samples))
+
+    async def work() -> None:
+        for index, sample in remaining:
+            answers[index] = await _run(context, plan, sample, prompt_ids[sample.prompt_index])
+            progress.advance(answers[index]["meta_info"]["completion_tokens"])
+
+    await run_workers(work, min(_most_in_flight(context), len(plan.samples)))
+    return answers
+
+
+async def _run(
+    context: ServiceContext, plan: GeneratePlan, sample: Sample, input_ids: list[int]
+) -> Answer:
+    output = open_output(context, plan, GenerationInput(input_ids, sample.spec))
+    answer: Answer = {}
+    try:
+        async for chunk in output.stream:
+            answer = output.answer(chunk)
+    finally:
+        output.stream.close()
+    return answer
+
+
+def _most_in_flight(context: ServiceContext) -> int:
+    worker = context.status.worker
+    rows = worker.max_running_requests if worker is not None else 1
+    most = _IN_FLIGHT_PER_ROW * rows * len(context.status.replicas)
+    queued = context.config.scheduling.max_queued_requests
+    return most if queued is None else max(1, min(most, queued))
+
+
+def _plan(context: ServiceContext, body: GenerateBody) -> GeneratePlan:
+    vocab_size = context.client.limits.vocab_size
+    return plan_generate(
+        body,
+        context.sampling_defaults,
+        vocab_size,
+        max_batch=None,
+        features=context.features,
+    )
+
+
+async def _encode(context: ServiceContext, plan: GeneratePlan) -> list[list[int]]:
+    prompts = plan.prompts
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        return [prompt for prompt in prompts if not isinstance(prompt, str)]
+    for text in texts:
+        check_text_size(text, context.client.limits)
+    if len(texts) < _FEW_PROMPTS:
+        return await encode_texts(context.tokenizer, texts)
+    # All at once: the library uses every core for a batch and lets other threads run meanwhile.
+    return await asyncio.to_thread(context.tokenizer.encode_batch, texts)
+
+
+class StreamedRequest:
+    """A request whose chunks are read one by one; every method runs on the engine's loop."""
+
+    def __init__(self, outputs: list[Output], plan: GeneratePlan, incremental: bool) -> None:
+        """Made by `open_request`."""
+        self._streams = [output.stream for output in outputs]
+        self._answers = self._read(outputs, plan, incremental)
+
+    @staticmethod
+    async def _read(
+        outputs: list[Output], plan: GeneratePlan, incremental: bool
+    ) -> AsyncGenerator[Answer, None]:
+        async for index, chunk in merge([output.stream for output in outputs]):
+            answer = outputs[index].answer(chunk, incremental=incremental)
+            if "text" in answer:
+                answer["text_delta"] = chunk.text
+            if not plan.is_single:
+                answer["index"] = index
+            yield answer
+
+    async def read(self) -> Answer | None:
+        """The next chunk; `None` after the last."""
+        with translated():
+            return await anext(self._answers, None)
+
+    async def abandon(self) -> None:
+        """Abort what still runs."""
+        # A generator that was never started has nothing to clean up with: the streams go first.
+        close_all(self._streams)
+        try:
+            await self._answers.aclose()
+        except RuntimeError:
+            # A read that is being cancelled is still inside; it cleans up by itself.
+            return
+
+
+async def open_request(core: EngineCore, body: GenerateBody, incremental: bool) -> StreamedRequest:
+    """Admit every sample of a streaming request, or none."""
+    with translated():
+        core.check_alive()
+        plan = _plan(core.context, body)
+        prompt_ids = await _encode(core.context, plan)
+        outputs = await open_outputs(core.context, plan, prompt_ids)
+        return StreamedRequest(outputs, plan, incremental)

@@ -1,0 +1,51 @@
+"""What the OpenAI routes know: the service, and what only this wire needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from openai_api.chat_template import ChatTemplate, load_chat_template
+from openai_api.parsers import ParserSet
+from openai_api.sampling import model_sampling_defaults
+from runtime.service.context import ServiceContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenAIContext:
+    """The service as the OpenAI routes see it.
+
+    Attributes:
+        service: what all APIs share.
+        chat_template: `None` when the model has none: chat is then refused with advice.
+        model_defaults: sampling keys that the model's own files name, for chat only; those of
+            the operator go before them.
+        created: Unix time shown as the model's age.
+    """
+
+    service: ServiceContext
+    chat_template: ChatTemplate | None = None
+    model_defaults: Mapping[str, object] = field(default_factory=dict)
+    parsers: ParserSet = field(default_factory=ParserSet)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+def make_context(service: ServiceContext) -> OpenAIContext:
+    """Build the context from the server's options; compiles the chat template.
+
+    Raises:
+        StartupError: the template does not parse, or a parser's name is unknown.
+    """
+    http, tokenizer = service.config.http, service.tokenizer
+    use_model_defaults = http.sampling_defaults == "model"
+    return OpenAIContext(
+        service=service,
+        chat_template=load_chat_template(
+            http.chat_template, tokenizer.chat_template, tokenizer.named_tokens
+        ),
+        model_defaults=(
+            model_sampling_defaults(service.model.generation_defaults) if use_model_defaults else {}
+        ),
+        parsers=ParserSet.choose(http.reasoning_parser, http.tool_call_parser, tokenizer),
+    )

@@ -1,0 +1,76 @@
+"""Errors as the OpenAI wire tells them: one body that two kinds of client can read.
+
+OpenAI's clients read the nested `error` object; SGLang's read the flat keys beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from runtime.service.error_table import ErrorInfo, describe_error
+
+MAX_MESSAGE_CHARS = 2000
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How one status is called: nested in OpenAI's words, flat in SGLang's."""
+
+    nested: str
+    flat: str
+
+
+KINDS: Mapping[int, _Kind] = {
+    400: _Kind("invalid_request_error", "BadRequestError"),
+    401: _Kind("authentication_error", "AuthenticationError"),
+    403: _Kind("permission_error", "PermissionDeniedError"),
+    404: _Kind("invalid_request_error", "NotFoundError"),
+    405: _Kind("invalid_request_error", "MethodNotAllowedError"),
+    413: _Kind("invalid_request_error", "RequestTooLargeError"),
+    415: _Kind("invalid_request_error", "UnsupportedMediaTypeError"),
+    429: _Kind("rate_limit_error", "RateLimitError"),
+    500: _Kind("server_error", "InternalServerError"),
+    501: _Kind("server_error", "NotImplementedError"),
+    503: _Kind("server_error", "SERVICE_UNAVAILABLE"),
+}
+
+
+def error_response(error: Exception) -> Response:
+    """Answer with the error's status and body."""
+    info = describe_error(error)
+    headers = {} if info.retry_after_s is None else {"Retry-After": str(info.retry_after_s)}
+    return Response(
+        orjson.dumps(_body(info)), info.status, headers=headers, media_type="application/json"
+    )
+
+
+def error_event(error: Exception) -> bytes:
+    """The error as an event of a stream that has already begun with status 200."""
+    body = _body(describe_error(error))
+    nested = body.pop("error")
+    # Inside a stream both kinds of client look under `error`: OpenAI's keys win there.
+    return b"data: " + orjson.dumps({**body, "error": {**body, **nested}}) + b"\n\n"
+
+
+def _body(info: ErrorInfo) -> dict[str, Any]:
+    """OpenAI's nested object and the flat keys together."""
+    kind = KINDS.get(info.status, KINDS[400 if info.status < 500 else 500])
+    message = info.message[:MAX_MESSAGE_CHARS]
+    return {
+        "object": "error",
+        "message": message,
+        "type": kind.flat,
+        "param": info.param,
+        "code": info.status,
+        "error": {
+            "message": message,
+            "type": kind.nested,
+            "param": info.param,
+            "code": info.code,
+        },
+    }

@@ -1,0 +1,159 @@
+"""The front half of an extra: how it is asked for, what it may weigh, how it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, ClassVar, cast
+
+import msgspec
+
+from runtime.checkpoint.model_spec import Gives
+from runtime.client.admission import EngineLimits
+from runtime.client.generation_stream import GenerationChunk
+from runtime.errors import InvalidRequest
+from runtime.requests.extra_spec import EXTRAS, ExtraSpec, load_half
+
+_OTHER_KIND: dict[Gives, str] = {
+    "tokens": "This server's model generates text; that needs a model that gives vectors.",
+    "vectors": (
+        "This server's model gives vectors of texts and generates none: use /encode or "
+        "/v1/embeddings."
+    ),
+    "scores": "This server's model scores texts and generates none.",
+}
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False):
+    """What an extra must know of a native request besides its own fields.
+
+    Attributes:
+        num_prompts: prompts of the request.
+        vocab_size: the logits' width.
+        n: samples of each.
+        has_tokens: whether the prompts have tokens, not embeddings.
+        offered: extras that the server was started for, of those that need it.
+    """
+
+    num_prompts: int
+    vocab_size: int
+    n: int = 1
+    has_tokens: bool = True
+    offered: frozenset[str] = frozenset()
+
+
+class AnsweredSample(msgspec.Struct, frozen=True, gc=False):
+    """What an extra's answer may need to know of its sample.
+
+    Attributes:
+        prompt_ids: as admitted.
+        hidden_size: the model's.
+        token_text: gives a token's text.
+        as_json: whether the answer will be encoded; else its lists are Python's own.
+        is_shown_again: whether an answer may be followed by one that repeats it.
+    """
+
+    prompt_ids: list[int]
+    hidden_size: int
+    token_text: Callable[[int], str]
+    as_json: bool = False
+    is_shown_again: bool = True
+
+
+class ExtraAnswer:
+    """One sample's answer in the words of the native API, growing with its chunks.
+
+    Where it becomes JSON, a list that may be large is a `Pieces`.
+    """
+
+    def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:
+        """Take in a chunk; `incremental` forgets the output that was shown before."""
+        raise NotImplementedError
+
+    def meta_info(self) -> dict[str, Any]:
+        """Keys of every answer's `meta_info`, in lists of their own."""
+        return {}
+
+    def at_end(self) -> dict[str, Any]:
+        """Further keys of the last one."""
+        return {}
+
+
+class FrontExtra:
+    """`EXTRA` of an extra's `front` module, which must not import torch or numpy.
+
+    Attributes:
+        needs: what a model must give that is asked for it.
+        field: what a refusal is about, as the native API calls it.
+        advice: what to do about an answer that would weigh too much.
+    """
+
+    needs: ClassVar[Gives] = "tokens"
+    field: str
+    advice: str
+
+    def plan(self, body: Any, asked: Asked) -> Sequence[ExtraSpec | None] | None:
+        """What each prompt's samples want, by the extra's fields of a `/generate` body.
+
+        Returns:
+            One entry for each prompt, or nothing where none wants any.
+
+        Raises:
+            InvalidRequest: a value out of range, or a list of the wrong length.
+        """
+        raise NotImplementedError
+
+    def check(self, spec: ExtraSpec, num_prompt: int) -> None:
+        """Check what needs the prompt's length.
+
+        Raises:
+            InvalidRequest: outside the prompt.
+        """
+
+    def num_numbers(
+        self,
+        spec: ExtraSpec,  # noqa: ARG002
+        num_prompt: int,  # noqa: ARG002
+        num_output: int,  # noqa: ARG002
+        limits: EngineLimits,  # noqa: ARG002
+    ) -> int:
+        """Numbers of four bytes that the answer may hold beside one for each output token."""
+        return 0
+
+    def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:
+        """An empty answer."""
+        raise NotImplementedError
+
+
+@cache
+def front_extras() -> list[FrontExtra]:
+    """Every extra's front half, in the order of the table."""
+    return [front_extra(name) for name in EXTRAS]
+
+
+@cache
+def front_extra(name: str) -> FrontExtra:
+    """One extra's front half."""
+    return cast("FrontExtra", load_half(name, "front"))
+
+
+def check_extras(extras: Sequence[ExtraSpec], num_prompt: int) -> None:
+    """Check all extras of an admitted request; see `FrontExtra.check`."""
+    for spec in extras:
+        front_extra(spec.name).check(spec, num_prompt)
+
+
+def check_kind(extras: Sequence[ExtraSpec], limits: EngineLimits) -> None:
+    """Refuse what the model does not give.
+
+    Raises:
+        InvalidRequest: the request is for another kind of model.
+    """
+    wanted = {front_extra(spec.name).needs for spec in extras} or {"tokens"}
+    if wanted != {limits.gives}:
+        raise InvalidRequest(_OTHER_KIND[limits.gives])
+
+
+def answers_of(extras: Sequence[ExtraSpec], sample: AnsweredSample) -> list[ExtraAnswer]:
+    """An empty answer for each extra of a sample."""
+    return [front_extra(spec.name).answer(spec, sample) for spec in extras]

@@ -1,0 +1,225 @@
+"""One sample: what is asked for, and the stream of what comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from runtime.client.replica_link import ReplicaLink
+from runtime.client.sessions import Turn
+from runtime.errors import HeadraceError, InvalidRequest, Overloaded
+from runtime.ipc.messages import BeginTimes, FinishReason
+from runtime.requests.extra_spec import ExtraBlock
+from runtime.requests.request_spec import RequestSpec
+
+
+@dataclass
+class GenerationInput:
+    """One sample to generate, as the endpoints hand it over.
+
+    Attributes:
+        input_ids: the prompt's token ids.
+        spec: everything else.
+    """
+
+    input_ids: list[int]
+    spec: RequestSpec
+
+
+@dataclass
+class GenerationChunk:
+    """What is new since the chunk before.
+
+    Attributes:
+        text: new characters.
+        token_ids: new tokens.
+        finish_reason: set on the last chunk.
+        prompt_tokens, cached_tokens: of the whole request, the same in every chunk.
+        num_retractions: times the request was put back and recomputed, known with the last chunk.
+        extras: what was wanted beside tokens, in order, for each extra's own reader; after a stop
+            string some of it may lie behind the last of `token_ids`.
+        weight_version: label of the weights that were loaded when the newest token came.
+        times: when the request left the queue and had its first token.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    cached_tokens: int
+    num_retractions: int = 0
+    extras: Sequence[ExtraBlock] = ()
+    weight_version: str = ""
+    times: BeginTimes | None = None
+
+    def blocks(self, extra: str, *, is_input: bool) -> list[ExtraBlock]:
+        """What one extra says of the prompt, or of the output."""
+        return [
+            block for block in self.extras if block.extra == extra and block.is_input == is_input
+        ]
+
+    def unsent_ids(self, extra: str) -> list[int]:
+        """Where no token is to be generated, the one that an extra's output is about."""
+        blocks = self.blocks(extra, is_input=False)
+        return [each for block in blocks for each in memoryview(block.unsent_ids).cast("i")]
+
+
+class Wake(asyncio.Event):
+    """Set when a stream has something to read.
+
+    Attributes:
+        listener: called whenever it is set.
+    """
+
+    listener: Callable[[], None] | None = None
+
+    def set(self) -> None:
+        """Wake whoever waits, and call the listener."""
+        super().set()
+        if self.listener is not None:
+            self.listener()
+
+
+@dataclass
+class StreamState:
+    """What a request in flight has brought and nobody has read yet; the client's own."""
+
+    request_id: int
+    rid: str
+    prompt_tokens: int
+    arrival: float
+    link: ReplicaLink
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    # Deltas that wait to be read; a reader that falls behind gets them joined, so memory stays
+    # bounded by the text itself.
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    extras: list[ExtraBlock] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: HeadraceError | None = None
+    weight_version: str = ""
+    times: BeginTimes | None = None
+    wake: Wake = field(default_factory=Wake)
+
+
+class StreamOwner(Protocol):
+    """What a stream needs of the client that made it."""
+
+    def abort_ids(self, request_ids: list[int]) -> None:
+        """Abort by internal id."""
+        ...
+
+    def forget(self, request_id: int) -> None:
+        """Drop a stream that is over or no longer read."""
+        ...
+
+
+class GenerationStream:
+    """An async iterator of chunks; leaving it early aborts the request.
+
+    Attributes:
+        turn: its place in a session, which learns what is read here.
+    """
+
+    turn: Turn | None = None
+
+    def __init__(self, client: StreamOwner, stream: StreamState) -> None:
+        """Made by `EngineClient.generate` only."""
+        self._client = client
+        self._stream = stream
+        self._done = False
+
+    @property
+    def rid(self) -> str:
+        """The caller's name for the request."""
+        return self._stream.rid
+
+    @property
+    def arrival(self) -> float:
+        """`time.monotonic()` when the client took the request."""
+        return self._stream.arrival
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt as it was admitted."""
+        return self._stream.prompt_tokens
+
+    @property
+    def dp_rank(self) -> int:
+        """The replica that runs the request."""
+        return self._stream.link.rank
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called whenever a chunk can be read, now if there is one already."""
+        self._stream.wake.listener = listener
+        if self._stream.wake.is_set():
+            listener()
+
+    def __aiter__(self) -> AsyncIterator[GenerationChunk]:
+        return self
+
+    async def __anext__(self) -> GenerationChunk:
+        if self._done:
+            raise StopAsyncIteration
+        stream = self._stream
+        try:
+            await stream.wake.wait()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        stream.wake.clear()
+        if stream.error is not None:
+            self._done = True
+            self._client.forget(stream.request_id)
+            raise stream.error
+        chunk = GenerationChunk(
+            text="".join(stream.text),
+            token_ids=stream.token_ids,
+            finish_reason=stream.finish_reason,
+            prompt_tokens=stream.prompt_tokens,
+            cached_tokens=stream.cached_tokens,
+            num_retractions=stream.num_retractions,
+            weight_version=stream.weight_version,
+            times=stream.times,
+        )
+        if stream.extras:
+            chunk.extras, stream.extras = stream.extras, []
+        stream.text, stream.token_ids = [], []
+        if self.turn is not None:
+            self.turn.add_output(chunk.token_ids)
+        if chunk.finish_reason is not None:
+            self._done = True
+            self._client.forget(stream.request_id)
+            _raise_if_refused(chunk)
+        return chunk
+
+    def close(self) -> None:
+        """Stop reading; a request that still runs is aborted."""
+        if not self._done:
+            self._done = True
+            self._client.abort_ids([self._stream.request_id])
+            self._client.forget(self._stream.request_id)
+
+    def take_back(self) -> None:
+        """Close it as if it had never been: its session forgets it, too."""
+        self.close()
+        if self.turn is not None:
+            self.turn.session.forget(self.turn)
+
+
+def _raise_if_refused(chunk: GenerationChunk) -> None:
+    # The scheduler refuses with a status; a caller's own abort has none and keeps its text.
+    reason = chunk.finish_reason
+    if reason is None or reason.status_code is None:
+        return
+    message = reason.message or "The request was refused."
+    if reason.status_code == 503:
+        raise Overloaded(message)
+    if 400 <= reason.status_code < 500:
+        raise InvalidRequest(message)
+    error = HeadraceError(message)
+    error.status_code = reason.status_code
+    raise error

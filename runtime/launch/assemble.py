@@ -1,0 +1,72 @@
+"""From a prepared engine to its objects: client, owner of the children, the context they share.
+
+The HTTP server and the offline engine are built by these lines.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from runtime.client.admission import EngineLimits
+from runtime.client.host import EngineHost
+from runtime.client.recorder import RecordingClient
+from runtime.launch.prepare import PreparedEngine
+from runtime.service.context import ServiceContext
+from runtime.weights.weight_control import WeightControl
+
+
+def assemble(
+    prepared: PreparedEngine, *, restarts: bool = True
+) -> tuple[EngineHost, ServiceContext]:
+    """Build everything that starts nothing yet; `host.start()` does.
+
+    Args:
+        prepared: what was checked and settled.
+        restarts: whether a child that dies is started again; see `EngineHost`.
+    """
+    resolved, config = prepared.resolved, prepared.resolved.config
+    limits = EngineLimits(
+        context_len=resolved.worker.context_len,
+        max_total_num_tokens=resolved.worker.context_len,
+        vocab_size=prepared.model.vocab_size,
+        allow_auto_truncate=config.http.allow_auto_truncate,
+        hidden_size=prepared.model.hidden_size,
+        gives=prepared.model.gives,
+    )
+    client = RecordingClient(
+        limits,
+        config.model.random_seed,
+        dp_size=config.parallel.dp_size,
+        load_balance_method=config.parallel.load_balance_method,
+    )
+    run_folder = prepared.folders.run
+    host = EngineHost(
+        resolved.worker,
+        resolved.detokenizer,
+        client,
+        run_folder,
+        grammar=resolved.grammar,
+        restarts=restarts,
+    )
+    context = ServiceContext(
+        config=config,
+        model=prepared.model,
+        tokenizer=prepared.tokenizer,
+        client=client,
+        status=host.status,
+        version=server_version(),
+        sampling_defaults=resolved.sampling_defaults,
+    )
+    client.loaded.version = client.loaded.restart_version = config.model.weight_version
+    context.weights = WeightControl(
+        host, prepared.model, config.model.load_format, context.rename_model
+    )
+    return host, context
+
+
+def server_version() -> str:
+    """The installed version."""
+    try:
+        return metadata.version("headrace")
+    except metadata.PackageNotFoundError:
+        return "0.0.0+source"

@@ -1,0 +1,103 @@
+"""What can be known before any process starts: options, model folder, weight headers.
+
+All of it without torch, so that a mistake costs a second and one line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.checkpoint.check import check_model_folder
+from runtime.checkpoint.hub import resolve_model_folder
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.config.options import ServerConfig
+from runtime.errors import StartupError
+from runtime.ipc.transport import create_run_folder, remove_run_folder
+from runtime.launch.hardware import detect_hardware
+from runtime.launch.resolve import Folders, Resolved, check_options, resolve
+from runtime.models.registry import read_model_spec
+from runtime.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# In the package `headrace`, found without importing what lies above it.
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "headrace" / "demo" / "model"
+DEMO_NAME = "headrace-demo"
+
+
+@dataclass(frozen=True)
+class PreparedEngine:
+    """Everything that is known before the first child starts; no port in it."""
+
+    resolved: Resolved
+    model: ModelSpec
+    tokenizer: Tokenizer
+    folders: Folders
+
+
+def prepare_engine(config: ServerConfig) -> PreparedEngine:
+    """Check options, model folder and weight headers, and settle what was left to us.
+
+    Raises:
+        StartupError: the first thing wrong, in one line.
+    """
+    check_options(config)
+    config, model_folder = find_model(config)
+    model = read_model_spec(model_folder)
+    if config.model.load_format != "dummy":
+        check_model_folder(model_folder, model)
+    tokenizer_path = config.model.tokenizer_path
+    tokenizer_folder = (
+        resolve_model_folder(tokenizer_path, None)
+        if tokenizer_path and tokenizer_path != config.model.model_path
+        else model_folder
+    )
+    tokenizer = (
+        Tokenizer.without_vocabulary()
+        if config.model.skip_tokenizer_init
+        else Tokenizer.from_folder(tokenizer_folder)
+    )
+    folders = Folders(create_run_folder(), model_folder, tokenizer_folder)
+    try:
+        resolved = resolve(config, model, detect_hardware(), folders, secrets.randbits(31))
+    except BaseException:
+        remove_run_folder(folders.run)
+        raise
+    for choice in resolved.choices:
+        logger.info(choice)
+    return PreparedEngine(resolved, model, tokenizer, folders)
+
+
+def find_model(config: ServerConfig, *, only_config: bool = False) -> tuple[ServerConfig, Path]:
+    """The local folder of the model that was asked for, or of the demo model.
+
+    Args:
+        config: as asked for.
+        only_config: whether `config.json` will do; see `resolve_model_folder`.
+
+    Returns:
+        `config`, with the demo model's names where none was asked for, and the folder.
+
+    Raises:
+        StartupError: no such model.
+    """
+    path = config.model.model_path
+    if path is not None:
+        folder = resolve_model_folder(path, config.model.revision, only_config=only_config)
+        return config, folder
+    if not (DEMO_MODEL / "config.json").is_file():
+        raise StartupError("The demo model is not installed; name a model with --model-path.")
+    logger.warning(
+        "No --model-path: serving the demo model, a toy of a few million parameters that knows "
+        "little more than capitals and small sums."
+    )
+    model = dataclasses.replace(
+        config.model,
+        model_path=str(DEMO_MODEL),
+        served_model_name=config.model.served_model_name or DEMO_NAME,
+    )
+    return dataclasses.replace(config, model=model), DEMO_MODEL

@@ -1,0 +1,136 @@
+"""Flags of the reference server that this one does not have: which may pass, which may not.
+
+A flag that only chooses a kernel, a speed-up or a log detail passes with one warning line, so that
+existing launch lines work. A flag that asks for other behaviour is an error that says so, unless
+its value asks for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReferenceFlag:
+    """One flag of the reference.
+
+    Attributes:
+        takes_value: false for a bare switch.
+        refusal: why it cannot be served; `None` when it is merely without effect.
+        neutral: values that ask for nothing and pass in silence.
+    """
+
+    name: str
+    takes_value: bool
+    refusal: str | None = None
+    neutral: tuple[str, ...] = ()
+
+
+_IGNORED_SWITCHES = """
+    --delete-ckpt-after-loading --enable-mixed-chunk --disable-custom-all-reduce --enable-p2p-check
+    --disable-cuda-graph-padding --enable-torch-compile --sleep-on-idle
+    --enable-nccl-nvls --enable-symm-mem --disable-flashinfer-cutlass-moe-fp4-allgather
+    --enable-flashinfer-allreduce-fusion --triton-attention-reduce-in-fp32 --show-time-cost
+    --disable-outlines-disk-cache --enable-metrics-for-all-schedulers --disable-fast-image-processor
+    --enable-profile-cuda-graph --enable-cudagraph-gc --collect-tokens-histogram
+    --flashinfer-mla-disable-ragged --disable-chunked-prefix-cache --enable-tokenizer-batch-encode
+    --disable-shared-experts-fusion --enable-single-batch-overlap --enable-two-batch-overlap
+    --enable-memory-saver --enable-weights-cpu-backup --enable-ssl-refresh
+"""
+
+_IGNORED_VALUES = """
+    --tokenizer-mode --model-loader-extra-config --download-dir --model-impl --warmups
+    --max-prefill-tokens --schedule-conservativeness --radix-eviction-policy
+    --num-continuous-decode-steps --dist-timeout --nccl-port
+    --prefill-attention-backend --decode-attention-backend --mm-attention-backend
+    --sampling-backend --cuda-graph-max-bs --cuda-graph-bs
+    --cuda-graph-max-bs-decode --cuda-graph-bs-decode --torch-compile-max-bs
+    --moe-runner-backend --moe-a2a-backend --deepep-mode --fp8-gemm-backend
+    --soft-watchdog-timeout --crash-dump-folder --log-requests-target
+    --bucket-time-to-first-token --bucket-inter-token-latency
+    --bucket-e2e-request-latency --prompt-tokens-buckets --generation-tokens-buckets
+    --triton-attention-num-kv-splits --mm-max-concurrent-calls --tokenizer-worker-num
+    --speculative-algorithm --speculative-draft-model-path --speculative-num-steps
+    --speculative-eagle-topk --speculative-num-draft-tokens --speculative-token-map
+    --gc-warning-threshold-secs --max-loras-per-batch --max-loaded-loras --max-lora-rank
+    --lora-backend --expert-distribution-recorder-buffer-size --eplb-rebalance-num-iterations
+    --constrained-json-whitespace-pattern
+"""
+
+_NO_ADAPTERS = "LoRA adapters are not supported yet"
+_ONE_NODE = "only one process group on one machine is supported yet"
+_NO_QUANTIZATION = "quantized weights are not supported yet"
+_NO_TIERS = "the KV pool has one tier, the device's memory"
+
+_REFUSED_SWITCHES = {
+    "--is-embedding": "embedding, reward and rerank models are not supported yet",
+    "--enable-multimodal": "images, audio and video are not supported yet",
+    "--checkpoint-engine-wait-weights-before-ready": "weights come from the model folder only",
+    "--enable-custom-logit-processor": "code sent by clients never runs here",
+    "--enable-return-routed-experts": "routed experts are not returned yet",
+    "--enable-response-store": "stored responses are not supported yet",
+    "--trust-request-chat-template": "templates sent by clients never run here",
+    "--stream-output": "use --incremental-streaming-output, which makes text and ids deltas",
+    "--enable-hierarchical-cache": _NO_TIERS,
+    "--enable-dp-attention": "attention is not split from the other layers",
+    "--enable-eplb": "experts stay where they are loaded",
+    "--enable-lora": _NO_ADAPTERS,
+    "--enable-trace": "tracing is not supported yet",
+}
+
+_REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "--quantization": (_NO_QUANTIZATION, ("none",)),
+    "--torchao-config": (_NO_QUANTIZATION, ("",)),
+    "--kv-cache-dtype": ("the KV pool has the model's dtype", ("auto",)),
+    "--json-model-override-args": ("edit the model's config.json instead", ("{}",)),
+    "--hf-chat-template-name": ("use --chat-template", ()),
+    "--completion-template": ("/v1/completions applies no template", ()),
+    "--tool-server": ("tools run at the client", ()),
+    "--cpu-offload-gb": ("weights stay on one device", ("0",)),
+    "--hicache-ratio": (_NO_TIERS, ()),
+    "--hicache-size": (_NO_TIERS, ("0",)),
+    "--hicache-write-policy": (_NO_TIERS, ()),
+    "--hicache-storage-backend": (_NO_TIERS, ()),
+    "--pp-size": (_ONE_NODE, ("1",)),
+    "--pipeline-parallel-size": (_ONE_NODE, ("1",)),
+    "--ep-size": ("expert parallelism is not supported yet", ("1",)),
+    "--ep": ("expert parallelism is not supported yet", ("1",)),
+    "--nnodes": (_ONE_NODE, ("1",)),
+    "--node-rank": (_ONE_NODE, ("0",)),
+    "--dist-init-addr": (_ONE_NODE, ()),
+    "--base-gpu-id": ("choose the GPU with CUDA_VISIBLE_DEVICES", ("0",)),
+    "--gpu-id-step": ("choose the GPU with CUDA_VISIBLE_DEVICES", ("1",)),
+    "--disaggregation-mode": ("prefill and decode run in one server", ("null",)),
+    "--disaggregation-transfer-backend": ("prefill and decode run in one server", ("mooncake",)),
+    "--disaggregation-bootstrap-port": ("prefill and decode run in one server", ("8998",)),
+    "--disaggregation-ib-device": ("prefill and decode run in one server", ()),
+    "--ep-num-redundant-experts": ("experts stay where they are loaded", ("0",)),
+    "--init-expert-location": ("experts stay where they are loaded", ("trivial",)),
+    "--expert-distribution-recorder-mode": ("expert use is not recorded yet", ()),
+    "--lora-paths": (_NO_ADAPTERS, ()),
+    "--lora-target-modules": (_NO_ADAPTERS, ()),
+    "--otlp-traces-endpoint": ("tracing is not supported yet", ()),
+    "--limit-mm-data-per-request": ("images, audio and video are not supported yet", ("{}",)),
+}
+
+REFERENCE_FLAGS: dict[str, ReferenceFlag] = {
+    flag.name: flag
+    for flag in (
+        *(ReferenceFlag(name, takes_value=False) for name in _IGNORED_SWITCHES.split()),
+        *(ReferenceFlag(name, takes_value=True) for name in _IGNORED_VALUES.split()),
+        *(ReferenceFlag(name, False, why) for name, why in _REFUSED_SWITCHES.items()),
+        *(
+            ReferenceFlag(name, True, why, neutral)
+            for name, (why, neutral) in _REFUSED_VALUES.items()
+        ),
+    )
+}
+
+# Values of our own flags that name a kernel we do not have: the automatic choice takes its place.
+REFERENCE_VALUES: dict[str, tuple[str, ...]] = {
+    "--attention-backend": (
+        *("torch_native", "fa3", "fa4", "flex_attention", "flashmla"),
+        *("cutlass_mla", "trtllm_mla", "trtllm_mha", "dual_chunk_flash_attn", "aiter", "wave"),
+        *("intel_amx", "ascend"),
+    ),
+}

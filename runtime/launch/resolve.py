@@ -1,0 +1,466 @@
+"""From what was asked for to what runs: pure, and every automatic choice says its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.config.options import (
+    DetokenizerConfig,
+    GrammarConfig,
+    ParallelArgs,
+    SchedulingArgs,
+    ServerConfig,
+    WorkerConfig,
+)
+from runtime.errors import InvalidRequest, StartupError
+from runtime.launch.hardware import Hardware
+from runtime.requests.sampling_params import SamplingFields, resolve_sampling
+
+_DTYPES = {"half": "float16", "float": "float32"}
+DEFAULT_PAGE_SIZE = 16
+MAX_PORT = 65535
+# Beyond a machine's GPUs; a typing error must not start a thousand processes.
+MAX_REPLICAS = 64
+# Of the reference, when none is given.
+DETERMINISTIC_SEED = 42
+# Those that both its FlashAttention-2 and its FlashAttention-3 kernels are made for.
+_FLASHINFER_HEAD_DIMS = (64, 128, 256)
+# No braces: the framework would take them for a pattern.
+_ROUTE = re.compile(r"/[A-Za-z0-9._:/@-]+")
+# Attention implementations that know one kind of device only.
+ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}
+# Those with a batch-invariant form.
+INVARIANT_BACKENDS = ("cpu", "triton")
+# Rows and tables of every request that may run are allocated at start.
+MAX_RUNNING_REQUESTS = 65536
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where things lie on this machine."""
+
+    run: Path
+    model: Path
+    tokenizer: Path
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The configuration without an `auto` left, and how it came about.
+
+    Attributes:
+        config: as asked for, with every choice filled in; shown at `/server_info`.
+        grammar: `None` when structured output is off.
+        sampling_defaults: sampling keys for requests that lack them, native names, checked.
+        choices: "what: value (reason)" lines for the log.
+    """
+
+    config: ServerConfig
+    worker: WorkerConfig
+    detokenizer: DetokenizerConfig
+    grammar: GrammarConfig | None
+    sampling_defaults: dict[str, object]
+    choices: list[str]
+
+
+class _Choices:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def pick(self, name: str, value: Any, reason: str) -> Any:
+        self.lines.append(f"{name}: {value} ({reason})")
+        return value
+
+
+def resolve(
+    config: ServerConfig, model: ModelSpec, hardware: Hardware, folders: Folders, seed: int
+) -> Resolved:
+    """Fill in what was left to us.
+
+    Args:
+        config: as parsed.
+        model: the model's shape, from its folder.
+        hardware: what the machine offers.
+        folders: where the model lies and where sockets go.
+        seed: used when none was asked for.
+
+    Raises:
+        StartupError: an option that cannot be had, with what to do instead.
+    """
+    check_options(config)
+    choices = _Choices()
+    device = _device(config, hardware, choices)
+    dtype = _dtype(config, model, device, hardware, choices)
+    context_len = _context_len(config, model, choices)
+    scheduling = config.scheduling
+    chunk = scheduling.chunked_prefill_size
+    if chunk is None:
+        if device == "cpu":
+            chunk = choices.pick("chunked_prefill_size", 512, "a CPU step stays short for streams")
+        else:
+            chunk = choices.pick(
+                "chunked_prefill_size", 8192, "fills the GPU, keeps streams smooth"
+            )
+    max_running = scheduling.max_running_requests
+    if max_running is None:
+        size = 64 if device == "cpu" else 256
+        max_running = choices.pick("max_running_requests", size, f"default for {device}")
+    page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
+    policy = _schedule_policy(scheduling)
+    attention = _attention_backend(config, device, dtype, model.head_dims, choices)
+    _check_fit(config, device, page_size)
+    _check_deterministic(config, device, dtype)
+    tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
+    _check_ranks(config.parallel, model, device, hardware)
+    threads = config.kernels.num_threads
+    if threads is None:
+        num_ranks = tp_size * dp_size
+        reason = "physical cores this process may use"
+        if num_ranks > 1:
+            reason += f", shared by {num_ranks} processes"
+        threads = choices.pick("num_threads", max(1, hardware.num_cores // num_ranks), reason)
+    balance = config.parallel.load_balance_method
+    if balance == "auto":
+        balance = "total_requests" if scheduling.disable_radix_cache else "cache_aware"
+        if dp_size > 1:
+            reason = "there is no cache to aim at" if balance != "cache_aware" else "default"
+            choices.pick("load_balance_method", balance, reason)
+    overlap = not scheduling.disable_overlap_schedule
+    if overlap and device == "cpu":
+        overlap = choices.pick("overlap_schedule", False, "the CPU has nothing to overlap with")
+    grammar_backend = _grammar_backend(config, choices)
+    deterministic = config.kernels.enable_deterministic_inference
+    random_seed = _random_seed(config, seed, choices)
+
+    resolved = dataclasses.replace(
+        config,
+        model=dataclasses.replace(
+            config.model,
+            device=device,
+            dtype=dtype,
+            context_length=context_len,
+            tokenizer_path=config.model.tokenizer_path or config.model.model_path,
+            served_model_name=config.model.served_model_name or config.model.model_path,
+            random_seed=random_seed,
+        ),
+        scheduling=dataclasses.replace(
+            scheduling,
+            chunked_prefill_size=chunk,
+            max_running_requests=max_running,
+            schedule_policy=policy,
+            enable_priority_scheduling=policy == "priority",
+            page_size=page_size,
+            disable_overlap_schedule=not overlap,
+        ),
+        parallel=dataclasses.replace(config.parallel, load_balance_method=balance),
+        kernels=dataclasses.replace(
+            config.kernels,
+            num_threads=threads,
+            attention_backend=attention,
+            grammar_backend=grammar_backend,
+        ),
+    )
+    worker = WorkerConfig(
+        run_folder=str(folders.run),
+        generation=0,
+        model_folder=str(folders.model),
+        load_format=config.model.load_format,
+        dtype=dtype,
+        device=device,
+        context_len=context_len,
+        eos_token_ids=list(model.eos_token_ids),
+        random_seed=random_seed,
+        mem_fraction_static=scheduling.mem_fraction_static,
+        max_total_tokens=scheduling.max_total_tokens,
+        max_running_requests=max_running,
+        max_queued_requests=scheduling.max_queued_requests,
+        # The scheduler knows one rule, a budget per step; a whole context is "not chunked".
+        chunked_prefill_size=context_len if chunk == -1 else chunk,
+        schedule_policy=policy,
+        page_size=page_size,
+        disable_radix_cache=scheduling.disable_radix_cache,
+        overlap=overlap,
+        attention_backend=attention,
+        disable_cuda_graph=config.kernels.disable_cuda_graph,
+        deterministic=deterministic,
+        num_threads=threads,
+        tp_size=tp_size,
+        dp_size=dp_size,
+        gpu_ids=list(hardware.gpu_ids) if device == "cuda" and dp_size > 1 else [],
+        log_level=config.logging.log_level,
+        decode_log_interval=config.logging.decode_log_interval,
+        enable_return_hidden_states=scheduling.enable_return_hidden_states,
+        stream_interval=config.http.stream_interval,
+        tokenizer_folder=str(folders.tokenizer),
+        grammar_backend=grammar_backend,
+    )
+    detokenizer = DetokenizerConfig(
+        run_folder=str(folders.run),
+        generation=0,
+        scheduler_generation=0,
+        tokenizer_folder="" if config.model.skip_tokenizer_init else str(folders.tokenizer),
+        log_level=config.logging.log_level,
+    )
+    grammar = None
+    if grammar_backend != "none":
+        grammar = GrammarConfig(
+            run_folder=str(folders.run),
+            generation=0,
+            backend=grammar_backend,
+            tokenizer_folder=str(folders.tokenizer),
+            vocab_size=model.vocab_size,
+            eos_token_ids=list(model.eos_token_ids),
+            log_level=config.logging.log_level,
+        )
+    defaults = preferred_sampling(config.http.preferred_sampling_params, model.vocab_size)
+    if deterministic:
+        # A seed drawn at admission would count the requests before.
+        defaults.setdefault("seed", random_seed)
+    return Resolved(resolved, worker, detokenizer, grammar, defaults, choices.lines)
+
+
+def _schedule_policy(scheduling: SchedulingArgs) -> str:
+    # Two ways to say one thing; those of equal priority are served first come, first served.
+    return "priority" if scheduling.enable_priority_scheduling else scheduling.schedule_policy
+
+
+def _attention_backend(
+    config: ServerConfig, device: str, dtype: str, head_dims: frozenset[int], choices: _Choices
+) -> str:
+    asked = config.kernels.attention_backend
+    if asked != "flashinfer":
+        return asked
+    if device != "cuda":
+        # Launch lines written for a GPU name it: they work on a CPU as well.
+        return str(choices.pick("attention_backend", "auto", "flashinfer needs an NVIDIA device"))
+    if dtype == "float32":
+        raise StartupError("--attention-backend flashinfer has no float32; use --dtype bfloat16.")
+    for head_dim in sorted(head_dims.difference(_FLASHINFER_HEAD_DIMS)):
+        known = ", ".join(map(str, _FLASHINFER_HEAD_DIMS))
+        raise StartupError(
+            f"--attention-backend flashinfer has no kernels for heads of {head_dim}, as this model "
+            f"has, only for {known}; leave the option away."
+        )
+    if find_spec("flashinfer") is None:
+        raise StartupError(
+            "--attention-backend flashinfer: it is not installed; pip install 'headrace[cuda]', "
+            "or leave the option away."
+        )
+    return asked
+
+
+def _grammar_backend(config: ServerConfig, choices: _Choices) -> str:
+    asked = config.kernels.grammar_backend
+    if config.model.skip_tokenizer_init:
+        return str(choices.pick("grammar_backend", "none", "there is no tokenizer"))
+    if asked == "auto":
+        for name in ("xgrammar", "llguidance"):
+            if find_spec(name) is not None:
+                return str(choices.pick("grammar_backend", name, "installed"))
+        return str(choices.pick("grammar_backend", "none", "no library for it is installed"))
+    if asked != "none" and find_spec(asked) is None:
+        extra = "grammar" if asked == "xgrammar" else asked
+        raise StartupError(
+            f"--grammar-backend {asked}: it is not installed; pip install 'headrace[{extra}]'."
+        )
+    return asked
+
+
+def check_options(config: ServerConfig) -> None:
+    """Refuse values that make no sense, before anything is loaded.
+
+    Raises:
+        StartupError: the first such option.
+    """
+    _check_bounds(config)
+    http, scheduling = config.http, config.scheduling
+    if config.model.skip_tokenizer_init and (http.reasoning_parser or http.tool_call_parser):
+        raise StartupError("--reasoning-parser and --tool-call-parser need a tokenizer.")
+    chunk = scheduling.chunked_prefill_size
+    if chunk is not None and chunk != -1 and chunk < 1:
+        raise StartupError(f"--chunked-prefill-size must be -1 or at least 1, got {chunk}.")
+    if scheduling.enable_priority_scheduling and scheduling.schedule_policy == "lpm":
+        raise StartupError(
+            "--enable-priority-scheduling and --schedule-policy lpm are two orders of waiting "
+            "requests; give one of them."
+        )
+    share = scheduling.mem_fraction_static
+    if share is not None and not 0.0 < share < 1.0:
+        raise StartupError(f"--mem-fraction-static must be between 0 and 1, got {share}.")
+    for name, seconds in (
+        ("--drain-timeout", http.drain_timeout),
+        ("--max-body-mb", http.max_body_mb),
+        ("--watchdog-timeout", config.logging.watchdog_timeout),
+    ):
+        if not seconds > 0:
+            raise StartupError(f"{name} must be above 0, got {seconds}.")
+    if config.logging.metrics_aliases and not config.logging.enable_metrics:
+        raise StartupError("--metrics-aliases needs --enable-metrics.")
+    if not _ROUTE.fullmatch(http.vertex_route):
+        raise StartupError(
+            f"--vertex-route must be a path such as /predict, got {http.vertex_route!r}."
+        )
+    for name, key in (("--api-key", http.api_key), ("--admin-api-key", http.admin_api_key)):
+        if key is not None and not key.strip():
+            # Most likely a variable that is not set; the server would be open.
+            raise StartupError(f"{name} is empty; leave it away for a server without a key.")
+
+
+def _check_bounds(config: ServerConfig) -> None:
+    http, scheduling, model = config.http, config.scheduling, config.model
+    num_cpus = os.cpu_count() or 1
+    bounds: dict[str, tuple[int | None, int, int | None]] = {
+        "--port": (http.port, 0, MAX_PORT),
+        "--stream-interval": (http.stream_interval, 1, None),
+        "--max-total-tokens": (scheduling.max_total_tokens, 1, None),
+        "--max-running-requests": (scheduling.max_running_requests, 1, MAX_RUNNING_REQUESTS),
+        "--max-queued-requests": (scheduling.max_queued_requests, 0, None),
+        "--page-size": (scheduling.page_size, 1, None),
+        "--context-length": (model.context_length, 1, None),
+        "--tp-size": (config.parallel.tp_size, 1, None),
+        "--dp-size": (config.parallel.dp_size, 1, MAX_REPLICAS),
+        "--random-seed": (model.random_seed, -(2**63), 2**63 - 1),
+        # More would spin on the same cores.
+        "--num-threads": (config.kernels.num_threads, 1, num_cpus),
+        "--decode-log-interval": (config.logging.decode_log_interval, 1, None),
+        "--log-requests-level": (config.logging.log_requests_level, 0, 3),
+    }
+    for name, (value, least, most) in bounds.items():
+        if value is None or (value >= least and (most is None or value <= most)):
+            continue
+        wanted = f"at least {least}" if most is None else f"in [{least}, {most}]"
+        raise StartupError(f"{name} must be {wanted}, got {value}.")
+
+
+def _check_fit(config: ServerConfig, device: str, page_size: int) -> None:
+    """Refuse what the worker could not start with, before it costs the import of torch."""
+    pool = config.scheduling.max_total_tokens
+    if pool is not None and pool < page_size:
+        raise StartupError(
+            f"--max-total-tokens {pool} is less than one page of {page_size} tokens."
+        )
+    backend = config.kernels.attention_backend
+    runs_on = ATTENTION_DEVICES.get(backend, device)
+    if runs_on != device:
+        raise StartupError(
+            f"--attention-backend {backend} runs on {runs_on}, the model on {device}; "
+            "leave it away for the automatic choice."
+        )
+
+
+def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
+    """Refuse what has no batch-invariant kernels."""
+    if not config.kernels.enable_deterministic_inference:
+        return
+    option = "--enable-deterministic-inference"
+    backend = config.kernels.attention_backend
+    if backend not in ("auto", *INVARIANT_BACKENDS):
+        raise StartupError(
+            f"{option}: --attention-backend {backend} is not batch-invariant; leave it away or "
+            f"take one of {', '.join(INVARIANT_BACKENDS)}."
+        )
+    if device == "cpu" and dtype == "float16":
+        raise StartupError(
+            f"{option}: float16 is not batch-invariant on the CPU; use --dtype bfloat16 or float32."
+        )
+
+
+def _check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware: Hardware) -> None:
+    """Refuse a number of ranks that the model cannot be cut for or the machine cannot hold."""
+    tp_size, dp_size = parallel.tp_size, parallel.dp_size
+    if device == "cuda" and tp_size * dp_size > hardware.num_gpus:
+        asked = [f"--tp-size {tp_size}"] if tp_size > 1 or dp_size == 1 else []
+        asked += [f"--dp-size {dp_size}"] if dp_size > 1 else []
+        raise StartupError(
+            f"{' with '.join(asked)} needs {tp_size * dp_size} GPUs; this machine shows "
+            f"{hardware.num_gpus}."
+        )
+    for what in model.uneven_parts(tp_size):
+        raise StartupError(f"--tp-size {tp_size}: the model's {what} cannot be shared evenly.")
+
+
+def preferred_sampling(text: str | None, vocab_size: int) -> dict[str, object]:
+    """Read `--preferred-sampling-params`: a JSON object with the keys of `sampling_params`.
+
+    Raises:
+        StartupError: not such an object, or a value out of bounds.
+    """
+    if not text:
+        return {}
+    try:
+        fields = msgspec.json.decode(text.encode(), type=SamplingFields)
+        params = resolve_sampling(fields, {}, vocab_size)
+    except (msgspec.DecodeError, InvalidRequest) as error:
+        raise StartupError(f"--preferred-sampling-params: {error}") from None
+    if params.grammar is not None:
+        raise StartupError(
+            f"--preferred-sampling-params: {params.grammar.kind} can only come with a request."
+        )
+    named = set(json.loads(text))
+    renamed = {"sampling_seed": "seed"}
+    keys = (renamed.get(name, name) for name in named)
+    return {key: getattr(params, key) for key in keys if key in params.__struct_fields__}
+
+
+def _device(config: ServerConfig, hardware: Hardware, choices: _Choices) -> str:
+    asked = config.model.device
+    if asked == "cuda" and not hardware.num_gpus:
+        raise StartupError("--device cuda: this machine shows no NVIDIA device.")
+    if asked == "cuda" and not hardware.torch_has_cuda:
+        raise StartupError("--device cuda: the installed torch is a build without CUDA.")
+    if asked != "auto":
+        return asked
+    if not hardware.num_gpus:
+        return str(choices.pick("device", "cpu", "no NVIDIA device found"))
+    if not hardware.torch_has_cuda:
+        return str(choices.pick("device", "cpu", "the installed torch is a build without CUDA"))
+    return str(choices.pick("device", "cuda", f"{hardware.num_gpus} NVIDIA device(s) found"))
+
+
+def _dtype(
+    config: ServerConfig, model: ModelSpec, device: str, hardware: Hardware, choices: _Choices
+) -> str:
+    asked = config.model.dtype
+    if asked != "auto":
+        return _DTYPES.get(asked, asked)
+    stored = model.dtype
+    if device == "cpu":
+        if stored == "float32":
+            return str(choices.pick("dtype", "float32", "the checkpoint's"))
+        if hardware.cpu_has_bf16:
+            why = "the checkpoint's" if stored == "bfloat16" else f"for {stored} on this CPU"
+            return str(choices.pick("dtype", "bfloat16", f"{why}; it has bfloat16 instructions"))
+        return str(choices.pick("dtype", "float32", f"this CPU has no fast {stored}"))
+    if stored == "float32":
+        return str(choices.pick("dtype", "bfloat16", "GPUs are slow at the checkpoint's float32"))
+    return str(choices.pick("dtype", stored, "the checkpoint's"))
+
+
+def _random_seed(config: ServerConfig, drawn: int, choices: _Choices) -> int:
+    asked = config.model.random_seed
+    if asked is not None:
+        return asked
+    if config.kernels.enable_deterministic_inference:
+        return int(choices.pick("random_seed", DETERMINISTIC_SEED, "deterministic inference"))
+    return int(choices.pick("random_seed", drawn, "drawn at launch"))
+
+
+def _context_len(config: ServerConfig, model: ModelSpec, choices: _Choices) -> int:
+    asked = config.model.context_length
+    if asked is None:
+        return int(choices.pick("context_length", model.context_len, "the model's"))
+    if asked > model.context_len:
+        raise StartupError(
+            f"--context-length {asked} is more than the model's {model.context_len} tokens."
+        )
+    return asked

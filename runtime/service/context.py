@@ -1,0 +1,118 @@
+"""What routes, middlewares and the offline engine share: one object, built by `assemble`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.client.generation_stream import GenerationInput, GenerationStream
+from runtime.client.recorder import RecordingClient
+from runtime.client.sessions import SessionParams, Sessions
+from runtime.client.status import EngineStatus
+from runtime.config.options import ServerConfig
+from runtime.service.input_embeds import Features
+from runtime.text.token_pieces import TokenPieces
+from runtime.text.tokenizer import Tokenizer
+from runtime.weights.weight_control import WeightControl
+
+
+@dataclass
+class Lifecycle:
+    """Where the server is between its first and its last request.
+
+    Attributes:
+        warmed_up: a first token of our own was generated, or nobody asked for one.
+        draining: it was told to leave; what runs may finish.
+    """
+
+    warmed_up: bool = False
+    draining: bool = False
+    launched_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(kw_only=True)
+class ServiceContext:
+    """The server as its routes see it.
+
+    Attributes:
+        config: resolved; what `/server_info` shows.
+        sampling_defaults: from `--preferred-sampling-params`, native names, checked.
+        status: the engine's and each replica's, kept current by their owner.
+        weights: changes and pauses; set once the owner of the processes is there.
+    """
+
+    config: ServerConfig
+    model: ModelSpec
+    tokenizer: Tokenizer
+    client: RecordingClient
+    status: EngineStatus
+    version: str
+    sampling_defaults: dict[str, object] = field(default_factory=dict)
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    weights: WeightControl = field(init=False)
+
+    @property
+    def weight_version(self) -> str:
+        """Label of the weights that are loaded now."""
+        return self.client.loaded.version
+
+    @property
+    def served_model_name(self) -> str:
+        """The one name that `/v1/models` lists; other weights may bring another."""
+        return self.config.model.served_model_name or ""
+
+    @cached_property
+    def token_pieces(self) -> TokenPieces:
+        """Text of single tokens, for log-probabilities."""
+        return TokenPieces(self.tokenizer)
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        """Contexts that requests go on from."""
+        return Sessions(self.client.is_running, self.client.abort, self.tokenizer.bos_token_id)
+
+    def generator(
+        self, session: SessionParams | None, *, is_recorded: bool = True
+    ) -> Callable[[GenerationInput], GenerationStream]:
+        """What admits a request.
+
+        Args:
+            session: what it goes on from, if anything.
+            is_recorded: whether metrics and the request log count it.
+        """
+        generate = self.client.generate if is_recorded else self.client.generate_unrecorded
+        if session is None:
+            return generate
+        return lambda item: self.sessions.generate(session, item, generate)
+
+    @cached_property
+    def features(self) -> Features:
+        """What requests may ask for in this server."""
+        scheduling = self.config.scheduling
+        return Features(
+            hidden_size=self.model.hidden_size,
+            offered=frozenset({"hidden_states"} if scheduling.enable_return_hidden_states else ()),
+            input_embeds=scheduling.disable_radix_cache,
+        )
+
+    def change_config(self, **values: object) -> None:
+        """Replace options, by their fields' names: `/server_info` tells them from now on."""
+        sections = {}
+        for section in dataclasses.fields(self.config):
+            held = getattr(self.config, section.name)
+            names = {field.name for field in dataclasses.fields(held)}
+            mine = {name: value for name, value in values.items() if name in names}
+            sections[section.name] = dataclasses.replace(held, **mine)
+        self.config = dataclasses.replace(self.config, **sections)
+
+    def rename_model(self, model_path: str) -> None:
+        """Tell that the weights of `model_path` are loaded now."""
+        model = self.config.model
+        # A name that the operator chose is a promise to clients.
+        is_default = model.served_model_name == model.model_path
+        names = {"served_model_name": model_path} if is_default else {}
+        self.change_config(model_path=model_path, **names)

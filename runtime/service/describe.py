@@ -1,0 +1,99 @@
+"""What the engine is, in the native API's words: model, arguments, state.
+
+Secrets never leave through here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+
+from runtime.client.status import ReplicaStatus
+from runtime.service.context import ServiceContext
+
+_SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
+# Arguments of the reference that routers read and that have one value here.
+_FIXED_ARGS: dict[str, Any] = {
+    "pp_size": 1,
+    "ep_size": 1,
+    "nnodes": 1,
+    "node_rank": 0,
+    "is_embedding": False,
+    "disaggregation_mode": "null",
+    "quantization": None,
+    "kv_cache_dtype": "auto",
+    "speculative_algorithm": None,
+}
+# Tokens that admission keeps free beyond a prompt: one to generate.
+_RESERVED_TOKENS = 1
+
+
+def describe_model(context: ServiceContext) -> dict[str, Any]:
+    """The nine keys of `/get_model_info`."""
+    preferred = context.config.http.preferred_sampling_params
+    return {
+        "model_path": context.config.model.model_path,
+        "tokenizer_path": context.config.model.tokenizer_path,
+        "is_generation": context.model.gives == "tokens",
+        "preferred_sampling_params": msgspec.json.decode(preferred) if preferred else None,
+        "weight_version": context.weight_version,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "model_type": context.model.model_type,
+        "architectures": [context.model.architecture],
+    }
+
+
+def describe_args(context: ServiceContext) -> dict[str, Any]:
+    """Every argument by its name, keys left out, with what the worker decided filled in."""
+    flat = dict(_FIXED_ARGS)
+    for section in dataclasses.fields(context.config):
+        flat.update(dataclasses.asdict(getattr(context.config, section.name)))
+    for name in _SECRETS:
+        flat[name] = None
+    flat["weight_version"] = context.weight_version
+    worker = context.status.worker
+    if worker is not None:
+        flat.update(
+            dtype=worker.dtype,
+            device=worker.device,
+            attention_backend=worker.attention_backend,
+            page_size=worker.page_size,
+            max_running_requests=worker.max_running_requests,
+            max_total_tokens=worker.max_total_num_tokens,
+        )
+    return flat
+
+
+def describe_server(context: ServiceContext) -> dict[str, Any]:
+    """`/server_info`: arguments, state of each replica, version."""
+    args = describe_args(context)
+    worker = context.status.worker
+    capacity = 0 if worker is None else worker.max_total_num_tokens
+    longest = min(context.client.limits.context_len, capacity or context.client.limits.context_len)
+    return {
+        **args,
+        "status": "ready" if context.status.is_ready else context.status.phase,
+        "max_total_num_tokens": capacity,
+        "max_req_input_len": longest - _RESERVED_TOKENS,
+        "num_restarts": context.status.num_restarts,
+        "internal_states": [_describe_replica(each, args) for each in context.status.replicas],
+        "version": context.version,
+    }
+
+
+def _describe_replica(replica: ReplicaStatus, args: dict[str, Any]) -> dict[str, Any]:
+    worker = replica.worker
+    return {
+        **args,
+        "last_gen_throughput": round(replica.shared["gen_throughput"], 2),
+        "memory_usage": {
+            "weight": 0.0 if worker is None else round(worker.weight_bytes / 2**30, 3),
+            "kvcache": 0.0 if worker is None else round(worker.kv_bytes / 2**30, 3),
+            "token_capacity": 0 if worker is None else worker.max_total_num_tokens,
+            "graph": 0.0,
+        },
+        "effective_max_running_requests_per_dp": args["max_running_requests"],
+    }

@@ -1,0 +1,329 @@
+"""The body of `/generate`: its fields, its rules of shape, and the samples it asks for."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from runtime.client.expected import fields_of_type
+from runtime.client.front_extras import Asked, front_extras
+from runtime.client.router import wanted_rank
+from runtime.client.sessions import SessionParams
+from runtime.errors import InvalidRequest
+from runtime.extras.hidden_states.front import HiddenSwitch
+from runtime.requests.extra_spec import ExtraSpec
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import (
+    INT64_MAX,
+    MAX_SAMPLES,
+    SamplingFields,
+    SamplingParams,
+    resolve_sampling,
+)
+from runtime.service.input_embeds import Features, Row, read_embeds
+
+DEFAULT_MAX_NEW_TOKENS = 128
+MAX_BATCH = 4096
+MAX_LABEL_CHARS = 256
+_LOOKED_AT = 64 * 1024
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    """`/generate` as it arrives; keys that are not listed here are ignored."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    input_embeds: list[Row] | None = None
+    sampling_params: SamplingFields | list[SamplingFields] | None = None
+    stream: bool | None = None
+    rid: str | list[str] | None = None
+    extra_key: str | list[str | None] | None = None
+    cache_salt: str | list[str | None] | None = None
+    priority: int | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int | None] | None = None
+    top_logprobs_num: int | list[int | None] | None = None
+    token_ids_logprob: list[int | list[int] | None] | None = None
+    return_text_in_logprobs: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    log_metrics: bool | None = None
+    data_parallel_rank: int | None = None
+    routed_dp_rank: int | None = None
+    return_hidden_states: HiddenSwitch | list[HiddenSwitch] | None = None
+    return_entropy: bool | None = None
+    session_params: SessionParams | None = None
+    session_id: str | None = None
+    # An object asks for a feature that this server does not have: neutral values pass.
+    image_data: object | None = None
+    video_data: object | None = None
+    audio_data: object | None = None
+    return_routed_experts: object | None = None
+    return_bytes: object | None = None
+    return_sampling_mask: object | None = None
+    lora_path: object | None = None
+    custom_logit_processor: object | None = None
+    max_thinking_tokens: object | None = None
+    background: object | None = None
+    bootstrap_host: object | None = None
+    bootstrap_port: object | None = None
+    bootstrap_room: object | None = None
+
+
+UNSUPPORTED_FIELDS = fields_of_type(GenerateBody, object | None)
+Prompts = list[str] | list[list[int]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One output that was asked for.
+
+    Attributes:
+        prompt_index: which prompt it continues.
+        spec: everything else.
+    """
+
+    prompt_index: int
+    spec: RequestSpec
+
+
+@dataclass(frozen=True)
+class GeneratePlan:
+    """A request unrolled: prompts, and the samples of each in prompt-major order.
+
+    Attributes:
+        prompts: texts, or lists of token ids, which mean nothing beside embeddings.
+        is_single: whether one object is the answer, not a list.
+        is_recorded: whether metrics and the request log count it.
+        session: where the prompts go on from.
+    """
+
+    prompts: Prompts
+    samples: list[Sample]
+    is_single: bool
+    stream: bool
+    return_prompt_token_ids: bool
+    is_recorded: bool
+    session: SessionParams | None = None
+
+
+def plan_generate(
+    body: GenerateBody,
+    preferred: dict[str, object],
+    vocab_size: int,
+    max_batch: int | None = MAX_BATCH,
+    features: Features = Features(),
+) -> GeneratePlan:
+    """Apply the rules of shape and check every value that needs no tokenizer.
+
+    Args:
+        body: as decoded.
+        preferred: sampling keys for requests that lack them.
+        vocab_size: the logits' width.
+        max_batch: most outputs of one request; `None` where the caller's own memory is at stake.
+        features: what the server was started for.
+
+    Raises:
+        InvalidRequest: the first thing wrong, by its field's name.
+    """
+    if body.session_params is not None:
+        body.session_params = body.session_params.or_none()
+    _refuse_unsupported(body)
+    prompts, embeds, is_one_prompt = _prompts(body, features)
+    fields = _sampling_fields(body, len(prompts))
+    num_samples = {each.n or 1 for each in fields}
+    if len(num_samples) > 1:
+        raise InvalidRequest("n must be the same for all prompts of a request.", param="n")
+    n = num_samples.pop()
+    # Bounded before anything is unrolled: a huge n must cost nothing.
+    if not 1 <= n <= MAX_SAMPLES:
+        raise InvalidRequest(f"n must be in [1, {MAX_SAMPLES}], got {n}.", param="n")
+    if max_batch is not None and len(prompts) * n > max_batch:
+        raise InvalidRequest(
+            f"A request may ask for at most {max_batch} outputs, "
+            f"got {len(prompts)} prompts times n={n}."
+        )
+    rids = _rids(body.rid, len(prompts), is_one_prompt, n)
+    namespaces = _namespaces(body, len(prompts))
+    extras = _extras(body, Asked(len(prompts), vocab_size, n, embeds is None, features.offered))
+    defaults = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, **preferred}
+    params = [resolve_sampling(each, defaults, vocab_size) for each in fields]
+    priority = _int64(body.priority, "priority")
+    dp_rank = wanted_rank(body.routed_dp_rank, body.data_parallel_rank)
+    samples: list[Sample] = []
+    for prompt_index in range(len(prompts)):
+        which = prompt_index if len(params) > 1 else 0
+        limit = fields[which].max_new_tokens
+        samples.extend(
+            Sample(
+                prompt_index,
+                RequestSpec(
+                    sampling=_nth_sample(params[which], index),
+                    rid=rids[prompt_index * n + index],
+                    stream=bool(body.stream),
+                    explicit_max_new_tokens=isinstance(limit, int),
+                    cache_namespace=namespaces[prompt_index],
+                    priority=priority,
+                    extras=extras[prompt_index],
+                    input_embeds=b"" if embeds is None else embeds[prompt_index],
+                    dp_rank=dp_rank,
+                ),
+            )
+            for index in range(n)
+        )
+    return GeneratePlan(
+        prompts=prompts,
+        samples=samples,
+        is_single=is_one_prompt and n == 1,
+        stream=bool(body.stream),
+        return_prompt_token_ids=bool(body.return_prompt_token_ids),
+        is_recorded=body.log_metrics is not False,
+        session=body.session_params,
+    )
+
+
+def _extras(body: GenerateBody, asked: Asked) -> list[list[ExtraSpec]]:
+    """What each prompt's samples want beside tokens."""
+    found: list[list[ExtraSpec]] = [[] for _ in range(asked.num_prompts)]
+    for extra in front_extras():
+        for mine, spec in zip(found, extra.plan(body, asked) or (), strict=False):
+            if spec is not None:
+                mine.append(spec)
+    return found
+
+
+def _is_neutral(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_is_neutral(each) for each in value)
+    return value is None or value is False or value in ("", -1) or value == {}
+
+
+def _refuse_unsupported(body: GenerateBody) -> None:
+    for name in UNSUPPORTED_FIELDS:
+        if not _is_neutral(getattr(body, name)):
+            raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
+    if body.session_id is not None and body.session_params is not None:
+        raise InvalidRequest(
+            "session_id is a label; it cannot be sent together with session_params.",
+            param="session_id",
+        )
+
+
+def _prompts(body: GenerateBody, features: Features) -> tuple[Prompts, list[bytes] | None, bool]:
+    """Texts, else token ids, else embeddings (with ids that mean nothing); whether it is one."""
+    if None not in (body.text, body.input_ids, body.input_embeds):
+        raise InvalidRequest(
+            "text, input_ids and input_embeds cannot all be given.", param="input_embeds"
+        )
+    if body.text is not None:
+        if isinstance(body.text, str):
+            return [body.text], None, True
+        if not body.text:
+            raise InvalidRequest("text cannot be an empty list.", param="text")
+        return body.text, None, False
+    if body.input_ids is not None:
+        ids, is_one = _ids(body.input_ids, may_be_empty=body.session_params is not None)
+        return ids, None, is_one
+    if body.input_embeds is None:
+        raise InvalidRequest("One of text, input_ids and input_embeds must be given.", param="text")
+    if body.session_params is not None:
+        raise InvalidRequest("A session takes text or input_ids.", param="input_embeds")
+    if body.return_prompt_token_ids:
+        raise InvalidRequest("input_embeds have no token ids.", param="return_prompt_token_ids")
+    embeds, is_one = read_embeds(body.input_embeds, features)
+    row_bytes = features.hidden_size * 4
+    return [[0] * (len(each) // row_bytes) for each in embeds], embeds, is_one
+
+
+def _ids(ids: list[int | list[int]], *, may_be_empty: bool) -> tuple[list[list[int]], bool]:
+    if not ids and not may_be_empty:
+        raise InvalidRequest("input_ids cannot be empty.", param="input_ids")
+    kinds = set(map(type, ids[:_LOOKED_AT]))
+    for begin in range(_LOOKED_AT, len(ids), _LOOKED_AT):
+        # All at once would hold the GIL for as long as it takes.
+        kinds.update(map(type, ids[begin : begin + _LOOKED_AT]))
+    if all(issubclass(kind, int) for kind in kinds):
+        return [cast("list[int]", ids)], True
+    if kinds != {list}:
+        raise InvalidRequest(
+            "input_ids must be a list of integers or a list of such lists.", param="input_ids"
+        )
+    return cast("list[list[int]]", ids), False
+
+
+def _sampling_fields(body: GenerateBody, num_prompts: int) -> list[SamplingFields]:
+    given = body.sampling_params
+    if not isinstance(given, list):
+        return [given or SamplingFields()]
+    if len(given) != num_prompts:
+        raise InvalidRequest(
+            f"sampling_params must have one entry for each of the {num_prompts} prompts, "
+            f"got {len(given)}.",
+            param="sampling_params",
+        )
+    return given
+
+
+def _nth_sample(params: SamplingParams, index: int) -> SamplingParams:
+    if params.n == 1:
+        return params
+    seed = params.seed
+    if seed is not None:
+        # One seed for all samples would make them one sample.
+        seed = (seed + index) % INT64_MAX
+    return msgspec.structs.replace(params, n=1, seed=seed)
+
+
+def _rids(rid: str | list[str] | None, num_prompts: int, is_one_prompt: bool, n: int) -> list[str]:
+    if isinstance(rid, list):
+        if len(rid) != num_prompts:
+            raise InvalidRequest(
+                f"rid must have one entry for each of the {num_prompts} prompts, got {len(rid)}.",
+                param="rid",
+            )
+        rids = rid
+    elif not rid:
+        rids = []
+    elif is_one_prompt:
+        rids = [rid]
+    else:
+        rids = [f"{rid}_{index}" for index in range(num_prompts)]
+    for each in rids:
+        if not each or len(each) > MAX_LABEL_CHARS or not each.isprintable():
+            raise InvalidRequest(
+                f"rid must be 1 to {MAX_LABEL_CHARS} printable characters.", param="rid"
+            )
+    if len(set(rids)) != len(rids):
+        raise InvalidRequest("rid must not repeat within a request.", param="rid")
+    if not rids or n > 1:
+        return [secrets.token_hex(16) for _ in range(num_prompts * n)]
+    return rids
+
+
+def _namespaces(body: GenerateBody, num_prompts: int) -> list[str]:
+    columns = []
+    for name, given in (("extra_key", body.extra_key), ("cache_salt", body.cache_salt)):
+        values = given if isinstance(given, list) else [given] * num_prompts
+        if len(values) != num_prompts:
+            raise InvalidRequest(
+                f"{name} must have one entry for each of the {num_prompts} prompts, "
+                f"got {len(values)}.",
+                param=name,
+            )
+        if any(len(value or "") > MAX_LABEL_CHARS for value in values):
+            raise InvalidRequest(
+                f"{name} may have at most {MAX_LABEL_CHARS} characters.", param=name
+            )
+        columns.append([value or "" for value in values])
+    # The length in front keeps ("ab", "c") and ("a", "bc") apart.
+    return [
+        f"{len(key)}:{key}{salt}" if key or salt else "" for key, salt in zip(*columns, strict=True)
+    ]
+
+
+def _int64(value: int | None, name: str) -> int:
+    if value is not None and not -INT64_MAX - 1 <= value <= INT64_MAX:
+        raise InvalidRequest(f"{name} must fit in 64 bits.", param=name)
+    return value or 0

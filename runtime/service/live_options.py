@@ -1,0 +1,58 @@
+"""Options that may change while the server runs."""
+
+from __future__ import annotations
+
+from runtime.errors import InvalidRequest
+from runtime.service.context import ServiceContext
+
+# What the scheduler can change between two steps, and the values it may have.
+BOUNDS: dict[str, tuple[int, int]] = {
+    "max_queued_requests": (0, 2**31),
+    "decode_log_interval": (1, 2**31),
+}
+# Options of the reference for what this server does not have: asked for, they change nothing.
+_OF_NO_USE = frozenset(
+    {
+        "pp_max_micro_batch_size",
+        "speculative_accept_threshold_single",
+        "speculative_accept_threshold_acc",
+    }
+)
+
+
+async def change_options(context: ServiceContext, values: dict[str, float]) -> bool:
+    """Change the scheduler's options and what the server says of them.
+
+    Args:
+        context: the server.
+        values: new values by the names of the command line, with underscores.
+
+    Returns:
+        Whether they were changed: all of them, or none.
+
+    Raises:
+        InvalidRequest: an option that cannot change, or a value out of bounds.
+    """
+    for name in values:
+        if name not in BOUNDS and name not in _OF_NO_USE:
+            raise InvalidRequest(
+                f"{name[:64]!r} cannot change while the server runs; {', '.join(BOUNDS)} can.",
+                param="server_args",
+            )
+    changes: dict[str, int] = {}
+    for name, (least, most) in BOUNDS.items():
+        if name not in values:
+            continue
+        value = values[name]
+        if not (least <= value <= most and value == int(value)):
+            raise InvalidRequest(
+                f"{name} must be a whole number in [{least}, {most}], got {value}.",
+                param="server_args",
+            )
+        changes[name] = int(value)
+    if len(changes) < len(values) or not changes:
+        return False
+    reply = await context.client.set_options(changes)
+    if reply.success:
+        context.change_config(**changes)
+    return reply.success

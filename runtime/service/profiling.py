@@ -1,0 +1,146 @@
+"""Profiles of the worker's steps: what is asked for, checked; files for Perfetto."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import msgspec
+
+from runtime.client.client import EngineClient
+from runtime.errors import InvalidRequest
+from runtime.ipc.messages import ProfileSpec, Stage, StartProfile, StopProfile
+from runtime.service.context import ServiceContext
+
+ACTIVITIES = ("CPU", "GPU", "MEM", "CUDA_PROFILER")
+STAGES: dict[str, Stage] = {"prefill": "EXTEND", "extend": "EXTEND", "decode": "DECODE"}
+# A longer trace opens in no viewer, and what is recorded lies in the worker's memory.
+MAX_STEPS = 2000
+# Writing the trace of many steps takes the worker a while.
+WRITE_TIMEOUT_S = 300.0
+_LABEL = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class ProfileBody(msgspec.Struct, kw_only=True):
+    """`/start_profile` as it arrives; every key may be left away."""
+
+    output_dir: str | None = None
+    start_step: int | None = None
+    num_steps: int | None = None
+    activities: list[str] | None = None
+    with_stack: bool | None = None
+    record_shapes: bool | None = None
+    profile_by_stage: bool | None = None
+    profile_stages: list[str] | None = None
+    merge_profiles: bool | None = None
+    profile_prefix: str | None = None
+    profile_id: str | None = None
+
+
+async def start_profile(context: ServiceContext, body: ProfileBody) -> str:
+    """Start a profile on every rank; where its files will be.
+
+    Raises:
+        InvalidRequest: a value is wrong, or a profile is running already.
+    """
+    spec = _plan(body, context.config.logging.torch_profiler_dir)
+    reply = await context.client.control(lambda call_id: StartProfile(call_id, spec))
+    if not reply.success:
+        raise InvalidRequest(reply.message)
+    return f"Profiling; files will be in {spec.folder} and begin with {spec.name}."
+
+
+async def stop_profile(client: EngineClient) -> str:
+    """End the profile; once this returns its files are there.
+
+    Raises:
+        InvalidRequest: none is running.
+    """
+    reply = await client.control(StopProfile, WRITE_TIMEOUT_S)
+    if not reply.success:
+        raise InvalidRequest(reply.message)
+    return reply.message
+
+
+def _plan(body: ProfileBody, default_folder: str) -> ProfileSpec:
+    by_stage = bool(body.profile_by_stage) or body.profile_stages is not None
+    if by_stage and body.num_steps is None:
+        raise InvalidRequest(
+            "num_steps must be given with profile_by_stage: it is what ends a stage.",
+            param="num_steps",
+        )
+    num_steps = MAX_STEPS if body.num_steps is None else body.num_steps
+    if not 1 <= num_steps <= MAX_STEPS:
+        raise InvalidRequest(
+            f"num_steps must be in [1, {MAX_STEPS}], got {num_steps}.", param="num_steps"
+        )
+    start_step = body.start_step or 0
+    if not 0 <= start_step < 2**63:
+        raise InvalidRequest(
+            f"start_step must be at least 0 and fit in 64 bits, got {start_step}.",
+            param="start_step",
+        )
+    activities = body.activities or ["CPU", "GPU"]
+    for each in activities:
+        if each not in ACTIVITIES:
+            raise InvalidRequest(
+                f"activities may hold {', '.join(ACTIVITIES)}, got {each[:32]!r}.",
+                param="activities",
+            )
+    return ProfileSpec(
+        folder=_folder(body.output_dir or default_folder),
+        name=_name(body),
+        activities=sorted(set(activities)),
+        start_step=start_step,
+        num_steps=num_steps,
+        stages=_stages(body.profile_stages) if by_stage else [],
+        with_stack=body.with_stack is not False,
+        record_shapes=bool(body.record_shapes),
+        merge=bool(body.merge_profiles),
+    )
+
+
+def _stages(names: list[str] | None) -> list[Stage]:
+    stages: list[Stage] = []
+    for name in names if names is not None else ["prefill", "decode"]:
+        stage = STAGES.get(name.lower())
+        if stage is None:
+            raise InvalidRequest(
+                f"profile_stages may hold {', '.join(STAGES)}, got {name[:32]!r}.",
+                param="profile_stages",
+            )
+        if stage not in stages:
+            stages.append(stage)
+    if not stages:
+        raise InvalidRequest("profile_stages cannot be empty.", param="profile_stages")
+    return stages
+
+
+def _name(body: ProfileBody) -> str:
+    for field, value in (
+        ("profile_prefix", body.profile_prefix),
+        ("profile_id", body.profile_id),
+    ):
+        if value is not None and (not _LABEL.fullmatch(value) or value.startswith(".")):
+            raise InvalidRequest(
+                f"{field} may have at most 128 letters, digits and any of '._-', and begins with "
+                "no dot: it becomes part of a file's name.",
+                param=field,
+            )
+    profile_id = body.profile_id or f"{time.time():.6f}"
+    return f"{body.profile_prefix}-{profile_id}" if body.profile_prefix else profile_id
+
+
+def _folder(text: str) -> str:
+    folder = Path(text)
+    try:
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidRequest(f"output_dir cannot be made: {reason}.", param="output_dir") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InvalidRequest("output_dir cannot be written to.", param="output_dir")
+    return str(folder)

@@ -1,0 +1,219 @@
+"""How probable each label is right after a text: one prompt for each item, no token generated."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from runtime.client.expected import fields_of_type
+from runtime.client.generation_stream import GenerationInput
+from runtime.client.large_body import MAX_NUMBERS, work_out
+from runtime.client.tokenization import check_num_chars, encode_prompts
+from runtime.client.turns import Slices
+from runtime.errors import HeadraceError, InvalidRequest
+from runtime.extras.logprobs.front import MAX_TOKEN_IDS
+from runtime.extras.logprobs.positions import LogprobSpec, outputs_of
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import SamplingParams
+from runtime.service.context import ServiceContext
+from runtime.service.streams import merge, new_id, open_streams, sample_rids
+
+MAX_ITEMS = 4096
+
+
+class ScoreBody(msgspec.Struct, kw_only=True):
+    """`/v1/score` as it arrives; keys that are not listed here are ignored."""
+
+    query: str | list[int] | None = None
+    items: str | list[str | list[int]] | None = None
+    label_token_ids: list[int | list[int]] | None = None
+    apply_softmax: bool | None = None
+    item_first: bool | None = None
+    model: str | None = None
+    # An object asks for a feature that this server does not have: neutral values pass.
+    temperature: float | None = None
+    return_token_logprobs: object | None = None
+    return_pooled_hidden_states: object | None = None
+    score_extraction_token: object | None = None
+    query_embed_overrides: object | None = None
+    item_embed_overrides: object | None = None
+
+
+_UNSUPPORTED = fields_of_type(ScoreBody, object | None)
+# What would come next is told even where nothing is generated.
+_NOTHING = SamplingParams(max_new_tokens=0, temperature=0.0)
+
+
+class ScoringAborted(HeadraceError):
+    """Somebody aborted the scoring before every item had its score."""
+
+    status_code = 400
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The answer.
+
+    Attributes:
+        scores: one list for each item, one number for each label.
+        prompt_tokens: of all items together.
+    """
+
+    scores: list[list[float]]
+    prompt_tokens: int
+
+
+async def score(context: ServiceContext, body: ScoreBody, body_size: int = 0) -> Scored:
+    """Score every item, or none.
+
+    The first item runs alone when the items share a beginning: the others then find it in the
+    prefix cache.
+
+    Args:
+        context: the server's.
+        body: the request.
+        body_size: bytes it came in; what takes longer with a large one leaves the event loop.
+
+    Raises:
+        InvalidRequest: something in `body` is wrong.
+        ScoringAborted: an item was aborted.
+    """
+    _refuse_unsupported(body)
+    prompts = await _prompts(context, body)
+    labels = await work_out(
+        body_size,
+        _labels,
+        body.label_token_ids,
+        len(prompts),
+        context.client.limits.vocab_size,
+    )
+    answer_id = new_id("score", None)
+    inputs = [
+        GenerationInput(
+            prompt,
+            RequestSpec(sampling=_NOTHING, rid=rid, extras=[LogprobSpec(token_ids=wanted).extra()]),
+        )
+        for rid, prompt, wanted in zip(
+            sample_rids(answer_id, len(prompts)), prompts, labels, strict=True
+        )
+    ]
+    first = 1 if _share_prefix(context, prompts) else 0
+    logprobs = await _run(context, inputs[:first]) + await _run(context, inputs[first:])
+    to_scores = _softmax if body.apply_softmax else _exp
+    scores: list[list[float]] = []
+    async with Slices() as slices:
+        for each in logprobs:
+            scores.append(to_scores(each))
+            await slices.step()
+    return Scored(scores, sum(map(len, prompts)))
+
+
+async def _run(context: ServiceContext, inputs: list[GenerationInput]) -> list[list[float]]:
+    if not inputs:
+        return []
+    found: list[list[float]] = [[]] * len(inputs)
+    streams = await open_streams(context.client.generate, inputs, context.client.limits)
+    async with contextlib.aclosing(merge(streams)) as chunks:
+        async for index, chunk in chunks:
+            if outputs := outputs_of(chunk):
+                found[index] = outputs[0].id_values
+    if not all(found):
+        raise ScoringAborted("The scoring was aborted.")
+    return found
+
+
+def _share_prefix(context: ServiceContext, prompts: Sequence[list[int]]) -> bool:
+    worker = context.status.worker
+    if len(prompts) < 2 or worker is None or context.config.scheduling.disable_radix_cache:
+        return False
+    size = worker.page_size
+    return all(len(each) > size and each[:size] == prompts[0][:size] for each in prompts)
+
+
+def _exp(logprobs: list[float]) -> list[float]:
+    return [math.exp(each) for each in logprobs]
+
+
+def _softmax(logprobs: list[float]) -> list[float]:
+    most = max(logprobs)
+    parts = [math.exp(each - most) for each in logprobs]
+    total = sum(parts)
+    return [part / total for part in parts]
+
+
+def _refuse_unsupported(body: ScoreBody) -> None:
+    for name in _UNSUPPORTED:
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
+    if body.temperature not in (None, 1.0):
+        raise InvalidRequest(
+            "temperature must be 1: scores are the model's own probabilities.", param="temperature"
+        )
+
+
+async def _prompts(context: ServiceContext, body: ScoreBody) -> list[list[int]]:
+    items = [body.items] if isinstance(body.items, str) else body.items
+    if items is None:
+        raise InvalidRequest("items must be given.", param="items")
+    if len(items) > MAX_ITEMS:
+        raise InvalidRequest(f"items may have at most {MAX_ITEMS} entries.", param="items")
+    texts = [item for item in items if isinstance(item, str)]
+    ids = [item for item in items if not isinstance(item, str)]
+    query = body.query
+    if (texts and ids) or (texts and isinstance(query, list)) or (ids and isinstance(query, str)):
+        raise InvalidRequest(
+            "query and items must both be texts or both be lists of token ids.", param="items"
+        )
+    if ids:
+        head = query if isinstance(query, list) else []
+        num_tokens = len(head) * len(ids) + sum(map(len, ids))
+        if num_tokens > MAX_NUMBERS:
+            raise InvalidRequest(
+                f"The items, each with the query, may have at most {MAX_NUMBERS} tokens together, "
+                f"got {num_tokens}.",
+                param="items",
+            )
+        return await work_out(num_tokens, _joined, ids, head, bool(body.item_first))
+    start = query if isinstance(query, str) else ""
+    # Counted before each item gets the query: that could be a hundred times what was sent.
+    check_num_chars(len(start) * len(texts) + sum(map(len, texts)))
+    prompts = [item + start if body.item_first else start + item for item in texts]
+    return await encode_prompts(context.tokenizer, prompts, context.client.limits)
+
+
+def _joined(ids: list[list[int]], head: list[int], item_first: bool) -> list[list[int]]:
+    return [item + head if item_first else head + item for item in ids]
+
+
+def _labels(
+    given: list[int | list[int]] | None, num_items: int, vocab_size: int
+) -> list[list[int]]:
+    name = "label_token_ids"
+    if not given:
+        raise InvalidRequest(f"{name} must name at least one token id.", param=name)
+    flat = [each for each in given if isinstance(each, int)]
+    nested = [each for each in given if not isinstance(each, int)]
+    if flat and nested:
+        raise InvalidRequest(f"{name} must be a list of ids or a list of such lists.", param=name)
+    if nested and len(nested) != num_items:
+        raise InvalidRequest(
+            f"{name} must have one list for each of the {num_items} items, got {len(nested)}.",
+            param=name,
+        )
+    for labels in nested or [flat]:
+        if not 1 <= len(labels) <= MAX_TOKEN_IDS:
+            raise InvalidRequest(
+                f"{name} must name 1 to {MAX_TOKEN_IDS} ids, got {len(labels)}.", param=name
+            )
+        for label in labels:
+            if not 0 <= label < vocab_size:
+                raise InvalidRequest(
+                    f"{name} must be in [0, {vocab_size}), got {label}.", param=name
+                )
+        if len(set(labels)) != len(labels):
+            raise InvalidRequest(f"{name} must not repeat an id.", param=name)
+    return nested or [flat] * num_items

@@ -1,0 +1,433 @@
+"""Weights, pauses and memory as the front sees them: who waits for whom, which version is which.
+
+Front-safe; the routes of trainers and the offline engine call the same methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from runtime.checkpoint.check import check_model_folder
+from runtime.checkpoint.headers import read_tensor_infos
+from runtime.checkpoint.hub import RepositoryNotFound, resolve_model_folder
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.client.gate import PAUSE, SESSION, UPDATE
+from runtime.client.host import EngineHost
+from runtime.client.offload import OffloadPool
+from runtime.errors import HeadraceError, InvalidRequest, StartupError
+from runtime.ipc.messages import ControlReply, SchedulerInbound
+from runtime.ipc.weight_messages import (
+    MEMORY_TAGS,
+    ContinueGeneration,
+    GroupStatus,
+    InvalidateCache,
+    JoinGroup,
+    LeaveGroup,
+    LoadDummy,
+    LoadFolder,
+    LoadReceived,
+    MemoryTag,
+    PauseGeneration,
+    ReceiveStatus,
+    ReceiveTensors,
+    ReleaseMemory,
+    ResumeMemory,
+    WeightCall,
+    WeightOp,
+    WeightUpdate,
+)
+from runtime.models.registry import read_model_spec
+
+logger = logging.getLogger(__name__)
+
+PauseMode = Literal["abort", "retract", "in_place"]
+_ABORTED = "Aborted: the weights are about to change."
+_ROLLED_BACK = "\nRolled back: the original weights keep serving."
+_UNTOUCHED = "\nNothing was loaded: the original weights keep serving."
+_POLL_S = 0.01
+_JOIN_POLL_S = 0.05
+# The first look for a broadcast; each is twice as long after the one before, up to `_JOIN_POLL_S`.
+_RECEIVE_POLL_S = 0.001
+# A folder is found at once; a hub id may have to be downloaded, and takes as long as that.
+_FETCHING = OffloadPool("fetching of a model", workers=4, max_queued=16, timeout_s=3600.0)
+# Headers and configuration only; a file system that hangs is given up.
+_READING = OffloadPool("reading of model files", workers=4, max_queued=16, timeout_s=120.0)
+# What two configurations may differ in and still give the same tensors the same meaning.
+_IRRELEVANT = frozenset(
+    {"raw", "dtype", "generation_defaults", "eos_token_ids", "bos_token_id", "context_len"}
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a call.
+
+    Attributes:
+        num_paused_requests: requests that were held back or frozen meanwhile.
+    """
+
+    success: bool
+    message: str
+    num_paused_requests: int = 0
+
+
+class WeightControl:
+    """One engine's weights; calls that change them come one after the other."""
+
+    def __init__(
+        self,
+        host: EngineHost,
+        model: ModelSpec,
+        load_format: str,
+        on_renamed: Callable[[str], None],
+    ) -> None:
+        """Act on one engine.
+
+        Args:
+            host: the owner of its processes.
+            model: what it serves; other weights must fit it.
+            load_format: how weights are loaded from disk unless a call says otherwise.
+            on_renamed: told the path or hub id of other weights once they are loaded.
+        """
+        self._host = host
+        self._client = host.client
+        self._model = model
+        self._load_format = load_format
+        self._on_renamed = on_renamed
+        self._turn = asyncio.Lock()
+        # Taken before `_turn`: a group's broadcasts come one after the other.
+        self._receiving = asyncio.Lock()
+        # Groups whose tensors arrive on the host, so that they disturb no step.
+        self._host_groups: set[str] = set()
+        self._pause: PauseMode | None = None
+        self._has_session = False
+        self._must_flush = False
+
+    # ---- updates ----
+
+    async def update_from_disk(
+        self,
+        model_path: str,
+        *,
+        load_format: str | None = None,
+        weight_version: str | None = None,
+        flush_cache: bool = True,
+        abort_all_requests: bool = False,
+        keep_pause: bool = False,
+    ) -> Outcome:
+        """Load all weights from a folder or a hub id; requests wait, or are aborted first."""
+        load_format = load_format or self._load_format
+        if load_format not in ("auto", "safetensors", "dummy"):
+            raise InvalidRequest(
+                f"load_format {load_format[:64]!r} is not one of auto, safetensors, dummy.",
+                param="load_format",
+            )
+        op: WeightOp
+        folder: Path | None = None
+        if load_format == "dummy":
+            op = LoadDummy(self._host.random_seed)
+        else:
+            try:
+                folder = await _FETCHING.run(resolve_model_folder, model_path)
+                await _READING.run(read_tensor_infos, folder)
+            except StartupError as error:
+                return Outcome(False, f"Failed to get weights iterator: {_sentence(error)}")
+            try:
+                await _READING.run(_check, folder, self._model)
+            except StartupError as error:
+                why = _sentence(error)
+                return Outcome(False, f"Failed to update weights: {why}{_UNTOUCHED}")
+            op = LoadFolder(str(folder))
+        async with self._exclusive(abort=abort_all_requests) as num_paused:
+            outcome = await self._load(op, flush_cache, weight_version, num_paused)
+            if outcome.success:
+                self._renamed(model_path, folder)
+                if keep_pause:
+                    await self._set_pause("in_place")
+        success = "Succeeded to update model weights."
+        if not outcome.success:
+            return outcome
+        return dataclasses.replace(outcome, message=success + outcome.message)
+
+    def _renamed(self, model_path: str, folder: Path | None) -> None:
+        self._on_renamed(model_path)
+        if folder is not None:
+            self._client.loaded.restart_version = self._client.loaded.version
+            self._host.restart_with(folder)
+
+    async def update(
+        self,
+        op: WeightUpdate,
+        *,
+        weight_version: str | None = None,
+        flush_cache: bool = True,
+        abort_all_requests: bool = False,
+        success: str = "Success",
+    ) -> Outcome:
+        """Replace some weights by a trainer's; requests wait, or are aborted first."""
+        self._refuse_replicas()
+        async with self._exclusive(abort=abort_all_requests) as num_paused:
+            outcome = await self._load(op, flush_cache, weight_version, num_paused)
+        if not outcome.success:
+            return outcome
+        return dataclasses.replace(outcome, message=success + outcome.message)
+
+    async def update_from_group(
+        self,
+        op: ReceiveTensors,
+        *,
+        weight_version: str | None = None,
+        flush_cache: bool = True,
+        abort_all_requests: bool = False,
+    ) -> Outcome:
+        """Replace some weights by what a trainer broadcasts.
+
+        Requests are served until everything has come, if it comes to the host. What NCCL brings is
+        awaited while nothing computes: its kernel waits on the GPU, where it might keep a kernel of
+        the ranks' own group from running. The workers' loops go on in both cases.
+        """
+        self._refuse_replicas()
+        load = LoadReceived(op.group_name)
+        success = "Succeeded to update parameter online."
+        async with self._receiving:
+            comes_to_host = op.group_name in self._host_groups
+            failed = await self._receive(op) if comes_to_host else ""
+            if not failed:
+                async with self._exclusive(abort=abort_all_requests) as num_paused:
+                    failed = "" if comes_to_host else await self._receive(op)
+                    if not failed:
+                        outcome = await self._load(load, flush_cache, weight_version, num_paused)
+        if failed:
+            return Outcome(False, f"Failed to update weights: {failed.rstrip('.')}.{_UNTOUCHED}")
+        if not outcome.success:
+            return outcome
+        return dataclasses.replace(outcome, message=success + outcome.message)
+
+    async def _receive(self, op: ReceiveTensors) -> str:
+        """Wait until every rank has the tensors; why one of them has not."""
+        reply = await self.ask(op)
+        if not reply.success:
+            return reply.message
+        delay_s = _RECEIVE_POLL_S
+        while True:
+            reply = await self.ask(ReceiveStatus(op.group_name))
+            if not reply.success:
+                # The other ranks' part of the group is of no use, and they may wait for minutes.
+                await self.ask(LeaveGroup(op.group_name))
+                return reply.message
+            if reply.message:
+                return ""
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _JOIN_POLL_S)
+
+    def _refuse_replicas(self) -> None:
+        # One that is started again would lack what the others were given.
+        if len(self._client.links) > 1:
+            raise InvalidRequest(
+                "With several copies of the model (--dp-size) weights come from disk only: use "
+                "/update_weights_from_disk."
+            )
+
+    async def _load(
+        self, op: WeightOp, flush_cache: bool, weight_version: str | None, num_paused: int
+    ) -> Outcome:
+        """Do the update; on success the message is what is said of the version."""
+        flush_now = flush_cache and not self._has_session
+        reply = await self._ask(lambda call_id: WeightCall(call_id, op, flush_now))
+        if not reply.success:
+            if reply.is_partial:
+                self._host.restart_workers("an update of the weights reached only some of them")
+            why = f"{reply.message.rstrip('.')}."
+            return Outcome(False, f"Failed to update weights: {why}{_ROLLED_BACK}", num_paused)
+        self._must_flush = self._must_flush or flush_cache
+        if flush_now:
+            self._client.forget_prefixes()
+        if isinstance(op, LoadFolder | LoadDummy):
+            # A full load brings released weights back.
+            self._client.loaded.released -= {"weights"}
+        if weight_version is None:
+            return Outcome(True, "", num_paused)
+        self._client.loaded.version = weight_version
+        return Outcome(True, f" Weight version updated to {weight_version}.", num_paused)
+
+    async def begin(self) -> Outcome:
+        """Hold requests back over several updates, until `end`; what runs ends first."""
+        if self._has_session:
+            return Outcome(False, "A weight update has begun already; /end_weight_update ends it.")
+        async with self._exclusive(abort=False):
+            self._has_session, self._must_flush = True, False
+            self._client.gate.close(SESSION)
+        return Outcome(True, "Success")
+
+    async def end(self) -> Outcome:
+        """Let requests go on, with an empty prefix cache if any update wanted one."""
+        if not self._has_session:
+            return Outcome(False, "No weight update has begun; /begin_weight_update begins one.")
+        async with self._turn:
+            if self._must_flush:
+                await self._ask(InvalidateCache)
+                self._client.forget_prefixes()
+            self._has_session = False
+            self._client.gate.open(SESSION)
+        return Outcome(True, "Success")
+
+    @contextlib.asynccontextmanager
+    async def _exclusive(self, *, abort: bool) -> AsyncIterator[int]:
+        """Nothing runs inside, but what a pause has frozen; the number of requests that wait."""
+        client = self._client
+        async with self._turn:
+            client.gate.close(UPDATE)
+            try:
+                if abort:
+                    client.abort_sent(_ABORTED)
+                if self._pause is None:
+                    await self._until_idle()
+                yield client.gate.num_held + client.num_at_schedulers()
+            finally:
+                client.gate.open(UPDATE)
+
+    async def _until_idle(self) -> None:
+        while self._client.num_at_schedulers():  # noqa: ASYNC110  # no event for this rare wait
+            await asyncio.sleep(_POLL_S)
+
+    # ---- versions, reading, tests, groups ----
+
+    async def set_version(self, version: str, *, abort_all_requests: bool) -> Outcome:
+        """Relabel the weights that are loaded."""
+        async with self._turn:
+            if abort_all_requests:
+                self._client.abort_all(_ABORTED)
+                await self._until_idle()
+            self._client.loaded.version = version
+        return Outcome(True, f"Weight version updated to {version}")
+
+    async def ask(self, op: WeightOp) -> ControlReply:
+        """Do something between two steps that changes no weight."""
+        return await self._ask(lambda call_id: WeightCall(call_id, op))
+
+    async def change(self, op: WeightOp) -> ControlReply:
+        """Change weights for a test: nothing runs meanwhile, nothing stays cached."""
+        async with self._exclusive(abort=False):
+            return await self._ask(lambda call_id: WeightCall(call_id, op, True))
+
+    async def join_group(self, op: JoinGroup) -> Outcome:
+        """Meet a trainer; requests are served meanwhile."""
+        self._refuse_replicas()
+        reply = await self.ask(op)
+        while reply.success:
+            reply = await self.ask(GroupStatus(op.group_name))
+            if reply.message:
+                break
+            await asyncio.sleep(_JOIN_POLL_S)
+        if not reply.success:
+            return Outcome(False, f"Failed to initialize the weight update group: {reply.message}")
+        self._host_groups.discard(op.group_name)
+        if op.backend == "gloo":
+            self._host_groups.add(op.group_name)
+        return Outcome(True, "Succeeded to initialize the weight update group.")
+
+    async def _ask(self, make: Callable[[int], SchedulerInbound]) -> ControlReply:
+        """Ask every worker, for as long as it takes."""
+        return await self._client.control(make, None)
+
+    # ---- pauses ----
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop computing; newcomers wait. Returns when nothing computes any more."""
+        async with self._turn:
+            await self._set_pause(mode)
+
+    async def _set_pause(self, mode: PauseMode) -> None:
+        client = self._client
+        client.gate.close(PAUSE)
+        try:
+            if mode == "abort":
+                client.abort_sent("Aborted: generation was paused.")
+                await self._until_idle()
+            # In every mode, so that the worker's own state is the same.
+            await self._ask(lambda call_id: PauseGeneration(call_id, mode == "retract"))
+        except BaseException:
+            if self._pause is None:
+                client.gate.open(PAUSE)
+            raise
+        self._pause = mode
+
+    async def resume(self) -> None:
+        """Go on after a pause.
+
+        Raises:
+            InvalidRequest: memory is released.
+        """
+        async with self._turn:
+            refused = self._client.loaded.why_refused
+            if refused is not None:
+                raise InvalidRequest(refused)
+            await self._ask(ContinueGeneration)
+            self._pause = None
+            self._client.gate.open(PAUSE)
+
+    # ---- memory ----
+
+    async def release_memory(self, tags: list[MemoryTag]) -> None:
+        """Give device memory back; requests are refused until it is resumed.
+
+        Raises:
+            InvalidRequest: requests are running.
+        """
+        async with self._turn:
+            reply = await self.ask(ReleaseMemory(tags))
+            if not reply.success:
+                raise InvalidRequest(reply.message)
+            # Without graphs requests are served as before, only slower.
+            self._client.loaded.released |= set(tags or MEMORY_TAGS) - {"cuda_graph"}
+
+    async def resume_memory(self, tags: list[MemoryTag]) -> None:
+        """Take it again.
+
+        Raises:
+            InvalidRequest: there is too little memory, or weights cannot be read again.
+        """
+        async with self._turn:
+            reply = await self.ask(ResumeMemory(tags))
+            if not reply.success:
+                raise InvalidRequest(reply.message)
+            self._client.loaded.released -= set(tags or MEMORY_TAGS)
+
+
+def _check(folder: Path, model: ModelSpec) -> None:
+    """Compare a folder with the model that serves.
+
+    Raises:
+        StartupError: other shapes, or another model; one line.
+    """
+    if (folder / "config.json").is_file():
+        other = read_model_spec(folder)
+        if other.architecture != model.architecture:
+            raise StartupError(
+                f"{folder} holds another model than the one that serves: architecture is "
+                f"{other.architecture!r}, not {model.architecture!r}"
+            )
+        different = [
+            f"{field.name} is {getattr(other, field.name)!r}, not {getattr(model, field.name)!r}"
+            for field in dataclasses.fields(model)
+            if field.name not in _IRRELEVANT
+            and getattr(other, field.name) != getattr(model, field.name)
+        ]
+        if different:
+            raise StartupError(
+                f"{folder} holds another model than the one that serves: {'; '.join(different[:3])}"
+            )
+    check_model_folder(folder, model)
+
+
+def _sentence(error: HeadraceError) -> str:
+    if isinstance(error, RepositoryNotFound):
+        return f"{error.repo_id} (repository not found)."
+    return f"{error.message.rstrip('.')}."

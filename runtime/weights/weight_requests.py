@@ -1,0 +1,298 @@
+"""Bodies of the routes that change weights, checked and turned into what the ranks are told."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from runtime.checkpoint.check import describe
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.errors import InvalidRequest
+from runtime.ipc.weight_messages import (
+    BROADCAST_TIMEOUT_S,
+    CheckAction,
+    CudaHandle,
+    JoinGroup,
+    LoadCuda,
+    LoadSharedMemory,
+    LoadTensors,
+    MemoryTag,
+    ReceiveTensors,
+    TensorSpec,
+    WeightPart,
+)
+from runtime.weights.weight_control import PauseMode
+
+DEFAULT_GROUP = "weight_update_group"
+_DTYPES = ("bfloat16", "float16", "float32", "float64")
+_ALLOWED = (
+    "Send one of: serialized_named_tensors (base64 of the bytes of a safetensors file, one for all "
+    "tensor-parallel ranks or one for each), shared_memory (the name of a safetensors file in "
+    "/dev/shm), cuda_ipc (handles of CUDA memory). headrace.trainer makes each of them."
+)
+
+
+class VersionBody(msgspec.Struct, kw_only=True):
+    """`/update_weight_version` as it arrives."""
+
+    new_version: str
+    abort_all_requests: bool = True
+
+
+class ByNameBody(msgspec.Struct, kw_only=True):
+    """`/get_weights_by_name` as it arrives."""
+
+    name: str
+    truncate_size: int = 100
+
+
+class CheckBody(msgspec.Struct, kw_only=True):
+    """`/weights_checker` as it arrives."""
+
+    action: CheckAction
+
+
+class SessionBody(msgspec.Struct, kw_only=True):
+    """`/begin_weight_update` as it arrives; there is one model, so every selector means it."""
+
+    selector: Literal["all", "target"] | None = None
+
+
+class PauseBody(msgspec.Struct, kw_only=True):
+    """`/pause_generation` as it arrives."""
+
+    mode: PauseMode = "abort"
+
+
+class ContinueBody(msgspec.Struct, kw_only=True):
+    """`/continue_generation` as it arrives."""
+
+    torch_empty_cache: bool | None = None
+
+
+class MemoryBody(msgspec.Struct, kw_only=True):
+    """`/release_memory_occupation` and `/resume_memory_occupation` as they arrive."""
+
+    tags: list[MemoryTag] | None = None
+
+
+class DiskBody(msgspec.Struct, kw_only=True):
+    """`/update_weights_from_disk` as it arrives.
+
+    CUDA graphs read weights where they are, and updates write there: nothing is captured again.
+    """
+
+    model_path: str
+    load_format: str | None = None
+    abort_all_requests: bool | None = None
+    weight_version: str | None = None
+    flush_cache: bool | None = None
+    keep_pause: bool | None = None
+    recapture_cuda_graph: bool | None = None
+    torch_empty_cache: bool | None = None
+    token_step: int | None = None
+    is_async: bool | None = None
+    manifest: object | None = None
+
+
+class TensorBody(msgspec.Struct, kw_only=True):
+    """`/update_weights_from_tensor` as it arrives."""
+
+    serialized_named_tensors: list[bytes] | None = None
+    shared_memory: str | None = None
+    cuda_ipc: list[list[CudaHandle]] | None = None
+    load_format: str | None = None
+    flush_cache: bool | None = None
+    abort_all_requests: bool | None = None
+    weight_version: str | None = None
+
+
+class DistributedBody(msgspec.Struct, kw_only=True):
+    """`/update_weights_from_distributed` as it arrives."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    group_name: str = DEFAULT_GROUP
+    flush_cache: bool | None = None
+    abort_all_requests: bool | None = None
+    weight_version: str | None = None
+    load_format: str | None = None
+    selector: str | None = None
+    torch_empty_cache: bool | None = None
+    timeout: float | None = None
+
+
+class InitGroupBody(msgspec.Struct, kw_only=True):
+    """`/init_weights_update_group` as it arrives."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str = DEFAULT_GROUP
+    backend: str = "nccl"
+
+
+class DestroyGroupBody(msgspec.Struct, kw_only=True):
+    """`/destroy_weights_update_group` as it arrives."""
+
+    group_name: str = DEFAULT_GROUP
+
+
+def check_disk(body: DiskBody) -> None:
+    """Refuse what is not supported.
+
+    Raises:
+        InvalidRequest: by the field's name.
+    """
+    if body.is_async:
+        raise InvalidRequest(
+            "is_async is not supported: the answer comes when the weights are loaded.",
+            param="is_async",
+        )
+    if body.manifest is not None:
+        raise InvalidRequest("manifest is not supported; leave it out.", param="manifest")
+
+
+def to_tensors(body: TensorBody, tp_size: int) -> LoadTensors | LoadSharedMemory | LoadCuda:
+    """What the ranks load.
+
+    Raises:
+        InvalidRequest: not exactly one form, not safetensors, or a wrong number of entries.
+    """
+    if body.load_format not in (None, "direct", "auto", "safetensors"):
+        raise InvalidRequest(
+            f"load_format {body.load_format[:64]!r} is not supported; leave it out. {_ALLOWED}",
+            param="load_format",
+        )
+    given = [
+        name
+        for name in ("serialized_named_tensors", "shared_memory", "cuda_ipc")
+        if getattr(body, name) is not None
+    ]
+    if len(given) != 1:
+        raise InvalidRequest(f"Exactly one form of tensors is needed. {_ALLOWED}")
+    if body.shared_memory is not None:
+        return LoadSharedMemory(body.shared_memory)
+    if body.cuda_ipc is not None:
+        _check_count("cuda_ipc", len(body.cuda_ipc), tp_size)
+        return LoadCuda(body.cuda_ipc)
+    files = body.serialized_named_tensors or []
+    _check_count("serialized_named_tensors", len(files), tp_size)
+    for index, data in enumerate(files):
+        _check_safetensors(f"serialized_named_tensors[{index}]", data)
+    return LoadTensors(files)
+
+
+def _check_count(name: str, count: int, tp_size: int) -> None:
+    if count not in (1, tp_size):
+        wanted = "one entry" if tp_size == 1 else f"one entry, or {tp_size}: one for each rank"
+        raise InvalidRequest(f"{name} must have {wanted}; it has {count}.", param=name)
+
+
+def _check_safetensors(where: str, data: bytes) -> None:
+    header_bytes = int.from_bytes(data[:8], "little")
+    if len(data) >= 9 and header_bytes <= len(data) - 8 and data[8:9] == b"{":
+        return
+    what = "is not a safetensors file"
+    if data[:1] == b"\x80" and data[1:2] <= b"\x05":
+        what = "is pickled, and nothing is unpickled here because that can run code"
+    raise InvalidRequest(f"{where} {what}. {_ALLOWED}", param="serialized_named_tensors")
+
+
+def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:
+    """What the ranks receive, checked before a byte is awaited.
+
+    Raises:
+        InvalidRequest: lists of different lengths, unknown names, wrong shapes or types.
+    """
+    if body.load_format not in (None, "auto", "flattened_bucket"):
+        raise InvalidRequest(
+            f"load_format {body.load_format[:64]!r} is not one of flattened_bucket, auto.",
+            param="load_format",
+        )
+    if body.selector not in (None, "all", "target"):
+        raise InvalidRequest(
+            f"selector {body.selector[:64]!r} is not one of all, target: there is no draft model.",
+            param="selector",
+        )
+    if not len(body.names) == len(body.dtypes) == len(body.shapes):
+        raise InvalidRequest(
+            f"names, dtypes and shapes must be of one length; they have {len(body.names)}, "
+            f"{len(body.dtypes)} and {len(body.shapes)}."
+        )
+    if not body.names:
+        raise InvalidRequest("names is empty: there is nothing to receive.", param="names")
+    expected = {spec.name: spec.shape for spec in model.weights}
+    for alias, name in model.aliases.items():
+        # Sent by trainers that do not know; received like the rest and then left out.
+        expected[alias] = expected[name]
+    unknown = [name for name in body.names if name not in expected]
+    wrong = [
+        f"{name} is {shape}, expected {list(expected[name])}"
+        for name, shape in zip(body.names, body.shapes, strict=True)
+        if name in expected and tuple(shape) != expected[name]
+    ]
+    problems = [describe("unknown", unknown), describe("of the wrong shape", wrong)]
+    if any(problems):
+        raise InvalidRequest(f"{'; '.join(filter(None, problems))}.", param="names")
+    dtypes = [dtype.removeprefix("torch.") for dtype in body.dtypes]
+    for dtype in dtypes:
+        if dtype not in _DTYPES:
+            raise InvalidRequest(
+                f"dtype {dtype[:64]!r} is not one of {', '.join(_DTYPES)}.", param="dtypes"
+            )
+    tensors = [
+        TensorSpec(name, dtype, shape)
+        for name, dtype, shape in zip(body.names, dtypes, body.shapes, strict=True)
+    ]
+    timeout_s = BROADCAST_TIMEOUT_S if body.timeout is None else body.timeout
+    if not 0 < timeout_s <= BROADCAST_TIMEOUT_S:
+        raise InvalidRequest(
+            f"timeout must be in (0, {BROADCAST_TIMEOUT_S:.0f}] seconds, got {body.timeout}.",
+            param="timeout",
+        )
+    is_flat = body.load_format == "flattened_bucket"
+    return ReceiveTensors(body.group_name, tensors, is_flat, timeout_s)
+
+
+def to_join(body: InitGroupBody, tp_size: int) -> JoinGroup:
+    """Which group the ranks join.
+
+    Raises:
+        InvalidRequest: numbers that cannot be.
+    """
+    if body.backend not in ("nccl", "gloo"):
+        raise InvalidRequest(
+            f"backend {body.backend[:64]!r} is not one of nccl, gloo.", param="backend"
+        )
+    if not 0 < body.master_port < 65536:
+        raise InvalidRequest("master_port must be in [1, 65535].", param="master_port")
+    if not body.master_address or not body.group_name:
+        raise InvalidRequest("master_address and group_name must not be empty.")
+    last = body.rank_offset + tp_size
+    if body.rank_offset < 1 or last > body.world_size:
+        raise InvalidRequest(
+            f"Ranks {body.rank_offset} to {last - 1} of this engine do not fit a world of "
+            f"{body.world_size}, whose rank 0 is the trainer.",
+            param="rank_offset",
+        )
+    return JoinGroup(
+        body.master_address,
+        body.master_port,
+        body.rank_offset,
+        body.world_size,
+        body.group_name,
+        body.backend,
+    )
+
+
+def read_weight(data: bytes) -> Any:
+    """Nested lists of an encoded `WeightPart`."""
+    part = msgspec.msgpack.decode(data, type=WeightPart)
+    if not part.data:
+        return []
+    view = memoryview(part.data).cast("B")
+    return view.cast("f", part.shape).tolist()

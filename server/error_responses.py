@@ -1,0 +1,148 @@
+"""Errors become answers: the native family's one table, and the choice of family by route.
+
+Native bodies: `{"error": {"message"}}` for a value that a route refuses, `{"error": "Forbidden"}`
+and the like for a key that does not suffice, else the flat `{"object": "error", ...}`.
+Routes under `/v1/` speak OpenAI's dialect, whose table is `openai_api`'s.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from openai_api import openai_errors
+from runtime.client.json_body import InvalidBody
+from runtime.errors import HeadraceError, InvalidRequest
+from runtime.service.error_table import describe_error
+
+
+class BodyTooLarge(HeadraceError):
+    """The request's body is larger than the server takes."""
+
+    status_code = 413
+
+
+class UnsupportedEncoding(HeadraceError):
+    """The request's body is compressed; nothing is unpacked on a client's word."""
+
+    status_code = 415
+
+
+class SlowBody(HeadraceError):
+    """The request's body did not arrive in time."""
+
+    # Not 408: routers send such a request again, to the same end.
+    status_code = 400
+
+
+class KeyRefused(HeadraceError):
+    """The request's key does not open the route."""
+
+    def __init__(self, *, is_known: bool) -> None:
+        """403 for a known key where the admin key is needed, else 401."""
+        if is_known:
+            super().__init__("This route needs the admin key.")
+            self.status_code = 403
+        else:
+            super().__init__("A valid API key is needed: Authorization: Bearer <key>.")
+            self.status_code, self.code = 401, "invalid_api_key"
+
+
+class RouteNotFound(HeadraceError):
+    """No route has this path."""
+
+    status_code = 404
+
+    def __init__(self, asked: str) -> None:
+        """Name the method and path that were `asked` for."""
+        super().__init__(f"Not found: {asked}.")
+
+
+class MethodNotAllowed(HeadraceError):
+    """The route does not answer this method."""
+
+    status_code = 405
+
+    def __init__(self, asked: str, allowed: str) -> None:
+        """Name the method and path that were `asked` for, and the methods that are `allowed`."""
+        super().__init__(f"Method not allowed: {asked}; allowed are {allowed}.")
+
+
+class HttpRefusal(HeadraceError):
+    """A refusal of the framework."""
+
+    def __init__(self, message: str, status_code: int) -> None:
+        """Answer with `status_code`."""
+        super().__init__(message)
+        self.status_code = status_code
+
+
+class DecodeError(HeadraceError):
+    """Token ids that no text belongs to."""
+
+    status_code = 400
+
+
+def json_response(content: Any, status_code: int = 200, **headers: str) -> Response:
+    """A JSON answer; `retry_after="1"` becomes the header `retry-after: 1`."""
+    return Response(
+        orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS),
+        status_code,
+        media_type="application/json",
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+    )
+
+
+def native_error(error: Exception) -> Response:
+    """The native family's answer to `error`."""
+    info = describe_error(error)
+    headers = {}
+    if info.retry_after_s is not None:
+        headers["retry_after"] = str(info.retry_after_s)
+    if isinstance(error, InvalidRequest) and not isinstance(error, InvalidBody):
+        body: dict[str, Any] = {"error": {"message": info.message}}
+    elif isinstance(error, KeyRefused):
+        body = {"error": "Unauthorized" if info.status == 401 else "Forbidden"}
+    else:
+        body = _flat(info.message, _type_name(error), info.status)
+    if isinstance(error, RouteNotFound | MethodNotAllowed):
+        # What clients of the reference look for.
+        body["detail"] = HTTPStatus(info.status).phrase
+    return json_response(body, info.status, **headers)
+
+
+def error_response(error: Exception, *, speaks_openai: bool) -> Response:
+    """The answer to `error` in the dialect of the route."""
+    if speaks_openai:
+        return openai_errors.error_response(error)
+    return native_error(error)
+
+
+def stream_error(error: Exception) -> dict[str, Any]:
+    """The event that ends a native stream which had begun before `error` came."""
+    info = describe_error(error)
+    return {
+        "error": {
+            "message": info.message,
+            "type": _type_name(error),
+            "code": info.status,
+            "retryable": info.retry_after_s is not None,
+        }
+    }
+
+
+def _type_name(error: Exception) -> str:
+    if isinstance(error, InvalidBody):
+        return "Bad Request"
+    if isinstance(error, DecodeError):
+        return "DecodeError"
+    if not isinstance(error, HeadraceError) or error.status_code == 500:
+        return "InternalServerError"
+    return "BadRequest" if error.status_code == 400 else str(error.status_code)
+
+
+def _flat(message: str, type_name: str, code: int) -> dict[str, Any]:
+    return {"object": "error", "message": message, "type": type_name, "param": None, "code": code}

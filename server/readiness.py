@@ -1,0 +1,94 @@
+"""Is the server alive, is it ready: answered from shared memory, never by a queued request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.client.gate import PAUSE, SESSION, UPDATE
+from runtime.client.status import ReplicaStatus
+from runtime.client.watchdog import still_for, stuck_for
+from runtime.service.context import ServiceContext
+
+# Longer than any step of a healthy worker on a GPU, shorter than a client's patience.
+READY_HEARTBEAT_AGE_S = 10.0
+
+
+def why_not_alive(context: ServiceContext) -> str | None:
+    """Why this process should be replaced; `None` while it need not be.
+
+    A worker that loads or is being restarted is no reason: replacing the server would not help.
+    Nor is one that hangs while another replica does not.
+    """
+    if context.status.phase == "failed":
+        what = "has ended" if context.status.has_started else "failed to start"
+        return f"The engine {what}: {context.status.last_failure}"
+    age, name = min(stuck_for(context.client, replica) for replica in context.status.replicas)
+    if age > context.config.logging.watchdog_timeout:
+        return f"The {name} has not turned its loop for {age:.0f} s."
+    return None
+
+
+def why_not_ready(context: ServiceContext) -> str | None:
+    """Why requests should go elsewhere for now; `None` when they are welcome."""
+    return why_not_healthy(context) or why_waiting(context)
+
+
+def why_waiting(context: ServiceContext) -> str | None:
+    """Why a healthy server answers no request until a trainer says so."""
+    client = context.client
+    if PAUSE in client.gate.reasons:
+        return "Generation is paused."
+    if SESSION in client.gate.reasons:
+        return "A weight update has begun and not ended."
+    waited_s = client.gate.closed_for_s(UPDATE)
+    if waited_s > READY_HEARTBEAT_AGE_S:
+        return f"Requests have waited for new weights for {waited_s:.0f} s."
+    return client.loaded.why_refused
+
+
+def why_not_healthy(context: ServiceContext) -> str | None:
+    """Why nothing could be served even if nobody had paused it; `None` when requests could be.
+
+    They can while one replica at least takes them, once all have started.
+    """
+    if context.lifecycle.draining:
+        return "The server is shutting down."
+    if not context.status.is_ready:
+        return f"The engine is {context.status.phase.replace('_', ' ')}."
+    if not context.lifecycle.warmed_up:
+        return "The first request of the warm-up is running."
+    reasons = [_why_replica_not_ready(context, each) for each in context.status.replicas]
+    return None if None in reasons else reasons[0]
+
+
+def _why_replica_not_ready(context: ServiceContext, replica: ReplicaStatus) -> str | None:
+    if not replica.is_ready:
+        return f"The worker is {replica.phase.replace('_', ' ')}."
+    age, name = still_for(replica)
+    if age > READY_HEARTBEAT_AGE_S:
+        return f"The {name} has not turned its loop for {age:.0f} s."
+    most = context.config.scheduling.max_queued_requests
+    if most and replica.shared["num_queue_reqs"] >= most:
+        return "The request queue is full."
+    return None
+
+
+def progress_report(context: ServiceContext) -> dict[str, Any]:
+    """Phase and progress, for people who wait and for probes."""
+    status = context.status
+    reason = why_not_ready(context)
+    phase = status.phase
+    if status.is_ready:
+        phase = "ready" if context.lifecycle.warmed_up else "warming_up"
+    report: dict[str, Any] = {
+        "ready": reason is None,
+        "phase": "draining" if context.lifecycle.draining else phase,
+        "progress": round(status.fraction, 3),
+        "detail": status.detail,
+        "num_restarts": status.num_restarts,
+    }
+    if reason is not None:
+        report["reason"] = reason
+    if status.last_failure is not None:
+        report["last_failure"] = status.last_failure
+    return report

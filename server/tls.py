@@ -1,0 +1,123 @@
+"""The server's certificate: read before anything starts, and again whenever its files change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.config.options import HttpArgs
+from runtime.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+# Renewals come weeks before the old certificate ends.
+CHECK_EVERY_S = 1.0
+
+# What tells a file from the one that was there before.
+_Identity = tuple[int, int, int, int]
+
+
+class Certificate:
+    """A TLS context that hands every new connection over to the newest certificate.
+
+    Connections that are open keep the one they began with.
+
+    Attributes:
+        context: for the listening socket.
+    """
+
+    def __init__(self, http: HttpArgs) -> None:
+        """Read the files that `http` names.
+
+        Raises:
+            StartupError: they cannot be used; one line.
+        """
+        self._certfile = http.ssl_certfile or ""
+        self._keyfile = http.ssl_keyfile
+        self._password = http.ssl_keyfile_password
+        self._ca_certs = http.ssl_ca_certs
+        try:
+            self._identities = self._identify()
+            self._newest = self._load()
+        except (OSError, ValueError) as error:
+            raise StartupError(f"TLS: {_describe(error)}.") from None
+        self.context = self._newest
+        self.context.sni_callback = self._choose
+
+    @staticmethod
+    def wanted(http: HttpArgs) -> Certificate | None:
+        """The certificate where one is named; `None` for plain HTTP.
+
+        Raises:
+            StartupError: it cannot be used, or options are given that are of no use without it.
+        """
+        if http.ssl_certfile is not None:
+            return Certificate(http)
+        for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs"):
+            if getattr(http, name) is not None:
+                raise StartupError(f"--{name.replace('_', '-')} needs --ssl-certfile.")
+        return None
+
+    async def follow(self) -> None:
+        """Take new files over as they come; does not return."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            identities = self._identify()
+            if identities == self._identities:
+                return
+            self._newest = self._load()
+        except (OSError, ValueError) as error:
+            # Most likely one of two files has been replaced: said once, tried until they fit.
+            if self._identities:
+                logger.warning("TLS: %s; the certificate from before stays.", _describe(error))
+            self._identities = []
+            return
+        self._identities = identities
+        logger.info("TLS: a new certificate is in use, from %s.", self._certfile)
+
+    def _choose(
+        self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext
+    ) -> None:
+        del name, context
+        connection.context = self._newest
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+        # Without a password OpenSSL would ask at the terminal.
+        context.load_cert_chain(self._certfile, self._keyfile, self._password or "")
+        if self._ca_certs is not None:
+            # Completes the chain that is sent; no client is asked for a certificate.
+            context.load_verify_locations(self._ca_certs)
+        return context
+
+    def _identify(self) -> list[_Identity]:
+        files = (self._certfile, self._keyfile, self._ca_certs)
+        return _identities([file for file in files if file is not None])
+
+
+def _identities(files: Sequence[str]) -> list[_Identity]:
+    found = []
+    for file in files:
+        status = Path(file).stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{file} is not a regular file")
+        found.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+    return found
+
+
+def _describe(error: OSError | ValueError) -> str:
+    if isinstance(error, ssl.SSLError):
+        reason = (error.reason or str(error)).replace("_", " ").lower()
+        return f"certificate and key cannot be used ({reason})"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

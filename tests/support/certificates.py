@@ -1,0 +1,56 @@
+"""Self-signed certificates for this machine's own address, made with the openssl command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+HAVE_OPENSSL = shutil.which("openssl") is not None
+
+
+@dataclass(frozen=True)
+class Files:
+    """A certificate and its key, in a folder of their own."""
+
+    certificate: Path
+    key: Path
+
+    def put_at(self, other: Files) -> None:
+        """Take the place of `other`, one file after the other as a renewal does."""
+        self.put_certificate_at(other)
+        self.put_key_at(other)
+
+    def put_certificate_at(self, other: Files) -> None:
+        """Replace the certificate only."""
+        _replace(self.certificate, other.certificate)
+
+    def put_key_at(self, other: Files) -> None:
+        """Replace the key only."""
+        _replace(self.key, other.key)
+
+
+def _replace(source: Path, target: Path) -> None:
+    copy = target.with_suffix(".new")
+    shutil.copy(source, copy)
+    os.replace(copy, target)
+
+
+def make_certificate(folder: Path, *, password: str | None = None) -> Files:
+    """A new pair in `folder`."""
+    folder.mkdir(parents=True)
+    files = Files(folder / "certificate.pem", folder / "key.pem")
+    protection = ["-noenc"] if password is None else ["-passout", f"pass:{password}"]
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-keyout", str(files.key), "-out", str(files.certificate), "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *protection,
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return files

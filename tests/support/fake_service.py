@@ -1,0 +1,39 @@
+"""What every API shares, over a fake engine; no HTTP, no process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.client.recorder import RecordingClient
+from runtime.client.status import EngineStatus
+from runtime.config.options import ModelArgs, ServerConfig
+from runtime.service.context import Lifecycle, ServiceContext
+from tests.support.fake_engine import FakeEngine, fake_model_config
+
+
+def fake_service(
+    engine: FakeEngine,
+    *,
+    config: ServerConfig | None = None,
+    status: EngineStatus | None = None,
+    **options: Any,
+) -> ServiceContext:
+    """The context around `engine`, whose client must be a `RecordingClient`.
+
+    Args:
+        engine: answers the requests.
+        config: the default serves "org/fake".
+        status: without one there are no replicas to tell of.
+        **options: other fields of `ServiceContext`.
+    """
+    assert isinstance(engine.client, RecordingClient)
+    return ServiceContext(
+        config=config or ServerConfig(model=ModelArgs(served_model_name="org/fake")),
+        model=fake_model_config(),
+        tokenizer=engine.tokenizer,
+        client=engine.client,
+        status=status or EngineStatus([]),
+        version="1.2.3",
+        lifecycle=Lifecycle(warmed_up=True),
+        **options,
+    )
