@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
+EntryT = TypeVar("EntryT")
 
 
 def load_object(path: str) -> object:
@@ -15,28 +16,27 @@ def load_object(path: str) -> object:
     return cast("object", getattr(module, attribute)) if attribute else module
 
 
-class Registry(Generic[T]):
-    """A fixed table from a name to the string path of an object, imported on first use.
+class Names(Generic[EntryT]):
+    """A fixed table from names to what is known of each.
 
     Attributes:
+        kind: what is named, for messages.
+        entries: by name.
         error: what an unknown name raises.
     """
 
     error: type[Exception] = ValueError
 
-    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
-        """Name the `kind` of thing for messages; `entries` maps name to `module:attribute`."""
+    def __init__(self, kind: str, entries: Mapping[str, EntryT]) -> None:
+        """Describe things of a `kind`; imports nothing."""
         self.kind = kind
         self.entries = dict(entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
-    def path(self, name: str) -> str:
-        """Return where the object called `name` is.
+    def find(self, name: str) -> EntryT:
+        """Return what is known of `name`.
 
         Raises:
             error: no such name; the message lists the known ones.
@@ -48,10 +48,10 @@ class Registry(Generic[T]):
             raise self.error(f"Unknown {self.kind} {name!r}.{hint} Known: {known}.")
         return self.entries[name]
 
-    def load(self, name: str) -> T:
-        """Import the object called `name`.
 
-        Raises:
-            error: no such name; the message lists the known ones.
-        """
-        return cast("T", load_object(self.path(name)))
+class Registry(Names[str], Generic[T]):
+    """A table from a name to the string path of an object, imported on first use."""
+
+    def load(self, name: str) -> T:
+        """Import the object called `name`; see `find`."""
+        return cast("T", load_object(self.find(name)))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from kernels.registry import Registry, load_object
+from kernels.registry import Names, load_object
 
 KernelsT = TypeVar("KernelsT")
 
@@ -52,7 +52,7 @@ class Choice(Generic[KernelsT]):
     kernels: KernelsT
 
 
-class Table(Registry[KernelsT]):
+class Table(Names[Entry], Generic[KernelsT]):
     """The implementations of one op: names, module paths, and the order per device type."""
 
     def __init__(
@@ -66,20 +66,22 @@ class Table(Registry[KernelsT]):
             preferred: device type (of `MEASURED_ON`) to implementation names, the fastest there
                 first. Device types that are not listed use `reference`.
         """
-        super().__init__(f"implementation of {op}", {n: e.module for n, e in entries.items()})
+        super().__init__(f"implementation of {op}", entries)
         self.op = op
-        self._needs = dict(entries)
         self.preferred = dict(preferred)
 
     def unavailable(self, name: str) -> str | None:
         """Return why implementation `name` cannot run here, or None when it can."""
-        self.path(name)
-        probe = self._needs[name].probe
+        probe = self.find(name).probe
         return None if not probe else cast("str | None", load_object(probe)())  # type: ignore[operator]
+
+    def load(self, name: str) -> KernelsT:
+        """Import implementation `name`; see `find`."""
+        return cast("KernelsT", load_object(self.find(name).module))
 
     def is_invariant(self, name: str) -> bool:
         """Return whether implementation `name` is batch-invariant, see `Entry.invariant`."""
-        return self._needs[name].invariant
+        return self.find(name).invariant
 
     def choose(
         self, device_type: str, wanted: str | None = None, *, invariant: bool = False
