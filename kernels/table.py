@@ -53,7 +53,12 @@ class Choice(Generic[KernelsT]):
 
 
 class Table(Registry[KernelsT]):
-    """The implementations of one op: names, module paths, and the order per device type."""
+    """The implementations of one op: names, module paths, and the order per device type.
+
+    Attributes:
+        needs: where each implementation lives and what it needs, by name.
+        preferred: names in order, by device type.
+    """
 
     def __init__(
         self, op: str, entries: Mapping[str, Entry], preferred: Mapping[str, tuple[str, ...]]
@@ -68,18 +73,18 @@ class Table(Registry[KernelsT]):
         """
         super().__init__(f"implementation of {op}", {n: e.module for n, e in entries.items()})
         self.op = op
-        self._needs = dict(entries)
+        self.needs = dict(entries)
         self.preferred = dict(preferred)
 
     def unavailable(self, name: str) -> str | None:
         """Return why implementation `name` cannot run here, or None when it can."""
         self.path(name)
-        probe = self._needs[name].probe
+        probe = self.needs[name].probe
         return None if not probe else cast("str | None", load_object(probe)())  # type: ignore[operator]
 
     def is_invariant(self, name: str) -> bool:
         """Return whether implementation `name` is batch-invariant, see `Entry.invariant`."""
-        return self._needs[name].invariant
+        return self.needs[name].invariant
 
     def choose(
         self, device_type: str, wanted: str | None = None, *, invariant: bool = False

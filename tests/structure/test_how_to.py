@@ -173,7 +173,8 @@ def test_a_kernel(follow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = follow("add-a-kernel.md")
     assert ACTIVATION.choose("cpu").name != "in_place"
     for name, entry in table_of(lines["ACTIVATION.entries"], Entry=Entry).items():
-        monkeypatch.setitem(ACTIVATION.entries, name, entry)
+        monkeypatch.setitem(ACTIVATION.entries, name, entry.module)
+        monkeypatch.setitem(ACTIVATION.needs, name, entry)
     for device, order in table_of(lines["ACTIVATION.preferred"]).items():
         monkeypatch.setitem(ACTIVATION.preferred, device, order)
     chosen = ACTIVATION.choose("cpu")
