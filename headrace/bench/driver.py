@@ -23,6 +23,7 @@ from headrace.bench.environment import (
 )
 from headrace.bench.shapes import SHAPES
 from runtime.errors import HeadraceError
+from runtime.ipc.standard_error import drain_standard_error
 
 _ENGINE_OPTIONS = (
     "Every option of `headrace serve` may be given too, such as --model-path, --load-format dummy, "
@@ -120,6 +121,7 @@ class Benchmark:
             return self.measure(Run(self.name, options, server_options))
         except HeadraceError as error:
             print(f"headrace bench: {error.message}", file=sys.stderr, flush=True)
+            drain_standard_error()
             return 1
         except KeyboardInterrupt:
             return 130

@@ -104,7 +104,7 @@ def test_serving_refuses_a_file_that_the_api_cannot_take(
 
 
 def test_serving_says_what_the_server_refuses(server: ServerProcess, capsys) -> None:
-    arguments = ["--url", server.url, "--num-prompts", "1", "--random-input-len", "100000"]
+    arguments = ["--url", server.url, "--num-prompts", "1", "--random-input-len", "64"]
     assert serving.main(arguments) == 1
     error = capsys.readouterr().err
     assert "HTTP 400" in error

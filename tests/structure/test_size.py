@@ -17,7 +17,7 @@ MAX_CODE_LINES = {
     "runtime": 15_860,
     "openai_api": 2_200,
     "server": 2_437,
-    "headrace": 4_043,
+    "headrace": 4_044,
 }
 
 
