@@ -203,6 +203,7 @@ def resolve(
         stream_interval=config.http.stream_interval,
         tokenizer_folder=str(folders.tokenizer),
         grammar_backend=grammar_backend,
+        is_embedding=config.model.is_embedding,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),

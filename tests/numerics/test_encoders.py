@@ -8,26 +8,21 @@ import torch
 
 from runtime.checkpoint.pooling_config import Pooling
 from runtime.errors import StartupError
-from runtime.extras.pooled.front import VECTOR
+from runtime.extras.pooled.front import VECTOR, of_pair
 from runtime.models.registry import read_model_spec
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import TINY_BERTS, edit_json, tiny_bert
+from tests.support.tiny_text_models import (
+    SCORES,
+    TEXT_MODELS,
+    VECTORS,
+    add_dense,
+    text_model,
+    their_scores,
+    their_vectors,
+)
 
 TEXTS = [np.random.default_rng(i).integers(3, 500, 1 + 7 * i).tolist() for i in range(16)]
-
-
-def their_vectors(folder: Path, pooling: str, *, normalize: bool) -> torch.Tensor:
-    from transformers import AutoModel
-
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    found = []
-    for text in TEXTS:
-        with torch.inference_mode():
-            hidden = model(torch.tensor([text])).last_hidden_state[0]
-        pick = {"mean": hidden.mean(dim=0), "cls": hidden[0], "last": hidden[-1]}
-        found.append(pick[pooling])
-    vectors = torch.stack(found)
-    return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
 
 
 def our_vectors(engine: InProcessEngine, count: int = len(TEXTS)) -> torch.Tensor:
@@ -48,8 +43,59 @@ def our_vectors(engine: InProcessEngine, count: int = len(TEXTS)) -> torch.Tenso
 @pytest.mark.parametrize("name", TINY_BERTS)
 def test_vectors_equal_transformers(name: str, pooling: str, normalize: bool) -> None:
     folder = tiny_bert(name, pooling, normalize=normalize)
-    expected = their_vectors(folder, pooling, normalize=normalize)
+    expected = their_vectors(folder, TEXTS, pooling, normalize=normalize)
     torch.testing.assert_close(our_vectors(InProcessEngine(folder)), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_of_every_family(name: str) -> None:
+    folder, variant = text_model(name), TEXT_MODELS[name]
+    engine = InProcessEngine(folder, is_embedding=variant.is_embedding)
+    expected = their_vectors(folder, TEXTS, variant.pooling)
+    torch.testing.assert_close(our_vectors(engine), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_of_every_family(name: str) -> None:
+    folder = text_model(name)
+    found = our_vectors(InProcessEngine(folder))
+    torch.testing.assert_close(found, their_scores(folder, TEXTS), atol=5e-5, rtol=5e-5)
+
+
+def test_dense_layers_behind_the_pooling(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder = add_dense(text_model("modernbert"), tmp_path / "model", [48, 24])
+    expected = their_vectors(folder, TEXTS, "mean", normalize=False)
+    for name in ("2_Dense", "3_Dense"):
+        weights = load_file(folder / name / "model.safetensors")
+        linear = torch.nn.functional.linear
+        expected = linear(expected, weights["linear.weight"], weights["linear.bias"]).tanh()
+    expected = torch.nn.functional.normalize(expected, dim=-1)
+    assert read_model_spec(folder).output_size == 24
+    torch.testing.assert_close(
+        our_vectors(InProcessEngine(folder)), expected, atol=2e-5, rtol=2e-5
+    )
+
+
+def test_the_second_text_of_a_pair_is_of_the_second_type() -> None:
+    folder = text_model("bert_scores")
+    engine = InProcessEngine(folder)
+    pairs = TEXTS[2:6]
+    for i, text in enumerate(pairs):
+        engine.add(i + 1, text, 0, extras=[of_pair(3 + i)])
+    engine.add(9, pairs[0], 0, extras=[VECTOR])
+    engine.run()
+    expected = [
+        their_scores(
+            folder, [text], token_type_ids=(torch.arange(len(text)) >= 3 + i).long()[None]
+        )
+        for i, text in enumerate(pairs)
+    ]
+    expected.append(their_scores(folder, [pairs[0]]))
+    found = [torch.frombuffer(bytearray(engine.blocks[i, "pooled"][0].data), dtype=torch.float32)
+             for i in (1, 2, 3, 4, 9)]
+    torch.testing.assert_close(torch.stack(found), torch.cat(expected), atol=5e-5, rtol=5e-5)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +109,7 @@ def test_vectors_equal_transformers(name: str, pooling: str, normalize: bool) ->
 )
 def test_neighbours_and_batches_change_nothing(options: dict[str, object]) -> None:
     folder = tiny_bert("bert")
-    expected = their_vectors(folder, "mean", normalize=True)
+    expected = their_vectors(folder, TEXTS, "mean")
     found = our_vectors(InProcessEngine(folder, **options))
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
@@ -111,8 +157,8 @@ def test_pooling_is_read_from_the_folder(tmp_path: Path) -> None:
     assert read_model_spec(folder).pooling == Pooling("cls", normalize=False)
     (folder / "modules.json").unlink()
     assert read_model_spec(folder).pooling == Pooling("mean", normalize=True)
-    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
-    with pytest.raises(StartupError, match="Dense"):
+    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.LSTM"}]')
+    with pytest.raises(StartupError, match="LSTM"):
         read_model_spec(folder)
 
 
