@@ -77,9 +77,9 @@ def pack_texts(
     np.cumsum(plan.query_lens, out=indptr[1:])
     starts = np.repeat(indptr[:-1], plan.query_lens)
     places = np.arange(int(indptr[-1]), dtype=np.int64) - starts
-    sent = [plan.chunk_tokens.astype(np.int64), places, indptr]
+    ids, positions, bounds = to_device(device, plan.chunk_tokens.astype(np.int64), places, indptr)
+    batch = EncoderBatch(ids, positions, plan.query_lens.tolist(), bounds)
     if first_parts is not None and first_parts.any():
         borders = np.where(first_parts, first_parts, plan.query_lens)
-        sent.append(places >= np.repeat(borders, plan.query_lens))
-    ids, positions, bounds, *second = to_device(device, *sent)
-    return EncoderBatch(ids, positions, plan.query_lens.tolist(), bounds, *second)
+        (batch.second_parts,) = to_device(device, places >= np.repeat(borders, plan.query_lens))
+    return batch

@@ -69,9 +69,7 @@ def reward(spec: ModelSpec, config: Keys) -> ModelSpec:  # noqa: ARG001  # one r
     return _scoring(spec, ("reward",), "last", first, HeadLayer("score.2", hidden, 1))
 
 
-def _scoring(
-    spec: ModelSpec, labels: tuple[str, ...], mode: Mode, *layers: HeadLayer
-) -> ModelSpec:
+def _scoring(spec: ModelSpec, labels: tuple[str, ...], mode: Mode, *layers: HeadLayer) -> ModelSpec:
     pooling = Pooling(mode, normalize=False, layers=layers)
     return replace(spec, gives="scores", pooling=pooling, labels=labels)
 

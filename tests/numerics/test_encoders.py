@@ -1,5 +1,6 @@
 """Encoders against `transformers`: vectors of texts, alone and among neighbours."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,28 @@ def test_scores_of_every_family(name: str) -> None:
     torch.testing.assert_close(found, their_scores(folder, TEXTS), atol=5e-5, rtol=5e-5)
 
 
+def test_a_reward_model_of_two_dense_layers(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(text_model("qwen2"), folder)
+    weights = {
+        k: v for k, v in load_file(folder / "model.safetensors").items() if "lm_head" not in k
+    }
+    generator = torch.Generator().manual_seed(5)
+    for name, shape in (("0", (32, 32)), ("2", (1, 32))):
+        weights[f"score.{name}.weight"] = torch.empty(shape).normal_(generator=generator)
+        weights[f"score.{name}.bias"] = torch.empty(shape[:1]).normal_(generator=generator)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    hidden = their_vectors(folder, TEXTS, "last", normalize=False)
+    edit_json(folder / "config.json", architectures=["Qwen2ForRewardModel"])
+    linear = torch.nn.functional.linear
+    inner = linear(hidden, weights["score.0.weight"], weights["score.0.bias"]).relu()
+    expected = linear(inner, weights["score.2.weight"], weights["score.2.bias"])
+    found = our_vectors(InProcessEngine(folder))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_dense_layers_behind_the_pooling(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
@@ -73,9 +96,7 @@ def test_dense_layers_behind_the_pooling(tmp_path: Path) -> None:
         expected = linear(expected, weights["linear.weight"], weights["linear.bias"]).tanh()
     expected = torch.nn.functional.normalize(expected, dim=-1)
     assert read_model_spec(folder).output_size == 24
-    torch.testing.assert_close(
-        our_vectors(InProcessEngine(folder)), expected, atol=2e-5, rtol=2e-5
-    )
+    torch.testing.assert_close(our_vectors(InProcessEngine(folder)), expected, atol=2e-5, rtol=2e-5)
 
 
 def test_the_second_text_of_a_pair_is_of_the_second_type() -> None:
@@ -87,14 +108,14 @@ def test_the_second_text_of_a_pair_is_of_the_second_type() -> None:
     engine.add(9, pairs[0], 0, extras=[VECTOR])
     engine.run()
     expected = [
-        their_scores(
-            folder, [text], token_type_ids=(torch.arange(len(text)) >= 3 + i).long()[None]
-        )
+        their_scores(folder, [text], token_type_ids=(torch.arange(len(text)) >= 3 + i).long()[None])
         for i, text in enumerate(pairs)
     ]
     expected.append(their_scores(folder, [pairs[0]]))
-    found = [torch.frombuffer(bytearray(engine.blocks[i, "pooled"][0].data), dtype=torch.float32)
-             for i in (1, 2, 3, 4, 9)]
+    found = [
+        torch.frombuffer(bytearray(engine.blocks[i, "pooled"][0].data), dtype=torch.float32)
+        for i in (1, 2, 3, 4, 9)
+    ]
     torch.testing.assert_close(torch.stack(found), torch.cat(expected), atol=5e-5, rtol=5e-5)
 
 
@@ -150,8 +171,6 @@ def test_a_vector_that_cannot_be_computed_ends_its_request_alone() -> None:
 
 
 def test_pooling_is_read_from_the_folder(tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "model"
     shutil.copytree(tiny_bert("bert", "cls", normalize=False), folder)
     assert read_model_spec(folder).pooling == Pooling("cls", normalize=False)
@@ -174,8 +193,6 @@ def test_pooling_is_read_from_the_folder(tmp_path: Path) -> None:
 def test_what_is_not_supported_is_named(
     tmp_path: Path, changes: dict[str, object], named: str
 ) -> None:
-    import shutil
-
     folder = tmp_path / "model"
     shutil.copytree(tiny_bert("bert"), folder)
     edit_json(folder / "config.json", **changes)

@@ -1,4 +1,4 @@
-"""Tiny random models that give vectors or scores of texts, and what `transformers` gives for them."""
+"""Tiny random models that give vectors or scores of texts, and what `transformers` gives."""
 
 from __future__ import annotations
 
@@ -72,17 +72,13 @@ TEXT_MODELS: dict[str, TextModel] = {
     "qwen2": TextModel(
         "Qwen2ForCausalLM", {"num_key_value_heads": 2}, pooling="mean", is_embedding=True
     ),
-    "mistral": TextModel(
-        "MistralModel", {**_DECODER, "sliding_window": 8}, pooling="last"
-    ),
+    "mistral": TextModel("MistralModel", {**_DECODER, "sliding_window": 8}, pooling="last"),
     "gemma3": TextModel(
         "Gemma3TextModel", {**_GEMMA, "use_bidirectional_attention": True}, pooling="mean"
     ),
     "gemma3_causal": TextModel("Gemma3TextModel", _GEMMA, pooling="last"),
     "bert_scores": TextModel("BertForSequenceClassification", _LABELS),
-    "roberta_scores": TextModel(
-        "RobertaForSequenceClassification", {**_LABELS, "pad_token_id": 1}
-    ),
+    "roberta_scores": TextModel("RobertaForSequenceClassification", {**_LABELS, "pad_token_id": 1}),
     "xlm_roberta_scores": TextModel(
         "XLMRobertaForSequenceClassification", {"id2label": {0: "LABEL_0"}, "pad_token_id": 1}
     ),
@@ -127,7 +123,7 @@ def text_model(name: str) -> Path:
 
 
 def add_dense(folder: Path, target: Path, sizes: list[int]) -> Path:
-    """Copy `folder` to `target` with a dense layer of tanh for each of `sizes` behind the pooling."""
+    """Copy `folder` to `target`; behind the pooling a dense layer of tanh for each of `sizes`."""
     from safetensors.torch import save_file
 
     shutil.copytree(folder, target)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from runtime.executor.step_plan import Int64Array
 from runtime.extras.device_extras import DeviceExtra, Gathered, Reads, Samples
 
 
@@ -23,7 +23,7 @@ class Numbers(DeviceExtra):
         """Note where the second text of a pair begins."""
         self._first_parts[row] = int.from_bytes(params, "little")
 
-    def first_parts(self, rows: Int64Array) -> Int64Array:
+    def first_parts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """`[n]`, tokens of the first text of each row's pair; 0 where there is but one text."""
         return np.array([self._first_parts.get(row, 0) for row in rows.tolist()], dtype=np.int64)
 

@@ -18,6 +18,7 @@ from runtime.models.layers.parameter import WeightHolder
 from runtime.models.layers.text_head import ACTIVATIONS, TextHead
 from runtime.models.model import TextEncoder
 
+
 class BertLayer:
     """Attention and feed-forward block, each added to its input and then normed."""
 
@@ -81,7 +82,7 @@ class BertModel(TextEncoder):
 
     def _types(self, batch: EncoderBatch) -> Tensor:
         """Embeddings of the tokens' types; all tokens of a single text are of the first."""
-        if batch.second_parts is None or self.spec.num_token_types < 2:  # noqa: PLR2004
+        if batch.second_parts is None or self.spec.num_token_types < 2:
             return self.token_types.weight[0]
         return self.token_types.weight.index_select(0, batch.second_parts.to(torch.int64))
 

@@ -107,14 +107,14 @@ def read(config: Keys, generation: Keys) -> BertSpec:
     return read_bert(config, generation, prefix="bert.")
 
 
-def read_bert(
-    config: Keys, generation: Keys, *, prefix: str, first_position: int = 0
-) -> BertSpec:
+def read_bert(config: Keys, generation: Keys, *, prefix: str, first_position: int = 0) -> BertSpec:
     """Read the `config.json` of BERT or of a descendant.
 
     Args:
-        config, generation: see `runtime.models.registry.Family`.
-        prefix, first_position: see `BertSpec`.
+        config: of the model.
+        generation: its `generation_config.json`.
+        prefix: see `BertSpec`.
+        first_position: see `BertSpec`.
 
     Raises:
         StartupError: a number that is missing or absurd, or something unsupported; one line.

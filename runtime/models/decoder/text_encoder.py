@@ -98,7 +98,10 @@ class _Pages:
 
 
 def _whole_texts(
-    batch: EncoderBatch, attention: AttentionBackend | BothWays, kv: list[KVCache], wanted: Tensor | None
+    batch: EncoderBatch,
+    attention: AttentionBackend | BothWays,
+    kv: list[KVCache],
+    wanted: Tensor | None,
 ) -> ForwardBatch:
     indptr = batch.indptr.to(torch.int32)
     nowhere = batch.positions.new_empty(0)

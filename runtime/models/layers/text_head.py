@@ -69,9 +69,7 @@ class _Dense:
         self.linear = Linear.replicated(*sizes, layer.bias, context)
         self.norm: LayerNorm | None = None
         if layer.norm:
-            self.norm = LayerNorm(
-                layer.out_size, layer.norm_eps, context, has_bias=layer.norm_bias
-            )
+            self.norm = LayerNorm(layer.out_size, layer.norm_eps, context, has_bias=layer.norm_bias)
         self._activation = ACTIVATIONS.get(layer.activation)
 
     def forward(self, pooled: Tensor) -> Tensor:
