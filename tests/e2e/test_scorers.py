@@ -159,6 +159,16 @@ def test_a_decoder_gives_vectors_where_that_is_asked_for():
         refused(server, "/v1/classify", "gives vectors", input="a")
 
 
+def test_two_ranks_share_a_reward_model():
+    folder = text_model("llama_scores")
+    with ServerProcess("--model-path", str(folder), "--tp-size", "2") as server:
+        server.wait_ready()
+        texts = [QUERY, *DOCUMENTS]
+        expected = their_scores(folder, [ids_of(server, text) for text in texts])
+        answers = ask(server, "/classify", text=texts).json()
+        close([each["embedding"] for each in answers], expected)
+
+
 def test_a_model_that_is_asked_for_yes_or_no(tmp_path):
     folder = copy_of("qwen3", tmp_path / "model")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
