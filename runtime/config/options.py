@@ -162,6 +162,11 @@ class ParallelArgs:
         "Copies of the model, each on its own devices, behind one address.",
         aliases=("--data-parallel-size", "--dp"),
     )
+    ep_size: int = option(
+        1,
+        "As --tp-size: each of those devices holds its share of the experts, not a part of each.",
+        aliases=("--expert-parallel-size", "--ep"),
+    )
     load_balance_method: str = option(
         "auto",
         "How requests are shared out among the copies; auto is cache_aware, and total_requests "
@@ -252,6 +257,7 @@ class WorkerConfig:
         generation: how many workers this front has started before.
         deterministic: use batch-invariant kernels only.
         tp_size: processes that share each layer; this one starts the others.
+        ep_size: 1, or `tp_size` where those share out the experts.
         dp_size: replicas like this one on this machine.
         dp_rank: which of them this is.
         gpu_ids: GPUs to be seen, as `CUDA_VISIBLE_DEVICES` names them; empty for all.
@@ -289,6 +295,7 @@ class WorkerConfig:
     decode_log_interval: int
     stream_interval: int
     is_embedding: bool = False
+    ep_size: int = 1
     tokenizer_folder: str = ""
     grammar_backend: str = "none"
 

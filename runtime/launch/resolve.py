@@ -204,6 +204,7 @@ def resolve(
         tokenizer_folder=str(folders.tokenizer),
         grammar_backend=grammar_backend,
         is_embedding=config.model.is_embedding,
+        ep_size=config.parallel.ep_size,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),
@@ -385,7 +386,15 @@ def _check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware
             f"{' with '.join(asked)} needs {tp_size * dp_size} GPUs; this machine shows "
             f"{hardware.num_gpus}."
         )
-    for what in model.uneven_parts(tp_size):
+    ep_size = parallel.ep_size
+    if ep_size != 1 and (ep_size != tp_size or not model.num_experts):
+        reason = (
+            f"the ranks of --tp-size {tp_size} share out the experts, or none do"
+            if model.num_experts
+            else f"{model.architecture} has no experts"
+        )
+        raise StartupError(f"--ep-size {ep_size}: {reason}.")
+    for what in model.uneven_parts(tp_size, ep_size):
         raise StartupError(f"--tp-size {tp_size}: the model's {what} cannot be shared evenly.")
 
 

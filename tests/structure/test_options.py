@@ -59,6 +59,7 @@ OPTIONS = """
 [parallel]
 --tp-size --tensor-parallel-size --tp = 1
 --dp-size --data-parallel-size --dp = 1
+--ep-size --expert-parallel-size --ep = 1
 --load-balance-method = auto
 [kernels]
 --attention-backend = auto
