@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import lru_cache
 from typing import Any
 
+import msgspec
 import orjson
 
 from openai_api.openai_context import OpenAIContext
-from openai_api.schemas.chat import ChatCompletionRequest
+from openai_api.schemas.chat import ChatCompletionRequest, tool_names
 from openai_api.tool_parsers.tool_parser import CallForm
 from runtime.client.grammar_client import GrammarCompiler
+from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
 from runtime.grammar.limits import check_grammar
-from runtime.grammar.schema_check import check_schema, parse_json
+from runtime.grammar.schema_check import MAX_JSON_BYTES, check_schema, parse_json
 from runtime.requests.sampling_params import GrammarSpec
 
 logger = logging.getLogger(__name__)
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+# Agents send the same tools with every turn: what was made of these is kept.
+_NUM_KEPT = 32
+# Bytes of tools that are looked through in a millisecond or two; more are not, on the event loop.
+_SMALL = 8 * 1024
+_CHECKING = OffloadPool("checking of tools", workers=1, max_queued=1024, timeout_s=30.0)
 
 
 async def strict_calls(
@@ -37,8 +45,8 @@ async def strict_calls(
     grammars, form = context.service.client.grammars, context.parsers.call_form
     if form is None or grammars is None or not _lets_text_pass(context):
         return None
-    tags = _tags(request, form, is_strict=True)
-    if tags == _tags(request, form, is_strict=False):
+    tags = await _strict_tags(request, form)
+    if tags is None:
         return None
     spec = _spec({"type": "triggered_tags", "triggers": [form.trigger], "tags": tags})
     try:
@@ -69,21 +77,25 @@ async def answer_or_calls(
             "(--tool-call-parser). Set tool_choice to none for an answer, to required for a call.",
             param=name,
         )
-    wished = _either(answer, _tags(request, form, is_strict=True), form)
+    strict = await _strict_tags(request, form)
+    if strict is not None:
+        wished = _either(answer, strict, form)
+        try:
+            await _compile(grammars, wished)
+        except InvalidRequest as error:
+            _log_unfollowed(error)
+        else:
+            return wished
+    functions = msgspec.json.encode([{"name": each} for each in tool_names(request)])
+    plain = _either(answer, _tags(functions, form)[0], form)
     try:
-        await _compile(grammars, wished)
+        await _compile(grammars, plain)
     except InvalidRequest as error:
         # By its own name where that is what is wrong.
         check_grammar(answer)
-        plain = _either(answer, _tags(request, form, is_strict=False), form)
-        try:
-            await _compile(grammars, plain)
-        except InvalidRequest as other:
-            message = other.message.replace("structural_tag", f"{name} with tools", 1)
-            raise InvalidRequest(message, param=name) from None
-        _log_unfollowed(error)
-        return plain
-    return wished
+        message = error.message.replace("structural_tag", f"{name} with tools", 1)
+        raise InvalidRequest(message, param=name) from None
+    return plain
 
 
 def _lets_text_pass(context: OpenAIContext) -> bool:
@@ -97,7 +109,7 @@ def _lets_text_pass(context: OpenAIContext) -> bool:
     return thinks_freely and bool(context.service.model.eos_token_ids)
 
 
-def _either(answer: GrammarSpec, tags: list[dict[str, Any]], form: CallForm) -> GrammarSpec:
+def _either(answer: GrammarSpec, tags: orjson.Fragment, form: CallForm) -> GrammarSpec:
     calls = {
         "type": "tags_with_separator",
         "tags": tags,
@@ -120,22 +132,42 @@ def _format(answer: GrammarSpec) -> dict[str, Any]:
             raise AssertionError("a structural tag describes calls itself")
 
 
-def _tags(
-    request: ChatCompletionRequest, form: CallForm, *, is_strict: bool
-) -> list[dict[str, Any]]:
-    functions = [tool["function"] for tool in request.tools or []]
-    return [
-        {
-            "type": "tag",
-            "begin": form.begin(function["name"]),
-            "content": {
-                "type": "json_schema",
-                "json_schema": _strict_schema(function) if is_strict else _ANY_OBJECT,
-            },
-            "end": form.end,
-        }
-        for function in functions
+async def _strict_tags(request: ChatCompletionRequest, form: CallForm) -> orjson.Fragment | None:
+    """The tags of a request's functions; `None` where none is to be called by its schema."""
+    functions = [
+        {key: tool["function"].get(key) for key in ("name", "parameters", "strict")}
+        for tool in request.tools or []
     ]
+    if not any(function["strict"] for function in functions):
+        return None
+    encoded = msgspec.json.encode(functions)
+    if len(encoded) > MAX_JSON_BYTES:
+        # More than a grammar may have.
+        return None
+    if len(encoded) <= _SMALL:
+        tags, is_strict = _tags(encoded, form)
+    else:
+        tags, is_strict = await _CHECKING.run(_tags, encoded, form)
+    return tags if is_strict else None
+
+
+@lru_cache(_NUM_KEPT)
+def _tags(functions: bytes, form: CallForm) -> tuple[orjson.Fragment, bool]:
+    """Structural tags of calls, as JSON, and whether one of them follows a schema.
+
+    Args:
+        functions: as the request has them, at least the names, as JSON.
+        form: of the calls.
+    """
+    tags: list[dict[str, Any]] = []
+    is_strict = False
+    for function in msgspec.json.decode(functions):
+        schema = _strict_schema(function)
+        is_strict = is_strict or schema is not _ANY_OBJECT
+        content = {"type": "json_schema", "json_schema": schema}
+        begin = form.begin(function["name"])
+        tags.append({"type": "tag", "begin": begin, "content": content, "end": form.end})
+    return orjson.Fragment(orjson.dumps(tags)), is_strict
 
 
 def _strict_schema(function: dict[str, Any]) -> dict[str, Any]:

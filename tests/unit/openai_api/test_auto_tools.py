@@ -119,6 +119,16 @@ async def test_a_schema_that_cannot_be_followed_leaves_the_others_strict(ask: An
     assert not asked.takes(BAD)
 
 
+async def test_many_tools(ask: Any) -> None:
+    many = [tool(f"tool{index}", CITY, strict=True) for index in range(80)]
+    asked = await ask(tools=[*STRICT, *many])
+    assert asked.takes(GOOD)
+    assert not asked.takes(BAD)
+    # More than a grammar may have: not refused either.
+    long = {**CITY, "description": "x" * 256 * 1024}
+    assert (await ask(tools=[*STRICT, tool("long", long, strict=True)])).is_free
+
+
 async def test_what_fails_only_in_the_compiler_is_not_refused(ask: Any) -> None:
     never = {"type": "string", "minLength": 9, "maxLength": 3}
     schema = {"type": "object", "properties": {"a": never}, "required": ["a"]}
