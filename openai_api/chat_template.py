@@ -225,9 +225,10 @@ def _cut_at_tag(text: str) -> str:
 
 def _texts(tree: nodes.Template) -> Iterator[str]:
     for node in tree.find_all((nodes.TemplateData, nodes.Const)):
-        text = node.data if isinstance(node, nodes.TemplateData) else node.value
-        if isinstance(text, str):
-            yield text
+        if isinstance(node, nodes.TemplateData):
+            yield node.data
+        elif isinstance(node, nodes.Const) and isinstance(node.value, str):
+            yield node.value
 
 
 def _reads_parts(tree: nodes.Template) -> bool:
