@@ -25,6 +25,9 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+# Values of the options that name a parser of chat's output.
+AUTO_PARSER, NO_PARSER = "auto", "none"
+
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -92,11 +95,15 @@ class HttpArgs:
         None, "Authorities that complete the certificate's chain; clients need no certificate."
     )
     chat_template: str | None = option(None, "Chat template: a file, or the text itself.")
-    reasoning_parser: str | None = option(
-        None, "How reasoning is split from the answer in chat: qwen3, deepseek-r1, ..."
+    reasoning_parser: str = option(
+        AUTO_PARSER,
+        "How reasoning is split from the answer in chat: qwen3, deepseek-r1, ...; none; auto "
+        "recognises it from the model's templates.",
     )
-    tool_call_parser: str | None = option(
-        None, "How tool calls are read from the answer in chat: hermes, qwen25, ..."
+    tool_call_parser: str = option(
+        AUTO_PARSER,
+        "How tool calls are read from the answer in chat: hermes, qwen25, ...; none; auto "
+        "recognises it from the model's templates.",
     )
     enable_cache_report: bool = option(False, "Report cached prompt tokens in `usage`.")
     sampling_defaults: str = option(

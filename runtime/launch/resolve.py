@@ -15,6 +15,8 @@ import msgspec
 
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import (
+    AUTO_PARSER,
+    NO_PARSER,
     DetokenizerConfig,
     GrammarConfig,
     ParallelArgs,
@@ -286,7 +288,8 @@ def check_options(config: ServerConfig) -> None:
     """
     _check_bounds(config)
     http, scheduling = config.http, config.scheduling
-    if config.model.skip_tokenizer_init and (http.reasoning_parser or http.tool_call_parser):
+    parsers = {http.reasoning_parser, http.tool_call_parser}
+    if config.model.skip_tokenizer_init and not parsers <= {None, AUTO_PARSER, NO_PARSER}:
         raise StartupError("--reasoning-parser and --tool-call-parser need a tokenizer.")
     chunk = scheduling.chunked_prefill_size
     if chunk is not None and chunk != -1 and chunk < 1:
