@@ -82,7 +82,7 @@ STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("front", "runtime.client.generation_stream:GenerationStream.__anext__"),
         ("front", "runtime.service.outputs:Output.answer"),
         ("front", "openai_api.sse:event"),
-        ("front", "server.middleware.entry:EntryMiddleware.__call__.send_with_id"),
+        ("front", "server.entry.application:Application.__call__.send_with_id"),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""What routes, middlewares and the offline engine share: one object, built by `assemble`."""
+"""What routes, the application and the offline engine share: one object, built by `assemble`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole application over a fake engine: every route and middleware, no process, no socket."""
+"""The whole application over a fake engine: every route and check, no process, no socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from runtime.config.options import (
 )
 from runtime.ipc.messages import WorkerReady
 from runtime.ipc.shared_state import SharedState
-from server.app import Application, create_app
+from server.app import create_app
+from server.entry.application import Application
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_service import fake_service
 
