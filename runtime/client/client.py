@@ -22,6 +22,7 @@ from runtime.client.gate import RequestGate
 from runtime.client.generation_stream import GenerationInput, GenerationStream, StreamState
 from runtime.client.grammar_client import GrammarCompiler
 from runtime.client.loaded import LoadedWeights
+from runtime.client.recorder import Recording, RecordSink
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.router import Router
 from runtime.errors import (
@@ -59,6 +60,8 @@ class EngineClient:
         grammars: compiles constraints; `None` where structured output is off.
         gate: holds newcomers back while weights change or generation is paused.
         loaded: which weights the replicas have.
+        sinks: told about every request that ended; without any nothing is recorded.
+        keeps_text: whether records hold what was generated.
     """
 
     def __init__(
@@ -92,6 +95,8 @@ class EngineClient:
         self._calls = ControlCalls(self.links)
         self._options: dict[str, int] = {}
         self._seed_source = _seed_source(random_seed)
+        self.sinks: list[RecordSink] = []
+        self.keeps_text = False
 
     @property
     def ready(self) -> bool:
@@ -123,8 +128,12 @@ class EngineClient:
         link = self.links[rank]
         return sum(self._streams[each].link is link for each in self.gate.held())
 
-    def generate(self, item: GenerationInput) -> GenerationStream:
+    def generate(self, item: GenerationInput, *, is_recorded: bool = True) -> GenerationStream:
         """Admit one request and open its stream.
+
+        Args:
+            item: the request.
+            is_recorded: false for probes, which must not show in metrics and logs.
 
         Raises:
             InvalidRequest: it can never fit, its `rid` is in flight already, or no such `dp_rank`.
@@ -185,7 +194,12 @@ class EngineClient:
             key, compiled = grammar
             self._compiling.add(request_id)
             compiled.add_done_callback(lambda done: self._compiled(request, key, done))
-        return GenerationStream(self, stream)
+        opened = GenerationStream(self, stream)
+        if self.sinks and is_recorded:
+            opened.recording = Recording(
+                item, stream.arrival, self.sinks, keeps_text=self.keeps_text
+            )
+        return opened
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < len(self.links):

@@ -10,7 +10,6 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from openai_api.openai_context import make_context
-from runtime.client.recorder import RecordingClient
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config.options import (
     HttpArgs,
@@ -55,9 +54,7 @@ class FakeServer:
         **http: Any,
     ) -> None:
         """Build it; `http` are options of `HttpArgs`."""
-        self.engine = FakeEngine(
-            client_class=RecordingClient, dp_size=dp_size, **(engine_options or {})
-        )
+        self.engine = FakeEngine(dp_size=dp_size, **(engine_options or {}))
         config = ServerConfig(
             model=ModelArgs(
                 model_path="fake/model", tokenizer_path="fake/model", served_model_name="fake"
