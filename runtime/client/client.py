@@ -11,6 +11,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -184,7 +185,7 @@ class EngineClient:
             arrival=stream.arrival,
         )
         if grammar is None:
-            self.gate.pass_on(request_id, lambda: link.send(request))
+            self._send(request_id, link.send, request)
         # Only now: what could not be sent must not count as in flight for ever.
         self._streams[request_id] = stream
         self._rids[spec.rid] = request_id
@@ -239,7 +240,14 @@ class EngineClient:
             return
         link, payload = stream.link, done.result()
         # The twin of the scheduler's cache must see grammars in the order they are sent.
-        self.gate.pass_on(request.request_id, lambda: link.send_with_grammar(request, key, payload))
+        self._send(request.request_id, link.send_with_grammar, request, key, payload)
+
+    def _send(self, request_id: int, send: Callable[..., None], *what: object) -> None:
+        """Send a request now, or when the gate opens."""
+        if self.gate.is_closed:
+            self.gate.hold(request_id, partial(send, *what))
+        else:
+            send(*what)
 
     @property
     def _unsent(self) -> set[int]:
