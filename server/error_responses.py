@@ -14,7 +14,7 @@ import orjson
 from starlette.responses import Response
 
 from openai_api import openai_errors
-from runtime.client.json_body import InvalidBody
+from runtime.client.expected import InvalidBody
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.service.error_table import describe_error
 

@@ -41,8 +41,8 @@ from openai_api.sse import (
 )
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation_stream import GenerationInput, GenerationStream
+from runtime.client.json_body import let_go
 from runtime.client.json_pieces import JsonItems
-from runtime.client.large_body import let_go
 from runtime.client.router import wanted_rank
 from runtime.client.tokenization import decode_texts, encode_prompts
 from runtime.errors import InvalidRequest
