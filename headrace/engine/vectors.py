@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.engine.core import EngineCore
-from headrace.engine.engine_errors import translated
+from headrace.engine.on_loop import awaited, waiting
 from runtime.service.text_embeddings import describe, embed
 
 
@@ -15,7 +15,8 @@ class VectorMethods:
 
     _core: EngineCore
 
-    def encode(
+    @waiting
+    async def encode(
         self,
         prompt: str | Sequence[str] | Sequence[Sequence[int]],
         *,
@@ -37,32 +38,14 @@ class VectorMethods:
             ValueError: something in the request is wrong, or the model gives no vectors.
             EngineDeadError: a process of the engine died, or the engine was shut down.
         """
-        return self._core.call(self._encode(prompt, rid, dimensions))
-
-    async def async_encode(
-        self,
-        prompt: str | Sequence[str] | Sequence[Sequence[int]],
-        *,
-        rid: str | Sequence[str] | None = None,
-        dimensions: int | None = None,
-    ) -> dict[str, Any] | list[dict[str, Any]]:
-        """Like `encode`, for a coroutine of any event loop; cancelling it aborts what runs."""
-        return await self._core.call_async(self._encode(prompt, rid, dimensions))
-
-    async def _encode(
-        self,
-        prompt: str | Sequence[str] | Sequence[Sequence[int]],
-        rid: str | Sequence[str] | None,
-        dimensions: int | None,
-    ) -> dict[str, Any] | list[dict[str, Any]]:
-        with translated():
-            self._core.check_alive()
-            given = [prompt] if isinstance(prompt, str) else prompt
-            found = await embed(
-                self._core.context,
-                [each if isinstance(each, str) else list(each) for each in given],
-                rid=rid,
-                dimensions=dimensions,
-            )
+        given = [prompt] if isinstance(prompt, str) else prompt
+        found = await embed(
+            self._core.context,
+            [each if isinstance(each, str) else list(each) for each in given],
+            rid=rid,
+            dimensions=dimensions,
+        )
         answers = [describe(each) for each in found]
         return answers[0] if isinstance(prompt, str) else answers
+
+    async_encode = awaited(encode)
