@@ -63,7 +63,3 @@ class RequestGate:
         while self._held and not self._reasons:
             request_id = next(iter(self._held))
             self._held.pop(request_id)()
-
-    def clear(self) -> None:
-        """Forget all requests: they have got an error."""
-        self._held.clear()
