@@ -11,9 +11,9 @@ count, each hop counts once, and what waits in the front since the prompt came i
 token. A **climb** is a hop from a lower room to a higher one, by the order of imports in
 `pyproject.toml`.
 
-Of the hops, those that **hand on** stand on the stack where the prompt comes in and goes to the next
-process, to the queue and to the model, or the token to its request, to the next process, to its
-stream, to the reader of that and to uvicorn. The others are asked something on the way and return.
+Of the hops, those that **hand on** stand on the stack where the prompt comes in and goes to the
+next process, to the queue and to the model, or the token to its request, to the next process, to
+its stream, to the reader of that and to uvicorn. The others are asked something and return.
 
 The prompt is the second of two, so that nothing is made for the first time. The token is the last
 one: the first comes with the head of the answer, by another way.
