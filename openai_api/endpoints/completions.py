@@ -14,7 +14,7 @@ from starlette.responses import Response
 from openai_api.logprobs import CompletionLogprobs, completion_spec
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
-from openai_api.sampling import nth_sample, sampling_of, wire_names
+from openai_api.sampling import sampling_of, wire_names
 from openai_api.schemas.common import (
     StreamOptions,
     cache_namespace,
@@ -50,6 +50,7 @@ from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import nth_sample
 from runtime.service.streams import (
     Indexed,
     close_all,
