@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from kernels.greedy import NAN_TOKEN
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.device_errors import losing_device, raise_if_lost
 from runtime.executor.out_of_memory import step_failure
+from runtime.executor.profiler import Profiler
 from runtime.executor.row_extras import Named, reported
 from runtime.executor.step_plan import (
     Int32Array,
@@ -108,7 +110,15 @@ class PendingStep:
 
 
 class StepRunner(ABC):
-    """Launches steps of one device; families of models differ in how one is computed."""
+    """Launches steps of one device; families of models differ in how one is computed.
+
+    Attributes:
+        profiler: watches the steps, if any does.
+        delay_s: how long each step waits before it is launched.
+    """
+
+    profiler: Profiler | None = None
+    delay_s = 0.0
 
     def __init__(self, rows: BatchRows, *, is_alone: bool) -> None:
         """Keep `rows` of the running batch.
@@ -145,6 +155,16 @@ class StepRunner(ABC):
         Raises:
             DeviceLost: the device computes nothing right any more.
         """
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        if self.profiler is not None:
+            self.profiler.num_steps += 1
+            if self.profiler.is_waiting:
+                with self.profiler.step(plan):
+                    return self._launch(plan, masks)
+        return self._launch(plan, masks)
+
+    def _launch(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
         self._rows.has_inputs = False
         try:
             self._rows.apply(plan.joins, plan.page_updates)

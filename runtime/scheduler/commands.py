@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 
 from runtime.errors import HeadraceError
 from runtime.executor.device_errors import raise_if_lost
 from runtime.executor.profiler import Profiler
-from runtime.executor.step_plan import MaskSource, StepPlan
+from runtime.executor.step_runner import StepRunner
 from runtime.ipc.messages import (
     ControlReply,
     FreezeGarbage,
@@ -19,30 +18,17 @@ from runtime.ipc.messages import (
     StopProfile,
     WorkerCommand,
 )
-from runtime.scheduler.scheduler import Pending, Runner
 
 logger = logging.getLogger(__name__)
 
 
-class CommandedRunner:
-    """One rank's runner, which can be slowed down and profiled while it serves."""
+class Commands:
+    """What one rank is told beside its steps: to profile or slow them, to log more or less."""
 
-    def __init__(self, runner: Runner, profiler: Profiler) -> None:
-        """Pass every step on to `runner`."""
+    def __init__(self, runner: StepRunner, profiler: Profiler) -> None:
+        """Have `profiler` watch the steps of `runner`."""
         self._runner = runner
-        self._profiler = profiler
-        self._sleep_s = 0.0
-        self._num_steps = 0
-
-    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
-        """Start computing a step."""
-        self._num_steps += 1
-        if self._sleep_s:
-            time.sleep(self._sleep_s)
-        if self._profiler.is_waiting:
-            with self._profiler.step(plan, self._num_steps):
-                return self._runner.launch(plan, masks)
-        return self._runner.launch(plan, masks)
+        self._profiler = runner.profiler = profiler
 
     def obey(self, command: WorkerCommand) -> ControlReply:
         """Do what `command` says; a failure is an answer, never the end of the worker.
@@ -67,7 +53,7 @@ class CommandedRunner:
             case StopProfile():
                 return f"Written to {self._profiler.stop()}"
             case SlowDown():
-                self._sleep_s = command.seconds
+                self._runner.delay_s = command.seconds
             case FreezeGarbage():
                 gc.collect()
                 gc.freeze()

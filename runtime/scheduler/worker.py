@@ -39,7 +39,7 @@ from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.model import CausalLM, TextEncoder
 from runtime.models.registry import read_model_spec
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
-from runtime.scheduler.commands import CommandedRunner
+from runtime.scheduler.commands import Commands
 from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.scheduler import Runner, Scheduler, SchedulerOptions
@@ -77,12 +77,11 @@ def build_worker(
     grammars = _grammars(config)
     executor = build_rank(config, 0, report)
     shared["engine_load_weights_time"] = executor.load_seconds
-    commanded = command(executor, config, 0)
-    runner: Runner = commanded
-    obey: Callable[[WorkerCommand], ControlReply] = commanded.obey
+    runner: Runner = executor.runner
+    obey: Callable[[WorkerCommand], ControlReply] = build_commands(executor, config, 0).obey
     if ranks is not None:
-        runner = LeadingRunner(commanded, ranks)
-        obey = ranks.before(commanded.obey)
+        runner = LeadingRunner(runner, ranks)
+        obey = ranks.before(obey)
         ranks.started()
     size, spec = executor.size, executor.model.spec
     scheduler = Scheduler(
@@ -128,11 +127,11 @@ def build_worker(
     return scheduler, ready
 
 
-def command(executor: Executor, config: WorkerConfig, rank: int) -> CommandedRunner:
-    """Make this rank's runner one that obeys commands."""
+def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Commands:
+    """What this rank's runner is told beside its steps."""
     dp_rank = config.dp_rank if config.dp_size > 1 else None
     profiler = Profiler(config.device, rank, config.tp_size, dp_rank)
-    return CommandedRunner(executor.runner, profiler)
+    return Commands(executor.runner, profiler)
 
 
 def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
