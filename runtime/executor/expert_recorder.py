@@ -103,7 +103,7 @@ class ExpertRecorder:
         self._forget()
         if self._mode in ("stat", "stat_approx") and self._rank:
             return None
-        folder = Path(os.environ.get(FOLDER_VARIABLE) or "/tmp")  # noqa: S108  # the reference's
+        folder = Path(os.environ.get(FOLDER_VARIABLE) or "/tmp")  # the reference's
         name = f"{_PREFIX}_{time.time()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -15,11 +15,10 @@ class ExpertCounts:
         keeps_ids: whether each token's experts are kept, too.
     """
 
-    def __init__(self, num_layers: int, num_experts: int, num_chosen: int) -> None:
+    def __init__(self, num_layers: int, num_experts: int) -> None:
         """Count nothing yet."""
         self.shape = (num_layers, num_experts)
         self.is_on = self.keeps_ids = False
-        self._num_chosen = num_chosen
         self._counts: dict[int, Tensor] = {}
         self._ids: dict[int, Tensor] = {}
 
