@@ -29,7 +29,7 @@ def cut(shape: tuple[int, int, int], prompts: Prompts) -> tuple[int, Tile]:
     tokens, short = prompts.length * prompts.num_seqs, not prompts.cached
     load = tokens * heads / (MAX_BLOCK_ROWS * MULTIPROCESSORS)
     mean_rows = prompts.length * heads / kv_heads
-    rows = block_rows_of(load, mean_rows, head_dim, short_prompts=short)
+    rows = block_rows_of(load, mean_rows, head_dim, 227 * 1024, short_prompts=short)
     return rows, extend_tile(torch.bfloat16, head_dim, rows, short_prompts=short)
 
 
