@@ -37,8 +37,8 @@ NUM_TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MAX_BYTES = max(NUM_TOKENS) * max(WIDTHS) * 2
 CHECKED = ((1, 896), (1, 4096), (64, 4096), (256, 4096), (1024, 4096))
 REPLAYS = 300
-# By how many cycles a rank comes late: microseconds, as in a step, and a millisecond or more, as where
-# a host launches late.
+# By how many cycles a rank comes late: microseconds, as in a step, and a millisecond, as where its
+# host launches late.
 LATE = (3000, 6000, 2_000_000)
 # Of the products whose parts are summed.
 IN_FEATURES = 512

@@ -74,9 +74,7 @@ def tile_of(dtype: torch.dtype, num_tokens: int, out_features: int) -> Tile:
 
 def stages_of(tile: Tile, dtype: torch.dtype, shared: SharedMemory) -> int:
     """Return how many of a tile's stages a device has room for; no bit depends on it."""
-    return shared.stages(
-        tile.num_stages, (tile.rows + tile.tokens) * tile.columns * dtype.itemsize
-    )
+    return shared.stages(tile.num_stages, (tile.rows + tile.tokens) * tile.columns * dtype.itemsize)
 
 
 # The number of tokens is not compiled in: 1 and multiples of 16 would be kernels of their own.

@@ -4,9 +4,11 @@ cuDNN makes a plan for each shape it meets, which takes the host 41 milliseconds
 a token meanwhile. So lengths are rounded up, prompts of one length go together by ones, twos and
 fours only, and `prepare` makes the plans of all shapes that are left (35 for steps of 8192 tokens).
 torch keeps them for the thread that made them. Keys behind a prompt's end change nothing for its
-own tokens: they come later. Measured on an H200 by `benchmarks/h200/prompt_attention.py`: 32/8 heads of 128, prompts of
-2048, 4096 and 8192 tokens in 84, 258 and 906 microseconds, our kernel on pages in 108, 376 and
-1410. (cuDNN's own ragged batches make their plan at each call in torch 2.11.)
+own tokens: they come later.
+
+Measured on an H200 by `benchmarks/h200/prompt_attention.py`: 32/8 heads of 128, prompts of 2048,
+4096 and 8192 tokens in 84, 258 and 906 microseconds, our kernel on pages in 108, 376 and 1410.
+(cuDNN's own ragged batches make their plan at each call in torch 2.11.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,9 +61,7 @@ def prompt_attention(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def prepare(
-    q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scale: float
-) -> None:
+def prepare(q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scale: float) -> None:
     """See `kernels.prompt_attention.PromptAttentionKernels.prepare`."""
     shapes = shapes_of_steps(max_length, max_tokens)
     most = max((count * length for count, length in shapes), default=0)

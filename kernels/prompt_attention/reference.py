@@ -15,9 +15,7 @@ def supports(q: Tensor) -> bool:
     return True
 
 
-def prepare(
-    q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scale: float
-) -> None:
+def prepare(q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scale: float) -> None:
     """Nothing."""
     del q, num_kv_heads, max_length, max_tokens, scale
 

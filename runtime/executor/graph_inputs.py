@@ -56,8 +56,8 @@ class HostLines:
 def host_lines(device: torch.device, size: int) -> Tensor:
     """Return `[NUM_LINES, size or a few more]` int64 zeros of the host, which `device` reaches.
 
-    On a GPU they are pinned. A line begins at a multiple of what kernels are compiled for, and fills
-    whole cache lines: device and host never write to one at the same time.
+    On a GPU they are pinned. A line begins at a multiple of what kernels are compiled for, and
+    fills whole cache lines: device and host never write to one at the same time.
     """
     width = -(-size // _LINE_GRAIN) * _LINE_GRAIN
     return torch.zeros(NUM_LINES, width, dtype=torch.int64, pin_memory=device.type == "cuda")

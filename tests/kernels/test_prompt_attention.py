@@ -93,9 +93,7 @@ def test_prompts_with_padding_look_to_cudnn_as_round_ones(monkeypatch: pytest.Mo
     def call(query, key, value, *_: object, scale: float) -> tuple[torch.Tensor]:
         return attend(query, key, value, scale=scale)
 
-    monkeypatch.setattr(
-        torch.ops.aten, "_scaled_dot_product_cudnn_attention", call, raising=False
-    )
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", call, raising=False)
     for length in (256, 200):
         qkv = torch.randn(length, HEADS + 2 * KV_HEADS, DIM)
         q, k, v = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)

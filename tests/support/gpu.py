@@ -32,9 +32,22 @@ OPTIONS: dict[str, Any] = {
     "max_total_tokens": 32 * 256,
 }
 
+# In which an engine's tokens do not depend on who computes beside whom. float32 has other kernels
+# than those that serve; the batch-invariant ones of bfloat16 give the same bits in every batch.
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16", "deterministic": True},
+}
+in_both_precisions = pytest.mark.parametrize(
+    "precision",
+    ["float32", pytest.param("bfloat16", marks=on_gpu)],
+    indirect=True,
+    scope="module",
+)
+
 
 def small_engine(folder: Path, **options: Any) -> InProcessEngine:
-    """A float32 engine with graphs: its tokens do not depend on who computes beside whom."""
+    """An engine with graphs, in float32 or as the test's `precision` says."""
     return InProcessEngine(folder, **(OPTIONS | options))
 
 

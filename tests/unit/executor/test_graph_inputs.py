@@ -28,7 +28,10 @@ def test_no_step_under_way_reads_a_free_line(num_steps: int) -> None:
 @pytest.mark.parametrize("size", [1, 5, 16, 17, 300])
 def test_no_two_lines_share_a_cache_line(size: int) -> None:
     """Neither what the host writes nor what the device does."""
-    for lines in (host_lines(torch.device("cpu"), size), HostLines(size, torch.device("cpu")).lines):
+    for lines in (
+        host_lines(torch.device("cpu"), size),
+        HostLines(size, torch.device("cpu")).lines,
+    ):
         assert lines.shape[0] == NUM_LINES
         assert size <= lines.shape[1] < size + 16
         assert lines.stride(0) * lines.element_size() % 128 == 0
