@@ -67,9 +67,10 @@ def prepare(q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scal
     most = max((count * length for count, length in shapes), default=0)
     _, num_heads, head_dim = q.shape
     qkv = q.new_zeros(most, num_heads + 2 * num_kv_heads, head_dim)
-    parts = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     for count, length in shapes:
-        _attend(*(each[: count * length] for each in parts), count, length, scale)
+        part = slice(0, count * length)
+        _attend(query[part], key[part], value[part], count, length, scale)
 
 
 def shapes_of_steps(max_length: int, max_tokens: int) -> list[tuple[int, int]]:

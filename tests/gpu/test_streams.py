@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from kernels.greedy import greedy_tokens
 from kernels.norm import NORM
-from tests.support.gpu import on_gpu
+from tests.support.gpu import captured, on_gpu
 
 pytestmark = on_gpu
 NUM_CALLS = 300
@@ -114,16 +114,9 @@ def test_a_norm_sees_the_weight_that_was_written_right_before_it() -> None:
             found.append(norms.rms_norm(x, weight, 1e-5))
         return found
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        found = work()
+    replay, found = captured(work)
     for _ in range(50):
-        graph.replay()
+        replay()
         torch.cuda.synchronize()
         wrong = sum(not torch.equal(got, want) for got, want in zip(found, expected, strict=True))
         assert wrong == 0

@@ -9,36 +9,21 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
 import pkgutil
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import kernels
 from kernels.triton_support.device import SharedMemory
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.uninterpreted import run_uninterpreted
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
 
 
 def lines_of(what: str) -> list[list[object]]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.compiled_triton", what],
-        cwd=ROOT,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    printed = run_uninterpreted("-m", "tests.support.compiled_triton", what, timeout=560)
+    return [json.loads(line) for line in printed.splitlines()]
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ ASKED = os.environ.get("HEADRACE_TEST_DEVICE")
 DEVICE = ASKED or ("cuda" if torch.cuda.is_available() else "cpu")
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="has no CPU form")
 TOLERANCE = 1e-3
+
+Result = TypeVar("Result")
 
 # So many rows that decoding rows beside a prompt have a graph, too; prompts are cut.
 OPTIONS: dict[str, Any] = {
@@ -83,6 +86,20 @@ def assert_same(found: Answers, expected: Answers) -> None:
     assert [ids for ids, _ in found] == [ids for ids, _ in expected]
     for (_, mine), (_, theirs) in zip(found, expected, strict=True):
         assert mine == pytest.approx(theirs, abs=TOLERANCE)
+
+
+def captured(work: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+    """A CUDA graph of `work`, which ran before on the same stream, and what it writes to."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = work()
+    torch.cuda.synchronize()
+    return graph.replay, result
 
 
 def graph_runner(engine: InProcessEngine) -> GraphRunner:
