@@ -88,9 +88,10 @@ def test_nobody_reads_what_a_graph_left(
     fill = poison(engine)
     # Page 0 belongs to nobody: rows that pad a batch read and write it. The attention that is
     # recorded on a CPU multiplies what it does not see by 0.
-    for layer in engine.runner._kv if DEVICE == "cuda" else ():
-        layer.k[0].fill_(float("nan"))
-        layer.v[0].fill_(float("nan"))
+    with torch.inference_mode():
+        for layer in engine.runner._kv if DEVICE == "cuda" else ():
+            layer.k[0].fill_(float("nan"))
+            layer.v[0].fill_(float("nan"))
     num_replays = 0
 
     def poisoned(graph: Graph) -> Graph:
