@@ -22,21 +22,20 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 def lines_of(what: str) -> list[list[object]]:
-    printed = run_uninterpreted("-m", "tests.support.compiled_triton", what, timeout=560)
+    printed = run_uninterpreted("-m", "tests.support.compiled_triton", what, timeout=880)
     return [json.loads(line) for line in printed.splitlines()]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_every_kernel_fits_into_the_shared_memory_of_its_device() -> None:
     from tests.support.compiled_triton import LIMITS
 
     found = {str(name): int(str(size)) for name, size in lines_of("shared")}
     too_large = {name: size for name, size in found.items() if size > LIMITS[int(name.split()[0])]}
     assert not too_large
-    assert len(found) == 15 * len(LIMITS)
+    assert len(found) == 12 * len(LIMITS)
     # As large as measured where there is room: what fits a small device is not for the others.
-    assert found["90 product, vocabulary"] > 90 * 1024
     assert found["90 product, split"] == 196_608
     assert found["90 extend 256"] > LIMITS[89]
 
@@ -91,7 +90,7 @@ MAY_BE_READ = {"_rms_norm_kernel": {"weight_ptr"}}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_nothing_but_weights_is_touched_before_the_wait() -> None:
     checked = set()
     for name, kernel, arguments, ptx in lines_of("ptx"):
