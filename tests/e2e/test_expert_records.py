@@ -15,7 +15,7 @@ NUM_NEW = 12
 
 
 def their_choices(tokens: list[int]) -> dict[int, torch.Tensor]:
-    """By layer, the experts of each token, `[num_tokens, num_chosen]`, as `transformers` chooses."""
+    """By layer, the experts of each token as `transformers` chooses, `[num_tokens, num_chosen]`."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model("qwen2_moe"), dtype=torch.float32)
