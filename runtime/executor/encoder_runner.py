@@ -81,5 +81,6 @@ def pack_texts(
     batch = EncoderBatch(ids, positions, plan.query_lens.tolist(), bounds)
     if first_parts is not None and first_parts.any():
         borders = np.where(first_parts, first_parts, plan.query_lens)
-        (batch.second_parts,) = to_device(device, places >= np.repeat(borders, plan.query_lens))
+        is_second = places >= np.repeat(borders, plan.query_lens)
+        (batch.second_parts,) = to_device(device, is_second.astype(np.int64))
     return batch

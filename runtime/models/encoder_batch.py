@@ -21,8 +21,8 @@ class EncoderBatch:
         positions: `[num_tokens]` int64, each token's place in its own text, from 0.
         lengths: tokens of each text, in order, each at least 1.
         indptr: `[num_texts + 1]` int64, bounds of the texts, on the model's device.
-        second_parts: `[num_tokens]` bool, tokens of the second text of a pair; `None` where there
-            are none.
+        second_parts: `[num_tokens]` int64, 1 for tokens of the second text of a pair; `None` where
+            there are none.
         attention: what a model whose tokens see none behind them attends with; `None` for others.
     """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from kernels.encoder_attention import encoder_attention
@@ -84,7 +83,7 @@ class BertModel(TextEncoder):
         """Embeddings of the tokens' types; all tokens of a single text are of the first."""
         if batch.second_parts is None or self.spec.num_token_types < 2:
             return self.token_types.weight[0]
-        return self.token_types.weight.index_select(0, batch.second_parts.to(torch.int64))
+        return self.token_types.weight.index_select(0, batch.second_parts)
 
     def holders(self) -> Iterator[tuple[str, WeightHolder]]:
         yield "embeddings.word_embeddings", self.words
