@@ -12,12 +12,12 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_824,
+    "kernels": 4_909,
     "kernels (C++)": 1_277,
-    "runtime": 16_913,
+    "runtime": 17_112,
     "openai_api": 2_497,
-    "server": 2_427,
-    "headrace": 4_003,
+    "server": 2_441,
+    "headrace": 4_006,
 }
 
 
