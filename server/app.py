@@ -13,6 +13,7 @@ from server.error_responses import RouteNotFound
 from server.metrics import Metrics
 from server.middleware.auth import AuthMiddleware, Keys
 from server.middleware.body_limit import BodyLimitMiddleware
+from server.middleware.connections import ConnectionsMiddleware
 from server.middleware.entry import EntryMiddleware
 from server.middleware.origin import OriginMiddleware
 from server.native import (
@@ -106,6 +107,7 @@ def create_app(openai: OpenAIContext) -> Application:
     keys = Keys(http.api_key, http.admin_api_key)
     app = AuthMiddleware(app, keys)
     app = OriginMiddleware(app, http.allow_origins, keys)
+    app = ConnectionsMiddleware(app)
     app = EntryMiddleware(app, context.lifecycle, [metrics] if metrics else [])
     return Application(api, table, app)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import ipaddress
 import socket
 from dataclasses import dataclass
 
-from runtime.config.options import ServerConfig
+from runtime.config.options import HttpArgs, ServerConfig
 from runtime.errors import StartupError
 from runtime.launch.prepare import PreparedEngine, prepare_engine
 from runtime.launch.resolve import check_options
@@ -34,6 +36,7 @@ def prepare(config: ServerConfig) -> Prepared:
         StartupError: the first thing wrong, in one line.
     """
     check_options(config)
+    _check_exposure(config.http)
     certificate = Certificate.wanted(config.http)
     listener = bind(config.http.host, config.http.port)
     try:
@@ -41,6 +44,25 @@ def prepare(config: ServerConfig) -> Prepared:
     except BaseException:
         listener.close()
         raise
+
+
+def _check_exposure(http: HttpArgs) -> None:
+    if http.api_key is not None or http.admin_api_key is not None or http.allow_open_admin:
+        return
+    if not is_loopback(http.host):
+        raise StartupError(
+            f"--host {http.host or '(all)'} lets others reach the routes that change the server "
+            "(weights, cache, profiles), and no key guards them. Set HEADRACE_API_KEY and "
+            "HEADRACE_ADMIN_API_KEY, or listen on 127.0.0.1, or add --allow-open-admin."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`, an address or a name."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    # Other names may be anybody's tomorrow.
+    return host == "localhost"
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -76,6 +76,12 @@ class HttpArgs:
     admin_api_key: str | None = option(
         None, "Key for the routes that change the server; without it the API key opens them too."
     )
+    allow_open_admin: bool = option(
+        False, "Start without a key on an address that others reach; they may change the server."
+    )
+    max_connections: int | None = option(
+        None, "Most open connections; as many as open files allow when absent."
+    )
     ssl_certfile: str | None = option(
         None, "Certificate, with those of its chain, for HTTPS; read again when it changes."
     )

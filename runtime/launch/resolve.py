@@ -321,6 +321,7 @@ def _check_bounds(config: ServerConfig) -> None:
     num_cpus = os.cpu_count() or 1
     bounds: dict[str, tuple[int | None, int, int | None]] = {
         "--port": (http.port, 0, MAX_PORT),
+        "--max-connections": (http.max_connections, 1, None),
         "--stream-interval": (http.stream_interval, 1, None),
         "--max-total-tokens": (scheduling.max_total_tokens, 1, None),
         "--max-running-requests": (scheduling.max_running_requests, 1, MAX_RUNNING_REQUESTS),

@@ -40,6 +40,16 @@ class ForeignOrigin(HeadraceError):
         )
 
 
+class BrowserRead(HeadraceError):
+    """A browser sends GET to a route that may change the server."""
+
+    status_code = 403
+
+    def __init__(self) -> None:
+        """Name the method that a page has to use."""
+        super().__init__("This route steers the server: a browser has to use POST.")
+
+
 @dataclass(frozen=True, slots=True)
 class _Headers:
     """What a browser says about where a request comes from; empty where it says nothing."""
@@ -76,11 +86,21 @@ class OriginMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         names = [name for name, _ in scope["headers"]]
-        if b"origin" not in names and b"sec-fetch-site" not in names:
+        changes_by_reading = (
+            scope["method"] == "GET"
+            and scope["route"].access is Access.ADMIN
+            and is_from_browser(scope)
+        )
+        if b"origin" not in names and b"sec-fetch-site" not in names and not changes_by_reading:
             await self._app(scope, receive, send)
             return
         said = _read(scope)
-        if self._is_welcome(scope, said):
+        if changes_by_reading and not self._keys.exist:
+            # Whoever makes a browser follow a link, of a mail or of this server's own page, must
+            # not change anything by it.
+            error = BrowserRead()
+            await error_response(error, speaks_openai=False)(scope, receive, send)
+        elif self._is_welcome(scope, said):
             await self._with_cors(scope, receive, send)
         elif await self._is_harmless(scope, said):
             await self._app(scope, receive, send)
@@ -132,6 +152,17 @@ class OriginMiddleware:
         if self._machine_names is None:
             self._machine_names = await machine_names()
         return name in self._machine_names
+
+
+def is_from_browser(scope: Scope) -> bool:
+    """Whether a request has marks of a browser; no page can take them off."""
+    for name, value in scope["headers"]:
+        if name in (b"origin", b"referer") or name.startswith(b"sec-fetch-"):
+            return True
+        # Old ones say nothing else.
+        if name == b"user-agent" and value.startswith(b"Mozilla/"):
+            return True
+    return False
 
 
 async def machine_names() -> frozenset[str]:
