@@ -23,6 +23,7 @@ from server.connection_limit import ConnectionLimit, connections_within, raise_d
 from server.listener import Prepared, describe_bind_error
 from server.progress_log import ProgressLog
 from server.shutdown import Shutdown
+from server.startup_faults import as_one_line
 from server.tls import Certificate
 from server.warmup import warm_up
 
@@ -112,8 +113,10 @@ def _http_server(
     from server.app import create_app
     from server.protocol import GuardedProtocol
 
+    with as_one_line("Reading the chat template"):
+        openai = make_context(context)
     uvicorn_config = uvicorn.Config(
-        create_app(make_context(context)),
+        create_app(openai),
         # A class by its type; uvicorn only calls it.
         http=cast("Any", partial(GuardedProtocol, limit=limit)),
         ws="none",

@@ -327,7 +327,7 @@ class Engine(WeightMethods, VectorMethods):
         with translated():
             self._core.check_alive()
             body = build_options("start_profile", ProfileBody, options)
-            await start_profile(self._core.context, body)
+            await start_profile(self._core.context, body, anywhere=True)
 
     def stop_profile(self) -> None:
         """Write what was recorded; the files are there when this returns."""

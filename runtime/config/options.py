@@ -57,6 +57,15 @@ class ModelArgs:
     )
     weight_version: str = option("default", "Label of the weights, returned with every answer.")
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
+    weights_root: list[str] = option(
+        [],
+        "Folders whose models may be loaded while serving (/update_weights_from_disk); the one "
+        "that the model's own folder lies in when absent.",
+        metavar="DIR",
+    )
+    allow_weights_download: bool = option(
+        False, "Let such updates name hub ids, and fetch those that are not on this machine."
+    )
     trust_remote_code: bool = option(
         False, "Accepted for compatibility; code from a model folder never runs."
     )
@@ -213,7 +222,12 @@ class LoggingArgs:
     log_requests_format: str = option(
         "text", "Form of that line: text, or a JSON object alone.", choices=("text", "json")
     )
-    torch_profiler_dir: str = option("/tmp", "Folder of profiles that name none.")
+    torch_profiler_dir: str | None = option(
+        None,
+        "Folder that profiles are written to; output_dir of a request lies in it. One of this user "
+        "for temporary files when absent.",
+        aliases=("--profile-root",),
+    )
     enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
     metrics_aliases: list[str] = option(
         [],

@@ -151,6 +151,8 @@ def _add_option(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], h
         *names,
         type=parse_int if kind is int else kind,
         nargs="+" if is_list else None,
+        # Several at once, or the option several times.
+        action="extend" if is_list else "store",
         choices=choices,
         metavar=field.metadata["metavar"]
         or ("{" + ",".join(choices) + "}" if choices else _METAVARS[kind]),

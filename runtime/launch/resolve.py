@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.weight_roots import default_root
 from runtime.config.options import (
     DetokenizerConfig,
     GrammarConfig,
@@ -152,6 +153,7 @@ def resolve(
             tokenizer_path=config.model.tokenizer_path or config.model.model_path,
             served_model_name=config.model.served_model_name or config.model.model_path,
             random_seed=random_seed,
+            weights_root=config.model.weights_root or [str(default_root(folders.model))],
         ),
         scheduling=dataclasses.replace(
             scheduling,

@@ -14,9 +14,9 @@ MAX_FILE_LINES = 500
 MAX_CODE_LINES = {
     "kernels": 4_697,
     "kernels (C++)": 1_277,
-    "runtime": 15_867,
+    "runtime": 16_096,
     "openai_api": 2_200,
-    "server": 2_594,
+    "server": 2_613,
     "headrace": 4_045,
 }
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from functools import cache
@@ -70,6 +71,9 @@ class ServerProcess:
             args = (*args, "--port", str(self.port))
         if "--grammar-backend" not in args and "llguidance" in BACKENDS:
             args = (*args, "--grammar-backend", "llguidance")
+        if "--weights-root" not in args:
+            # Whatever a test makes lies there.
+            args = (*args, "--weights-root", tempfile.gettempdir(), str(ROOT / "headrace"))
         self.url = f"http://127.0.0.1:{self.port}"
         self.started_at = time.monotonic()
         self.process = subprocess.Popen(
