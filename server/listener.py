@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import ipaddress
 import socket
@@ -13,6 +14,9 @@ from runtime.errors import StartupError
 from runtime.launch.prepare import PreparedEngine, prepare_engine
 from runtime.launch.resolve import check_options
 from server.tls import Certificate
+
+# A trainer's rollout sends as many at once; what waits beyond waits for minutes, in memory.
+MAX_QUEUED_REQUESTS = 16_384
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ def prepare(config: ServerConfig) -> Prepared:
     """
     check_options(config)
     _check_exposure(config.http)
+    config = _with_bounded_queue(config)
     certificate = Certificate.wanted(config.http)
     listener = bind(config.http.host, config.http.port)
     try:
@@ -44,6 +49,14 @@ def prepare(config: ServerConfig) -> Prepared:
     except BaseException:
         listener.close()
         raise
+
+
+def _with_bounded_queue(config: ServerConfig) -> ServerConfig:
+    # Not the offline engine's: its caller gives it work of any size, and holds all of it anyway.
+    if config.scheduling.max_queued_requests is not None:
+        return config
+    bounded = dataclasses.replace(config.scheduling, max_queued_requests=MAX_QUEUED_REQUESTS)
+    return dataclasses.replace(config, scheduling=bounded)
 
 
 def _check_exposure(http: HttpArgs) -> None:

@@ -142,7 +142,9 @@ class SchedulingArgs:
     )
     max_total_tokens: int | None = option(None, "Size of the KV pool, tokens.")
     max_running_requests: int | None = option(None, "Most requests in the running batch.")
-    max_queued_requests: int | None = option(None, "Most requests waiting; further ones get 503.")
+    max_queued_requests: int | None = option(
+        None, "Most requests waiting; further ones get 503. Of a server 16384 when absent."
+    )
     chunked_prefill_size: int | None = option(
         None, "Most prompt tokens computed in one step; -1 computes prompts whole."
     )

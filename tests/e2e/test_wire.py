@@ -51,6 +51,10 @@ def test_bad_heads_are_answered_and_closed(server, data, status):
     assert server.client.get("/health").status_code == 200
 
 
+def test_what_waits_is_bounded_unless_an_option_says_how(server):
+    assert server.client.get("/server_info").json()["max_queued_requests"] == 16_384
+
+
 def test_an_idle_connection_outlives_the_pools_of_clients(server):
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")

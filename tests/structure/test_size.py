@@ -14,9 +14,9 @@ MAX_FILE_LINES = 500
 MAX_CODE_LINES = {
     "kernels": 4_697,
     "kernels (C++)": 1_277,
-    "runtime": 16_096,
+    "runtime": 16_109,
     "openai_api": 2_200,
-    "server": 2_613,
+    "server": 2_620,
     "headrace": 4_045,
 }
 
