@@ -31,7 +31,7 @@ ADMIN = {
     *("/weights_checker", "/get_weights_by_name"),
 }
 CLIENTS = {
-    *("/", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/ping", "/invocations"),
+    *("/", "/docs", "/openapi.json", "/ping", "/invocations"),
     *("/model_info", "/get_model_info", "/server_info", "/get_server_info", "/get_load"),
     *("/generate", "/encode", "/classify", "/tokenize", "/detokenize", "/vertex_generate"),
     "/tokenizer_info",
