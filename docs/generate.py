@@ -78,8 +78,10 @@ def metrics_page() -> str:
     head = [
         "# Metrics",
         "",
-        "`GET /metrics`, with `--enable-metrics`, in Prometheus' text format; no key needed. Request",
-        "counters and histograms count what clients sent, health probes and warm-up excluded; gauges",
+        "`GET /metrics`, with `--enable-metrics`, in Prometheus' text format; no key needed. Counters and",
+        "histograms of requests and their tokens leave out health probes and warm-up; those of HTTP",
+        "(`sglang:http_requests_total`, `http_responses_total`, `http_requests_active`) count whatever",
+        "arrives, probes, warm-up and scrapes too: their label `endpoint` tells them apart. Gauges",
         "are read from shared memory at the moment of the scrape. A request's stages are",
         "`prefill_waiting` (from its arrival to its first prompt step), `prefill_forward` (to its first",
         "token) and `decode_loop` (to its last). Names that begin with `vllm:` come with",

@@ -1,8 +1,9 @@
 """`headrace batch in.jsonl out.jsonl`: a file of requests through an offline engine, resumable.
 
 A line holds `text` (or `prompt`), `input_ids` or `messages`, and may hold `sampling_params` and an
-`id`. Each answer is written as soon as it is there, with the number of its line; asked again after
-a stop, the command goes on with what is missing.
+`id`; or it is a line of OpenAI's batch files, and so is its answer. Each answer is written as soon
+as it is there, with the number of its line; asked again after a stop, the command goes on with what
+is missing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, TextIO
 
 import msgspec
 
-from headrace.batch_files import BatchFileError, BatchLine, BatchOutput, read_lines
+from headrace import batch_openai
+from headrace.batch_files import BatchFileError, BatchLine, BatchOutput, has_failed, read_lines
 from headrace.engine.engine import Engine
 from headrace.engine.engine_errors import EngineError, translated
 from headrace.engine.progress_bar import Progress
@@ -84,17 +86,31 @@ async def _run(engine: Engine, source: Path, output: BatchOutput, missing: int) 
         nonlocal num_failed
         # Workers share the iterator: a line is read when somebody is free to run it.
         for line in todo:
-            try:
-                answer = await _answer(engine, chat, line)
-            except (ValueError, TypeError) as error:
-                num_failed += 1
-                answer = {"error": {"message": str(error), "type": type(error).__name__}}
+            if line.is_openai:
+                answer = await _openai_answer(engine, chat, line)
+                num_failed += has_failed(answer)
+            else:
+                try:
+                    answer = await _answer(engine, chat, line)
+                except (ValueError, TypeError) as error:
+                    num_failed += 1
+                    answer = {"error": {"message": str(error), "type": type(error).__name__}}
             output.write(line, answer)
             progress.advance(_num_tokens(answer))
 
     with Progress(missing, sys.stderr.isatty()) as progress:
         await run_workers(work, min(missing, rows * _IN_FLIGHT_PER_ROW))
     return num_failed
+
+
+async def _openai_answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -> dict[str, Any]:
+    try:
+        url, body = batch_openai.check_line(line.request)
+    except batch_openai.BadLine as error:
+        return {"response": None, "error": {"code": "invalid_request", "message": str(error)}}
+    # The routes belong to the engine's loop.
+    response = await engine.run(batch_openai.answer(chat, url, body))
+    return {"response": response, "error": None}
 
 
 async def _answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -> dict[str, Any]:
@@ -135,5 +151,8 @@ def _kept(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _num_tokens(answer: dict[str, Any]) -> int:
+    if "response" in answer:
+        usage = ((answer["response"] or {}).get("body") or {}).get("usage") or {}
+        return int(usage.get("completion_tokens") or 0)
     answers = answer.get("outputs", [answer])
     return sum(each.get("meta_info", {}).get("completion_tokens", 0) for each in answers)

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_OPENAI_KEYS = frozenset({"method", "url", "body"})
+# The number of the line follows.
+_OPENAI_ID = "batch_req_"
+
 
 class BatchFileError(ValueError):
     """A file cannot be used; the message says which and why."""
@@ -29,9 +33,15 @@ class BatchLine:
     problem: str | None = None
 
     @property
+    def is_openai(self) -> bool:
+        """Whether it is a line of OpenAI's batch files, and its answer shall be one."""
+        return not _OPENAI_KEYS.isdisjoint(self.request)
+
+    @property
     def label(self) -> Any:
         """The caller's own name for the request, echoed in the answer."""
-        return self.request.get("id", self.request.get("custom_id"))
+        custom_id = self.request.get("custom_id")
+        return custom_id if self.is_openai else self.request.get("id", custom_id)
 
 
 def read_lines(path: Path) -> Iterator[BatchLine]:
@@ -79,9 +89,10 @@ class BatchOutput:
                 if not raw.endswith(b"\n"):
                     break
                 record = self._record(raw, number)
-                if "error" in record or record["index"] in self.finished:
+                index = _index_of(record)
+                if has_failed(record) or index in self.finished:
                     continue
-                self.finished[record["index"]] = record.get("id")
+                self.finished[index] = record.get("custom_id", record.get("id"))
                 new.write(raw)
         os.replace(kept, self.path)
 
@@ -90,7 +101,7 @@ class BatchOutput:
             record = json.loads(raw)
         except ValueError:
             record = None
-        if not isinstance(record, dict) or not isinstance(record.get("index"), int):
+        if not isinstance(record, dict) or not isinstance(_index_of(record), int):
             raise BatchFileError(
                 f"{self.path}, line {number}, is no answer of this command; name another file."
             )
@@ -114,9 +125,12 @@ class BatchOutput:
 
     def write(self, line: BatchLine, answer: dict[str, Any]) -> None:
         """Add an answer; it is in the file when this returns."""
-        record = {"index": line.index, "id": line.label, **answer}
-        if record["id"] is None:
-            del record["id"]
+        if line.is_openai:
+            record = {"id": f"{_OPENAI_ID}{line.index}", "custom_id": line.label, **answer}
+        else:
+            record = {"index": line.index, "id": line.label, **answer}
+            if record["id"] is None:
+                del record["id"]
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
         self._file.flush()
 
@@ -125,3 +139,19 @@ class BatchOutput:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def _index_of(record: dict[str, Any]) -> Any:
+    """The line that `record` answers; None where it is no answer of ours."""
+    number = str(record.get("id")).removeprefix(_OPENAI_ID)
+    if "custom_id" in record and number.isdigit():
+        return int(number)
+    return record.get("index")
+
+
+def has_failed(record: dict[str, Any]) -> bool:
+    """Whether `record` tells of a failure, so that its request is to run again."""
+    if record.get("error") is not None:
+        return True
+    response = record.get("response")
+    return isinstance(response, dict) and response.get("status_code") != 200

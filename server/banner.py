@@ -8,12 +8,12 @@ import time
 from runtime.config.options import HttpArgs
 from runtime.ipc.messages import WorkerReady
 from runtime.service.context import ServiceContext
+from server.listener import is_loopback
 
 logger = logging.getLogger(__name__)
 
 # Scripts wait for this line, to the letter.
 READY_LINE = "The server is fired up and ready to roll!"
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _EXAMPLE_IDS = '{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}'
 _EXAMPLE_INPUT = '{"input": "Paris is the capital of France."}'
 _EXAMPLE_BODY = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
@@ -21,10 +21,10 @@ _EXAMPLE_BODY = '{"messages": [{"role": "user", "content": "What is the capital 
 
 def warn_if_open(http: HttpArgs) -> None:
     """Say it when everybody on the network, or every client, may change this server."""
-    if http.host not in _LOOPBACK and http.api_key is None and http.admin_api_key is None:
+    if not is_loopback(http.host) and http.api_key is None and http.admin_api_key is None:
         logger.warning(
             "OPEN TO THE NETWORK: anyone who reaches %s may use and control this server; "
-            "set --api-key and --admin-api-key.",
+            "set HEADRACE_API_KEY and HEADRACE_ADMIN_API_KEY.",
             http.host,
         )
     if http.api_key is not None and http.admin_api_key is None:

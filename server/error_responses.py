@@ -31,6 +31,12 @@ class UnsupportedEncoding(HeadraceError):
     status_code = 415
 
 
+class UnsupportedMediaType(HeadraceError):
+    """The request's body is not called JSON."""
+
+    status_code = 415
+
+
 class SlowBody(HeadraceError):
     """The request's body did not arrive in time."""
 

@@ -16,6 +16,7 @@ from runtime.launch.command_line import PROG, parse_args
 from server.listener import prepare
 from server.serving import serve
 from server.shutdown import leave
+from server.startup_faults import as_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +48,12 @@ def run(argv: Sequence[str], prog: str = PROG) -> int:
     # Threads that compute in Python beside the event loop give it the GIL back this soon.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        prepared = prepare(config)
+        with as_one_line("Preparing the start"):
+            prepared = prepare(config)
         return uvloop.run(serve(prepared))
     except StartupError as error:
-        print(f"headrace: {error.message}", file=sys.stderr, flush=True)
+        # What a library says may have several lines.
+        print(f"headrace: {' '.join(error.message.splitlines())}", file=sys.stderr, flush=True)
         return 1
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
+import ipaddress
 import socket
 from dataclasses import dataclass
 
-from runtime.config.options import ServerConfig
+from runtime.config.options import HttpArgs, ServerConfig
 from runtime.errors import StartupError
 from runtime.launch.prepare import PreparedEngine, prepare_engine
 from runtime.launch.resolve import check_options
 from server.tls import Certificate
+
+# A trainer's rollout sends as many at once; what waits beyond waits for minutes, in memory.
+MAX_QUEUED_REQUESTS = 16_384
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ def prepare(config: ServerConfig) -> Prepared:
         StartupError: the first thing wrong, in one line.
     """
     check_options(config)
+    _check_exposure(config.http)
+    config = _with_bounded_queue(config)
     certificate = Certificate.wanted(config.http)
     listener = bind(config.http.host, config.http.port)
     try:
@@ -41,6 +49,33 @@ def prepare(config: ServerConfig) -> Prepared:
     except BaseException:
         listener.close()
         raise
+
+
+def _with_bounded_queue(config: ServerConfig) -> ServerConfig:
+    # Not the offline engine's: its caller gives it work of any size, and holds all of it anyway.
+    if config.scheduling.max_queued_requests is not None:
+        return config
+    bounded = dataclasses.replace(config.scheduling, max_queued_requests=MAX_QUEUED_REQUESTS)
+    return dataclasses.replace(config, scheduling=bounded)
+
+
+def _check_exposure(http: HttpArgs) -> None:
+    if http.api_key is not None or http.admin_api_key is not None or http.allow_open_admin:
+        return
+    if not is_loopback(http.host):
+        raise StartupError(
+            f"--host {http.host or '(all)'} lets others reach the routes that change the server "
+            "(weights, cache, profiles), and no key guards them. Set HEADRACE_API_KEY and "
+            "HEADRACE_ADMIN_API_KEY, or listen on 127.0.0.1, or add --allow-open-admin."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`, an address or a name."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    # Other names may be anybody's tomorrow.
+    return host == "localhost"
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""What uvicorn leaves open: heads, their size and time and offers; who leaves behind a pipeline."""
+"""What uvicorn leaves open: heads and their limits, half-closed clients, bodies nobody needs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from server.connection_limit import ConnectionLimit
+
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 HEAD_TIMEOUT_S = 30.0
+# On a connection over the limit, which holds one of few descriptors.
+SPARE_HEAD_TIMEOUT_S = 3.0
 # While a further request waits behind one that runs nothing is read, so the end is looked for.
 _LOOK_EVERY_S = 0.5
+# A client that has sent its end is looked after more often: each time costs one system call.
+_LOOK_AFTER_END_S = 0.1
+# How long the rest of a body may follow an answer that did not need it. Without this time the close
+# would reset the connection, and a client that still sends would not read its answer.
+_REST_TIMEOUT_S = 2.0
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -21,28 +31,38 @@ _HEAD_TOO_LARGE = (
 )
 
 
-class _HeadTooLarge(Exception):
-    pass
+class _BadHead(Exception):
+    """The head is refused; the parser turns this into its own error."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with bounds on heads, which stays HTTP/1.1 whatever they offer."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take whatever uvicorn passes."""
+    def __init__(self, *args: Any, limit: ConnectionLimit, **kwargs: Any) -> None:
+        """Take whatever uvicorn passes; `limit` is shared by all connections."""
         super().__init__(*args, **kwargs)
+        self._limit = limit
+        self._is_spare = False
         self._head_bytes = 0
+        self._has_bad_host = False
         self._deadline: asyncio.TimerHandle | None = None
         # Of this connection, those that may not be answered yet: the one that runs is first.
         self._open_cycles: list[RequestResponseCycle] = []
         self._look: asyncio.TimerHandle | None = None
+        # The client sends nothing more, but may still read.
+        self._has_ended = False
+        # Runs while the rest of a body may follow its answer.
+        self._rest: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._is_spare = self._limit.add(self, len(self.connections))
         self._start_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._limit.discard(self)
         self._cancel_deadline()
+        self._cancel_rest()
         if self._look is not None:
             self._look.cancel()
         # uvicorn tells the newest only, which in a pipeline has not begun.
@@ -71,6 +91,15 @@ class GuardedProtocol(HttpToolsProtocol):
                 rest = memoryview(part)[stop.args[0] :]
                 parts += [cast("bytes", rest), b"\r\n".join([*head, b"\r\n"])]
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own signature
+        """Keep the way to a client open that has sent its whole request and then its end."""
+        running = self._running()
+        has_request = running is not None and not self._open_cycles[-1].more_body
+        if not has_request or self.transport.get_extra_info("ssl_object") is not None:
+            return False
+        self._note_end()
+        return True
+
     def _unsupported_upgrade_warning(self) -> None:
         # Called while the parser's exception, which knows where it stopped, is handled.
         raise
@@ -92,21 +121,38 @@ class GuardedProtocol(HttpToolsProtocol):
         self._cancel_deadline()
         if self._is_offer():
             return
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            # Whoever stands before this server might take another one for the host.
+            self._has_bad_host = True
+            raise _BadHead
+        self.scope["state"]["is_spare_connection"] = self._is_spare
         super().on_headers_complete()
+        if self._is_spare:
+            self.cycle.keep_alive = False
         self._open_cycles = [each for each in self._open_cycles if not each.response_complete]
         self._open_cycles.append(self.cycle)
         if self._look is None and len(self._open_cycles) > 1:
             self._look_for_the_end()
 
     def on_message_complete(self) -> None:
+        self._cancel_rest()
         if not self._is_offer():
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        answered = [each for each in self._open_cycles if each.response_complete][-1]
+        super().on_response_complete()
+        if answered.more_body and not self.transport.is_closing():
+            self._rest = self.loop.call_later(_REST_TIMEOUT_S, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
         if self._head_bytes > MAX_HEAD_BYTES or len(self.headers or ()) > MAX_HEADERS:
             self.transport.write(_HEAD_TOO_LARGE)
             self.transport.close()
             return
+        if self._has_bad_host:
+            msg = "The Host header must be there exactly once."
         super().send_400_response(msg)
 
     def _is_offer(self) -> bool:
@@ -116,28 +162,68 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes += num_bytes
         if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
             # The parser turns this into its own error, which ends in `send_400_response`.
-            raise _HeadTooLarge
+            raise _BadHead
 
     def _start_deadline(self) -> None:
         self._cancel_deadline()
-        self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+        timeout_s = SPARE_HEAD_TIMEOUT_S if self._is_spare else HEAD_TIMEOUT_S
+        self._deadline = self.loop.call_later(timeout_s, self._give_up)
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
+    def _cancel_rest(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+
+    def _running(self) -> RequestResponseCycle | None:
+        """The request that is being answered."""
+        return next((each for each in self._open_cycles if not each.response_complete), None)
+
+    def _note_end(self) -> None:
+        """The client has closed, or only its own direction: both look the same until we send.
+
+        A client that has closed answers anything with a reset, so something is sent that means
+        nothing. Where an answer has begun, its next part will do; version 1.0 knows no such thing,
+        and a request of that version runs to its end.
+        """
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._open_cycles[-1].keep_alive = False
+        running = self._running()
+        assert running is not None, "there is something to answer"
+        if not running.response_started and running.scope["http_version"] == "1.1":
+            self.transport.write(_INTERIM)
+        if self._look is not None:
+            self._look.cancel()
+        self._look = self.loop.call_later(_LOOK_AFTER_END_S, self._look_for_the_end)
+
     def _look_for_the_end(self) -> None:
         self._look = None
-        if self.transport.is_closing() or not self.pipeline:
+        if self.transport.is_closing() or self._running() is None:
+            return
+        if not self._has_ended and not self.pipeline:
             return
         found = select.poll()
         found.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
-        if found.poll(0):
+        events = found.poll(0)
+        if events and events[0][1] & (select.POLLERR | select.POLLHUP):
             self.transport.abort()
             return
-        self._look = self.loop.call_later(_LOOK_EVERY_S, self._look_for_the_end)
+        if events and not self._has_ended:
+            self._note_end()
+            return
+        delay_s = _LOOK_AFTER_END_S if self._has_ended else _LOOK_EVERY_S
+        self._look = self.loop.call_later(delay_s, self._look_for_the_end)
 
     def _give_up(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
+
+    def cut_off(self) -> None:
+        """End the connection at once."""
+        self.transport.abort()

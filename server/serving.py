@@ -8,6 +8,7 @@ import gc
 import logging
 import sys
 from functools import partial
+from typing import Any, cast
 
 import uvicorn
 
@@ -18,9 +19,11 @@ from runtime.errors import StartupError
 from runtime.launch.assemble import assemble
 from runtime.service.context import ServiceContext
 from server.banner import READY_LINE, banner, warn_if_open
+from server.connection_limit import ConnectionLimit, connections_within, raise_descriptor_limit
 from server.listener import Prepared, describe_bind_error
 from server.progress_log import ProgressLog
 from server.shutdown import Shutdown
+from server.startup_faults import as_one_line
 from server.tls import Certificate
 from server.warmup import warm_up
 
@@ -47,6 +50,9 @@ async def serve(prepared: Prepared) -> int:
         StartupError: the engine or the port failed before the server was ready.
     """
     config = prepared.engine.resolved.config
+    # Before the children: they inherit it.
+    num_descriptors = raise_descriptor_limit()
+    limit = ConnectionLimit(config.http.max_connections or connections_within(num_descriptors))
     host, context = assemble(prepared.engine)
     client = context.client
     shutdown = Shutdown(context.lifecycle, client, config.http.drain_timeout)
@@ -59,16 +65,20 @@ async def serve(prepared: Prepared) -> int:
             raise StartupError(text) from None
         host.on_change.append(ProgressLog())
         await host.start()
-        return await _run(prepared, context, host, shutdown)
+        return await _run(prepared, context, host, shutdown, limit)
     finally:
         await host.stop()
         prepared.listener.close()
 
 
 async def _run(
-    prepared: Prepared, context: ServiceContext, host: EngineHost, shutdown: Shutdown
+    prepared: Prepared,
+    context: ServiceContext,
+    host: EngineHost,
+    shutdown: Shutdown,
+    limit: ConnectionLimit,
 ) -> int:
-    http_server = _http_server(context, prepared.certificate)
+    http_server = _http_server(context, prepared.certificate, limit)
     http = asyncio.create_task(http_server.serve(sockets=[prepared.listener]))
     startup = asyncio.create_task(_start_up(prepared, context, host))
     background = Background(host.ended)
@@ -95,15 +105,20 @@ async def _run(
     return 0 if shutdown.requested.is_set() else 1
 
 
-def _http_server(context: ServiceContext, certificate: Certificate | None) -> _HttpServer:
+def _http_server(
+    context: ServiceContext, certificate: Certificate | None, limit: ConnectionLimit
+) -> _HttpServer:
     # Imported once the children are on their way: they load torch while we load the framework.
     from openai_api.openai_context import make_context
     from server.app import create_app
     from server.protocol import GuardedProtocol
 
+    with as_one_line("Reading the chat template"):
+        openai = make_context(context)
     uvicorn_config = uvicorn.Config(
-        create_app(make_context(context)),
-        http=GuardedProtocol,
+        create_app(openai),
+        # A class by its type; uvicorn only calls it.
+        http=cast("Any", partial(GuardedProtocol, limit=limit)),
         ws="none",
         lifespan="off",
         log_config=None,

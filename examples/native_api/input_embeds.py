@@ -4,6 +4,7 @@ Here they are rows of the model's own matrix, so the answer is that of the token
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,8 @@ with safe_open(folder / "model.safetensors", framework="pt") as weights:
 
 sampling = {"temperature": 0, "max_new_tokens": 8}
 by_rows = client.post("/generate", json={"input_embeds": rows, "sampling_params": sampling})
+if by_rows.is_error:
+    sys.exit(f"The server refuses this ({by_rows.status_code}): {by_rows.text}")
 by_ids = client.post("/generate", json={"input_ids": ids, "sampling_params": sampling})
-print(repr(by_rows.raise_for_status().json()["text"]))
+print(repr(by_rows.json()["text"]))
 print("as with tokens:", by_rows.json()["output_ids"] == by_ids.json()["output_ids"])

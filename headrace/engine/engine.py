@@ -6,8 +6,8 @@ import dataclasses
 import sys
 import warnings
 import weakref
-from collections.abc import Sequence
-from typing import Any, Literal, NoReturn, overload
+from collections.abc import Coroutine, Sequence
+from typing import Any, Literal, NoReturn, TypeVar, overload
 
 from headrace.engine.call_arguments import build_body, build_options
 from headrace.engine.chunks import AsyncChunkIterator, ChunkIterator
@@ -30,6 +30,7 @@ from runtime.service.live_options import change_options
 from runtime.service.profiling import ProfileBody, start_profile, stop_profile
 from runtime.service.scoring import ScoreBody, score
 
+T = TypeVar("T")
 Prompt = str | Sequence[str]
 Ids = Sequence[int] | Sequence[Sequence[int]]
 Sampling = dict[str, Any] | Sequence[dict[str, Any]]
@@ -291,6 +292,17 @@ class Engine(WeightMethods, VectorMethods):
         """Drop the prefix cache; `success` is false while requests run."""
         return await self._core.context.client.flush_cache()
 
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await `coroutine`, which uses `context`, on the engine's own loop.
+
+        Raises:
+            EngineDeadError: the engine died meanwhile, whatever the coroutine made of that.
+        """
+        result = await self._core.call_async(coroutine)
+        with translated():
+            self._core.check_alive()
+        return result
+
     @waiting
     async def start_profile(self, /, **options: Any) -> None:
         """Record the next steps with torch's profiler; fields as of `/start_profile`.
@@ -299,7 +311,7 @@ class Engine(WeightMethods, VectorMethods):
         `profile_by_stage`, `with_stack`, `record_shapes`, `profile_prefix`, `profile_id`, ...
         """
         body = build_options("start_profile", ProfileBody, options)
-        await start_profile(self._core.context, body)
+        await start_profile(self._core.context, body, anywhere=True)
 
     @waiting
     async def stop_profile(self) -> None:

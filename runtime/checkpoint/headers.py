@@ -5,7 +5,6 @@ Source: the format, an 8-byte little-endian length, that much JSON, then the ten
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import struct
@@ -14,6 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from runtime.checkpoint.header_json import Reader, entries
 from runtime.checkpoint.json_file import read_json_object
 from runtime.checkpoint.regular_file import open_regular
 from runtime.errors import StartupError
@@ -22,6 +22,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # As in the reference implementation.
 MAX_HEADER_BYTES = 100_000_000
+# Ten times those of the largest models, all of whose files together have fewer.
+MAX_TENSORS = 2**18
 # How the text file begins that a clone without LFS leaves in place of a large file.
 _LFS_PREFIX = b"version "
 DTYPE_BITS = {
@@ -125,16 +127,11 @@ def read_header(path: Path) -> list[TensorInfo]:
                     f"{path} is truncated or not a safetensors file: its header would be"
                     f" {header_bytes} bytes of {file_bytes}"
                 )
-            header = json.loads(file.read(header_bytes))
+            infos = _read_entries(path, file, header_bytes)
     except OSError as error:
         raise StartupError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise StartupError(f"{path} has a malformed header: {error}") from error
-    if not isinstance(header, dict):
-        raise StartupError(f"{path} has a malformed header: not an object")
-    header.pop("__metadata__", None)
-    data_start = 8 + header_bytes
-    infos = [_tensor_info(path, name, entry, data_start) for name, entry in header.items()]
     infos.sort(key=lambda info: info.start)
     for info in infos:
         if info.end > file_bytes:
@@ -142,6 +139,17 @@ def read_header(path: Path) -> list[TensorInfo]:
                 f"{path} is truncated: tensor {info.name!r} ends at byte {info.end} of {file_bytes}"
             )
     return infos
+
+
+def _read_entries(path: Path, file: Reader, header_bytes: int) -> list[TensorInfo]:
+    infos: dict[str, TensorInfo] = {}
+    for name, entry in entries(file, header_bytes):
+        if name == "__metadata__":
+            continue
+        infos[name] = _tensor_info(path, name, entry, 8 + header_bytes)
+        if len(infos) > MAX_TENSORS:
+            raise ValueError(f"more than {MAX_TENSORS} tensors")
+    return list(infos.values())
 
 
 def _tensor_info(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:

@@ -43,8 +43,25 @@ class RepositoryNotFound(StartupError):
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
+# Longer than any path or hub id of use; the system refuses longer names by an error of its own.
+_MAX_PATH_CHARS = 4096
+
+
+def is_local(path_or_id: str) -> bool:
+    """Whether a model's path names a folder or file of this machine, or the demo model."""
+    try:
+        exists = Path(path_or_id).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False
+    return bool(path_or_id) and (exists or path_or_id == DEMO_NAME)
+
+
 def resolve_model_folder(
-    path_or_id: str, revision: str | None = None, *, only_config: bool = False
+    path_or_id: str,
+    revision: str | None = None,
+    *,
+    only_config: bool = False,
+    may_download: bool = True,
 ) -> Path:
     """Return the folder of a model, downloading it when it is on the hub and not yet cached.
 
@@ -52,21 +69,39 @@ def resolve_model_folder(
         path_or_id: a local folder, `owner/name` on the hub, or the demo model's name.
         revision: branch, tag or commit on the hub; a local folder has none.
         only_config: whether `config.json` will do, without weights and tokenizer.
+        may_download: whether the hub is asked for what is not cached.
 
     Raises:
         StartupError: neither a folder nor a repository that can be fetched; says what to do.
     """
-    folder = Path(path_or_id).expanduser()
-    if path_or_id and folder.is_dir():
-        return folder
-    if folder.is_file():
+    if len(path_or_id) > _MAX_PATH_CHARS:
+        raise StartupError(
+            f"{path_or_id[:64]}... is not a folder: its name has {len(path_or_id)} characters"
+        )
+    try:
+        folder = Path(path_or_id).expanduser()
+        if path_or_id and folder.is_dir():
+            return folder
+        is_file = folder.is_file()
+    # A part of it is too long, or it holds a null byte, or `~nobody`.
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise StartupError(f"{path_or_id[:256]!r} is not a folder: {reason}") from error
+    if is_file:
         raise StartupError(f"{path_or_id} is a file; give the folder that holds config.json")
     if path_or_id == DEMO_NAME and DEMO_MODEL.is_dir():
         return DEMO_MODEL
     if _HUB_ID.fullmatch(path_or_id) is None:
         raise StartupError(f"{path_or_id or 'an empty path'} is not a folder")
     patterns = CONFIG_PATTERNS if only_config else ALLOW_PATTERNS
-    return _cached_folder(path_or_id, revision) or _download(path_or_id, revision, patterns)
+    cached = _cached_folder(path_or_id, revision)
+    if cached is None and not may_download:
+        raise RepositoryNotFound(
+            path_or_id,
+            "no such local folder, it is not in the cache, and nothing is fetched here without "
+            "--allow-weights-download",
+        )
+    return cached or _download(path_or_id, revision, patterns)
 
 
 def _cached_folder(repo_id: str, revision: str | None) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ class Keys:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not math.isfinite(value)
+            # False for what is no number, too. Integers of any length compare; few become a float.
             or not low <= value <= high
         ):
             raise self.error(key, f"a number from {low:g} to {high:g}")

@@ -68,6 +68,15 @@ class ModelArgs:
     )
     weight_version: str = option("default", "Label of the weights, returned with every answer.")
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
+    weights_root: list[str] = option(
+        [],
+        "Folders whose models may be loaded while serving (/update_weights_from_disk); the one "
+        "that the model's own folder lies in when absent.",
+        metavar="DIR",
+    )
+    allow_weights_download: bool = option(
+        False, "Let such updates name hub ids, and fetch those that are not on this machine."
+    )
     trust_remote_code: bool = option(
         False, "Accepted for compatibility; code from a model folder never runs."
     )
@@ -86,6 +95,12 @@ class HttpArgs:
     api_key: str | None = option(None, "Key that clients must send as a bearer token.")
     admin_api_key: str | None = option(
         None, "Key for the routes that change the server; without it the API key opens them too."
+    )
+    allow_open_admin: bool = option(
+        False, "Start without a key on an address that others reach; they may change the server."
+    )
+    max_connections: int | None = option(
+        None, "Most open connections; as many as open files allow when absent."
     )
     ssl_certfile: str | None = option(
         None, "Certificate, with those of its chain, for HTTPS; read again when it changes."
@@ -142,7 +157,9 @@ class SchedulingArgs:
     )
     max_total_tokens: int | None = option(None, "Size of the KV pool, tokens.")
     max_running_requests: int | None = option(None, "Most requests in the running batch.")
-    max_queued_requests: int | None = option(None, "Most requests waiting; further ones get 503.")
+    max_queued_requests: int | None = option(
+        None, "Most requests waiting; further ones get 503. Of a server 16384 when absent."
+    )
     chunked_prefill_size: int | None = option(
         None, "Most prompt tokens computed in one step; -1 computes prompts whole."
     )
@@ -235,7 +252,12 @@ class LoggingArgs:
     log_requests_format: str = option(
         "text", "Form of that line: text, or a JSON object alone.", choices=("text", "json")
     )
-    torch_profiler_dir: str = option("/tmp", "Folder of profiles that name none.")
+    torch_profiler_dir: str | None = option(
+        None,
+        "Folder that profiles are written to; output_dir of a request lies in it. One of this user "
+        "for temporary files when absent.",
+        aliases=("--profile-root",),
+    )
     enable_metrics: bool = option(False, "Serve Prometheus metrics at /metrics.")
     metrics_aliases: list[str] = option(
         [],

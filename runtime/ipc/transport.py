@@ -21,6 +21,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from runtime.errors import StartupError
+
 logger = logging.getLogger(__name__)
 
 # A message that takes a good part of a millisecond to decode.
@@ -29,6 +31,10 @@ _LARGE_BYTES = 256 * 1024
 M = TypeVar("M")
 # More than msgpack can write of one text or block of bytes. Whoever sends more is cut off.
 MAX_FRAME_BYTES = 2**32
+# Of the system's address of a unix socket, with the zero behind it.
+_MAX_SOCKET_PATH = 107
+# Those of ranks, of the hundredth worker.
+_LONGEST_SOCKET_NAME = "replica-63/rank-replies-999"
 RUN_FOLDER_PREFIX = "headrace-"
 # The run folders of this process, and the descriptors that hold their locks.
 _locks: dict[Path, int] = {}
@@ -39,8 +45,18 @@ def create_run_folder() -> Path:
 
     `remove_run_folder` ends it. Until then this process holds a lock on it: in another container
     that shares the folder for temporary files our process id names nobody, or somebody else.
+
+    Raises:
+        StartupError: there is none to be had; one line.
     """
     base = Path(tempfile.gettempdir())
+    longest = base / f"{RUN_FOLDER_PREFIX}{2**22}-xxxxxxxx" / _LONGEST_SOCKET_NAME
+    if len(os.fsencode(longest)) > _MAX_SOCKET_PATH:
+        most = _MAX_SOCKET_PATH - len(os.fsencode(longest)) + len(os.fsencode(base))
+        raise StartupError(
+            f"The folder for temporary files, {base}, has a path of more than {most} bytes, too "
+            "many for sockets in it. Set TMPDIR to a shorter one."
+        )
     for old in base.glob(f"{RUN_FOLDER_PREFIX}*"):
         pid = old.name.removeprefix(RUN_FOLDER_PREFIX).split("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -49,7 +65,12 @@ def create_run_folder() -> Path:
                 if os.fstat(lock).st_uid == os.getuid():
                     shutil.rmtree(old, ignore_errors=True)
                 os.close(lock)
-    folder = Path(tempfile.mkdtemp(prefix=f"{RUN_FOLDER_PREFIX}{os.getpid()}-", dir=base))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"{RUN_FOLDER_PREFIX}{os.getpid()}-", dir=base))
+    except OSError as error:
+        raise StartupError(
+            f"The folder for temporary files, {base}, cannot be used: {error.strerror}. Set TMPDIR."
+        ) from error
     with contextlib.suppress(OSError):  # some network file systems have no locks
         _locks[folder] = _lock(folder)
     return folder

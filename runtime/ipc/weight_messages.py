@@ -13,6 +13,8 @@ MemoryTag = Literal["kv_cache", "weights", "cuda_graph"]
 MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "weights", "cuda_graph")
 # A broadcast that has not come by then never will; a group can be told to wait for less.
 BROADCAST_TIMEOUT_S = 300.0
+# Both sides are started for this; a trainer that is not there is a wrong address.
+JOIN_TIMEOUT_S = 30.0
 CheckAction = Literal["snapshot", "reset_tensors", "compare", "checksum"]
 
 
@@ -106,6 +108,7 @@ class JoinGroup(_Message, frozen=True):
     world_size: int
     group_name: str
     backend: str
+    timeout_s: float = JOIN_TIMEOUT_S
 
 
 class GroupStatus(_Message, frozen=True):

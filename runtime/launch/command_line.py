@@ -25,11 +25,15 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "HEADRACE_API_KEY": ("http", "api_key"),
     "HEADRACE_ADMIN_API_KEY": ("http", "admin_api_key"),
     "HEADRACE_SSL_KEYFILE_PASSWORD": ("http", "ssl_keyfile_password"),
+    "HEADRACE_ALLOW_OPEN_ADMIN": ("http", "allow_open_admin"),
     "DISABLE_OPENAPI_DOC": ("http", "disable_docs"),
     # Set by Vertex AI in the containers that it starts.
     "AIP_PREDICT_ROUTE": ("http", "vertex_route"),
     "SGLANG_TORCH_PROFILER_DIR": ("logging", "torch_profiler_dir"),
 }
+
+# Those of them that are on or off.
+_SWITCHES = frozenset({"allow_open_admin", "disable_docs"})
 
 _INT = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgG]?)")
 # As in vLLM and SGLang: small letters are decimal, capitals binary.
@@ -114,9 +118,7 @@ def parse_args(
     for variable, (section, name) in ENVIRONMENT.items():
         if environment.get(variable) and name not in given[section]:
             value = environment[variable]
-            given[section][name] = (
-                value.lower() in ("1", "true") if name == "disable_docs" else value
-            )
+            given[section][name] = value.lower() in ("1", "true") if name in _SWITCHES else value
     made = {section: kind(**given[section]) for section, kind in sections()}
     return ParsedArgs(ServerConfig(**made), notices)
 
@@ -149,6 +151,8 @@ def _add_option(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], h
         *names,
         type=parse_int if kind is int else kind,
         nargs="+" if is_list else None,
+        # Several at once, or the option several times.
+        action="extend" if is_list else "store",
         choices=choices,
         metavar=field.metadata["metavar"]
         or ("{" + ",".join(choices) + "}" if choices else _METAVARS[kind]),

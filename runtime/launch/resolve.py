@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.weight_roots import default_root
 from runtime.config.options import (
     AUTO_PARSER,
     NO_PARSER,
@@ -155,6 +156,7 @@ def resolve(
             tokenizer_path=config.model.tokenizer_path or config.model.model_path,
             served_model_name=config.model.served_model_name or config.model.model_path,
             random_seed=random_seed,
+            weights_root=config.model.weights_root or [str(default_root(folders.model))],
         ),
         scheduling=dataclasses.replace(
             scheduling,
@@ -334,6 +336,7 @@ def _check_bounds(config: ServerConfig) -> None:
     num_cpus = os.cpu_count() or 1
     bounds: dict[str, tuple[int | None, int, int | None]] = {
         "--port": (http.port, 0, MAX_PORT),
+        "--max-connections": (http.max_connections, 1, None),
         "--stream-interval": (http.stream_interval, 1, None),
         "--max-total-tokens": (scheduling.max_total_tokens, 1, None),
         "--max-running-requests": (scheduling.max_running_requests, 1, MAX_RUNNING_REQUESTS),

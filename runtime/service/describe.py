@@ -6,6 +6,7 @@ Secrets never leave through here.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -14,6 +15,12 @@ from runtime.client.status import ReplicaStatus
 from runtime.service.context import ServiceContext
 
 _SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
+# Of this machine's folders clients need the model's and the tokenizer's alone, as they were given:
+# there they find the vocabulary. Of the others they learn the last part of the name.
+_PATHS = frozenset(
+    {"ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "chat_template"}
+    | {"torch_profiler_dir", "weights_root"}
+)
 # Arguments of the reference that routers read and that have one value here.
 _FIXED_ARGS: dict[str, Any] = {
     "pp_size": 1,
@@ -51,6 +58,8 @@ def describe_args(context: ServiceContext) -> dict[str, Any]:
         flat.update(dataclasses.asdict(getattr(context.config, section.name)))
     for name in _SECRETS:
         flat[name] = None
+    for name in _PATHS:
+        flat[name] = _last_part(flat[name])
     flat["weight_version"] = context.weight_version
     flat["is_embedding"] = context.model.gives != "tokens"
     worker = context.status.worker
@@ -64,6 +73,14 @@ def describe_args(context: ServiceContext) -> dict[str, Any]:
             max_total_tokens=worker.max_total_num_tokens,
         )
     return flat
+
+
+def _last_part(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_last_part(each) for each in value]
+    # A template may also be given as its text.
+    is_path = isinstance(value, str) and value.startswith(("/", "~")) and len(value) < 4096
+    return PurePath(value).name if is_path else value
 
 
 def describe_server(context: ServiceContext) -> dict[str, Any]:

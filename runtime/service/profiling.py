@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from pathlib import Path
 
 import msgspec
 
@@ -13,6 +11,7 @@ from runtime.client.client import EngineClient
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import ProfileSpec, Stage, StartProfile, StopProfile
 from runtime.service.context import ServiceContext
+from runtime.service.profile_folder import make_folder
 
 ACTIVITIES = ("CPU", "GPU", "MEM", "CUDA_PROFILER")
 STAGES: dict[str, Stage] = {"prefill": "EXTEND", "extend": "EXTEND", "decode": "DECODE"}
@@ -39,13 +38,24 @@ class ProfileBody(msgspec.Struct, kw_only=True):
     profile_id: str | None = None
 
 
-async def start_profile(context: ServiceContext, body: ProfileBody) -> str:
+async def start_profile(
+    context: ServiceContext, body: ProfileBody, *, anywhere: bool = False
+) -> str:
     """Start a profile on every rank; where its files will be.
+
+    Args:
+        context: of the engine.
+        body: what is asked for.
+        anywhere: whether `output_dir` may be any folder: it comes from this process's own program.
 
     Raises:
         InvalidRequest: a value is wrong, or a profile is running already.
     """
-    spec = _plan(body, context.config.logging.torch_profiler_dir)
+    spec = _plan(body)
+    root, wanted = context.config.logging.torch_profiler_dir, body.output_dir
+    if anywhere and wanted:
+        root, wanted = wanted, None
+    spec = msgspec.structs.replace(spec, folder=make_folder(root, wanted))
     reply = await context.client.control(lambda call_id: StartProfile(call_id, spec))
     if not reply.success:
         raise InvalidRequest(reply.message)
@@ -64,7 +74,7 @@ async def stop_profile(client: EngineClient) -> str:
     return reply.message
 
 
-def _plan(body: ProfileBody, default_folder: str) -> ProfileSpec:
+def _plan(body: ProfileBody) -> ProfileSpec:
     by_stage = bool(body.profile_by_stage) or body.profile_stages is not None
     if by_stage and body.num_steps is None:
         raise InvalidRequest(
@@ -90,7 +100,7 @@ def _plan(body: ProfileBody, default_folder: str) -> ProfileSpec:
                 param="activities",
             )
     return ProfileSpec(
-        folder=_folder(body.output_dir or default_folder),
+        folder="",
         name=_name(body),
         activities=sorted(set(activities)),
         start_step=start_step,
@@ -131,16 +141,3 @@ def _name(body: ProfileBody) -> str:
             )
     profile_id = body.profile_id or f"{time.time():.6f}"
     return f"{body.profile_prefix}-{profile_id}" if body.profile_prefix else profile_id
-
-
-def _folder(text: str) -> str:
-    folder = Path(text)
-    try:
-        folder = folder.absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidRequest(f"output_dir cannot be made: {reason}.", param="output_dir") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InvalidRequest("output_dir cannot be written to.", param="output_dir")
-    return str(folder)

@@ -6,7 +6,6 @@ tokens and the clean-up of `tokenizer_config.json`, the special tokens' names, t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
+from runtime.checkpoint.json_file import read_json_object
 from runtime.errors import InvalidRequest, StartupError
 from runtime.text.tokenizer_conversion import converted_tokenizer_file
 
@@ -116,8 +116,17 @@ class Tokenizer:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise StartupError(f"Cannot read the tokenizer {path}: {error}") from error
-        config = _read_config(folder)
-        return cls(backend, config, _read_chat_template(folder, config))
+        try:
+            config = _read_config(folder)
+            return cls(backend, config, _read_chat_template(folder, config))
+        except StartupError:
+            raise
+        # Any key may hold anything, and the library raises bare Exception.
+        except Exception as error:
+            raise StartupError(
+                f"The tokenizer's files in {folder} (tokenizer_config.json, chat templates, ...) "
+                f"cannot be used: {type(error).__name__}: {str(error)[:200]}"
+            ) from error
 
     @classmethod
     def without_vocabulary(cls) -> Tokenizer:
@@ -339,15 +348,7 @@ def _refuse_surrogates(texts: Sequence[str]) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StartupError(f"Cannot read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise StartupError(f"Cannot read {path}: it must hold a JSON object.")
-    return content
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -360,7 +361,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _read_chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
-        return jinja.read_text(encoding="utf-8")
+        try:
+            return jinja.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise StartupError(f"{jinja} is not UTF-8 text: {error}") from error
     for template in (
         _read_json(folder / "chat_template.json").get("chat_template"),
         config.get("chat_template"),

@@ -34,8 +34,8 @@ from runtime.ipc.weight_messages import (
 
 logger = logging.getLogger(__name__)
 
-# For everybody to arrive.
-TIMEOUT_S = BROADCAST_TIMEOUT_S
+# For one broadcast, unless it has a bound of its own.
+_WORK_TIMEOUT = timedelta(seconds=BROADCAST_TIMEOUT_S)
 _POLL_S = 0.002
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -48,7 +48,13 @@ DTYPES = {
 
 
 def create_group(
-    address: str, port: int, rank: int, world_size: int, name: str, backend: str
+    address: str,
+    port: int,
+    rank: int,
+    world_size: int,
+    name: str,
+    backend: str,
+    timeout_s: float = BROADCAST_TIMEOUT_S,
 ) -> Any:
     """Meet the others; a process group that `torch.distributed.broadcast(..., group=)` takes.
 
@@ -59,8 +65,9 @@ def create_group(
         world_size: how many processes meet.
         name: the same for all of them.
         backend: `gloo` or `nccl`.
+        timeout_s: for everybody to arrive.
     """
-    timeout = timedelta(seconds=TIMEOUT_S)
+    timeout = timedelta(seconds=timeout_s)
     hosts = f"[{address}]" if ":" in address else address
     store, rank, world_size = next(
         rendezvous(f"tcp://{hosts}:{port}", rank, world_size, timeout=timeout)
@@ -75,7 +82,7 @@ def create_group(
             distributed_c10d.PrefixStore(name, store),
             group_name=name,  # type: ignore[arg-type]  # a `NewType` of str in some torch versions
             # Not before ours: NCCL's watchdog ends the process.
-            timeout=timeout * 2 if backend == "nccl" else timeout,
+            timeout=2 * _WORK_TIMEOUT if backend == "nccl" else _WORK_TIMEOUT,
         )
     distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}
     return group
@@ -173,6 +180,7 @@ class UpdateGroups:
                     request.world_size,
                     request.group_name,
                     request.backend,
+                    request.timeout_s,
                 )
         # Whatever the library throws is the caller's to know, and no reason to end.
         except Exception as error:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from runtime.checkpoint.check import check_model_folder
 from runtime.checkpoint.headers import read_tensor_infos
 from runtime.checkpoint.hub import RepositoryNotFound, resolve_model_folder
 from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.weight_roots import WeightRoots
 from runtime.client.gate import PAUSE, SESSION, UPDATE
 from runtime.client.host import EngineHost
 from runtime.client.offload import OffloadPool
@@ -53,6 +55,7 @@ _ROLLED_BACK = "\nRolled back: the original weights keep serving."
 _UNTOUCHED = "\nNothing was loaded: the original weights keep serving."
 _POLL_S = 0.01
 _JOIN_POLL_S = 0.05
+_JOIN_GRACE_S = 3.0
 # The first look for a broadcast; each is twice as long after the one before, up to `_JOIN_POLL_S`.
 _RECEIVE_POLL_S = 0.001
 # A folder is found at once; a hub id may have to be downloaded, and takes as long as that.
@@ -121,8 +124,12 @@ class WeightControl:
         flush_cache: bool = True,
         abort_all_requests: bool = False,
         keep_pause: bool = False,
+        roots: WeightRoots | None = None,
     ) -> Outcome:
-        """Load all weights from a folder or a hub id; requests wait, or are aborted first."""
+        """Load all weights from a folder or a hub id; requests wait, or are aborted first.
+
+        `roots` bounds what may be named; without it that is anything.
+        """
         load_format = load_format or self._load_format
         if load_format not in ("auto", "safetensors", "dummy"):
             raise InvalidRequest(
@@ -135,9 +142,12 @@ class WeightControl:
             op = LoadDummy(self._host.random_seed)
         else:
             try:
-                folder = await _FETCHING.run(resolve_model_folder, model_path)
+                find = resolve_model_folder if roots is None else roots.find
+                folder = await _FETCHING.run(find, model_path)
                 await _READING.run(read_tensor_infos, folder)
             except StartupError as error:
+                # The answer may leave advice out, as the reference's text does.
+                logger.warning("No weights from %r: %s", model_path[:256], error.message)
                 return Outcome(False, f"Failed to get weights iterator: {_sentence(error)}")
             try:
                 await _READING.run(_check, folder, self._model)
@@ -320,10 +330,17 @@ class WeightControl:
     async def join_group(self, op: JoinGroup) -> Outcome:
         """Meet a trainer; requests are served meanwhile."""
         self._refuse_replicas()
+        # Every rank has a clock of its own; this one is for what its library does not give up.
+        deadline = time.monotonic() + op.timeout_s + _JOIN_GRACE_S
         reply = await self.ask(op)
         while reply.success:
             reply = await self.ask(GroupStatus(op.group_name))
             if reply.message:
+                break
+            if time.monotonic() > deadline:
+                await self.ask(LeaveGroup(op.group_name))
+                why = f"not everybody came within {op.timeout_s:g} s"
+                reply = ControlReply(0, False, f"The group {op.group_name!r}: {why}")
                 break
             await asyncio.sleep(_JOIN_POLL_S)
         if not reply.success:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from runtime.checkpoint.model_spec import ModelSpec
 from runtime.errors import InvalidRequest
 from runtime.ipc.weight_messages import (
     BROADCAST_TIMEOUT_S,
+    JOIN_TIMEOUT_S,
     CheckAction,
     CudaHandle,
     JoinGroup,
@@ -24,6 +26,9 @@ from runtime.ipc.weight_messages import (
 )
 from runtime.weights.weight_control import PauseMode
 
+# An answer of so many takes the loop tens of milliseconds to write.
+MAX_NUMBERS_READ = 2**20
+_DEFAULT_ROWS = 100
 DEFAULT_GROUP = "weight_update_group"
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 _ALLOWED = (
@@ -44,7 +49,7 @@ class ByNameBody(msgspec.Struct, kw_only=True):
     """`/get_weights_by_name` as it arrives."""
 
     name: str
-    truncate_size: int = 100
+    truncate_size: int | None = None
 
 
 class CheckBody(msgspec.Struct, kw_only=True):
@@ -133,6 +138,7 @@ class InitGroupBody(msgspec.Struct, kw_only=True):
     world_size: int
     group_name: str = DEFAULT_GROUP
     backend: str = "nccl"
+    timeout: float | None = None
 
 
 class DestroyGroupBody(msgspec.Struct, kw_only=True):
@@ -248,14 +254,19 @@ def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:
         TensorSpec(name, dtype, shape)
         for name, dtype, shape in zip(body.names, dtypes, body.shapes, strict=True)
     ]
-    timeout_s = BROADCAST_TIMEOUT_S if body.timeout is None else body.timeout
-    if not 0 < timeout_s <= BROADCAST_TIMEOUT_S:
-        raise InvalidRequest(
-            f"timeout must be in (0, {BROADCAST_TIMEOUT_S:.0f}] seconds, got {body.timeout}.",
-            param="timeout",
-        )
+    timeout_s = _timeout_s(body.timeout, BROADCAST_TIMEOUT_S)
     is_flat = body.load_format == "flattened_bucket"
     return ReceiveTensors(body.group_name, tensors, is_flat, timeout_s)
+
+
+def _timeout_s(given: float | None, default: float) -> float:
+    timeout_s = default if given is None else given
+    if not 0 < timeout_s <= BROADCAST_TIMEOUT_S:
+        raise InvalidRequest(
+            f"timeout must be in (0, {BROADCAST_TIMEOUT_S:.0f}] seconds, got {given}.",
+            param="timeout",
+        )
+    return timeout_s
 
 
 def to_join(body: InitGroupBody, tp_size: int) -> JoinGroup:
@@ -286,7 +297,30 @@ def to_join(body: InitGroupBody, tp_size: int) -> JoinGroup:
         body.world_size,
         body.group_name,
         body.backend,
+        _timeout_s(body.timeout, JOIN_TIMEOUT_S),
     )
+
+
+def rows_to_read(body: ByNameBody, model: ModelSpec) -> int:
+    """Rows of a weight that are answered; where no number is named, as many as may be, up to 100.
+
+    Raises:
+        InvalidRequest: none, or more numbers than an answer may hold.
+    """
+    shapes = {spec.name: spec.shape for spec in model.weights}
+    shape = shapes.get(model.aliases.get(body.name, body.name), (1,))
+    row_len = math.prod(shape[1:])
+    most = max(1, MAX_NUMBERS_READ // max(1, row_len))
+    if body.truncate_size is None:
+        return min(_DEFAULT_ROWS, most)
+    # Rows that the weight does not have cost nothing.
+    if body.truncate_size < 1 or min(body.truncate_size, shape[0]) > most:
+        raise InvalidRequest(
+            f"truncate_size must be in [1, {most}] for this weight, whose rows have {row_len} "
+            f"numbers each, got {body.truncate_size}.",
+            param="truncate_size",
+        )
+    return min(body.truncate_size, shape[0])
 
 
 def read_weight(data: bytes) -> Any:

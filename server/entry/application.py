@@ -18,6 +18,7 @@ from openai_api.access import Access
 from runtime.config.options import HttpArgs
 from runtime.service.context import Lifecycle
 from server.entry.body_limit import BodyLimit
+from server.entry.connections import check_connection
 from server.entry.keys import Keys
 from server.entry.origins import Origins
 from server.error_responses import error_response
@@ -113,6 +114,7 @@ class Application:
         for observer in self._observers:
             observer.on_request()
         try:
+            check_connection(scope)
             is_welcome = await self._origins.check(scope)
             serve = self._serve_with_cors if is_welcome else self._serve
             await serve(scope, receive, send_with_id)

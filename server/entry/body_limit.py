@@ -1,4 +1,4 @@
-"""Bounds on a request's body: its size, its encoding, the time it may take to arrive."""
+"""Bounds on a request's body: its type, size and encoding, the time it may take to arrive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import time
 from starlette.types import Message, Receive, Scope
 
 from openai_api.sse import ClientGone
-from server.error_responses import BodyTooLarge, SlowBody, UnsupportedEncoding
+from runtime.errors import HeadraceError
+from server.entry.origins import is_from_browser
+from server.error_responses import (
+    BodyTooLarge,
+    SlowBody,
+    UnsupportedEncoding,
+    UnsupportedMediaType,
+)
 
 BODY_TIMEOUT_S = 120.0
 
@@ -21,13 +28,21 @@ class BodyLimit:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
 
-    def refusal(self, scope: Scope) -> BodyTooLarge | UnsupportedEncoding | None:
+    def refusal(self, scope: Scope) -> HeadraceError | None:
         """Why the body that the headers announce is not taken; None when it may come."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
                 return self._too_large()
             if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
                 return UnsupportedEncoding("Compressed request bodies are not accepted.")
+            # OpenAI's routes have a rule of their own, which is stricter.
+            if name == b"content-type" and not scope["route"].speaks_openai:
+                media_type = value.partition(b";")[0].strip().lower()
+                if not _may_be_json(media_type, scope):
+                    shown = media_type[:64].decode("ascii", "replace")
+                    return UnsupportedMediaType(
+                        f"Content-Type {shown!a} is not accepted; send application/json."
+                    )
         return None
 
     def counting(self, receive: Receive) -> Receive:
@@ -64,3 +79,13 @@ class BodyLimit:
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The request body is larger than {self._max_bytes} bytes.")
+
+
+def _may_be_json(media_type: bytes, scope: Scope) -> bool:
+    if media_type in (b"", b"application/json") or (
+        media_type.startswith(b"application/") and media_type.endswith(b"+json")
+    ):
+        return True
+    # What `curl -d` and Python's urllib call a body of which nothing else is said. A page may call
+    # its body so as well, and needs nobody's leave for it.
+    return media_type == b"application/x-www-form-urlencoded" and not is_from_browser(scope)

@@ -38,6 +38,16 @@ class ForeignOrigin(HeadraceError):
         )
 
 
+class BrowserRead(HeadraceError):
+    """A browser sends GET to a route that may change the server."""
+
+    status_code = 403
+
+    def __init__(self) -> None:
+        """Name the method that a page has to use."""
+        super().__init__("This route steers the server: a browser has to use POST.")
+
+
 @dataclass(frozen=True, slots=True)
 class _Headers:
     """What a browser says about where a request comes from; empty where it says nothing."""
@@ -67,9 +77,19 @@ class Origins:
 
         Raises:
             ForeignOrigin: a page sent it that may not.
+            BrowserRead: it changes the server, and a link would have sent it.
         """
         names = [name for name, _ in scope["headers"]]
-        if b"origin" not in names and b"sec-fetch-site" not in names:
+        changes_by_reading = (
+            scope["method"] == "GET"
+            and scope["route"].access is Access.ADMIN
+            and is_from_browser(scope)
+        )
+        if changes_by_reading and not self._keys.exist:
+            # Whoever makes a browser follow a link, of a mail or of this server's own page, must
+            # not change anything by it.
+            raise BrowserRead
+        if b"origin" not in names and b"sec-fetch-site" not in names and not changes_by_reading:
             return False
         said = _read(scope)
         if self._is_welcome(scope, said):
@@ -121,6 +141,17 @@ class Origins:
         if self._machine_names is None:
             self._machine_names = await machine_names()
         return name in self._machine_names
+
+
+def is_from_browser(scope: Scope) -> bool:
+    """Whether a request has marks of a browser; no page can take them off."""
+    for name, value in scope["headers"]:
+        if name in (b"origin", b"referer") or name.startswith(b"sec-fetch-"):
+            return True
+        # Old ones say nothing else.
+        if name == b"user-agent" and value.startswith(b"Mozilla/"):
+            return True
+    return False
 
 
 async def machine_names() -> frozenset[str]:

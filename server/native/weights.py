@@ -10,6 +10,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
+from runtime.checkpoint.weight_roots import WeightRoots
 from runtime.client.expected import InvalidBody
 from runtime.client.json_body import read_json
 from runtime.errors import InvalidRequest
@@ -31,6 +32,7 @@ from runtime.weights.weight_requests import (
     VersionBody,
     check_disk,
     read_weight,
+    rows_to_read,
     to_join,
     to_receive,
     to_tensors,
@@ -88,6 +90,8 @@ async def _tell(outcome: Awaitable[Outcome], *, with_paused: bool = False) -> Re
 
 
 def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
+    model = context.config.model
+
     async def from_disk(body: DiskBody) -> Response:
         """Load all weights from a folder or a hub id; the old ones serve on when that fails."""
 
@@ -100,6 +104,7 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
                 flush_cache=body.flush_cache is not False,
                 abort_all_requests=bool(body.abort_all_requests),
                 keep_pause=bool(body.keep_pause),
+                roots=WeightRoots(tuple(model.weights_root), model.allow_weights_download),
             )
 
         return await _tell(update(), with_paused=True)
@@ -207,9 +212,8 @@ def _add_checks(router: AccessRouter, context: ServiceContext) -> None:
         if not payload:
             payload = msgspec.json.encode(_query(request))
         body = await read_json(payload, decoder)
-        if body.truncate_size < 1:
-            raise InvalidRequest("truncate_size must be at least 1.", param="truncate_size")
-        reply = await context.weights.ask(ReadWeight(body.name, body.truncate_size))
+        num_rows = rows_to_read(body, context.model)
+        reply = await context.weights.ask(ReadWeight(body.name, num_rows))
         if not reply.success:
             raise InvalidRequest(reply.message, param="name")
         return json_response(read_weight(reply.data))

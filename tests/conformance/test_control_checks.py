@@ -36,8 +36,9 @@ REQUEST_METRICS = {
 
 
 @pytest.fixture(scope="module")
-def server() -> ServerProcess:
-    return running_server("qwen3", "--enable-metrics")
+def server(tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
+    root = tmp_path_factory.getbasetemp()
+    return running_server("qwen3", "--enable-metrics", "--profile-root", str(root))
 
 
 @pytest.fixture(scope="module")

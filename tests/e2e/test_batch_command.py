@@ -9,10 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from openai.types.chat import ChatCompletion
 
 from headrace.batch import main
 from headrace.batch_files import BatchFileError, BatchOutput, read_lines
 from headrace.demo import MODEL_PATH
+from tests.support.grammar_backends import BACKENDS, needs_grammars
+from tests.support.tiny_models import tiny_bert
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
@@ -76,6 +79,110 @@ def test_every_kind_of_line(tmp_path):
     assert sorted(records(target)) == [0, 1, 2, 3]
     assert main(str(source), str(target), ["--model-path", "/absent"], said) == 0
     assert "Every request" in said.getvalue()
+
+
+def openai_line(custom_id, url, **body):
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "m", **body}}
+
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+ASK = [{"role": "user", "content": "What is the capital of France?"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Tokyo"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@needs_grammars
+def test_lines_of_openais_batch_files(tmp_path):
+    short = {"temperature": 0, "max_tokens": 48}
+    source = write(
+        tmp_path / "in.jsonl",
+        openai_line("chat", CHAT, messages=ASK, **short),
+        openai_line("tool", CHAT, messages=ASK, tools=[WEATHER], tool_choice="required", **short),
+        openai_line("text", COMPLETIONS, prompt="The capital of France is", **short),
+        openai_line("both", COMPLETIONS, prompt=["Hello", "Hello"], n=2, **short),
+        # A line of ours beside them keeps its own form.
+        {"id": "ours", "text": "Hello", "sampling_params": GREEDY},
+        openai_line("refused", CHAT, messages=ASK, max_tokens=-1),
+        openai_line("vector", "/v1/embeddings", input="Hello"),
+        openai_line("elsewhere", "/v1/responses", input="Hello"),
+        openai_line("stream", CHAT, messages=ASK, stream=True),
+        {"custom_id": "get", "method": "GET", "url": CHAT, "body": {}},
+        {"custom_id": "no body", "method": "POST", "url": CHAT},
+        {"method": "POST", "url": CHAT, "body": {}},
+        openai_line("more", CHAT) | {"priority": 1},
+    )
+    target = tmp_path / "out.jsonl"
+    options = [*OPTIONS[:4], "--grammar-backend", BACKENDS[0]]
+    said = io.StringIO()
+    assert main(str(source), str(target), options, said) == 1
+    assert "8 of 13 failed" in said.getvalue()
+    found = [json.loads(line) for line in target.read_text().splitlines()]
+    (ours,) = (each for each in found if each.get("id") == "ours")
+    assert ours["text"]
+    answers = {each["custom_id"]: each for each in found if "custom_id" in each}
+    assert len(answers) == 12
+    for each in answers.values():
+        # What OpenAI's output files hold, and nothing else.
+        assert set(each) == {"id", "custom_id", "response", "error"}
+    bodies = {}
+    for custom_id in ("chat", "tool", "text", "both"):
+        response = answers[custom_id]["response"]
+        assert answers[custom_id]["error"] is None
+        assert set(response) == {"status_code", "request_id", "body"}
+        assert response["status_code"] == 200
+        bodies[custom_id] = response["body"]
+    parsed = ChatCompletion.model_validate(bodies["chat"])
+    assert "Paris" in parsed.choices[0].message.content
+    (call,) = ChatCompletion.model_validate(bodies["tool"]).choices[0].message.tool_calls
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments)["city"] in ("Paris", "Tokyo")
+    assert bodies["text"]["choices"][0]["text"].startswith(" Paris")
+    assert [choice["index"] for choice in bodies["both"]["choices"]] == [0, 1, 2, 3]
+    # Refused as the server refuses it.
+    for custom_id, word in (("refused", "max_tokens"), ("vector", "generates text")):
+        response = answers[custom_id]["response"]
+        assert response["status_code"] == 400
+        assert word in response["body"]["error"]["message"]
+    for custom_id, word in (
+        *(("elsewhere", "url must be one of /v1/chat/completions"), ("stream", "stream")),
+        *(("get", "method must be POST"), ("no body", "body must be"), (None, "custom_id")),
+        ("more", "priority"),
+    ):
+        assert answers[custom_id]["response"] is None
+        assert word in answers[custom_id]["error"]["message"]
+    # Asked again, what was answered stays and the others run.
+    kept = [line for line in target.read_text().splitlines() if '"status_code": 200' in line]
+    source.write_text("\n".join(source.read_text().splitlines()[:6]) + "\n")
+    assert main(str(source), str(target), options, said) == 1
+    assert "5 answered before, 1 to go" in said.getvalue()
+    after = target.read_text().splitlines()
+    assert set(kept) < set(after)
+    assert len(after) == 6
+
+
+def test_embeddings_of_openais_batch_files(tmp_path):
+    source = write(
+        tmp_path / "in.jsonl",
+        openai_line("one", "/v1/embeddings", input="The wheel"),
+        openai_line("two", "/v1/embeddings", input=["The wheel", "turns"]),
+    )
+    target = tmp_path / "out.jsonl"
+    options = ["--model-path", str(tiny_bert("bert")), "--num-threads", "1"]
+    assert main(str(source), str(target), options, io.StringIO()) == 0
+    answers = {each["custom_id"]: each for each in map(json.loads, target.open())}
+    one, two = (answers[name]["response"]["body"]["data"] for name in ("one", "two"))
+    assert len(one[0]["embedding"]) > 8
+    assert one[0]["embedding"] == pytest.approx(two[0]["embedding"], abs=1e-5)
 
 
 def test_it_goes_on_after_a_kill(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ STORY = "Once upon a time the wheel turned and the water ran below the mill. " *
 
 
 def replicas() -> ServerProcess:
-    return running_server(MODEL, "--dp-size", "2", *OPTIONS)
+    root = ("--profile-root", tempfile.gettempdir())
+    return running_server(MODEL, "--dp-size", "2", *root, *OPTIONS)
 
 
 def ask(server: ServerProcess, text: str, **more: Any) -> dict[str, Any]:

@@ -9,7 +9,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -62,6 +64,83 @@ def test_a_broken_model_folder_is_one_line(tmp_path, break_it):
     folder = copy_of("qwen3", tmp_path / "model")
     break_it(folder)
     _one_line_failure("--model-path", str(folder))
+
+
+# Of each file one fault here, as the whole server meets it; the others are asked of its parts.
+def _deep_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")
+
+
+def test_a_template_that_cannot_be_compiled_is_one_line(tmp_path):
+    folder = copy_of("qwen3", tmp_path / "model")
+    _deep_template(folder)
+    server = ServerProcess("--model-path", str(folder))
+    assert server.wait_exit() == 1, server.log
+    assert "Traceback" not in server.log
+    assert [line for line in server.lines if line.startswith("headrace: ")] == [
+        line for line in server.lines if "chat template" in line
+    ]
+
+
+def _config(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "tokenizer_config.json", **changes)
+
+
+def _bytes(name: str, content: bytes) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        _config(added_tokens_decoder=5),
+        _config(added_tokens_decoder={"x": {"content": "a"}}),
+        _config(added_tokens_decoder={"1": {}}),
+        _config(added_tokens_decoder={"1": "a"}),
+        _config(chat_template=[{"name": "default"}]),
+        _config(chat_template=["text"]),
+        _config(extra_special_tokens=7),
+        _config(model_max_length=10**400, added_tokens_decoder={"1": None}),
+        _bytes("tokenizer_config.json", b"[" * 100_000),
+        _bytes("tokenizer_config.json", b'"text"'),
+        _bytes("tokenizer_config.json", b"\xff\xfe"),
+        _bytes("special_tokens_map.json", b"{"),
+        _bytes("chat_template.jinja", b"\xff\xfe{{ 1 }}"),
+        _bytes("chat_template.json", b'{"chat_template": [5]}'),
+        _bytes("tokenizer.json", b"[" * 100_000),
+        _bytes("config.json", b'{"vocab_size": ' + b"9" * 5000 + b"}"),
+        lambda folder: edit_json(folder / "config.json", rms_norm_eps=10**400),
+        lambda folder: edit_json(folder / "config.json", rope_theta=10**400),
+        lambda folder: edit_json(folder / "config.json", hidden_size=10**400),
+    ],
+)
+def test_files_that_make_no_sense_are_one_line(tmp_path, break_it):
+    folder = copy_of("qwen3", tmp_path / "model")
+    break_it(folder)
+    with pytest.raises(StartupError) as caught:
+        prepare_engine(parse_args(["--model-path", str(folder), "--log-level", "error"]).config)
+    assert str(folder) in caught.value.message
+    assert len(caught.value.message.splitlines()) == 1
+    assert len(caught.value.message) < 1000
+
+
+def test_a_name_that_no_folder_can_have_is_one_line():
+    for name in ("x" * 5000, "/" + "x" * 300, "a\0b", "~nobody-has-this-name/x"):
+        with pytest.raises(StartupError, match="is not a folder"):
+            prepare_engine(parse_args(["--model-path", name]).config)
+
+
+def test_a_long_folder_for_temporary_files_is_one_line(tmp_path):
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    server = ServerProcess("--model-path", str(tiny_model("qwen3")), TMPDIR=str(folder))
+    assert server.wait_exit() == 1, server.log
+    (line,) = (line for line in server.lines if line.startswith("headrace: "))
+    assert "TMPDIR" in line
+    assert "Traceback" not in server.log
 
 
 # Only the worker knows how much memory there is.

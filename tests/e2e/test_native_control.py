@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import shutil
 import signal
+import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +20,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from runtime.errors import InvalidRequest
+from runtime.service.profile_folder import make_folder
 from tests.faults.test_kill import children_by_name, wait_until
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
@@ -26,8 +32,14 @@ LABELS = [5, 300, 77]
 
 
 @pytest.fixture(scope="module")
-def server() -> ServerProcess:
-    return running_server("qwen3", "--enable-metrics")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server may write them."""
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def server(profiles: Path) -> ServerProcess:
+    return running_server("qwen3", "--enable-metrics", "--profile-root", str(profiles))
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +159,9 @@ def wait_for(path: Path, timeout_s: float = 20.0) -> dict[str, Any]:
         return json.load(file)
 
 
-def test_a_profile_of_each_stage_and_one_that_is_stopped(server, tmp_path):
+def test_a_profile_of_each_stage_and_one_that_is_stopped(server, profiles):
+    # Neither is there yet.
+    tmp_path = profiles / "of" / "stages"
     body = {"text": QUERY, "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
     asked = {
         "output_dir": str(tmp_path),
@@ -191,21 +205,50 @@ def test_a_profile_of_each_stage_and_one_that_is_stopped(server, tmp_path):
         ({"num_steps": 1, "profile_stages": ["draft"]}, "profile_stages may hold"),
         ({"profile_id": "../../etc/x"}, "becomes part of a file's name"),
         ({"profile_prefix": ".hidden"}, "becomes part of a file's name"),
-        ({"output_dir": "/proc/nowhere"}, "output_dir cannot be made"),
-        ({"output_dir": "a\0b"}, "output_dir cannot be made"),
+        ({"output_dir": "/proc/nowhere"}, "output_dir must lie in "),
+        ({"output_dir": "/"}, "output_dir must lie in "),
+        ({"output_dir": "a\0b"}, "output_dir has characters that cannot be printed"),
+        ({"output_dir": "a\nINFO forged"}, "output_dir has characters that cannot be printed"),
+        ({"output_dir": "../beside"}, "output_dir must not climb"),
+        ({"output_dir": "a/../../beside"}, "output_dir must not climb"),
+        ({"output_dir": "x" * 5000}, "output_dir cannot be made"),
+        ({"output_dir": "planted"}, "output_dir cannot be made, or a link leads to it"),
+        ({"output_dir": "planted/inside"}, "output_dir cannot be made, or a link leads to it"),
         ({"output_dir": 5}, "Expected `str | null`"),
     ],
 )
-def test_profiles_that_cannot_be_made(server, body, word):
+def test_profiles_that_cannot_be_made(server, profiles, tmp_path, body, word):
+    with contextlib.suppress(FileNotFoundError):
+        (profiles / "planted").unlink()
+    (profiles / "planted").symlink_to(tmp_path)
     answer = server.client.post("/start_profile", json=body)
     assert answer.status_code == 400
     assert word in answer.text
     assert server.client.post("/stop_profile").status_code == 400
+    assert list(tmp_path.iterdir()) == []
+    assert not (profiles.parent / "beside").exists()
+    assert not any(line.startswith("INFO forged") for line in server.lines)
+
+
+def test_the_default_folder_is_nobody_elses(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mine = tmp_path / f"headrace-profiles-{os.getuid()}"
+    assert make_folder(None, None) == str(mine)
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o700
+    assert make_folder(None, "a/b") == str(mine / "a" / "b")
+    mine.chmod(0o777)
+    with pytest.raises(InvalidRequest, match="--profile-root"):
+        make_folder(None, None)
+    shutil.rmtree(mine)
+    mine.symlink_to(tmp_path)
+    with pytest.raises(InvalidRequest, match="link"):
+        make_folder(None, None)
 
 
 def test_every_rank_writes_its_own_profile_and_one_holds_all(tmp_path):
     with ServerProcess(
-        "--model-path", str(tiny_model("llama")), "--tp-size", "2", "--num-threads", "1"
+        *("--model-path", str(tiny_model("llama")), "--tp-size", "2", "--num-threads", "1"),
+        *("--profile-root", str(tmp_path)),
     ) as server:
         server.wait_ready()
         asked = {

@@ -70,9 +70,15 @@ PRINTED = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def server(profiles: Path) -> Iterator[ServerProcess]:
     # Offline: a model of a wrong name is not looked for on the hub.
-    with ServerProcess("--enable-return-hidden-states", HF_HUB_OFFLINE="1") as made:
+    options = ("--enable-return-hidden-states", "--profile-root", str(profiles))
+    with ServerProcess(*options, HF_HUB_OFFLINE="1") as made:
         yield made.wait_ready()
 
 
@@ -102,13 +108,12 @@ def test_the_command_about_structured_output(server):
     assert re.fullmatch(pattern, json.loads(run(command, server))["text"])
 
 
-def test_the_command_about_profiles(server, tmp_path):
+def test_the_command_about_profiles(server, profiles):
     (command,) = curls("control.md")
-    assert "/tmp/traces" in command
-    run(command.replace("/tmp/traces", str(tmp_path)), server)
+    run(command, server)
     generate(server, text="The", sampling_params={**GREEDY, "max_new_tokens": 12})
     deadline = time.monotonic() + 20
-    while not list(tmp_path.glob("*-TP-0.trace.json.gz")):
+    while not list((profiles / "prompts").glob("*-TP-0.trace.json.gz")):
         assert time.monotonic() < deadline, "no trace"
         time.sleep(0.05)
 
@@ -146,6 +151,28 @@ def test_an_example_runs(name, server):
         )
     assert done.returncode == 0, done.stderr
     assert PRINTED[name] in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("hidden_states.py", "--enable-return-hidden-states"),
+        ("input_embeds.py", "--disable-radix-cache"),
+    ],
+)
+def test_an_example_tells_what_the_server_lacks(name, reason):
+    # As `make serve` starts it, without further options.
+    url = running_server("qwen3").url
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS[name]), "--url", url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("The server refuses this (400): ")
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_events_of_the_pages_stream_hold_everything_so_far(server):

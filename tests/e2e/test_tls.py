@@ -82,7 +82,7 @@ def test_our_tools_speak_it(server: ServerProcess, in_use: Files, tmp_path: Path
         assert done == "data: [DONE]"
         assert json.loads(last[6:])["meta_info"]["completion_tokens"] == 100
         info = client.get(f"{url}/server_info").json()
-        assert info["ssl_certfile"] == str(in_use.certificate)
+        assert info["ssl_certfile"] == in_use.certificate.name
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"http://localhost:{server.port}/model_info")
     chat = headrace(in_use, "chat", "--url", url, "--max-tokens", "4", text="Hello\n")

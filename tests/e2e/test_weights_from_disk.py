@@ -15,6 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from runtime.checkpoint.weight_roots import WeightRoots, default_root
+from runtime.errors import StartupError
 from tests.support.native import queues, slowed, until, until_running
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import copy_of, edit_json, other_weights, tiny_model
@@ -197,8 +199,14 @@ def test_a_repository_that_does_not_exist() -> None:
         ({"model_path": "x", "load_format": "pt"}, "not one of auto, safetensors, dummy"),
         ({"model_path": "x", "is_async": True}, "is_async is not supported"),
         ({"model_path": "x", "manifest": {}}, "manifest is not supported"),
-        ({"model_path": "/nowhere/at/all"}, "is not a folder"),
+        ({"model_path": "/tmp/nowhere/at/all"}, "is not a folder"),
+        ({"model_path": "/nowhere/at/all"}, "lies in none of the folders"),
+        ({"model_path": "/tmp/../etc"}, "lies in none of the folders"),
         ({"model_path": ""}, "an empty path is not a folder"),
+        ({"model_path": "x" * 5000}, "is not a folder: its name has 5000 characters"),
+        ({"model_path": "/tmp/" + "x" * 300}, "is not a folder: File name too long"),
+        ({"model_path": "a\0b"}, "is not a folder"),
+        ({"model_path": "~nobody-has-this-name"}, "is not a folder"),
     ],
 )
 def test_bad_bodies(body: dict[str, Any], reason: str) -> None:
@@ -206,6 +214,41 @@ def test_bad_bodies(body: dict[str, Any], reason: str) -> None:
     answer = post(server, "/update_weights_from_disk", **body)
     assert answer.status_code == 400
     assert reason in answer.text
+
+
+@pytest.mark.parametrize("name", ["rms_norm_eps", "rope_theta", "hidden_size", "vocab_size"])
+@pytest.mark.parametrize("value", [10**400, "x" * 5000], ids=["integer", "text"])
+def test_absurd_values_of_a_configuration(tmp_path: Path, name: str, value: object) -> None:
+    server = running_server("qwen3", *ONE_THREAD, "--tp-size", "1")
+    folder = copy_of("qwen3", tmp_path / "absurd")
+    edit_json(folder / "config.json", **{name: value})
+    answer = load(server, folder)
+    assert answer.status_code == 400, answer.text
+    assert name in answer.json()["message"]
+    assert len(answer.text) < 1000
+
+
+def test_weights_come_from_listed_folders_alone(tmp_path: Path) -> None:
+    allowed, outside = tmp_path / "allowed", tmp_path / "outside"
+    allowed.mkdir()
+    good = copy_of("qwen3", allowed / "good")
+    copy_of("qwen3", outside)
+    (allowed / "link").symlink_to(outside)
+    (tmp_path / "way").symlink_to(allowed)
+    roots = WeightRoots((str(tmp_path / "way"), "/no/such/root"))
+    assert roots.find(str(good)) == good
+    assert roots.find(f"{tmp_path}/way/good") == tmp_path / "way" / "good"
+    for path in (outside, allowed / "link", f"{allowed}/../outside", "/", tmp_path, "/etc/passwd"):
+        with pytest.raises(StartupError, match="--weights-root"):
+            roots.find(str(path))
+    # Where everything may be fetched, folders are still those that are listed.
+    with pytest.raises(StartupError, match="--weights-root"):
+        WeightRoots((str(allowed),), may_download=True).find(str(outside))
+
+
+def test_by_default_weights_come_from_beside_the_model() -> None:
+    assert default_root(Path("/models/a")) == Path("/models")
+    assert default_root(Path("/a")) == Path("/a")
 
 
 def test_an_update_waits_for_a_long_request_and_newcomers_wait_for_it(

@@ -203,6 +203,13 @@ def test_a_weight_can_be_read(served: tuple[str, int, ServerProcess], name: str)
         assert torch.equal(torch.tensor(answer.json()), tensor[:rows])
     query = server.client.get("/get_weights_by_name", params={"name": name})
     assert torch.equal(torch.tensor(query.json()), tensor[:100])
+    # More rows than there are cost nothing.
+    body = {"name": name, "truncate_size": 2**62}
+    assert torch.equal(torch.tensor(post(server, "/get_weights_by_name", **body).json()), tensor)
+    for rows in (0, -1):
+        assert (
+            post(server, "/get_weights_by_name", name=name, truncate_size=rows).status_code == 400
+        )
     answer = post(server, "/get_weights_by_name", name="model.no.such.weight")
     assert answer.status_code == 400
     assert "names are those of the checkpoint" in answer.json()["error"]["message"]
@@ -347,3 +354,21 @@ def test_requests_are_served_while_a_group_waits_for_its_trainer() -> None:
         left = post(server, "/destroy_weights_update_group", group_name="late")
         assert left.json()["success"] is True
         assert joining.result().json()["success"] is False
+
+
+def test_a_trainer_that_is_not_there_is_waited_for_no_longer_than_asked() -> None:
+    server = one_server()
+    group = GROUP | {"backend": "gloo", "group_name": "nobody", "timeout": 2}
+    for _ in range(2):
+        started_at = time.monotonic()
+        # The name is free again after each time.
+        body = group | {"master_port": free_port()}
+        answer = post(server, "/init_weights_update_group", **body)
+        assert answer.status_code == 400
+        assert answer.json()["success"] is False
+        assert "Failed to initialize" in answer.json()["message"]
+        assert time.monotonic() - started_at < 20
+        assert generate(server)["output_ids"]
+    for timeout in (0, -1, 301):
+        answer = post(server, "/init_weights_update_group", **group | {"timeout": timeout})
+        assert "timeout must be in" in answer.json()["message"]

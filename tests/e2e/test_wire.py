@@ -1,9 +1,12 @@
 """What arrives on the socket before HTTP is understood: odd, huge, slow, or another protocol."""
 
+import select
 import socket
+import time
 
 import pytest
 
+from tests.support.native import slowed, until_idle, until_running
 from tests.support.server import running_server
 
 
@@ -36,12 +39,20 @@ def talk(server, data: bytes, piece: int = 1 << 20) -> bytes:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01", b"400"),
         (b"nonsense\r\n\r\n", b"400"),
         (b"POST /generate HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"400"),
+        (b"GET /livez HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /livez HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),
+        (b"GET /livez HTTP/1.1\r\nHost: a\r\nhost: a\r\n\r\n", b"400"),
+        (b"GET /livez HTTP/1.0\r\n\r\n", b"200"),
     ],
 )
 def test_bad_heads_are_answered_and_closed(server, data, status):
     answer = talk(server, data)
     assert answer.split(b" ")[1][:3] == status
     assert server.client.get("/health").status_code == 200
+
+
+def test_what_waits_is_bounded_unless_an_option_says_how(server):
+    assert server.client.get("/server_info").json()["max_queued_requests"] == 16_384
 
 
 def test_an_idle_connection_outlives_the_pools_of_clients(server):
@@ -146,3 +157,83 @@ def test_a_tunnel_is_not_opened(server, offer):
     answer = talk(server, b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 4")
     assert server.client.get("/health").status_code == 200
+
+
+def request(body: bytes, version: bytes = b"1.1", path: bytes = b"/generate") -> bytes:
+    head = b"POST %b HTTP/%b\r\nHost: x\r\nContent-Type: application/json\r\n" % (path, version)
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def generation(num_tokens: int, stream: bool = False) -> bytes:
+    said = b"true" if stream else b"false"
+    sampling = b'{"max_new_tokens": %d, "ignore_eos": true}' % num_tokens
+    return b'{"text": "The wheel", "stream": %b, "sampling_params": %b}' % (said, sampling)
+
+
+def half_closed(server, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        return answer
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_closed_its_own_direction_gets_its_answer(server, version, stream):
+    answer = half_closed(server, request(generation(24, stream), version))
+    # Something without meaning may come before, which every client of 1.1 has to skip.
+    interim, final = b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n"
+    assert answer.removeprefix(interim).startswith(final), answer
+    assert version == b"1.1" or not answer.startswith(interim)
+    assert b'"completion_tokens":24' in answer
+    assert (b"data: [DONE]" in answer) == stream
+    # Behind a pipeline nothing is read, yet the end is found.
+    twice = half_closed(server, 2 * request(generation(24, stream)))
+    assert twice.count(b'"completion_tokens":24') == 2
+    until_idle(server)
+
+
+def test_a_client_that_has_closed_is_told_from_one_that_still_reads(server):
+    with slowed(server, 0.1):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            connection.sendall(request(generation(230)))
+            until_running(server)
+        closed_at = time.monotonic()
+        until_idle(server)
+        # Left alone it takes 23 seconds.
+        assert time.monotonic() - closed_at < 12
+
+
+@pytest.mark.parametrize("head", [b"Transfer-Encoding: chunked", b"Content-Length: 99999999999"])
+def test_what_comes_behind_a_413_is_cut_off(server, head):
+    chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n" % head)
+        connection.setblocking(False)
+        answer, deadline = b"", time.monotonic() + 60
+        try:
+            while time.monotonic() < deadline:
+                can_read, can_write, _ = select.select([connection], [connection], [], 1)
+                if can_read:
+                    part = connection.recv(65536)
+                    answer += part
+                    if not part:
+                        break
+                elif can_write:
+                    connection.send(chunk)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        assert time.monotonic() < deadline, "it reads for ever"
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_nobody_needed_does_not_end_its_connection(server):
+    body = b" " * 2**20
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(request(body, path=b"/no/such/route")[: -len(body) // 2])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 404")
+        connection.sendall(body[: len(body) // 2] + b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")

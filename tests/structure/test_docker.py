@@ -58,11 +58,12 @@ def test_everything_that_is_installed_is_copied() -> None:
 
 
 def test_torch_is_the_build_for_cpus_unless_another_is_asked_for() -> None:
-    assert values("ARG") == ["TORCH_BACKEND=cpu"]
+    assert "TORCH_BACKEND=cpu" in values("ARG")
     (build,) = (rest for rest in values("RUN") if "/opt/headrace" in rest)
     installs = re.findall(r"(?:uv )?pip install [^&;]*", build)
     # pip's index has torch for CUDA: nothing that needs it is installed by pip itself.
-    assert [each.split()[-1] for each in installs if not each.startswith("uv ")] == ["uv"]
+    (by_pip,) = (each for each in installs if not each.startswith("uv "))
+    assert re.fullmatch(r"uv==[\d.]+", by_pip.split()[-1])
     (ours,) = (each for each in installs if each.startswith("uv "))
     assert build.index("export UV_TORCH_BACKEND=") < build.index(ours)
     assert "nvidia*" in build.partition(ours)[2]
@@ -73,6 +74,33 @@ def test_torch_is_the_build_for_cpus_unless_another_is_asked_for() -> None:
         assert extra in known
         # They bring the same libraries along.
         assert not [each for each in known[extra] if re.match("triton|xgrammar|flashinfer", each)]
+
+
+def test_every_version_is_an_exact_one() -> None:
+    images = dict(rest.split("=", 1) for rest in values("ARG"))
+    for rest in values("FROM"):
+        name = re.sub(r"\$\{(\w+)\}", lambda found: images[found[1]], rest.split()[0])
+        assert re.fullmatch(r"python:3\.12\.\d+-slim-[a-z]+(@sha256:[0-9a-f]{64})?", name)
+    (build,) = (rest for rest in values("RUN") if "/opt/headrace" in rest)
+    assert "--constraints docker/constraints.txt" in build
+    lines = (ROOT / "docker" / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[\w.]+", pin) for pin in pins)
+    pinned = {pin.split("==")[0] for pin in pins}
+    extras = project()["project"]["optional-dependencies"]["llguidance"]
+    for needed in [*project()["project"]["dependencies"], *extras]:
+        assert re.split(r"[<>=; ]", needed)[0] in pinned, needed
+    # What makes the wheel, too.
+    assert "setuptools" in pinned
+
+
+def test_the_documented_commands_start_a_server() -> None:
+    text = (ROOT / "docs" / "container.md").read_text().replace("\\\n", " ")
+    text += (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n#", " ")
+    commands = re.findall(r"docker run [^\n]*", text)
+    assert len(commands) >= 4
+    for command in commands:
+        assert "-e HEADRACE_API_KEY" in command
 
 
 def test_the_server_is_not_root() -> None:

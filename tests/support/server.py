@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from functools import cache
@@ -53,20 +54,30 @@ def python_path() -> str:
 class ServerProcess:
     """One `python -m server.launch`; a context manager that stops it."""
 
-    def __init__(self, *args: str, cwd: Path | None = None, **environment: str) -> None:
+    def __init__(
+        self,
+        *args: str,
+        cwd: Path | None = None,
+        prefix: tuple[str, ...] = (),
+        **environment: str,
+    ) -> None:
         """Start with `args`; a free port is chosen unless they name one.
 
         So is the library for grammars that imports no torch: half of a start is the other's.
+        `prefix` is a command that runs another one.
         """
         self.port = int(args[args.index("--port") + 1]) if "--port" in args else free_port()
         if "--port" not in args:
             args = (*args, "--port", str(self.port))
         if "--grammar-backend" not in args and "llguidance" in BACKENDS:
             args = (*args, "--grammar-backend", "llguidance")
+        if "--weights-root" not in args:
+            # Whatever a test makes lies there.
+            args = (*args, "--weights-root", tempfile.gettempdir(), str(ROOT / "headrace"))
         self.url = f"http://127.0.0.1:{self.port}"
         self.started_at = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "server.launch", *args],
+            [*prefix, sys.executable, "-m", "server.launch", *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -12,8 +12,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, WebSocketRoute
 
 from openai_api.access import Access, AccessRouter
-from runtime.config.options import HttpArgs, LoggingArgs
+from runtime.config.options import HttpArgs, LoggingArgs, ModelArgs, ServerConfig
+from runtime.errors import StartupError
 from server.banner import warn_if_open
+from server.listener import prepare
 from server.routing import RouteTable
 from tests.support.fake_server import FakeServer
 
@@ -29,7 +31,7 @@ ADMIN = {
     *("/weights_checker", "/get_weights_by_name"),
 }
 CLIENTS = {
-    *("/", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/ping", "/invocations"),
+    *("/", "/docs", "/openapi.json", "/ping", "/invocations"),
     *("/model_info", "/get_model_info", "/server_info", "/get_server_info", "/get_load"),
     *("/generate", "/encode", "/classify", "/tokenize", "/detokenize", "/vertex_generate"),
     "/tokenizer_info",
@@ -163,6 +165,32 @@ def test_every_route_is_in_one_of_the_lists(tmp_path):
 def test_the_page_names_every_route_that_is_no_clients():
     page = (Path(__file__).resolve().parents[3] / "docs" / "access.md").read_text()
     assert [path for path in OPEN | ADMIN if f"`{path}`" not in page.replace("GET ", "")] == []
+
+
+@pytest.mark.parametrize(
+    ("http", "starts"),
+    [
+        ({"host": "0.0.0.0"}, False),
+        ({"host": ""}, False),
+        ({"host": "::"}, False),
+        ({"host": "192.0.2.7"}, False),
+        ({"host": "0.0.0.0", "allow_open_admin": True}, True),
+        ({"host": "0.0.0.0", "api_key": "k"}, True),
+        ({"host": "0.0.0.0", "admin_api_key": "k"}, True),
+        ({"host": "127.0.0.1"}, True),
+        ({"host": "127.8.0.1"}, True),
+        ({"host": "::1"}, True),
+        ({"host": "localhost"}, True),
+    ],
+)
+def test_admin_routes_are_not_opened_to_the_network_by_oversight(http, starts):
+    # What is looked at next is a folder that does not exist.
+    model = ModelArgs(model_path="/no/such/folder")
+    with pytest.raises(StartupError) as caught:
+        prepare(ServerConfig(model=model, http=HttpArgs(port=0, **http)))
+    is_refused = "--allow-open-admin" in caught.value.message
+    assert is_refused != starts, caught.value.message
+    assert not is_refused or "HEADRACE_ADMIN_API_KEY" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from runtime.config.options import LoggingArgs
 from tests.support.fake_server import FakeServer
 
 NORMAL = "/model_info"
@@ -120,3 +121,24 @@ async def test_a_root_path_changes_nothing(tmp_path):
     assert (await server.client.get("/llm/health")).status_code == 200
     assert (await server.client.get("/llm/model_info")).status_code == 401
     assert (await server.client.get("/llm/model_info", headers=bearer("k"))).status_code == 200
+
+
+async def test_paths_of_this_machine_never_show(tmp_path):
+    hidden = {
+        "ssl_certfile": "/secret/folder/a.pem",
+        "ssl_keyfile": "/secret/folder/b.pem",
+        "ssl_ca_certs": "~/secret/folder/c.pem",
+    }
+    logging = LoggingArgs(torch_profiler_dir="/secret/folder/traces")
+    server = FakeServer(tmp_path, logging=logging, **hidden)
+    roots = ["/secret/folder", "/secret/folder/weights"]
+    template = "/secret/folder/chat.jinja"
+    server.context.change_config(weights_root=roots, chat_template=template)
+    for path in ("/server_info", "/get_server_info", "/model_info"):
+        answer = await server.client.get(path)
+        assert "secret" not in answer.text
+    told = (await server.client.get("/server_info")).json()
+    assert told["chat_template"] == "chat.jinja"
+    assert told["weights_root"] == ["folder", "weights"]
+    # Clients find the tokenizer by these.
+    assert told["model_path"] == told["tokenizer_path"] == "fake/model"

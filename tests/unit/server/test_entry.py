@@ -1,6 +1,7 @@
 """Bodies, request ids, errors that nobody caught."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -200,3 +201,36 @@ async def test_the_access_log_of_an_answer_ends_with_its_id(tmp_path, caplog):
     assert response.status_code == 200
     (line,) = [each.getMessage() for each in caplog.records if each.name == "server.access"]
     assert line.endswith(" ms id=mine")
+
+
+# As `curl -d` and Python's urllib send it, unless told otherwise.
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_taken"),
+    [
+        ({}, True),
+        ({"Content-Type": "application/json; charset=utf-8"}, True),
+        ({"Content-Type": "Application/JSON"}, True),
+        ({"Content-Type": "application/problem+json"}, True),
+        ({"Content-Type": FORM}, True),
+        ({"Content-Type": FORM, "User-Agent": "curl/8.14.1"}, True),
+        ({"Content-Type": FORM, "User-Agent": "Mozilla/5.0 (X11)"}, False),
+        ({"Content-Type": FORM, "Sec-Fetch-Mode": "no-cors"}, False),
+        ({"Content-Type": FORM, "Origin": "http://127.0.0.1:30000"}, False),
+        ({"Content-Type": "text/plain"}, False),
+        ({"Content-Type": "text/plain; x=application/json"}, False),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, False),
+        ({"Content-Type": "image/png+json"}, False),
+    ],
+)
+@pytest.mark.parametrize("path", ["/generate", "/abort_request"])
+async def test_native_routes_take_json_alone(tmp_path, path, headers, is_taken):
+    server = FakeServer(tmp_path)
+    sent = {"User-Agent": "test", **headers}
+    body = json.dumps({"text": "a", "rid": "r"})
+    answer = await server.client.post(path, content=body, headers=sent)
+    assert answer.status_code == (200 if is_taken else 415), answer.text
+    if not is_taken:
+        assert "application/json" in answer.json()["message"]

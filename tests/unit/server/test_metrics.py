@@ -76,6 +76,20 @@ async def test_openai_routes_are_counted_too(tmp_path):
     assert samples["sglang:http_requests_total", "/v1/completions"] == 1
 
 
+async def test_probes_and_warm_up_are_http_requests_and_no_others(tmp_path):
+    server = FakeServer(tmp_path, logging=LoggingArgs(enable_metrics=True))
+    for path in ("/livez", "/health_generate", "/health_generate"):
+        await server.client.get(path)
+    # As the warm-up asks.
+    assert (await server.generate(text="warm", log_metrics=False)).status_code == 200
+    samples = await scrape(server)
+    assert samples["sglang:num_requests_total", ""] == 0
+    assert samples["sglang:generation_tokens_total", ""] == 0
+    assert samples["sglang:http_requests_total", "/health_generate"] == 2
+    assert samples["sglang:http_requests_total", "/livez"] == 1
+    assert samples["sglang:http_requests_total", "/generate"] == 1
+
+
 async def test_metrics_are_off_unless_asked_for(tmp_path):
     server = FakeServer(tmp_path)
     assert (await server.client.get("/metrics")).status_code == 404

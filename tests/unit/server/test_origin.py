@@ -26,8 +26,8 @@ def make_server(folder, **options):
 
 
 async def post(server, path, headers):
-    # What a form or a script may send across origins without asking.
-    headers = {"content-type": "text/plain", **headers}
+    # What a script may send once it has asked; what it may send without asking is no JSON.
+    headers = {"content-type": "application/json", **headers}
     return await server.client.post(path, content=b'{"text": "a"}', headers=headers)
 
 
@@ -130,8 +130,12 @@ async def test_reading_is_left_to_the_browser(tmp_path):
         ({"Sec-Fetch-Site": "same-origin", "Host": "evil.example:30000"}, False),
         ({"Sec-Fetch-Site": "cross-site", **page(EVIL)}, False),
         (page(EVIL), False),
-        ({"Sec-Fetch-Site": "same-origin"}, True),
-        ({"Sec-Fetch-Site": "none"}, True),
+        # A link of our own page, or one that another program opens, is nobody's wish either.
+        ({"Sec-Fetch-Site": "same-origin"}, False),
+        ({"Sec-Fetch-Site": "none"}, False),
+        ({"User-Agent": "Mozilla/5.0 (X11; Linux x86_64)"}, False),
+        ({"Referer": "http://127.0.0.1:30000/docs"}, False),
+        ({"User-Agent": "curl/8.14"}, True),
         ({}, True),
     ],
 )

@@ -1,0 +1,20 @@
+"""Connections over the limit: probes are answered on them, and nothing else."""
+
+from __future__ import annotations
+
+from starlette.types import Scope
+
+from openai_api.access import Access
+from runtime.errors import Overloaded
+
+
+def check_connection(scope: Scope) -> None:
+    """Refuse a request whose connection is one too many, unless it is a probe's.
+
+    Raises:
+        Overloaded: it is.
+    """
+    route = scope["route"]
+    is_probe = route.access is Access.OPEN and route.path is not None
+    if scope["state"].get("is_spare_connection") and not is_probe:
+        raise Overloaded("Too many connections are open (--max-connections).")

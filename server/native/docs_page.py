@@ -1,0 +1,37 @@
+"""`/docs`: a page that shows `/openapi.json` and sends requests, from this package alone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+
+from starlette.responses import Response
+
+from openai_api.access import Access, AccessRouter
+
+_SCRIPT_BEGIN, _SCRIPT_END = "<script>", "</script>"
+
+
+def create_router() -> AccessRouter:
+    """The page; the server behind it needs nothing but its own address."""
+    router = AccessRouter(Access.KEY, include_in_schema=False)
+    page = files("server.native").joinpath("docs_page.html").read_text(encoding="utf-8")
+    headers = {"content-security-policy": _policy(page)}
+
+    @router.get("/docs")
+    async def docs() -> Response:
+        """Every route, what it takes and what it answers."""
+        return Response(page, media_type="text/html", headers=headers)
+
+    return router
+
+
+def _policy(page: str) -> str:
+    """Nothing from elsewhere, and no script but the page's own."""
+    script = page.partition(_SCRIPT_BEGIN)[2].partition(_SCRIPT_END)[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        "default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        f"frame-ancestors 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    )
