@@ -19,7 +19,7 @@ from runtime.ipc.messages import (
     StopProfile,
     WorkerCommand,
 )
-from runtime.scheduler.scheduler import Pending, Runner
+from runtime.scheduler.runner import Pending, Runner
 
 logger = logging.getLogger(__name__)
 
