@@ -36,9 +36,11 @@ class FaultyCache(CacheManager):
 
     Attributes:
         site: the method, and `before` or `after` it did its work.
+        from_page: `extend` fails for those that have so many pages.
     """
 
     site: tuple[str, str] = ("", "")
+    from_page = 0
 
     def _around(self, name: str, is_guilty: bool, work: Callable[[], Any]) -> Any:
         fails = is_guilty and self.site[0] == name
@@ -59,7 +61,7 @@ class FaultyCache(CacheManager):
         return found
 
     def extend(self, hold: PageHold, num_tokens: int) -> bool:
-        is_guilty = hold in getattr(self, "guilty", set())
+        is_guilty = hold in getattr(self, "guilty", set()) and hold.num_pages >= self.from_page
         done: bool = self._around(
             "extend", is_guilty, lambda: CacheManager.extend(self, hold, num_tokens)
         )
@@ -177,6 +179,22 @@ def test_the_guilty_end_and_the_others_go_on(
             assert len(harness.tokens[number]) == MAX_NEW
         else:
             assert reason.status_code == 500
+    check_neighbours(harness, set(PROMPTS))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failing_growth_among_outputs(tmp_path: Path, when: str, overlap: bool) -> None:
+    # Pages are scarce, so each output grows by itself.
+    harness = Harness(tmp_path, overlap=overlap, num_pages=26, cache=FaultyCache)
+    harness.cache.site, harness.cache.from_page = ("extend", when), 3
+    for number, prompt in PROMPTS.items():
+        harness.add(number, prompt, MAX_NEW)
+        harness.send(100 + number, [200 + number], guilty_spec("extend"))
+    harness.run()
+    failed = [n for n, reason in harness.reasons.items() if reason.status_code == 500]
+    assert failed
+    assert all(n > 100 and harness.tokens[n] for n in failed), "not before their first token"
     check_neighbours(harness, set(PROMPTS))
 
 
