@@ -50,7 +50,7 @@ _LAST_WORDS_WAIT_S = 1.0
 
 def child_environment(changes: Mapping[str, str] = {}) -> dict[str, str]:
     """This process's environment, with `changes`, for a child that is one of our modules."""
-    ours = str(Path(__file__).resolve().parents[1])
+    ours = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, **changes}
 
