@@ -153,7 +153,7 @@ class TemplateProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "openai_api.template_process"],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 env=child_environment(),
                 start_new_session=True,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -10,6 +11,13 @@ from typing import Generic, TypeVar
 R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
+
+
+def log_failure(what: object, error: BaseException) -> str:
+    """Log that `what` failed, under an id; what the client may know of it: the id."""
+    error_id = secrets.token_hex(6)
+    logger.error("%s failed, error id %s", what, error_id, exc_info=error)
+    return f"Internal server error: the log has the details under id {error_id}."
 
 
 class FaultDomains(Generic[R]):
@@ -22,8 +30,11 @@ class FaultDomains(Generic[R]):
         num_faults: requests ended so far.
     """
 
-    def __init__(self, end: Callable[[R], None]) -> None:
-        """Let `end` end a request, in whatever state it was left; that must not raise for it."""
+    def __init__(self, end: Callable[[R, str], None]) -> None:
+        """Let `end` end a request, in whatever state it was left, with a message for its client.
+
+        What raises there ends more than the request.
+        """
         self._end = end
         self.num_faults = 0
 
@@ -34,8 +45,7 @@ class FaultDomains(Generic[R]):
     def failed(self, request: R, error: Exception) -> None:
         """End `request`, whose handling raised `error`."""
         self.num_faults += 1
-        logger.error("Request %s failed; it ends", request, exc_info=error)
-        self._end(request)
+        self._end(request, log_failure(f"Request {request}", error))
 
 
 class _FaultDomain(Generic[R]):

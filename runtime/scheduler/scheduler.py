@@ -37,7 +37,7 @@ from runtime.ipc.weight_messages import (
     ReleaseMemory,
     WeightCall,
 )
-from runtime.requests.fault_domain import FaultDomains
+from runtime.requests.fault_domain import FaultDomains, log_failure
 from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.grammars import Grammars, StepMasks
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
@@ -56,7 +56,6 @@ PUBLISH_INTERVAL_S = 0.005
 
 
 _ERROR_TYPES = {400: "BadRequestError", 503: "SERVICE_UNAVAILABLE"}
-_FAILED = internal_error("Internal error while handling this request.")
 
 
 class WeightHandler(Protocol):
@@ -190,10 +189,10 @@ class Scheduler:
         for message in messages:
             try:
                 self._dispatch(message)
-            except Exception:
-                logger.exception("A message of kind %s failed", type(message).__name__)
+            except Exception as error:
+                why = log_failure(f"A message of kind {type(message).__name__}", error)
                 if isinstance(message, GenerateRequest):
-                    self._tell_failed(message.request_id)
+                    self._send_front(RequestError([message.request_id], why))
 
     def _dispatch(self, message: SchedulerInbound) -> None:
         match message:
@@ -291,7 +290,7 @@ class Scheduler:
                 self._waiting.remove(request)
             del self._requests[request_id]
 
-    def _end_failed(self, request: Request) -> None:
+    def _end_failed(self, request: Request, why: str) -> None:
         """Forget a request whose handling raised, wherever that left it; called by `_faults`."""
         self._requests.pop(request.request_id, None)
         self._grammars.drop(request)
@@ -299,12 +298,9 @@ class Scheduler:
             self._waiting.remove(request)
         self._planner.forget(request)
         self._recover_cache()
-        if not self._buffer.fail(request, _FAILED):
-            self._tell_failed(request.request_id)
-
-    def _tell_failed(self, request_id: int) -> None:
-        # The detokenizer has not heard of it.
-        self._send_front(RequestError([request_id], _FAILED.message or ""))
+        if not self._buffer.fail(request, internal_error(why)):
+            # The detokenizer has not heard of it.
+            self._send_front(RequestError([request.request_id], why))
 
     def _recover_cache(self) -> None:
         self._cache.recover([request.hold for request in self._requests.values()])
@@ -373,9 +369,8 @@ class Scheduler:
         last, self._in_flight = self._in_flight, None
         try:
             self._finish_in_flight(last)
-        except Exception:
-            logger.exception("A scheduler step failed; every running request ends")
-            self._fail_running()
+        except Exception as error:
+            self._fail_running(error)
 
     def _invalidate_cache(self) -> None:
         """Let no later request find what is cached; what runs keeps its pages until it ends."""
@@ -392,9 +387,8 @@ class Scheduler:
         self._is_checked = False
         try:
             self._step()
-        except Exception:
-            logger.exception("A scheduler step failed; every running request ends")
-            self._fail_running()
+        except Exception as error:
+            self._fail_running(error)
         self._report(is_stepping=True)
 
     def _step(self) -> None:
@@ -432,9 +426,10 @@ class Scheduler:
             planned, pending = launched
             self._output.process(planned, pending.wait())
 
-    def _fail_running(self) -> None:
+    def _fail_running(self, error: Exception) -> None:
+        """End every running request: a step failed, and nothing says for which one."""
         self._in_flight = None
-        reason = internal_error("Internal error while computing a step.")
+        reason = internal_error(log_failure("A step of all running requests", error))
         running = self._table.running()
         for request in running:
             with self._faults.of(request):

@@ -23,7 +23,6 @@ from runtime.text.tokenizer import Tokenizer
 
 _ID_BYTES = 4
 _PORTION_BYTES = 2**20
-_FAILED = "The output of this request could not be decoded."
 
 
 class MalformedDeltas(ValueError):
@@ -120,13 +119,13 @@ class Detokenizer:
             self._deltas.append(_with_counts(delta, end))
         del self._streams[end.request_id]
 
-    def fail(self, request_id: int) -> TextDelta:
+    def fail(self, request_id: int, why: str) -> TextDelta:
         """Forget a stream that failed; the delta that says so."""
         self._streams.pop(request_id, None)
-        return TextDelta(request_id, "", b"", internal_error(_FAILED))
+        return TextDelta(request_id, "", b"", internal_error(why))
 
-    def _fail_in_step(self, request_id: int) -> None:
-        self._deltas.append(self.fail(request_id))
+    def _fail_in_step(self, request_id: int, why: str) -> None:
+        self._deltas.append(self.fail(request_id, why))
         self._hits.append(request_id)
 
 

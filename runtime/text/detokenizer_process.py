@@ -33,7 +33,7 @@ from runtime.ipc.transport import (
     front_address,
     scheduler_address,
 )
-from runtime.requests.fault_domain import FaultDomains
+from runtime.requests.fault_domain import FaultDomains, log_failure
 from runtime.text.detokenizer import Detokenizer, MalformedDeltas, portions
 from runtime.text.tokenizer import Tokenizer
 
@@ -77,10 +77,10 @@ class DetokenizerLoop:
         except MalformedDeltas as error:
             logger.warning("Dropped a message of the scheduler: %s", error)
             return
-        except Exception:
-            logger.exception("A message failed as a whole; every request that it names ends")
+        except Exception as error:
+            why = log_failure("A step of all requests that a message names", error)
             for request_id in _named(message):
-                self._fail(request_id)
+                self._fail(request_id, why)
             return
         for portion in portions(deltas):
             self._send(portion)
@@ -96,8 +96,8 @@ class DetokenizerLoop:
                 with self._faults.of(delta.request_id):
                     self._front.send(TextDeltas([delta]))
 
-    def _fail(self, request_id: int) -> None:
-        self._front.send(TextDeltas([self._detokenizer.fail(request_id)]))
+    def _fail(self, request_id: int, why: str) -> None:
+        self._front.send(TextDeltas([self._detokenizer.fail(request_id, why)]))
         self._scheduler.send(StopHit([request_id]))
 
 

@@ -66,7 +66,9 @@ class Harness:
             for request_id in message.request_ids:
                 assert request_id not in self.reasons, "ended twice"
                 assert request_id not in self.tokens, "the detokenizer knows it"
-                self.reasons[request_id] = FinishReason("abort", status_code=500)
+                self.reasons[request_id] = FinishReason(
+                    "abort", message=message.message, status_code=500
+                )
         self.replies.append(message)
 
     def _collect(self, message: TokenDeltas) -> None:

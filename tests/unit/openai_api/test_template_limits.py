@@ -125,6 +125,7 @@ def test_what_is_not_known_to_be_harmless(source: str) -> None:
     assert found.startswith("line 1 uses ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

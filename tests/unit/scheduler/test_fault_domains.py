@@ -5,6 +5,7 @@ Each site is reached through what the scheduler is given: a cache, or a request,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -159,7 +160,7 @@ SITES = [
 @pytest.mark.parametrize("num_pages", [NUM_PAGES, 26], ids=["roomy", "retracting"])
 @pytest.mark.parametrize("site", SITES)
 def test_the_guilty_end_and_the_others_go_on(
-    tmp_path: Path, site: str, num_pages: int, overlap: bool
+    tmp_path: Path, site: str, num_pages: int, overlap: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = Harness(tmp_path, overlap=overlap, num_pages=num_pages, cache=FaultyCache)
     name, _, when = site.partition(" ")
@@ -179,6 +180,8 @@ def test_the_guilty_end_and_the_others_go_on(
             assert len(harness.tokens[number]) == MAX_NEW
         else:
             assert reason.status_code == 500
+            (error_id,) = re.findall("details under id ([0-9a-f]{12})", reason.message or "")
+            assert f"error id {error_id}" in caplog.text
     check_neighbours(harness, set(PROMPTS))
 
 
