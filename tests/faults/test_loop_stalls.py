@@ -15,15 +15,12 @@ import orjson
 import pytest
 
 from tests.support.livez_prober import LivezProber
-from tests.support.neighbours import Neighbours, greedy
+from tests.support.neighbours import Neighbours, bearable_s, greedy
 from tests.support.processes import resident_kb
 from tests.support.server import ROOT, ServerProcess
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
-MAX_LIVEZ_S = 0.05
-# Whatever else the machine does meanwhile shows in a calm run, too.
-MAX_TIMES_CALM = 5
 NUM_TRIES = 3
 TEXT = "The miller opens the gate and walks. " * 1622
 assert len(TEXT) > 60_000
@@ -37,10 +34,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def max_livez_s(server: ServerProcess) -> float:
-    """What `/livez` may take: the promise, or a few times what it takes where nobody attacks."""
-    with Neighbours(server), LivezProber(server) as prober:
-        pass
-    return max(MAX_LIVEZ_S, MAX_TIMES_CALM * prober.quantile(0.999))
+    return bearable_s(server)
 
 
 def ids(count: int, each: bytes = b"123") -> bytes:

@@ -9,14 +9,12 @@ import httpx
 import pytest
 
 from tests.support.livez_prober import LivezProber
-from tests.support.neighbours import Neighbours, greedy
+from tests.support.neighbours import Neighbours, bearable_s, greedy
 from tests.support.processes import resident_kb
 from tests.support.server import ROOT, ServerProcess
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
-MAX_LIVEZ_S = 0.05
-MAX_TIMES_CALM = 5
 NUM_TRIES = 3
 ATTACKS = {
     "memory": "{{ messages | slice(300000000) | list }}",
@@ -41,10 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def max_livez_s(server: ServerProcess) -> float:
-    """What `/livez` may take: the promise, or a few times what it takes where nobody attacks."""
-    with Neighbours(server), LivezProber(server) as prober:
-        pass
-    return max(MAX_LIVEZ_S, MAX_TIMES_CALM * prober.quantile(0.999))
+    return bearable_s(server)
 
 
 def chat(server: ServerProcess, attack: str) -> httpx.Response:
