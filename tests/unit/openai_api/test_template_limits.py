@@ -23,6 +23,7 @@ from tests.support.server import ROOT
 
 FOLDER = ROOT / "tests" / "support" / "chat_templates"
 DEMO = ROOT / "headrace" / "demo" / "model" / "chat_template.jinja"
+OURS = sorted((ROOT / "openai_api" / "templates").glob("*.jinja"))
 MESSAGES = [{"role": "user", "content": "What is a mill?"}]
 
 HARMLESS = [
@@ -103,7 +104,7 @@ def process() -> TemplateProcess:
     return TemplateProcess()
 
 
-@pytest.mark.parametrize("path", [*FOLDER.glob("*.jinja"), DEMO], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*FOLDER.glob("*.jinja"), *OURS, DEMO], ids=lambda path: path.stem)
 def test_usual_templates_are_harmless(path: Path) -> None:
     assert doubt(path.read_text()) is None
 
