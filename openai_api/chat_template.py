@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import orjson
-from jinja2 import meta, nodes
-from jinja2.exceptions import SecurityError
+from jinja2 import nodes
 
-from openai_api.template_sandbox import (
-    Budget,
-    TemplateTooLong,
-    compile_bounded,
-    make_environment,
-    render_bounded,
-)
+from openai_api.template_check import find_doubt
+from openai_api.template_process import LIMITS, Job, TemplateProcess, raise_error
+from openai_api.template_render import CompiledTemplate, parse_template
 from runtime.client.offload import OffloadPool
-from runtime.errors import InvalidRequest, StartupError, TooLong
+from runtime.errors import InvalidRequest, StartupError
 
-RENDER_TIMEOUT_S = 5.0
+logger = logging.getLogger(__name__)
+
 # Templates hold the interpreter: more threads would only take turns with the event loop.
 _RENDERING = OffloadPool(
     "rendering of the chat template", workers=2, max_queued=16_384, timeout_s=120.0
 )
+
+# Started by the first template that needs it.
+_PROCESS = TemplateProcess()
 
 # What the server itself gives to a template; a request's `chat_template_kwargs` cannot replace it.
 RESERVED = frozenset(
@@ -62,21 +61,43 @@ class _Compiled:
         reads_parts: whether it walks over a message's content parts itself.
         knows_developer: whether it has a place for the developer role.
         written: its text constants, in the order of the source.
+        doubt: why it is rendered in another process; `None` where it is harmless.
     """
 
     def __init__(self, source: str, name: str) -> None:
-        environment = make_environment()
-        try:
-            tree = environment.parse(source)
-            self.variables = meta.find_undeclared_variables(tree)
-            self.reads_parts = _reads_parts(tree)
-            self.written = "".join(_texts(tree))
-            self.template = compile_bounded(environment, tree)
-        except jinja2.TemplateSyntaxError as error:
-            raise StartupError(
-                f"The chat template ({name}) does not parse, line {error.lineno}: {error.message}"
-            ) from None
+        # Before it is compiled, which evaluates what is constant.
+        tree = parse_template(source, name)
+        self.reads_parts = _reads_parts(tree)
+        self.written = "".join(_texts(tree))
         self.knows_developer = "developer" in source
+        self.doubt = find_doubt(tree)
+        self._template: CompiledTemplate | None = None
+        if self.doubt is None:
+            self._template = CompiledTemplate(source, name)
+            self.variables = self._template.variables
+            return
+        logger.info(
+            "The chat template (%s) is rendered in a process with limits: %s", name, self.doubt
+        )
+        self._job = Job(source, name)
+        found = _PROCESS.ask(self._job)
+        if found.error_kind == "startup":
+            raise StartupError(found.error)
+        if found.error:
+            raise StartupError(
+                f"The chat template ({name}) cannot be compiled within {LIMITS.cpu_s:g} s and "
+                f"{LIMITS.memory_bytes >> 20} MiB: {self.doubt}."
+            )
+        self.variables = set(found.variables)
+
+    def render(self, values: dict[str, Any], max_chars: int) -> str | None:
+        """Write the prompt; see `CompiledTemplate.render`."""
+        if self._template is not None:
+            return self._template.render(values, max_chars)
+        job = Job(self._job.source, self._job.name, values, max_chars)
+        rendered = _PROCESS.ask(job)
+        raise_error(rendered)
+        return rendered.text
 
 
 class ChatTemplate:
@@ -159,39 +180,17 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        text = _render(compiled.template, {**values, "tools": tools}, max_chars)
+        text = compiled.render({**values, "tools": tools}, max_chars)
         if text is None and tools:
             # Some templates were written for bare functions.
             bare = [tool.get("function", tool) for tool in tools]
-            text = _render(compiled.template, {**values, "tools": bare}, max_chars)
+            text = compiled.render({**values, "tools": bare}, max_chars)
         if text is None:
             raise InvalidRequest(
                 "The chat template cannot render these messages: it expects another shape.",
                 param="messages",
             )
         return _cut_at_tag(text) if continue_final_message else text
-
-
-def _render(template: jinja2.Template, values: dict[str, Any], max_chars: int) -> str | None:
-    # None for failures that are no words to the user: a template tripping over a value's type.
-    try:
-        return render_bounded(template, values, Budget(max_chars, RENDER_TIMEOUT_S))
-    except (jinja2.UndefinedError, SecurityError):
-        return None
-    except jinja2.TemplateError as error:
-        message = error.message or "it refuses these messages"
-        kind = TooLong if isinstance(error, TemplateTooLong) else InvalidRequest
-        raise kind(f"Chat template error: {message}", param="messages") from None
-    except (
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-        MemoryError,
-    ):
-        return None
 
 
 def allowed_variables(given: Mapping[str, Any], read: set[str]) -> dict[str, Any]:

@@ -28,7 +28,8 @@ _JOINED = "__joined__"
 
 MAX_EXPONENT = 1000
 MAX_PADDING = 10_000
-_WIDE_FORMAT = re.compile(r"\d{6,}|\*")
+MAX_PARTS = 1_000_000
+_NUMBER = re.compile(r"\d+")
 _PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 
 
@@ -60,6 +61,27 @@ class Budget:
                 "the text it renders is longer than the model's context length allows"
             )
 
+    def check_value(self, value: Any, indent: int = 0) -> None:
+        """Raise for a value whose text, as JSON indented by so much a level, would be too long.
+
+        A value may hold the same part many times, and be deep: with an indentation its text is
+        longer than all that it is made of.
+        """
+        num_chars = 0
+        stack = [(value, 1)]
+        while stack:
+            part, level = stack.pop()
+            if isinstance(part, str):
+                num_chars += len(part)
+            elif isinstance(part, (dict, list, tuple)):
+                # A separator, a line break and, in a dict, the quotes of a key.
+                num_chars += (indent * level + 1 + 2 * isinstance(part, dict)) * len(part)
+            self.check_size(num_chars)
+            if isinstance(part, dict):
+                stack += [(each, level + 1) for pair in part.items() for each in pair]
+            elif isinstance(part, (list, tuple)):
+                stack += [(each, level + 1) for each in part]
+
 
 def _budget_of(context: Context) -> Budget:
     budget = context.get(BUDGET)
@@ -73,6 +95,42 @@ def _bounded(context: Context, iterable: Iterable[Any]) -> Iterator[Any]:
     for item in iterable:
         budget.check_time()
         yield item
+
+
+def _check_format(budget: Budget, form: str, values: Any) -> None:
+    if "*" in form or any(len(digits) > 5 for digits in _NUMBER.findall(form)):
+        raise TemplateTooCostly("the chat template formats with too large a width")
+    budget.check_size(sum(map(int, _NUMBER.findall(form))))
+    budget.check_value([values] * form.count("%"))
+
+
+def _check_method(budget: Budget, text: str, method: str, args: tuple[Any, ...]) -> None:
+    if method == "replace":
+        _check_replacement(budget, text, *args[:3])
+    elif method in ("split", "rsplit", "splitlines") and len(text) > MAX_PARTS:
+        is_named = bool(args) and isinstance(args[0], str) and bool(args[0])
+        separators = args[:1] if is_named else (" ", "\n", "\t", "\r")
+        if sum(map(text.count, separators)) > MAX_PARTS:
+            raise TemplateTooCostly("the chat template cuts a text into too many parts")
+
+
+def _check_replacement(
+    budget: Budget, text: str, old: object = "", new: object = "", count: object = None
+) -> None:
+    if isinstance(old, str) and isinstance(new, str):
+        found = text.count(old)
+        if isinstance(count, int) and count >= 0:
+            found = min(found, count)
+        budget.check_size(len(text) + found * (len(new) - len(old)))
+
+
+@pass_context
+def _replace(
+    context: Context, value: object, old: object, new: object, count: int | None = None
+) -> str:
+    text, old, new = str(value), str(old), str(new)
+    _check_replacement(_budget_of(context), text, old, new, count)
+    return text.replace(old, new, -1 if count is None else count)
 
 
 @pass_context
@@ -140,8 +198,8 @@ class _Environment(ImmutableSandboxedEnvironment):
                     budget.check_size(len(sequence) * max(times, 0))
         elif operator == "**" and isinstance(right, (int, float)) and abs(right) > MAX_EXPONENT:
             raise TemplateTooCostly("the chat template computes too large a power")
-        elif operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
-            raise TemplateTooCostly("the chat template formats with too large a width")
+        elif operator == "%" and isinstance(left, str):
+            _check_format(budget, left, right)
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, (str, list, tuple)):
             budget.check_size(len(result))
@@ -155,6 +213,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             for value in (*args, *kwargs.values()):
                 if isinstance(value, int):
                     budget.check_size(value * (owner.count("\t") + 1))
+        elif isinstance(owner, str):
+            _check_method(budget, owner, called.__name__, args)
         result = super().call(context, called, *args, **kwargs)
         if isinstance(result, str):
             budget.check_size(len(result))
@@ -169,13 +229,17 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+@pass_context
 def _tojson(
+    context: Context,
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    width = len(indent) if isinstance(indent, str) else int(indent or 0)
+    _budget_of(context).check_value(value, max(width, 0))
     # Jinja's own escapes HTML, which no model was trained on.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
@@ -193,6 +257,7 @@ def make_environment() -> jinja2.Environment:
     )
     environment.filters["tojson"] = _tojson
     environment.filters["center"] = _center
+    environment.filters["replace"] = _replace
     environment.globals.pop("lipsum")
     environment.globals.update(
         {

@@ -230,6 +230,16 @@ class CacheManager:
         """Drop every cached prefix that no request holds."""
         self.pool.give_back(self.tree.evict(self.tree.num_pages))
 
+    def recover(self, holds: list[PageHold]) -> None:
+        """Free every page that neither the tree nor one of `holds` has, and undo every other lock.
+
+        For when something raised half-way: whatever it had taken for a request that is not among
+        those of `holds` is free again. It looks at every page, so it takes milliseconds.
+        """
+        self.tree.lock_only([hold.node for hold in holds if hold.node is not None])
+        own = [hold.own() for hold in holds]
+        self.pool.reset(np.concatenate([self.tree.all_pages(), *own]))
+
     def check_invariants(self, holds: list[PageHold]) -> None:
         """Assert that every page is in exactly one place.
 

@@ -38,6 +38,15 @@ class PagePool:
         self._stack[self._num_free : self._num_free + count] = pages[::-1]
         self._num_free += count
 
+    def reset(self, taken: Pages) -> None:
+        """Let all pages be free but those `taken`."""
+        is_free = np.ones(self.num_pages + 1, dtype=bool)
+        is_free[0] = False
+        is_free[taken] = False
+        free = np.flatnonzero(is_free)
+        self._num_free = len(free)
+        self._stack[: len(free)] = free[::-1]
+
     def free_pages(self) -> Pages:
         """The free page numbers, for the invariant check."""
         return self._stack[: self._num_free].copy()

@@ -122,6 +122,14 @@ class RadixTree:
                 self.num_locked_pages -= len(step.pages)
             step = step.parent
 
+    def lock_only(self, nodes: list[RadixNode]) -> None:
+        """Undo every `lock`, then lock each of `nodes` once."""
+        for node in self._nodes():
+            node.lock_count = 0
+        self.num_locked_pages = 0
+        for node in nodes:
+            self.lock(node)
+
     def evict(self, num_pages: int) -> Pages:
         """Remove least recently used unlocked leaves until `num_pages` are free; returns the pages.
 

@@ -149,9 +149,12 @@ class EngineHost:
             self.client.grammars.stop()
         remove_run_folder(self.run_folder)
 
-    def kill(self, rank: int, name: str, why: str) -> None:
-        """End a replica's `worker` or `detokenizer` that hangs; it is started again."""
-        self._replicas[rank].kill(name, why)
+    async def kill_stuck(self, rank: int, name: str, why: str) -> None:
+        """End a replica's `worker` or `detokenizer` that hangs; it is started again.
+
+        The log says first where its threads stand; that takes 2 s at most.
+        """
+        await self._replicas[rank].kill_stuck(name, why)
 
     def restart_workers(self, why: str) -> None:
         """End every worker: all start again with the same weights and their memory."""

@@ -46,8 +46,24 @@ RESTART_DELAYS_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 60.0
 # So long after the end of a child that has not started, its last message counts before its end.
 LAST_MESSAGE_S = 0.5
+# One that is stopped, or hangs in a driver, cannot write where its threads stand.
+STACKS_WAIT_S = 2.0
+_STACKS_PERIOD_S = 0.1
 
 _ENDINGS = OffloadPool("end of child processes", workers=64, max_queued=64, timeout_s=15.0)
+
+
+async def _stacks_of(child: Child) -> str:
+    """Where the child's threads stand, as far as it has written it in `STACKS_WAIT_S`."""
+    deadline = time.monotonic() + STACKS_WAIT_S
+    child.ask_for_stacks()
+    found, before = "", None
+    while found != before and time.monotonic() < deadline:
+        # Until nothing is added any more.
+        before = found or None
+        await asyncio.sleep(_STACKS_PERIOD_S)
+        found = child.stacks()
+    return found.rstrip()
 
 
 class Stoppable(Protocol):
@@ -176,6 +192,17 @@ class Replica:
         child = self._worker if name == "worker" else self._detokenizer
         if child is not None and child.is_alive:
             child.kill()
+
+    async def kill_stuck(self, name: str, why: str) -> None:
+        """Like `kill`, after the log says where each of its threads stands."""
+        child = self._worker if name == "worker" else self._detokenizer
+        if child is None or not child.is_alive:
+            return
+        stacks = await _stacks_of(child) or f"It wrote no stacks within {STACKS_WAIT_S:g} s."
+        logger.error("The %s%s is stuck: %s. Its threads:\n%s", name, self._whose, why, stacks)
+        # It may have ended meanwhile; the new one is none of ours.
+        if child.is_alive:
+            self.kill(name, why)
 
     def restart_with(self, folder: Path) -> None:
         """Load the weights of `folder` whenever the worker has to be started again."""

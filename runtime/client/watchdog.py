@@ -35,4 +35,4 @@ async def watch(host: EngineHost, timeout_s: float) -> None:
             stuck_s, name = stuck_for(host.client, replica)
             if stuck_s > timeout_s:
                 why = f"no turn of its loop for {stuck_s:.0f} s while requests wait"
-                host.kill(replica.rank, name, why)
+                await host.kill_stuck(replica.rank, name, why)

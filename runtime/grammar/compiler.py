@@ -1,7 +1,6 @@
 """The compiler process: every grammar is compiled in a fork of its own, killed when it is slow.
 
-A library that crashes, hangs or eats memory on a hostile grammar takes one fork with it. The fork
-starts with the library loaded, so a small grammar takes some ten milliseconds.
+A library that crashes, hangs or eats memory on a hostile grammar takes one fork with it.
 """
 
 from __future__ import annotations
@@ -9,10 +8,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import resource
-import signal
-import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +17,7 @@ import zmq
 from runtime.config.options import GrammarConfig
 from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarBackend, GrammarError
 from runtime.grammar.probe import probe
+from runtime.ipc.limited_forks import ForkEnd, ForkLimits, LimitedForks
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import CompileGrammar, GrammarReply
 from runtime.ipc.transport import Inbox, Outbox, front_address, grammar_address
@@ -32,55 +28,7 @@ MAX_COMPILED_BYTES = 32 * 2**20
 MAX_MEMORY_BYTES = 2 * 2**30
 # Streams come first.
 NICENESS = 10
-_IDLE_WAIT_MS = 1000
-_READ_BYTES = 1 << 20
 _COMPILED, _REFUSED = b"+", b"-"
-# Of the time it was given: a fork that ran for less says nothing of its grammar.
-_LEAST_SHARE = 0.25
-
-
-class Job:
-    """A fork that compiles, and the pipe it answers through."""
-
-    def __init__(self, message: CompileGrammar, compiler: _Compiler) -> None:
-        self.message = message
-        self.reader, writer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            compiler.compile_and_exit(message, writer)
-        os.close(writer)
-        self._timeout_s = compiler.config.compile_timeout_s
-        self.deadline = time.monotonic() + self._timeout_s
-        self._parts: list[bytes] = []
-
-    def read(self) -> bool:
-        """Take what has come; whether that was all."""
-        part = os.read(self.reader, _READ_BYTES)
-        if part:
-            self._parts.append(part)
-        return not part
-
-    def end(self, *, timed_out: bool) -> GrammarReply:
-        """Collect the process and say what came out."""
-        # Whatever it does behind its answer must not keep this process waiting.
-        os.kill(self.pid, signal.SIGKILL)
-        os.close(self.reader)
-        _, status, usage = os.wait4(self.pid, 0)
-        answer = b"".join(self._parts)
-        call_id, kind = self.message.call_id, self.message.grammar.kind
-        if timed_out and usage.ru_utime + usage.ru_stime < _LEAST_SHARE * self._timeout_s:
-            error = f"The machine was too busy to compile the {kind}; please try again."
-            return GrammarReply(call_id, error=error, got_no_processor=True)
-        if timed_out:
-            error = "compiling it takes too long"
-        elif answer[:1] == _COMPILED:
-            return GrammarReply(call_id, payload=answer[1:])
-        elif answer[:1] == _REFUSED:
-            error = answer[1:].decode(errors="replace")
-        else:
-            logger.warning("A fork that compiled a %s ended with status %d", kind, status)
-            error = "the compiler cannot cope with it"
-        return GrammarReply(call_id, error=f"{kind} cannot be used: {error}.")
 
 
 class _Compiler:
@@ -90,17 +38,7 @@ class _Compiler:
             Path(config.tokenizer_folder), config.vocab_size, config.eos_token_ids
         )
 
-    def compile_and_exit(self, message: CompileGrammar, writer: int) -> None:
-        """Compile in a fork, answer, and leave without any clean-up of the parent's things."""
-        try:
-            _limit_resources(self.config.compile_timeout_s)
-            answer = self._compile(message)
-            with os.fdopen(writer, "wb") as pipe:
-                pipe.write(answer)
-        finally:
-            os._exit(0)
-
-    def _compile(self, message: CompileGrammar) -> bytes:
+    def compile(self, message: CompileGrammar) -> bytes:
         try:
             payload = self.backend.compile(message.grammar)
             if len(payload) > MAX_COMPILED_BYTES:
@@ -113,14 +51,22 @@ class _Compiler:
         return _COMPILED + payload
 
 
-def _limit_resources(timeout_s: float) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Should the parent be killed, nobody else would end this process.
-    seconds = int(timeout_s) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MAX_MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+def reply_to(message: CompileGrammar, end: ForkEnd) -> GrammarReply:
+    """What the front hears of the fork that compiled its constraint."""
+    call_id, kind = message.call_id, message.grammar.kind
+    if end.got_no_processor:
+        error = f"The machine was too busy to compile the {kind}; please try again."
+        return GrammarReply(call_id, error=error, got_no_processor=True)
+    if end.timed_out:
+        error = "compiling it takes too long"
+    elif end.answer[:1] == _COMPILED:
+        return GrammarReply(call_id, payload=end.answer[1:])
+    elif end.answer[:1] == _REFUSED:
+        error = end.answer[1:].decode(errors="replace")
+    else:
+        logger.warning("A fork that compiled a %s ended with status %d", kind, end.status)
+        error = "the compiler cannot cope with it"
+    return GrammarReply(call_id, error=f"{kind} cannot be used: {error}.")
 
 
 def main(payload: bytes) -> None:
@@ -144,25 +90,18 @@ def main(payload: bytes) -> None:
 def _serve(compiler: _Compiler, inbox: Inbox[CompileGrammar], front: Outbox) -> None:
     poller = zmq.Poller()
     inbox.register(poller)
-    waiting: deque[CompileGrammar] = deque()
-    jobs: dict[int, Job] = {}
+    timeout_s = compiler.config.compile_timeout_s
+    limits = ForkLimits(timeout_s, timeout_s, MAX_MEMORY_BYTES)
+    forks = LimitedForks(poller, compiler.config.max_parallel)
+
+    def take(message: CompileGrammar) -> None:
+        forks.add(
+            lambda: compiler.compile(message),
+            limits,
+            lambda end: front.send(reply_to(message, end)),
+        )
+
     while True:
-        now = time.monotonic()
-        next_deadline = min((job.deadline for job in jobs.values()), default=None)
-        wait_ms = _IDLE_WAIT_MS
-        if next_deadline is not None:
-            wait_ms = max(0, int((next_deadline - now) * 1000) + 1)
-        ready = {place for place, _ in poller.poll(wait_ms) if isinstance(place, int)}
-        waiting.extend(inbox.drain())
-        now = time.monotonic()
-        for job in list(jobs.values()):
-            ended = job.reader in ready and job.read()
-            timed_out = not ended and now >= job.deadline
-            if ended or timed_out:
-                poller.unregister(job.reader)
-                del jobs[job.reader]
-                front.send(job.end(timed_out=timed_out))
-        while waiting and len(jobs) < compiler.config.max_parallel:
-            job = Job(waiting.popleft(), compiler)
-            jobs[job.reader] = job
-            poller.register(job.reader, zmq.POLLIN)
+        forks.turn()
+        for message in inbox.drain():
+            take(message)

@@ -207,6 +207,11 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     err_type: str | None = None
 
 
+def internal_error(message: str) -> FinishReason:
+    """The end of a request that is not to blame on its client; `message` is for the client."""
+    return FinishReason("abort", message=message, status_code=500, err_type="InternalServerError")
+
+
 class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the detokenizer must know before a request's first token.
 

@@ -8,6 +8,7 @@ child's stdin; when the parent dies, however it dies, the child reads end-of-fil
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import subprocess
@@ -32,6 +33,11 @@ CHILD_ENTRIES: Registry[Callable[[bytes], None]] = Registry(
     },
 )
 
+# A child writes the Python stacks of its threads when it gets it, also while one holds the GIL.
+STACKS_SIGNAL = signal.SIGUSR1
+# The environment names the descriptor for them.
+_STACKS_FILE = "HEADRACE_STACKS_FILE"
+
 # The exit code of a process that ends because its device has failed.
 DEVICE_LOST_CODE = 71
 
@@ -44,7 +50,7 @@ _LAST_WORDS_WAIT_S = 1.0
 
 def child_environment(changes: Mapping[str, str] = {}) -> dict[str, str]:
     """This process's environment, with `changes`, for a child that is one of our modules."""
-    ours = str(Path(__file__).resolve().parents[1])
+    ours = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, **changes}
 
@@ -88,13 +94,18 @@ class Child:
         notebook shows) and its end is kept for `last_words`.
         """
         self.entry = entry
+        # In memory: a full disk must not cost the stacks, nor a log that nobody reads the time.
+        self._stacks = os.fdopen(os.memfd_create(f"stacks-{entry}"), "rb")
         self._last_lines: deque[str] = deque(maxlen=_LAST_WORDS_LINES)
         self._process = subprocess.Popen(
             # -P keeps the user's current folder off the path: it may hold a `runtime` of its own.
             [sys.executable, "-P", "-m", "runtime.ipc.process", entry],
+            pass_fds=(self._stacks.fileno(),),
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE if relays_stderr else None,
-            env=child_environment(environment or {}),
+            env=child_environment(
+                {**(environment or {}), _STACKS_FILE: str(self._stacks.fileno())}
+            ),
             # A terminal's Ctrl-C must reach the front alone, which then drains its children.
             start_new_session=True,
         )
@@ -140,6 +151,16 @@ class Child:
         code = self._process.wait()
         self._relay.join(_LAST_WORDS_WAIT_S)
         self._on_exit(self, code)
+
+    def ask_for_stacks(self) -> None:
+        """Have the child, which must have begun its work, write the stacks of its threads."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, STACKS_SIGNAL)
+
+    def stacks(self) -> str:
+        """What it has written of them so far; nothing while it is stopped."""
+        self._stacks.seek(0)
+        return self._stacks.read().decode(errors="replace")
 
     def kill(self) -> None:
         """End the process now."""
@@ -201,4 +222,6 @@ def run_child(entry: Callable[[bytes], None]) -> None:
 
 
 if __name__ == "__main__":
+    # Before anything else: without a handler the signal would end the process.
+    faulthandler.register(STACKS_SIGNAL, file=int(os.environ[_STACKS_FILE]), all_threads=True)
     run_child(lambda payload: CHILD_ENTRIES.load(sys.argv[1])(payload))

@@ -24,7 +24,7 @@ from runtime.grammar.grammar_backend import (
     Matcher,
     num_words,
 )
-from runtime.ipc.messages import FinishReason
+from runtime.ipc.messages import FinishReason, internal_error
 from runtime.scheduler.request import GrammarState, Request
 from runtime.scheduler.table import RequestTable
 
@@ -38,6 +38,7 @@ SLOW_S = 0.001
 WATCHED_STEPS = 64
 
 _TOO_SLOW = "The grammar is too ambiguous to be followed at the speed of the model."
+_FAILED = "The grammar of this request failed."
 _STUCK = "The grammar allows no token here that the model knows."
 
 
@@ -219,16 +220,20 @@ class Grammars:
                 return None
         except Exception:
             logger.exception("A grammar failed; its request ends")
-            return _internal()
+            return internal_error(_FAILED)
         logger.error("A token was sampled that its grammar forbids")
-        return _internal()
+        return internal_error(_FAILED)
 
     def _end(self, matcher: Matcher | None, token_id: int) -> FinishReason | None:
         """The reason when a grammar is over with its last token."""
         assert matcher is not None
         may_end = token_id in self._eos_ids or not self._eos_ids
-        if may_end and matcher.is_terminated:
-            return FinishReason("stop", matched=token_id)
+        try:
+            if may_end and matcher.is_terminated:
+                return FinishReason("stop", matched=token_id)
+        except Exception:
+            logger.exception("A grammar failed; its request ends")
+            return internal_error(_FAILED)
         return None
 
     def jump(self, table: RequestTable, rows: Int64Array) -> list[Jump]:
@@ -335,7 +340,7 @@ class Grammars:
                 words[place] = -1
             except Exception:
                 logger.exception("A grammar failed; its request ends")
-                failed[row] = _internal()
+                failed[row] = internal_error(_FAILED)
                 words[place] = -1
             state.spent_s += time.thread_time() - began
             num_outputs = int(lengths[place]) - table.request(row).num_prompt
@@ -385,15 +390,6 @@ def _state(table: RequestTable, row: int) -> GrammarState:
 def _single(mask: Int32Array) -> int:
     (word,) = np.flatnonzero(mask).tolist()
     return 32 * word + int(mask.view(np.uint32)[word]).bit_length() - 1
-
-
-def _internal() -> FinishReason:
-    return FinishReason(
-        "abort",
-        message="The grammar of this request failed.",
-        status_code=500,
-        err_type="InternalServerError",
-    )
 
 
 def _refused(message: str) -> FinishReason:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.executor.step_plan import BoolArray, Int32Array, Int64Array, Reported, StepResult
-from runtime.ipc.messages import FinishReason, StreamEnd, StreamStart, TokenDeltas
+from runtime.ipc.messages import (
+    FinishReason,
+    StreamEnd,
+    StreamStart,
+    TokenDeltas,
+    internal_error,
+)
 from runtime.requests.extra_spec import ExtraBlock
+from runtime.requests.fault_domain import FaultDomains
 from runtime.scheduler.grammars import Grammars, Jump
 from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.request import Request
@@ -34,8 +41,14 @@ class OutputBuffer:
     def start(self, request: Request) -> None:
         """Announce a request before its first token or end."""
         if not request.started:
-            self._starts.append(request.start_message(self._stream_interval))
-            self._cached.append(max(request.cached_tokens, 0))
+            message, cached = (
+                request.start_message(self._stream_interval),
+                max(request.cached_tokens, 0),
+            )
+            # Nothing may fail between these: the lists would not fit together.
+            self._starts.append(message)
+            self._cached.append(cached)
+            request.started = True
 
     def tokens(self, request_ids: list[int], token_ids: bytes) -> None:
         """One new token for each of `request_ids`."""
@@ -65,6 +78,12 @@ class OutputBuffer:
         self.start(request)
         self._ends.append(StreamEnd(request.request_id, reason, request.num_retractions))
 
+    def fail(self, request: Request, reason: FinishReason) -> bool:
+        """End a request that failed, unless its end is told already; false if it never began."""
+        if request.started and all(end.request_id != request.request_id for end in self._ends):
+            self._ends.append(StreamEnd(request.request_id, reason))
+        return request.started
+
     def take(self) -> TokenDeltas | None:
         """The message for what has collected, if anything has."""
         if not (self._ids or self._ends or self._starts or self._extras):
@@ -85,7 +104,7 @@ class OutputBuffer:
 class OutputProcessor:
     """Applies a step's result to the table and to the requests that end with it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the scheduler's parts
         self,
         table: RequestTable,
         planner: Planner,
@@ -94,6 +113,7 @@ class OutputProcessor:
         requests: dict[int, Request],
         eos_token_ids: list[int],
         grammars: Grammars,
+        faults: FaultDomains[Request],
         *,
         jump_ahead: bool = False,
     ) -> None:
@@ -107,6 +127,7 @@ class OutputProcessor:
         self._requests = requests
         self._waiting = waiting
         self._grammars = grammars
+        self._faults = faults
         self._jump_ahead = jump_ahead
         self._eos = np.array(eos_token_ids, dtype=np.int32)
         self._eos_ids = frozenset(eos_token_ids)
@@ -118,7 +139,8 @@ class OutputProcessor:
         for row, reason in (step.masks.ends if step.masks is not None else {}).items():
             request = self._table.requests[row]
             if request is not None:
-                self.finish(request, reason)
+                with self._faults.of(request):
+                    self.finish(request, reason)
         for row, message in result.failed.items():
             self._fail(row, message)
         if step.span_owners:
@@ -128,10 +150,11 @@ class OutputProcessor:
             self._report_outputs(step, result)
         for request in step.prompts_done:
             if request.row >= 0 and request.request_id in self._requests:
-                self._buffer.start(request)
-                self._planner.share(request)
-                if request.max_new_tokens == 0:
-                    self.finish(request, request.length_reason())
+                with self._faults.of(request):
+                    self._buffer.start(request)
+                    self._planner.share(request)
+                    if request.max_new_tokens == 0:
+                        self.finish(request, request.length_reason())
         rows = step.plan.sample_rows
         if not len(rows):
             return
@@ -147,8 +170,9 @@ class OutputProcessor:
         for span, (request, report) in zip(plan.report_spans, step.span_owners, strict=True):
             found = result.inputs.get((int(plan.rows[span.index]), span.extra))
             if found is not None and request.request_id in self._requests:
-                self._buffer.report(request, found, is_input=True)
-                report.reported += found.num_positions
+                with self._faults.of(request):
+                    self._buffer.report(request, found, is_input=True)
+                    report.reported += found.num_positions
 
     def _report_outputs(self, step: PlannedStep, result: StepResult) -> None:
         rows = step.plan.sample_rows
@@ -160,8 +184,9 @@ class OutputProcessor:
             if request is None or request.row not in (row, -1):
                 continue
             unsent_ids = b"" if request.max_new_tokens else result.token_ids[line].tobytes()
-            for found in result.outputs[row]:
-                self._buffer.report(request, found, is_input=False, unsent_ids=unsent_ids)
+            with self._faults.of(request):
+                for found in result.outputs[row]:
+                    self._buffer.report(request, found, is_input=False, unsent_ids=unsent_ids)
 
     def _append(self, rows: Int64Array, token_ids: Int32Array) -> None:
         table = self._table
@@ -172,13 +197,18 @@ class OutputProcessor:
         at_eos = (token_ids[:, None] == self._eos).any(axis=1) & table.ends_at_eos[rows]
         at_end = lengths + 1 >= table.end_len[rows]
         looked_at = at_eos | at_end | table.has_stop_ids[rows]
+        # Before a row can become free: the detokenizer knows that a request has ended.
+        ids = table.request_ids[rows]
         reasons: dict[int, FinishReason] = {}
         for index in np.flatnonzero(looked_at).tolist():
             request = table.request(int(rows[index]))
-            reason = self._reason(request, int(token_ids[index]), int(lengths[index]) + 1)
+            try:
+                reason = self._reason(request, int(token_ids[index]), int(lengths[index]) + 1)
+            except Exception as error:
+                self._faults.failed(request, error)
+                continue
             if reason is not None:
                 reasons[index] = reason
-        ids = table.request_ids[rows]
         constrained = table.has_grammar[rows]
         if constrained.any():
             constrained[list(reasons)] = False
@@ -186,7 +216,9 @@ class OutputProcessor:
             ids, token_ids = ids[~jumped], token_ids[~jumped]
         self._buffer.tokens(ids.tolist(), token_ids.tobytes())
         for index, reason in reasons.items():
-            self.finish(table.request(int(rows[index])), reason)
+            request = table.request(int(rows[index]))
+            with self._faults.of(request):
+                self.finish(request, reason)
 
     def _follow(
         self,
@@ -216,12 +248,13 @@ class OutputProcessor:
         may_jump[list(ends)] = False
         for jump in self._grammars.jump(self._table, following[may_jump]):
             index = int(np.flatnonzero(rows == jump.request.row)[0])
-            reason = self._append_jump(jump, int(token_ids[index]))
-            jumped[index] = True
-            if reason is None:
-                self._planner.catch_up(jump.request)
-            else:
-                reasons[index] = reason
+            with self._faults.of(jump.request):
+                reason = self._append_jump(jump, int(token_ids[index]))
+                jumped[index] = True
+                if reason is None:
+                    self._planner.catch_up(jump.request)
+                else:
+                    reasons[index] = reason
         return jumped
 
     def _append_jump(self, jump: Jump, sampled: int) -> FinishReason | None:
@@ -256,25 +289,27 @@ class OutputProcessor:
         for request_id, token_id in zip(request_ids.tolist(), token_ids.tolist(), strict=True):
             request = self._requests.get(request_id)
             if request is not None and request.row < 0:
-                request.tokens = np.append(request.tokens, np.int32(token_id))
-                self.num_generated += 1
-                self._buffer.start(request)
-                self._buffer.tokens([request_id], np.int32(token_id).tobytes())
-                reason = self._reason(request, token_id, len(request.tokens))
-                if reason is not None:
-                    self._buffer.end(request, reason)
-                    self._waiting.remove(request)
-                    del self._requests[request_id]
+                with self._faults.of(request):
+                    self._append_waiting(request, token_id)
+
+    def _append_waiting(self, request: Request, token_id: int) -> None:
+        request.tokens = np.append(request.tokens, np.int32(token_id))
+        self.num_generated += 1
+        self._buffer.start(request)
+        self._buffer.tokens([request.request_id], np.int32(token_id).tobytes())
+        reason = self._reason(request, token_id, len(request.tokens))
+        if reason is not None:
+            self._buffer.end(request, reason)
+            self._waiting.remove(request)
+            del self._requests[request.request_id]
 
     def _fail(self, row: int, message: str) -> None:
         request = self._table.requests[row]
         if request is None:
             return
-        # Nothing of its sequence may be trusted, so nothing of it is cached.
-        reason = FinishReason(
-            "abort", message=message, status_code=500, err_type="InternalServerError"
-        )
-        self.finish(request, reason, keep_cached=False)
+        with self._faults.of(request):
+            # Nothing of its sequence may be trusted, so nothing of it is cached.
+            self.finish(request, internal_error(message), keep_cached=False)
 
     def finish(self, request: Request, reason: FinishReason, *, keep_cached: bool = True) -> None:
         """End a running request with `reason`."""

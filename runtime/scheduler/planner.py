@@ -19,6 +19,7 @@ from runtime.executor.step_plan import (
     RowJoin,
     StepPlan,
 )
+from runtime.requests.fault_domain import FaultDomains
 from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.request import PromptReport, Request
@@ -52,11 +53,24 @@ class PlannedStep:
 
 @dataclass
 class _Chunk:
+    """A request's part in a step that computes prompts, complete: no later turn can fail for it.
+
+    Attributes:
+        tokens: `[length]`.
+        spans: for each report on some of its positions where they begin, from `start` on, and the
+            tokens behind them.
+        embeds: float32 bytes in the place of its first `num_embeds` tokens.
+    """
+
     request: Request
     start: int
     length: int
     is_last: bool
     samples: bool
+    tokens: Int32Array
+    spans: list[tuple[PromptReport, int, Int32Array]]
+    embeds: bytes
+    num_embeds: int
 
 
 class Planner:
@@ -67,6 +81,7 @@ class Planner:
         table: RequestTable,
         waiting: WaitingQueue,
         cache: CacheManager,
+        faults: FaultDomains[Request],
         *,
         token_budget: TokenBudget,
         eos_token_ids: list[int],
@@ -80,6 +95,7 @@ class Planner:
         self._table = table
         self._waiting = waiting
         self._cache = cache
+        self._faults = faults
         self._token_budget = token_budget
         self._eos = eos_token_ids
         self._joins: list[RowJoin] = []
@@ -96,12 +112,18 @@ class Planner:
 
     def plan(self) -> PlannedStep | None:
         """The next step, or `None` when there is nothing to compute."""
-        retracted_before = self.num_retractions
+        retracted_before, faults_before = self.num_retractions, self._faults.num_faults
         decode_rows, new_pages = self._plan_decodes()
         # After a retraction pages are scarce, and a token of the retracted request may still be in
         # flight: admitting it again must wait until that token is known.
         may_admit = self.num_retractions == retracted_before
         chunks = self._plan_chunks(len(decode_rows), may_admit=may_admit)
+        if self._faults.num_faults != faults_before:
+            # Who failed meanwhile has no row any more, so no part in the step.
+            goes_on = self._table.is_decoding[decode_rows]
+            decode_rows = decode_rows[goes_on]
+            new_pages = None if new_pages is None else new_pages[goes_on]
+            chunks = [chunk for chunk in chunks if chunk.request.row >= 0]
         if not len(decode_rows) and not chunks:
             return None
         table, num_decodes = self._table, len(decode_rows)
@@ -122,14 +144,14 @@ class Planner:
             num_decodes=num_decodes,
             start_lens=table.num_computed[rows],
             query_lens=query_lens,
-            chunk_tokens=self._chunk_tokens(chunks),
+            chunk_tokens=np.concatenate([c.tokens for c in chunks]) if chunks else _NO_TOKENS,
             samples=samples,
             joins=self._joins,
             page_updates=self._page_updates,
             new_pages=new_pages,
         )
         self._joins, self._page_updates = [], []
-        span_owners = self._add_spans(plan, chunks)
+        span_owners = _add_spans(plan, chunks)
         table.num_computed[rows] = plan.start_lens + query_lens
         sampled = plan.sample_rows
         table.sampled_len[sampled] += 1
@@ -142,29 +164,6 @@ class Planner:
                 if chunk.request.request_id in self._unshared:
                     done.append(chunk.request)
         return PlannedStep(plan, table.request_ids[sampled], done, span_owners)
-
-    def _add_spans(
-        self, plan: StepPlan, chunks: list[_Chunk]
-    ) -> list[tuple[Request, PromptReport]]:
-        """Name the prompt positions that are reported, or given as embeddings; whose spans are."""
-        owners = []
-        first = 0
-        for index, chunk in enumerate(chunks, plan.num_decodes):
-            request, row = chunk.request, chunk.request.row
-            for report in request.reports:
-                begin, end = report.plan(chunk.start, chunk.length)
-                if begin < end:
-                    following = self._table.tokens[row, begin + 1 : end + 1].copy()
-                    span = ReportSpan(index, report.extra, begin - chunk.start, following)
-                    plan.report_spans.append(span)
-                    owners.append((request, report))
-            if request.embeds and chunk.start < request.num_prompt:
-                end = min(chunk.start + chunk.length, request.num_prompt)
-                size = len(request.embeds) // request.num_prompt
-                values = request.embeds[chunk.start * size : end * size]
-                plan.embed_spans.append(EmbedSpan(first, end - chunk.start, values))
-            first += chunk.length
-        return owners
 
     def _drop_behind_windows(self) -> bool:
         """Free pages that no query from now on sees; whether there were any.
@@ -181,8 +180,10 @@ class Planner:
             if cache.enable_prefix_cache and request.request_id in self._unshared:
                 # A prompt is kept whole until others can find it.
                 continue
-            num_pages = cache.drop_behind(request.hold, int(table.num_computed[row]) - cache.window)
-            table.drops_at[row] = num_pages * cache.page_size + cache.window
+            with self._faults.of(request):
+                behind = int(table.num_computed[row]) - cache.window
+                num_pages = cache.drop_behind(request.hold, behind)
+                table.drops_at[row] = num_pages * cache.page_size + cache.window
         return cache.num_available_pages > before
 
     # ---- decode ----
@@ -213,11 +214,13 @@ class Planner:
     def _grow_or_retract(self, row: int) -> None:
         table = self._table
         request = table.request(row)
-        while not self._grow(request, int(table.num_computed[row]) + 1):
-            newest = table.request(table.order[-1])
-            self.retract(newest)
-            if newest is request:
-                return
+        with self._faults.of(request):
+            while not self._grow(request, int(table.num_computed[row]) + 1):
+                newest = table.request(table.order[-1])
+                with self._faults.of(newest):
+                    self.retract(newest)
+                if newest is request:
+                    return
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         hold = request.hold
@@ -243,15 +246,22 @@ class Planner:
         table = self._table
         # The last known token is an input of the next step: its key and value may not exist yet.
         num_valid = min(int(table.num_computed[row]), int(table.num_tokens[row]) - 1)
-        self._unshared.pop(request.request_id, None)
-        if not table.is_decoding[row]:
-            self._computing.remove(request)
-        self._joins = [join for join in self._joins if join.row != row]
-        self._page_updates = [update for update in self._page_updates if update.row != row]
         known = table.known_tokens(row)[: max(num_valid, 0) if keep_cached else 0]
         self._cache.release(request.hold, known, request.namespace)
-        table.leave(request)
+        self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """Take a request out of its row, if it has one; its pages are dealt with elsewhere."""
+        row = request.row
+        self._unshared.pop(request.request_id, None)
+        if request in self._computing:
+            self._computing.remove(request)
         request.num_computed = 0
+        if row < 0:
+            return
+        self._joins = [join for join in self._joins if join.row != row]
+        self._page_updates = [update for update in self._page_updates if update.row != row]
+        self._table.leave(request)
 
     def catch_up(self, request: Request) -> None:
         """Compute several known tokens of a decoding request in its next step; its pages take them.
@@ -270,11 +280,12 @@ class Planner:
         table = self._table
         budget = self._token_budget.next(num_decodes)
         chunks: list[_Chunk] = []
-        for request in self._computing:
+        for request in tuple(self._computing):
             if budget <= 0:
                 return chunks
-            chunks.append(self._chunk(request, budget))
-            budget -= chunks[-1].length
+            with self._faults.of(request):
+                chunks.append(self._chunk(request, budget))
+                budget -= chunks[-1].length
         if not may_admit or not len(self._waiting):
             return chunks
         for request in self._waiting.in_order():
@@ -282,12 +293,13 @@ class Planner:
                 break
             if not self._splits_prompts and chunks and len(request.tokens) > budget:
                 break
-            if self._waits_for_prefix(request):
-                continue
-            if not self._admit(request):
-                break
-            chunks.append(self._chunk(request, budget))
-            budget -= chunks[-1].length
+            with self._faults.of(request):
+                if self._waits_for_prefix(request):
+                    continue
+                if not self._admit(request):
+                    break
+                chunks.append(self._chunk(request, budget))
+                budget -= chunks[-1].length
         return chunks
 
     def _chunk(self, request: Request, budget: int) -> _Chunk:
@@ -297,12 +309,19 @@ class Planner:
         length = min(left, budget) if self._splits_prompts else left
         is_last = length == left
         samples = is_last and bool(table.sampled_len[row] < table.end_len[row])
-        return _Chunk(request, start, length, is_last, samples)
-
-    def _chunk_tokens(self, chunks: list[_Chunk]) -> Int32Array:
-        table = self._table
-        parts = [table.tokens[c.request.row, c.start : c.start + c.length] for c in chunks]
-        return np.concatenate(parts) if parts else _NO_TOKENS
+        tokens = table.tokens[row]
+        spans: list[tuple[PromptReport, int, Int32Array]] = []
+        for report in request.reports:
+            begin, end = report.plan(start, length)
+            if begin < end:
+                spans.append((report, begin - start, tokens[begin + 1 : end + 1].copy()))
+        embeds, num_embeds = b"", 0
+        if request.embeds and start < request.num_prompt:
+            num_embeds = min(length, request.num_prompt - start)
+            size = len(request.embeds) // request.num_prompt
+            embeds = request.embeds[start * size : (start + num_embeds) * size]
+        part = tokens[start : start + length]
+        return _Chunk(request, start, length, is_last, samples, part, spans, embeds, num_embeds)
 
     def _admit(self, request: Request) -> bool:
         """Give a waiting request a row and pages for its whole prompt; false when they lack."""
@@ -380,3 +399,17 @@ class Planner:
         self._cache.share(hold, self._table.tokens[row, :num_computed], request.namespace)
         if hold.version != version:
             self._page_updates.append(PageUpdate(row, 0, hold.held()[: hold.num_shared].copy()))
+
+
+def _add_spans(plan: StepPlan, chunks: list[_Chunk]) -> list[tuple[Request, PromptReport]]:
+    """Name the prompt positions that are reported, or given as embeddings; whose spans are."""
+    owners: list[tuple[Request, PromptReport]] = []
+    first = 0
+    for index, chunk in enumerate(chunks, plan.num_decodes):
+        for report, begin, following in chunk.spans:
+            plan.report_spans.append(ReportSpan(index, report.extra, begin, following))
+            owners.append((chunk.request, report))
+        if chunk.num_embeds:
+            plan.embed_spans.append(EmbedSpan(first, chunk.num_embeds, chunk.embeds))
+        first += chunk.length
+    return owners

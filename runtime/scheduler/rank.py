@@ -24,7 +24,7 @@ from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_addr
 from runtime.ipc.weight_messages import RankCall, WeightOp
 from runtime.scheduler.commands import Commands
 from runtime.scheduler.ranks import DEATH_NOTICE_S, failure_file
-from runtime.scheduler.scheduler import Pending, Runner
+from runtime.scheduler.runner import Pending, Runner
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from runtime.ipc.process import Child, describe_exit
 from runtime.ipc.standard_error import leave_at_once
 from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
 from runtime.ipc.weight_messages import RankCall, RankReply, WeightOp
-from runtime.scheduler.scheduler import Pending, Runner
+from runtime.scheduler.runner import Pending, Runner
 
 logger = logging.getLogger(__name__)
 

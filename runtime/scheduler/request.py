@@ -145,6 +145,9 @@ class Request:
         self.embeds = spec.input_embeds
         self.grammar: GrammarState | None = None
 
+    def __str__(self) -> str:
+        return str(self.request_id)
+
     @property
     def first_unreported(self) -> int | None:
         """The first position that must be computed because it is to be reported."""
@@ -165,7 +168,6 @@ class Request:
     def start_message(self, stream_interval: int) -> StreamStart:
         """What the detokenizer needs to know; `stream_interval` is the server's default."""
         sampling = self.sampling
-        self.started = True
         return StreamStart(
             request_id=self.request_id,
             stream=self.stream,

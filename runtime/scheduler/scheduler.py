@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.cache.manager import CacheManager
-from runtime.executor.step_plan import MaskSource, StepPlan, StepResult
 from runtime.grammar.grammar_backend import GrammarError
 from runtime.ipc.messages import (
     AbortAll,
@@ -27,6 +26,7 @@ from runtime.ipc.messages import (
     StopHit,
     TokenDeltas,
     WorkerCommand,
+    internal_error,
 )
 from runtime.ipc.weight_messages import (
     ContinueGeneration,
@@ -37,11 +37,13 @@ from runtime.ipc.weight_messages import (
     ReleaseMemory,
     WeightCall,
 )
+from runtime.requests.fault_domain import FaultDomains, log_failure
 from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.grammars import Grammars, StepMasks
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
 from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.request import Request
+from runtime.scheduler.runner import Pending, Runner
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
@@ -53,27 +55,7 @@ GRAMMAR_WAIT_S = 0.001
 PUBLISH_INTERVAL_S = 0.005
 
 
-_ERROR_TYPES = {
-    400: "BadRequestError",
-    500: "InternalServerError",
-    503: "SERVICE_UNAVAILABLE",
-}
-
-
-class Pending(Protocol):
-    """A launched step."""
-
-    def wait(self) -> StepResult:
-        """Block until its tokens are known."""
-        ...
-
-
-class Runner(Protocol):
-    """What the scheduler needs of the executor."""
-
-    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
-        """Start computing a step, with the masks of those of its samples that have a grammar."""
-        ...
+_ERROR_TYPES = {400: "BadRequestError", 503: "SERVICE_UNAVAILABLE"}
 
 
 class WeightHandler(Protocol):
@@ -156,6 +138,8 @@ class Scheduler:
         self._max_req_len = min(options.context_len, cache.pool.num_pages * cache.page_size)
         self._overlap = options.overlap
         self._requests: dict[int, Request] = {}
+        # What raises while one request is handled ends that one, whatever it is.
+        self._faults = FaultDomains(self._end_failed)
         # One more than the context: with overlap a last, dropped token is still written.
         self._table = RequestTable(options.max_running_requests, options.context_len + 1)
         self._waiting = WaitingQueue(options.policy, cache)
@@ -163,6 +147,7 @@ class Scheduler:
             self._table,
             self._waiting,
             cache,
+            self._faults,
             token_budget=options.token_budget,
             eos_token_ids=options.eos_token_ids,
             splits_prompts=options.splits_prompts,
@@ -177,6 +162,7 @@ class Scheduler:
             self._requests,
             options.eos_token_ids,
             self._grammars,
+            self._faults,
             # On a device that overlaps, a row that jumps costs the whole batch its decode graph.
             jump_ahead=not options.overlap,
         )
@@ -203,10 +189,10 @@ class Scheduler:
         for message in messages:
             try:
                 self._dispatch(message)
-            except Exception:
-                logger.exception("A message of kind %s failed", type(message).__name__)
+            except Exception as error:
+                why = log_failure(f"A message of kind {type(message).__name__}", error)
                 if isinstance(message, GenerateRequest):
-                    self._forget_failed(message.request_id)
+                    self._send_front(RequestError([message.request_id], why))
 
     def _dispatch(self, message: SchedulerInbound) -> None:
         match message:
@@ -243,6 +229,10 @@ class Scheduler:
         request = Request(message)
         request.namespace = self._generation + request.namespace
         self._requests[request.request_id] = request
+        with self._faults.of(request):
+            self._queue(request, message)
+
+    def _queue(self, request: Request, message: GenerateRequest) -> None:
         if (
             request.num_prompt + request.max_new_tokens > self._max_req_len
             or not request.num_prompt
@@ -264,11 +254,14 @@ class Scheduler:
             try:
                 self._grammars.take(request, message.grammar_key, message.grammar)
             except GrammarError as error:
-                self._refuse(request, str(error), 500)
+                self._end_early(request, internal_error(str(error)))
 
     def _refuse(self, request: Request, message: str, status_code: int) -> None:
         err_type = _ERROR_TYPES[status_code]
         reason = FinishReason("abort", message=message, status_code=status_code, err_type=err_type)
+        self._end_early(request, reason)
+
+    def _end_early(self, request: Request, reason: FinishReason) -> None:
         self._buffer.end(request, reason)
         del self._requests[request.request_id]
 
@@ -276,9 +269,10 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return
-        if request.row >= 0:
-            self._output.finish(request, FinishReason("abort", message=why))
-        else:
+        with self._faults.of(request):
+            if request.row >= 0:
+                self._output.finish(request, FinishReason("abort", message=why))
+                return
             if why == "Aborted" and not request.num_retractions:
                 why = "Abort in waiting queue"
             self._buffer.end(request, FinishReason("abort", message=why))
@@ -288,17 +282,28 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return
-        if request.row >= 0:
-            self._output.remove(request)
-        else:
+        with self._faults.of(request):
+            if request.row >= 0:
+                self._output.remove(request)
+                return
             if not self._grammars.drop(request):
                 self._waiting.remove(request)
             del self._requests[request_id]
 
-    def _forget_failed(self, request_id: int) -> None:
-        self._remove(request_id)
-        self._requests.pop(request_id, None)
-        self._send_front(RequestError([request_id], "The request could not be taken."))
+    def _end_failed(self, request: Request, why: str) -> None:
+        """Forget a request whose handling raised, wherever that left it; called by `_faults`."""
+        self._requests.pop(request.request_id, None)
+        self._grammars.drop(request)
+        if request in self._waiting:
+            self._waiting.remove(request)
+        self._planner.forget(request)
+        self._recover_cache()
+        if not self._buffer.fail(request, internal_error(why)):
+            # The detokenizer has not heard of it.
+            self._send_front(RequestError([request.request_id], why))
+
+    def _recover_cache(self) -> None:
+        self._cache.recover([request.hold for request in self._requests.values()])
 
     def _set_options(self, values: dict[str, int]) -> None:
         self._max_queued = values.get("max_queued_requests", self._max_queued)
@@ -356,16 +361,16 @@ class Scheduler:
         self._is_paused = True
         if retract:
             for request in self._table.running():
-                self._planner.retract(request, "generation is paused")
+                with self._faults.of(request):
+                    self._planner.retract(request, "generation is paused")
 
     def _drain(self) -> None:
         """Report the step in flight, if there is one: nothing computes afterwards."""
         last, self._in_flight = self._in_flight, None
         try:
             self._finish_in_flight(last)
-        except Exception:
-            logger.exception("A scheduler step failed; every running request ends")
-            self._fail_running()
+        except Exception as error:
+            self._fail_running(error)
 
     def _invalidate_cache(self) -> None:
         """Let no later request find what is cached; what runs keeps its pages until it ends."""
@@ -382,9 +387,8 @@ class Scheduler:
         self._is_checked = False
         try:
             self._step()
-        except Exception:
-            logger.exception("A scheduler step failed; every running request ends")
-            self._fail_running()
+        except Exception as error:
+            self._fail_running(error)
         self._report(is_stepping=True)
 
     def _step(self) -> None:
@@ -402,7 +406,7 @@ class Scheduler:
             self._finish_in_flight(current)
 
     def _refuse_grammar(self, request: Request, message: str) -> None:
-        self._refuse(request, message, 500)
+        self._end_early(request, internal_error(message))
 
     def _launch(self) -> tuple[PlannedStep, Pending] | None:
         planned = self._planner.plan()
@@ -422,22 +426,22 @@ class Scheduler:
             planned, pending = launched
             self._output.process(planned, pending.wait())
 
-    def _fail_running(self) -> None:
+    def _fail_running(self, error: Exception) -> None:
+        """End every running request: a step failed, and nothing says for which one."""
         self._in_flight = None
-        reason = FinishReason(
-            "abort",
-            message="Internal error while computing a step.",
-            status_code=500,
-            err_type="InternalServerError",
-        )
+        reason = internal_error(log_failure("A step of all running requests", error))
         running = self._table.running()
         for request in running:
-            self._output.finish(request, reason, keep_cached=False)
+            with self._faults.of(request):
+                self._output.finish(request, reason, keep_cached=False)
         if not running:
             # Then one that waits is to blame; which one is unknown.
             for request in list(self._waiting):
-                self._buffer.end(request, reason)
-                self._remove(request.request_id)
+                with self._faults.of(request):
+                    self._buffer.end(request, reason)
+                    self._remove(request.request_id)
+        # Whatever raised may have taken pages for nobody.
+        self._recover_cache()
         self._check_invariants()
 
     def rest(self) -> None:

@@ -76,8 +76,11 @@ class RequestTable:
     def join(self, request: Request) -> int:
         """Give `request` a row and copy its tokens there."""
         row = self._free.pop()
-        num_tokens = len(request.tokens)
+        # First, so that `leave` undoes whatever follows.
+        self.order.append(row)
         self.requests[row] = request
+        request.row = row
+        num_tokens = len(request.tokens)
         self.request_ids[row] = request.request_id
         self.tokens[row, :num_tokens] = request.tokens
         self.num_tokens[row] = num_tokens
@@ -99,8 +102,6 @@ class RequestTable:
         self.knows_mask[row] = False
         self.may_jump[row] = not (request.sampling.has_penalties or request.reports_outputs)
         self.is_decoding[row] = False
-        request.row = row
-        self.order.append(row)
         return row
 
     def leave(self, request: Request) -> None:

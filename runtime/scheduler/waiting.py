@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -11,6 +12,8 @@ from runtime.scheduler.request import Request
 
 # Ordering by cached prefix walks the tree for every waiting request: not worth it for long queues.
 LONGEST_PREFIX_QUEUE_LIMIT = 128
+
+logger = logging.getLogger(__name__)
 
 Policy = Callable[[list[Request], CacheManager], list[Request]]
 
@@ -54,6 +57,8 @@ class WaitingQueue:
         """Order by the policy called `policy`."""
         self._policy = POLICIES.load(policy)
         self._is_fcfs = policy == "fcfs"
+        # A policy that fails does so at each step: it is told once.
+        self._has_failed = False
         self._cache = cache
         self._retracted: list[Request] = []
         self._new: deque[Request] = deque()
@@ -82,7 +87,15 @@ class WaitingQueue:
     def in_order(self) -> list[Request]:
         """All requests as the policy orders them now."""
         new = list(self._new)
-        return self._retracted + (new if self._is_fcfs else self._policy(new, self._cache))
+        if not self._is_fcfs:
+            try:
+                new = self._policy(new, self._cache)
+            except Exception:
+                # No request is known to be at fault, and all can be served without an order.
+                if not self._has_failed:
+                    logger.exception("The scheduling policy failed; the order of arrival holds")
+                self._has_failed = True
+        return self._retracted + new
 
     def remove(self, request: Request) -> None:
         """Take one out, wherever it stands."""

@@ -44,7 +44,8 @@ from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.commands import Commands
 from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.ranks import LeadingRunner, Ranks
-from runtime.scheduler.scheduler import Runner, Scheduler, SchedulerOptions
+from runtime.scheduler.runner import Runner
+from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.load_model import load_model, parameter_bytes

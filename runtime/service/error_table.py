@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import secrets
 from dataclasses import dataclass
 
 from runtime.errors import HeadraceError
-
-logger = logging.getLogger(__name__)
+from runtime.requests.fault_domain import log_failure
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,4 @@ def describe_error(error: Exception) -> ErrorInfo:
         return ErrorInfo(
             error.status_code, error.message, error.param, error.code, error.retry_after_s
         )
-    error_id = secrets.token_hex(6)
-    logger.error("request failed, error id %s", error_id, exc_info=error)
-    return ErrorInfo(500, f"Internal server error: the log has the details under id {error_id}.")
+    return ErrorInfo(500, log_failure("A request", error))

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import array
-import logging
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from runtime.ipc.messages import (
-    FinishReason,
     StopHit,
     StreamEnd,
     StreamStart,
     TextDelta,
     TextDeltas,
     TokenDeltas,
+    internal_error,
 )
+from runtime.requests.fault_domain import FaultDomains
 from runtime.text.decoder_choice import DecoderFactory
 from runtime.text.text_stream import BLOCK_BYTES, Stream
 from runtime.text.tokenizer import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 _ID_BYTES = 4
 _PORTION_BYTES = 2**20
@@ -38,6 +36,11 @@ class Detokenizer:
         """Decode with `tokenizer`."""
         self._decoders = DecoderFactory(tokenizer)
         self._streams: dict[int, Stream] = {}
+        # What a stream's own text, stop patterns or extras raise ends that stream alone.
+        self._faults = FaultDomains(self._fail_in_step)
+        # Of the step that is being decoded.
+        self._deltas: list[TextDelta] = []
+        self._hits: list[int] = []
 
     @property
     def decoder_kind(self) -> str:
@@ -61,14 +64,15 @@ class Detokenizer:
             MalformedDeltas: the message's lists do not fit together.
         """
         token_ids, ends = _checked(message)
-        deltas: list[TextDelta] = []
-        hits: list[int] = []
+        self._deltas, self._hits = deltas, hits = [], []
         for start, cached_tokens in zip(message.starts, message.cached_tokens, strict=True):
             if start.request_id not in self._streams:
-                self._open(start, cached_tokens, deltas, hits)
+                with self._faults.of(start.request_id):
+                    self._open(start, cached_tokens)
         for block in message.extras:
             if (owner := self._streams.get(block.request_id)) is not None:
-                owner.add_extra(block)
+                with self._faults.of(block.request_id):
+                    owner.add_extra(block)
         data = message.token_ids
         stop = 0
         for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
@@ -83,47 +87,46 @@ class Detokenizer:
                     data[begin * _ID_BYTES : stop * _ID_BYTES],
                     None if end is None else end.reason,
                 )
-            except Exception:
-                logger.exception("Decoding failed; request %d ends", request_id)
-                delta = _failure(request_id)
-            if delta is None:
+                if delta is None:
+                    continue
+                deltas.append(delta if end is None else _with_counts(delta, end))
+            except Exception as error:
+                self._faults.failed(request_id, error)
                 continue
-            deltas.append(delta if end is None else _with_counts(delta, end))
             if delta.reason is not None:
                 del self._streams[request_id]
                 if end is None:
                     hits.append(request_id)
         for end in ends.values():
-            self._close(end, deltas)
+            with self._faults.of(end.request_id):
+                self._close(end)
         return TextDeltas(deltas), StopHit(hits) if hits else None
 
-    def _open(
-        self, start: StreamStart, cached_tokens: int, deltas: list[TextDelta], hits: list[int]
-    ) -> None:
-        try:
-            decoder = self._decoders.create(
-                skip_special_tokens=start.skip_special_tokens,
-                prompt_tail=_ids_of(start.prompt_tail),
-            )
-            self._streams[start.request_id] = Stream(start, cached_tokens, decoder)
-        except Exception:
-            logger.exception("Opening a stream failed; request %d ends", start.request_id)
-            deltas.append(_failure(start.request_id))
-            hits.append(start.request_id)
+    def _open(self, start: StreamStart, cached_tokens: int) -> None:
+        decoder = self._decoders.create(
+            skip_special_tokens=start.skip_special_tokens,
+            prompt_tail=_ids_of(start.prompt_tail),
+        )
+        self._streams[start.request_id] = Stream(start, cached_tokens, decoder)
 
-    def _close(self, end: StreamEnd, deltas: list[TextDelta]) -> None:
+    def _close(self, end: StreamEnd) -> None:
         # An end without tokens of its own in this step.
-        request_id = end.request_id
-        stream = self._streams.pop(request_id, None)
+        stream = self._streams.get(end.request_id)
         if stream is None:
             return
-        try:
-            delta = stream.advance([], b"", end.reason)
-        except Exception:
-            logger.exception("Decoding failed; request %d ends", request_id)
-            delta = _failure(request_id)
+        delta = stream.advance([], b"", end.reason)
         if delta is not None:
-            deltas.append(_with_counts(delta, end))
+            self._deltas.append(_with_counts(delta, end))
+        del self._streams[end.request_id]
+
+    def fail(self, request_id: int, why: str) -> TextDelta:
+        """Forget a stream that failed; the delta that says so."""
+        self._streams.pop(request_id, None)
+        return TextDelta(request_id, "", b"", internal_error(why))
+
+    def _fail_in_step(self, request_id: int, why: str) -> None:
+        self._deltas.append(self.fail(request_id, why))
+        self._hits.append(request_id)
 
 
 def portions(message: TextDeltas) -> Iterator[TextDeltas]:
@@ -163,13 +166,3 @@ def _checked(message: TokenDeltas) -> tuple[list[int], dict[int, StreamEnd]]:
     if min(counts, default=0) < 0 or sum(counts) * _ID_BYTES != len(message.token_ids):
         raise MalformedDeltas("token counts do not add up")
     return _ids_of(message.token_ids), {end.request_id: end for end in message.ends}
-
-
-def _failure(request_id: int) -> TextDelta:
-    reason = FinishReason(
-        "abort",
-        message="The output of this request could not be decoded.",
-        status_code=500,
-        err_type="InternalServerError",
-    )
-    return TextDelta(request_id, "", b"", reason)

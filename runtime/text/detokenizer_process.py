@@ -16,7 +16,15 @@ import zmq
 from runtime.config.options import DetokenizerConfig
 from runtime.errors import StartupError
 from runtime.ipc.logging import configure_logging
-from runtime.ipc.messages import DetokenizerInbound, DetokenizerReady, ResetStreams, StartupFailed
+from runtime.ipc.messages import (
+    DetokenizerInbound,
+    DetokenizerReady,
+    ResetStreams,
+    StartupFailed,
+    StopHit,
+    TextDeltas,
+    TokenDeltas,
+)
 from runtime.ipc.shared_state import SHARED_STATE_FILE, SharedState
 from runtime.ipc.transport import (
     Inbox,
@@ -25,6 +33,7 @@ from runtime.ipc.transport import (
     front_address,
     scheduler_address,
 )
+from runtime.requests.fault_domain import FaultDomains, log_failure
 from runtime.text.detokenizer import Detokenizer, MalformedDeltas, portions
 from runtime.text.tokenizer import Tokenizer
 
@@ -49,15 +58,17 @@ class DetokenizerLoop:
         self._inbox = inbox
         self._front = front
         self._scheduler = scheduler
+        self._faults = FaultDomains(self._fail)
 
     def turn(self, timeout_s: float) -> None:
         """Wait for messages up to `timeout_s` and handle all that are there."""
         if not self._inbox.wait(timeout_s):
             return
         for message in self._inbox.drain():
-            self._handle(message)
+            self.handle(message)
 
-    def _handle(self, message: DetokenizerInbound) -> None:
+    def handle(self, message: DetokenizerInbound) -> None:
+        """Send on what a message gives; a failure ends the requests that it is about."""
         if isinstance(message, ResetStreams):
             self._detokenizer.reset()
             return
@@ -66,10 +77,34 @@ class DetokenizerLoop:
         except MalformedDeltas as error:
             logger.warning("Dropped a message of the scheduler: %s", error)
             return
+        except Exception as error:
+            why = log_failure("A step of all requests that a message names", error)
+            for request_id in _named(message):
+                self._fail(request_id, why)
+            return
         for portion in portions(deltas):
-            self._front.send(portion)
+            self._send(portion)
         if stop_hit is not None:
             self._scheduler.send(stop_hit)
+
+    def _send(self, portion: TextDeltas) -> None:
+        try:
+            self._front.send(portion)
+        except Exception:
+            # It cannot be written; which delta is to blame shows when each goes alone.
+            for delta in portion.deltas:
+                with self._faults.of(delta.request_id):
+                    self._front.send(TextDeltas([delta]))
+
+    def _fail(self, request_id: int, why: str) -> None:
+        self._front.send(TextDeltas([self._detokenizer.fail(request_id, why)]))
+        self._scheduler.send(StopHit([request_id]))
+
+
+def _named(message: TokenDeltas) -> set[int]:
+    """The requests that a message is about."""
+    parts = (message.starts, message.ends, message.extras)
+    return {part.request_id for each in parts for part in each} | set(message.request_ids)
 
 
 def main(payload: bytes) -> None:

@@ -6,25 +6,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import httpx
 import orjson
 import pytest
 
 from tests.support.livez_prober import LivezProber
+from tests.support.neighbours import Neighbours, bearable_s, greedy
 from tests.support.processes import resident_kb
 from tests.support.server import ROOT, ServerProcess
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
-MAX_LIVEZ_S = 0.05
-NUM_NEIGHBOURS = 3
-# Whatever else the machine does meanwhile shows in a calm run, too.
-MAX_TIMES_CALM = 5
 NUM_TRIES = 3
 TEXT = "The miller opens the gate and walks. " * 1622
 assert len(TEXT) > 60_000
@@ -38,10 +34,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def max_livez_s(server: ServerProcess) -> float:
-    """What `/livez` may take: the promise, or a few times what it takes where nobody attacks."""
-    with Neighbours(server), LivezProber(server) as prober:
-        pass
-    return max(MAX_LIVEZ_S, MAX_TIMES_CALM * prober.quantile(0.999))
+    return bearable_s(server)
 
 
 def ids(count: int, each: bytes = b"123") -> bytes:
@@ -173,42 +166,6 @@ def send(server: ServerProcess, attack: Attack) -> tuple[int, bytes, int]:
             begin = begin if len(begin) > 1024 else begin + part[:2048]
             size += len(part)
     return response.status_code, begin, size
-
-
-@dataclass
-class Neighbours:
-    """Greedy streams, one after the other on each of some threads, as long as the context lasts."""
-
-    server: ServerProcess
-    texts: list[str] = field(default_factory=list)
-
-    def __enter__(self) -> Neighbours:
-        self._is_over = threading.Event()
-        self._pool = ThreadPoolExecutor(NUM_NEIGHBOURS)
-        self._streams = [self._pool.submit(self._run) for _ in range(NUM_NEIGHBOURS)]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._pool.shutdown()
-        for stream in self._streams:
-            stream.result()
-
-    def _run(self) -> None:
-        while not self._is_over.is_set():
-            self.texts.append(greedy(self.server))
-
-
-def greedy(server: ServerProcess) -> str:
-    body = {
-        "text": "The mill",
-        "stream": True,
-        "sampling_params": {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True},
-    }
-    with httpx.stream("POST", server.url + "/generate", json=body, timeout=240) as response:
-        events = [line for line in response.iter_lines() if line]
-    assert events[-1] == "data: [DONE]"
-    return str(orjson.loads(events[-2].removeprefix("data: "))["text"])
 
 
 @pytest.mark.timeout(600)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
-import psutil
 import pytest
+import zmq
 
 from runtime.client.grammar_client import GrammarCompiler
 from runtime.config.options import GrammarConfig
 from runtime.errors import InvalidRequest, Overloaded
-from runtime.grammar.compiler import Job
+from runtime.grammar.compiler import reply_to
+from runtime.ipc.limited_forks import ForkEnd, ForkLimits, LimitedForks
 from runtime.ipc.messages import CompileGrammar, GrammarReply
 from runtime.requests.sampling_params import GrammarSpec
 
@@ -21,35 +23,66 @@ SPEC = GrammarSpec("regex", "[0-9]{2}")
 TIMEOUT_S = 1.0
 
 
-def sleep(*_: object) -> None:
+def sleep() -> bytes:
     time.sleep(60)
+    return b""
 
 
-def compute(*_: object) -> None:
+def compute() -> bytes:
     while True:
         pass
 
 
-@pytest.mark.parametrize("compile_and_exit", [sleep, compute])
-def test_who_did_not_run_says_nothing_of_the_grammar(
-    compile_and_exit: Callable[..., None],
-) -> None:
-    config = SimpleNamespace(compile_timeout_s=TIMEOUT_S)
-    compiler: Any = SimpleNamespace(config=config, compile_and_exit=compile_and_exit)
-    job = Job(CompileGrammar(7, SPEC), compiler)
-    # Of the process's own time, as the machine may have no more for it just now.
-    while compile_and_exit is compute and processor_s(job.pid) < TIMEOUT_S / 2:
-        time.sleep(0.05)
-    reply = job.end(timed_out=True)
+def end_of(work: Callable[[], bytes], timeout_s: float = TIMEOUT_S) -> ForkEnd:
+    forks, ends = LimitedForks(zmq.Poller(), 1), list[ForkEnd]()
+    forks.add(work, ForkLimits(timeout_s, timeout_s, 2**30), ends.append)
+    while not ends:
+        forks.turn()
+    return ends[0]
+
+
+@pytest.mark.parametrize("work", [sleep, compute])
+def test_who_did_not_run_says_nothing_of_the_grammar(work: Callable[[], bytes]) -> None:
+    end, deadline = end_of(work), time.monotonic() + 200
+    # A busy machine may have had no time for it.
+    while work is compute and end.got_no_processor and time.monotonic() < deadline:
+        end = end_of(work)
+    reply = reply_to(CompileGrammar(7, SPEC), end)
     assert reply.call_id == 7
     assert not reply.payload
-    assert reply.got_no_processor == (compile_and_exit is sleep)
-    assert ("busy" if compile_and_exit is sleep else "too long") in reply.error
+    assert reply.got_no_processor == (work is sleep)
+    assert ("busy" if work is sleep else "too long") in reply.error
 
 
-def processor_s(pid: int) -> float:
-    used = psutil.Process(pid).cpu_times()
-    return float(used.user + used.system)
+def fill_memory() -> bytes:
+    return bytes(2**31)
+
+
+def crash() -> bytes:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return b"not reached"
+
+
+def test_what_a_fork_may_use_is_bounded() -> None:
+    end = end_of(lambda: b"done", 120)
+    assert (end.answer, end.timed_out) == (b"done", False)
+    for work in (fill_memory, crash):
+        end = end_of(work, 120)
+        assert not end.answer
+        assert not end.timed_out
+
+
+def test_so_many_at_a_time_in_order() -> None:
+    forks, ends = LimitedForks(zmq.Poller(), 2), list[bytes]()
+    for number in range(20):
+        forks.add(
+            lambda number=number: b"%d" % number,  # type: ignore[misc]
+            ForkLimits(60.0, 60.0, 2**30),
+            lambda end: ends.append(end.answer),
+        )
+    while len(ends) < 20:
+        forks.turn()
+    assert sorted(map(int, ends)) == list(range(20))
 
 
 @pytest.mark.asyncio

@@ -155,7 +155,7 @@ def test_content_format_detection() -> None:
     ],
 )
 def test_hostile_templates_are_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openai_api.chat_template.RENDER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("openai_api.template_render.RENDER_TIMEOUT_S", 0.3)
     started = time.thread_time()
     with pytest.raises(InvalidRequest) as caught:
         ChatTemplate(source).render(SIMPLE, max_chars=100_000)

@@ -1,14 +1,12 @@
 """The scheduler's promises, checked on a runner that notices any wrong page."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.cache.manager import CacheManager
 from runtime.errors import DeviceLost
 from runtime.ipc.messages import (
     AbortAll,
@@ -16,109 +14,11 @@ from runtime.ipc.messages import (
     ControlReply,
     FinishReason,
     FlushCache,
-    GenerateRequest,
     StopHit,
-    TokenDeltas,
 )
-from runtime.ipc.shared_state import SharedState
 from runtime.ipc.weight_messages import PauseGeneration
-from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
-from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
-from runtime.scheduler.stats import SchedulerStats
-from tests.support.hash_runner import HashRunner, next_token
-
-PAGE = 4
-
-
-class Harness:
-    def __init__(self, folder: Path, **options: Any) -> None:
-        settings_ = {
-            "num_pages": 64,
-            "rows": 8,
-            "context_len": 128,
-            "token_budget": 16,
-            "policy": "fcfs",
-            "overlap": False,
-            "max_queued": None,
-            "prefix_cache": True,
-        } | options
-        self.cache = CacheManager(
-            settings_["num_pages"], PAGE, enable_prefix_cache=settings_["prefix_cache"]
-        )
-        self.runner = HashRunner(
-            settings_["num_pages"], PAGE, settings_["rows"], settings_["context_len"]
-        )
-        self.shared = SharedState(folder / "state", create=True)
-        self.tokens: dict[int, list[int]] = {}
-        self.reasons: dict[int, FinishReason] = {}
-        self.cached: dict[int, int] = {}
-        self.replies: list[Any] = []
-        self.scheduler = Scheduler(
-            self.runner,
-            self.cache,
-            SchedulerStats(self.shared, 10**9),
-            SchedulerOptions(
-                max_running_requests=settings_["rows"],
-                max_queued_requests=settings_["max_queued"],
-                context_len=settings_["context_len"],
-                token_budget=TokenBudget(settings_["token_budget"], settings_["token_budget"]),
-                policy=settings_["policy"],
-                eos_token_ids=[0],
-                overlap=settings_["overlap"],
-            ),
-            send_tokens=self._collect,
-            send_front=self.replies.append,
-        )
-
-    def _collect(self, message: TokenDeltas) -> None:
-        for start, cached in zip(message.starts, message.cached_tokens, strict=True):
-            assert start.request_id not in self.tokens, "announced twice"
-            self.tokens[start.request_id] = []
-            self.cached[start.request_id] = cached
-        ids = np.frombuffer(message.token_ids, dtype=np.int32).tolist()
-        for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
-            assert request_id not in self.reasons, "a token came after the end"
-            self.tokens[request_id] += ids[:count]
-            ids = ids[count:]
-        for end in message.ends:
-            assert end.request_id not in self.reasons, "ended twice"
-            self.reasons[end.request_id] = end.reason
-
-    def add(self, request_id: int, prompt: list[int], max_new: int, **sampling: Any) -> None:
-        namespace = sampling.pop("namespace", "")
-        priority = sampling.pop("priority", 0)
-        self.scheduler.receive(
-            [
-                GenerateRequest(
-                    request_id=request_id,
-                    input_ids=np.array(prompt, dtype=np.int32).tobytes(),
-                    spec=RequestSpec(
-                        sampling=SamplingParams(max_new_tokens=max_new, seed=1, **sampling),
-                        cache_namespace=namespace,
-                        priority=priority,
-                    ),
-                    arrival=float(request_id),
-                )
-            ]
-        )
-
-    def run(self, limit: int = 2000) -> None:
-        for _ in range(limit):
-            if not self.scheduler.has_work:
-                break
-            self.scheduler.step()
-        assert not self.scheduler.has_work, "the scheduler never came to rest"
-        self.scheduler.step()
-        self.scheduler.check_when_idle()
-
-
-def expected(prompt: list[int], count: int) -> list[int]:
-    sequence = list(prompt)
-    for _ in range(count):
-        sequence.append(next_token(np.array(sequence, dtype=np.int32)))
-    return sequence[len(prompt) :]
+from tests.support.scheduler_harness import Harness, expected
 
 
 @pytest.fixture

@@ -1,0 +1,96 @@
+"""One chat template, compiled, and what came of a render: text, a refusal, or neither."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.exceptions import SecurityError
+
+from openai_api.template_sandbox import (
+    Budget,
+    TemplateTooLong,
+    compile_bounded,
+    make_environment,
+    render_bounded,
+)
+from runtime.errors import InvalidRequest, StartupError, TooLong
+
+RENDER_TIMEOUT_S = 5.0
+
+
+def parse_template(source: str, name: str) -> nodes.Template:
+    """The syntax tree of a template's text; nothing of it is evaluated.
+
+    Raises:
+        StartupError: the text is no Jinja template.
+    """
+    try:
+        return make_environment().parse(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise StartupError(does_not_parse(name, error)) from None
+    except RecursionError:
+        raise StartupError(f"The chat template ({name}) nests too deep.") from None
+
+
+def does_not_parse(name: str, error: jinja2.TemplateSyntaxError) -> str:
+    """One line that says where a template is wrong."""
+    return f"The chat template ({name}) does not parse, line {error.lineno}: {error.message}"
+
+
+class CompiledTemplate:
+    """A template that is rendered in this process.
+
+    Attributes:
+        variables: names that the text reads from outside.
+    """
+
+    def __init__(self, source: str, name: str) -> None:
+        """Compile, which evaluates what is constant in the text.
+
+        Raises:
+            StartupError: the text is no Jinja template.
+        """
+        environment = make_environment()
+        tree = parse_template(source, name)
+        try:
+            self.variables = meta.find_undeclared_variables(tree)
+            self._template = compile_bounded(environment, tree)
+        except jinja2.TemplateSyntaxError as error:
+            raise StartupError(does_not_parse(name, error)) from None
+        except (RecursionError, SyntaxError, MemoryError):
+            raise StartupError(f"The chat template ({name}) nests too deep.") from None
+
+    def render(self, values: dict[str, Any], max_chars: int) -> str | None:
+        """Write the prompt.
+
+        Returns:
+            `None` for failures that are no words to the user: a template that trips over the type
+            of a value.
+
+        Raises:
+            InvalidRequest: the template refuses these values, or they cost too much.
+        """
+        try:
+            return render_bounded(self._template, values, Budget(max_chars, RENDER_TIMEOUT_S))
+        except (jinja2.UndefinedError, SecurityError):
+            return None
+        except jinja2.TemplateError as error:
+            message = error.message or "it refuses these messages"
+            kind = TooLong if isinstance(error, TemplateTooLong) else InvalidRequest
+            raise kind(f"Chat template error: {message}", param="messages") from None
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ):
+            return None
+        except MemoryError:
+            raise InvalidRequest(
+                "Chat template error: it needs too much memory for these messages",
+                param="messages",
+            ) from None

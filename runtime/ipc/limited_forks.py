@@ -1,0 +1,148 @@
+"""Work on hostile input: each piece in a fork of its own, under limits, killed when it is slow.
+
+What crashes, hangs or eats memory takes one fork with it. The fork starts with everything loaded,
+so a small piece takes some ten milliseconds. For a process of one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+_IDLE_WAIT_MS = 1000
+_READ_BYTES = 1 << 20
+# Of the time it was given: a fork that ran for less says nothing of its work.
+_LEAST_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class ForkLimits:
+    """What one fork may use.
+
+    Attributes:
+        timeout_s: seconds by the clock.
+        cpu_s: seconds of processor time.
+        memory_bytes: address space beyond what the forking process has.
+    """
+
+    timeout_s: float
+    cpu_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class ForkEnd:
+    """What became of a fork.
+
+    Attributes:
+        answer: what its work gave; empty where it was ended before.
+        status: as `os.wait4` gives it.
+        timed_out: it was ended because its time was over.
+        got_no_processor: the machine was too busy for it to have had its time.
+    """
+
+    answer: bytes
+    status: int
+    timed_out: bool
+    got_no_processor: bool
+
+
+class _Fork:
+    def __init__(self, work: Callable[[], bytes], limits: ForkLimits) -> None:
+        self.reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _work_and_exit(work, limits, writer)
+        os.close(writer)
+        self._timeout_s = limits.timeout_s
+        self.deadline = time.monotonic() + limits.timeout_s
+        self._parts: list[bytes] = []
+
+    def read(self) -> bool:
+        """Take what has come; whether that was all."""
+        part = os.read(self.reader, _READ_BYTES)
+        if part:
+            self._parts.append(part)
+        return not part
+
+    def end(self, *, timed_out: bool) -> ForkEnd:
+        """Collect the process and say what came out."""
+        # Whatever it does behind its answer must not keep this process waiting.
+        os.kill(self.pid, signal.SIGKILL)
+        os.close(self.reader)
+        _, status, usage = os.wait4(self.pid, 0)
+        is_short = usage.ru_utime + usage.ru_stime < _LEAST_SHARE * self._timeout_s
+        answer = b"" if timed_out else b"".join(self._parts)
+        return ForkEnd(answer, status, timed_out, timed_out and is_short)
+
+
+class LimitedForks:
+    """Runs pieces of work in forks, some at a time, in the order in which they came."""
+
+    def __init__(self, poller: zmq.Poller, max_parallel: int) -> None:
+        """Wait on `poller`, on which the process's own sockets are registered already."""
+        self._poller = poller
+        self._max_parallel = max_parallel
+        self._waiting: deque[tuple[Callable[[], bytes], ForkLimits, Callable[[ForkEnd], None]]] = (
+            deque()
+        )
+        self._running: dict[int, tuple[_Fork, Callable[[ForkEnd], None]]] = {}
+
+    def add(
+        self, work: Callable[[], bytes], limits: ForkLimits, done: Callable[[ForkEnd], None]
+    ) -> None:
+        """Run `work` in a fork as soon as one is free, and then `done`, here."""
+        self._waiting.append((work, limits, done))
+        self._start()
+
+    def turn(self) -> None:
+        """Wait until something has happened, here or on one of the process's sockets."""
+        now = time.monotonic()
+        first = min((fork.deadline for fork, _ in self._running.values()), default=None)
+        wait_ms = _IDLE_WAIT_MS if first is None else max(0, int((first - now) * 1000) + 1)
+        ready = {place for place, _ in self._poller.poll(wait_ms) if isinstance(place, int)}
+        now = time.monotonic()
+        for fork, done in list(self._running.values()):
+            ended = fork.reader in ready and fork.read()
+            timed_out = not ended and now >= fork.deadline
+            if ended or timed_out:
+                self._poller.unregister(fork.reader)
+                del self._running[fork.reader]
+                done(fork.end(timed_out=timed_out))
+        self._start()
+
+    def _start(self) -> None:
+        while self._waiting and len(self._running) < self._max_parallel:
+            work, limits, done = self._waiting.popleft()
+            fork = _Fork(work, limits)
+            self._running[fork.reader] = fork, done
+            self._poller.register(fork.reader, zmq.POLLIN)
+
+
+def _work_and_exit(work: Callable[[], bytes], limits: ForkLimits, writer: int) -> None:
+    """In the fork: work, answer, and leave without any clean-up of the parent's things."""
+    try:
+        _limit_resources(limits)
+        answer = work()
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(answer)
+    finally:
+        os._exit(0)
+
+
+def _limit_resources(limits: ForkLimits) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Should the parent be killed, nobody else would end this process.
+    seconds = int(limits.cpu_s) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + limits.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))

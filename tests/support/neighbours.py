@@ -1,0 +1,61 @@
+"""Greedy streams beside whatever else a server is asked for; each must have its solo text."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import httpx
+import orjson
+
+from tests.support.livez_prober import LivezProber
+from tests.support.server import ServerProcess
+
+NUM_NEIGHBOURS = 3
+MAX_LIVEZ_S = 0.05
+# Whatever else the machine does meanwhile shows in a calm run, too.
+MAX_TIMES_CALM = 5
+
+
+@dataclass
+class Neighbours:
+    """Greedy streams, one after the other on each of some threads, as long as the context lasts."""
+
+    server: ServerProcess
+    texts: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Neighbours:
+        self._is_over = threading.Event()
+        self._pool = ThreadPoolExecutor(NUM_NEIGHBOURS)
+        self._streams = [self._pool.submit(self._run) for _ in range(NUM_NEIGHBOURS)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._pool.shutdown()
+        for stream in self._streams:
+            stream.result()
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            self.texts.append(greedy(self.server))
+
+
+def greedy(server: ServerProcess) -> str:
+    body = {
+        "text": "The mill",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True},
+    }
+    with httpx.stream("POST", server.url + "/generate", json=body, timeout=240) as response:
+        events = [line for line in response.iter_lines() if line]
+    assert events[-1] == "data: [DONE]"
+    return str(orjson.loads(events[-2].removeprefix("data: "))["text"])
+
+
+def bearable_s(server: ServerProcess) -> float:
+    """What `/livez` may take: the promise, or a few times what it takes where nobody attacks."""
+    with Neighbours(server), LivezProber(server) as prober:
+        pass
+    return max(MAX_LIVEZ_S, MAX_TIMES_CALM * prober.quantile(0.999))

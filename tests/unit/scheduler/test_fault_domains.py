@@ -1,0 +1,282 @@
+"""Whatever raises while the scheduler handles one request ends that request; the others go on.
+
+Each site is reached through what the scheduler is given: a cache, or a request, that fails there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from runtime.cache.manager import CacheManager, PageHold
+from runtime.cache.page_pool import Pages
+from runtime.cache.radix_tree import Tokens
+from runtime.ipc.messages import AbortRequests, FlushCache
+from runtime.ipc.weight_messages import ContinueGeneration, PauseGeneration
+from runtime.requests.extra_spec import ExtraSpec
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import SamplingParams
+from tests.support.scheduler_harness import Harness, expected
+
+NUM_PAGES = 64
+GUILTY = "guilty"
+MAX_NEW = 24
+PROMPTS = {number: [number, number + 1, *range(50, 50 + number)] for number in range(1, 7)}
+
+
+class PlantedError(Exception):
+    """What a site raises."""
+
+
+class FaultyCache(CacheManager):
+    """A cache that raises in one method for requests of the name space `GUILTY`.
+
+    Attributes:
+        site: the method, and `before` or `after` it did its work.
+        from_page: `extend` fails for those that have so many pages.
+    """
+
+    site: tuple[str, str] = ("", "")
+    from_page = 0
+
+    def _around(self, name: str, is_guilty: bool, work: Callable[[], Any]) -> Any:
+        fails = is_guilty and self.site[0] == name
+        if fails and self.site[1] == "before":
+            raise PlantedError(name)
+        result = work()
+        if fails:
+            raise PlantedError(name)
+        return result
+
+    def attach_prefix(self, hold: PageHold, tokens: Tokens, namespace: str) -> int:
+        def work() -> int:
+            return CacheManager.attach_prefix(self, hold, tokens, namespace)
+
+        found: int = self._around("attach_prefix", namespace == GUILTY, work)
+        if namespace == GUILTY:
+            self.guilty = {*getattr(self, "guilty", set()), hold}
+        return found
+
+    def extend(self, hold: PageHold, num_tokens: int) -> bool:
+        is_guilty = hold in getattr(self, "guilty", set()) and hold.num_pages >= self.from_page
+        done: bool = self._around(
+            "extend", is_guilty, lambda: CacheManager.extend(self, hold, num_tokens)
+        )
+        return done
+
+    def share(self, hold: PageHold, tokens: Tokens, namespace: str) -> None:
+        self._around(
+            "share",
+            namespace == GUILTY,
+            lambda: CacheManager.share(self, hold, tokens, namespace),
+        )
+
+    def release(self, hold: PageHold, tokens: Tokens, namespace: str) -> None:
+        self._around(
+            "release",
+            namespace == GUILTY,
+            lambda: CacheManager.release(self, hold, tokens, namespace),
+        )
+
+
+class FaultySampling:
+    """Sampling parameters of which one cannot be read."""
+
+    def __init__(self, name: str) -> None:
+        self._real = SamplingParams(max_new_tokens=MAX_NEW, seed=1)
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._name:
+            raise PlantedError(name)
+        return getattr(self._real, name)
+
+
+class Unreadable(list[int]):
+    """Stop ids that cannot be compared with a token."""
+
+    def __contains__(self, item: object) -> bool:
+        raise PlantedError("stop ids")
+
+
+class Unorderable(int):
+    """A position that cannot be compared with where a chunk begins."""
+
+    def __gt__(self, other: int) -> bool:
+        raise PlantedError("position")
+
+
+def guilty_spec(site: str) -> RequestSpec:
+    sampling = SamplingParams(max_new_tokens=MAX_NEW, seed=1)
+    extras: list[ExtraSpec] = []
+    if site == "stop ids":
+        sampling = SamplingParams(max_new_tokens=MAX_NEW, stop_token_ids=Unreadable([7]))
+    elif site.startswith("sampling."):
+        sampling = cast("SamplingParams", FaultySampling(site.partition(".")[2]))
+    elif site == "position":
+        extras = [ExtraSpec("logprobs", prompt_start=Unorderable(0), of_outputs=False)]
+    return RequestSpec(sampling=sampling, cache_namespace=GUILTY, extras=extras)
+
+
+def check_neighbours(harness: Harness, numbers: set[int]) -> None:
+    """Each has the text that it has alone, and nothing is held by anyone afterwards."""
+    for number in numbers:
+        assert harness.tokens[number] == expected(PROMPTS[number], MAX_NEW)
+        assert harness.reasons[number].type == "length"
+    shared = harness.shared
+    gauges = ("num_running_reqs", "num_queue_reqs", "num_used_tokens", "num_retracted_reqs")
+    assert [shared[name] for name in gauges] == [0] * len(gauges)
+    harness.cache.check_invariants([])
+    harness.scheduler.receive([FlushCache(1)])
+    assert harness.cache.pool.num_free == harness.cache.pool.num_pages
+    # As many as there are rows: none of them is lost.
+    for number in range(900, 908):
+        harness.add(number, [number], 3)
+    harness.run()
+    assert [harness.tokens[n] for n in range(900, 908)] == [
+        expected([n], 3) for n in range(900, 908)
+    ]
+
+
+SITES = [
+    *[
+        f"{name} {when}"
+        for name in ("attach_prefix", "extend", "share", "release")
+        for when in ("before", "after")
+    ],
+    "stop ids",
+    "sampling.skip_special_tokens",
+    "sampling.stop_token_ids",
+    "sampling.ignore_eos",
+    "position",
+]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("num_pages", [NUM_PAGES, 26], ids=["roomy", "retracting"])
+@pytest.mark.parametrize("site", SITES)
+def test_the_guilty_end_and_the_others_go_on(
+    tmp_path: Path, site: str, num_pages: int, overlap: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = Harness(tmp_path, overlap=overlap, num_pages=num_pages, cache=FaultyCache)
+    name, _, when = site.partition(" ")
+    harness.cache.site = (name, when)
+    for number, prompt in PROMPTS.items():
+        harness.add(number, prompt, MAX_NEW)
+        # Guilty ones before, among and behind the others, in steps of their own and in shared ones.
+        if number % 2:
+            harness.send(100 + number, [*range(200, 220 + number)], guilty_spec(site))
+        if number % 3 == 0:
+            harness.scheduler.step()
+    harness.run()
+    for number in (101, 103, 105):
+        reason = harness.reasons[number]
+        # One whose end was told before its pages could not be given back has its whole text.
+        if name == "release" and reason.type == "length":
+            assert len(harness.tokens[number]) == MAX_NEW
+        else:
+            assert reason.status_code == 500
+            (error_id,) = re.findall("details under id ([0-9a-f]{12})", reason.message or "")
+            assert f"error id {error_id}" in caplog.text
+    check_neighbours(harness, set(PROMPTS))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failing_growth_among_outputs(tmp_path: Path, when: str, overlap: bool) -> None:
+    # Pages are scarce, so each output grows by itself.
+    harness = Harness(tmp_path, overlap=overlap, num_pages=26, cache=FaultyCache)
+    harness.cache.site, harness.cache.from_page = ("extend", when), 3
+    for number, prompt in PROMPTS.items():
+        harness.add(number, prompt, MAX_NEW)
+        harness.send(100 + number, [200 + number], guilty_spec("extend"))
+    harness.run()
+    failed = [n for n, reason in harness.reasons.items() if reason.status_code == 500]
+    assert failed
+    assert all(n > 100 and harness.tokens[n] for n in failed), "not before their first token"
+    check_neighbours(harness, set(PROMPTS))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize(
+    "site", ["release before", "release after", "sampling.skip_special_tokens"]
+)
+def test_a_failing_abort(tmp_path: Path, site: str, runs: bool, overlap: bool) -> None:
+    harness = Harness(tmp_path, overlap=overlap, cache=FaultyCache, rows=8 if runs else 3)
+    name, _, when = site.partition(" ")
+    harness.cache.site = (name, when)
+    for number in (1, 2, 3):
+        harness.add(number, PROMPTS[number], MAX_NEW)
+    harness.send(100, [200, 201, 202], guilty_spec(site))
+    harness.send(101, [300, 301, 302], guilty_spec(site))
+    harness.scheduler.step()
+    # Both in one message: the second is aborted although the first one fails.
+    harness.scheduler.receive([AbortRequests([100, 101])])
+    harness.run()
+    assert {harness.reasons[number].type for number in (100, 101)} == {"abort"}
+    for number in (1, 2, 3):
+        assert harness.tokens[number] == expected(PROMPTS[number], MAX_NEW)
+    assert harness.shared["num_running_reqs"] == harness.shared["num_used_tokens"] == 0
+    harness.cache.check_invariants([])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failing_retraction_at_a_pause(tmp_path: Path, when: str, overlap: bool) -> None:
+    harness = Harness(tmp_path, overlap=overlap, cache=FaultyCache)
+    harness.cache.site = ("release", when)
+    for number, prompt in PROMPTS.items():
+        harness.add(number, prompt, MAX_NEW)
+    harness.send(100, [200, 201, 202], guilty_spec("release"))
+    for _ in range(5):
+        harness.scheduler.step()
+    harness.scheduler.receive([PauseGeneration(1, retract=True), ContinueGeneration(2)])
+    harness.run()
+    assert harness.reasons[100].status_code == 500
+    check_neighbours(harness, set(PROMPTS))
+
+
+def test_a_failing_policy_leaves_the_order_of_arrival(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = Harness(tmp_path, rows=2, policy="priority")
+    for number, prompt in PROMPTS.items():
+        # Text and numbers have no order.
+        priority = cast("int", "high") if number == 6 else number
+        harness.add(number, prompt, MAX_NEW, priority=priority)
+    harness.run()
+    assert list(harness.tokens) == list(PROMPTS)
+    check_neighbours(harness, set(PROMPTS))
+    assert sum("policy failed" in record.message for record in caplog.records) == 1
+
+
+class LeakyCache(CacheManager):
+    """Takes pages for all rows at once, and then fails: nobody's fault."""
+
+    fails = False
+
+    def extend_each(self, holds: list[PageHold]) -> Pages | None:
+        if self.fails:
+            self.pool.take(3)
+            raise PlantedError("all")
+        return super().extend_each(holds)
+
+
+def test_what_fails_for_all_ends_all_and_the_worker_lives(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, cache=LeakyCache)
+    for number in (1, 2, 3):
+        harness.add(number, PROMPTS[number], MAX_NEW)
+    harness.scheduler.step()
+    harness.cache.fails = True
+    harness.run()
+    assert {reason.status_code for reason in harness.reasons.values()} == {500}
+    harness.cache.fails = False
+    for number in (4, 5, 6):
+        harness.add(number, PROMPTS[number], MAX_NEW)
+    harness.run()
+    check_neighbours(harness, {4, 5, 6})
