@@ -217,6 +217,8 @@ class Grammars:
         try:
             if matcher.accept(token_id):
                 return None
+        except GrammarError as error:
+            return _beyond_limit(error)
         except Exception:
             logger.exception("A grammar failed; its request ends")
             return _internal()
@@ -331,7 +333,7 @@ class Grammars:
             try:
                 backend.fill(matchers[place : place + 1], words[place : place + 1])
             except GrammarError as error:
-                failed[row] = _refused(f"The grammar cannot be followed: {error}.")
+                failed[row] = _beyond_limit(error)
                 words[place] = -1
             except Exception:
                 logger.exception("A grammar failed; its request ends")
@@ -394,6 +396,10 @@ def _internal() -> FinishReason:
         status_code=500,
         err_type="InternalServerError",
     )
+
+
+def _beyond_limit(error: GrammarError) -> FinishReason:
+    return _refused(f"The grammar cannot be followed any further: {error}.")
 
 
 def _refused(message: str) -> FinishReason:
