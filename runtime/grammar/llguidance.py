@@ -22,7 +22,7 @@ from runtime.text.tokenizer import Tokenizer
 _MAX_MESSAGE_CHARS = 300
 _LOADED_PER_BYTE = 32
 _JSON_OPTIONS: Any = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{MAX_BLANKS}}}"}
-# In a grammar of the library's own `<think>` is the token. In strings, expressions and comments not.
+# In the library's own grammars `<think>` is the token, but not in strings, expressions, comments.
 _LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|<[^<>\s]+>|//[^\n]*|/(?:\\.|[^/\\\n])+/')
 
 

@@ -41,6 +41,7 @@ _ROUTE = re.compile(r"/[A-Za-z0-9._:/@-]+")
 ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}
 # Those with a batch-invariant form.
 INVARIANT_BACKENDS = ("cpu", "triton")
+_NO_GRAMMAR_LIBRARY = "no library for it is installed; run pip install llguidance"
 # Rows and tables of every request that may run are allocated at start.
 MAX_RUNNING_REQUESTS = 65536
 
@@ -61,6 +62,7 @@ class Resolved:
     Attributes:
         config: as asked for, with every choice filled in; shown at `/server_info`.
         grammar: `None` when structured output is off.
+        why_no_grammars: why it is off, and how to mend it; empty where it is not.
         sampling_defaults: sampling keys for requests that lack them, native names, checked.
         choices: "what: value (reason)" lines for the log.
     """
@@ -69,6 +71,7 @@ class Resolved:
     worker: WorkerConfig
     detokenizer: DetokenizerConfig
     grammar: GrammarConfig | None
+    why_no_grammars: str
     sampling_defaults: dict[str, object]
     choices: list[str]
 
@@ -226,7 +229,15 @@ def resolve(
     if deterministic:
         # A seed drawn at admission would count the requests before.
         defaults.setdefault("seed", random_seed)
-    return Resolved(resolved, worker, detokenizer, grammar, defaults, choices.lines)
+    return Resolved(
+        resolved,
+        worker,
+        detokenizer,
+        grammar,
+        _why_no_grammars(config, grammar_backend),
+        defaults,
+        choices.lines,
+    )
 
 
 def _schedule_policy(scheduling: SchedulingArgs) -> str:
@@ -267,13 +278,23 @@ def _grammar_backend(config: ServerConfig, choices: _Choices) -> str:
         for name in ("xgrammar", "llguidance"):
             if find_spec(name) is not None:
                 return str(choices.pick("grammar_backend", name, "installed"))
-        return str(choices.pick("grammar_backend", "none", "no library for it is installed"))
+        return str(choices.pick("grammar_backend", "none", _NO_GRAMMAR_LIBRARY))
     if asked != "none" and find_spec(asked) is None:
-        extra = "grammar" if asked == "xgrammar" else asked
+        package = "'headrace[grammar]'" if asked == "xgrammar" else asked
         raise StartupError(
-            f"--grammar-backend {asked}: it is not installed; pip install 'headrace[{extra}]'."
+            f"--grammar-backend {asked}: it is not installed; pip install {package}."
         )
     return asked
+
+
+def _why_no_grammars(config: ServerConfig, backend: str) -> str:
+    if backend != "none":
+        return ""
+    if config.model.skip_tokenizer_init:
+        return "it was started with --skip-tokenizer-init"
+    if config.kernels.grammar_backend == "none":
+        return "it was started with --grammar-backend none"
+    return f"{_NO_GRAMMAR_LIBRARY}, then start it again"
 
 
 def check_options(config: ServerConfig) -> None:
