@@ -41,6 +41,7 @@ _ROUTE = re.compile(r"/[A-Za-z0-9._:/@-]+")
 ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}
 # Those with a batch-invariant form.
 INVARIANT_BACKENDS = ("cpu", "triton")
+_NO_OUTPUT = "the model gives no tokens"
 _NO_GRAMMAR_LIBRARY = "no library for it is installed; run pip install llguidance"
 # Rows and tables of every request that may run are allocated at start.
 MAX_RUNNING_REQUESTS = 65536
@@ -141,7 +142,7 @@ def resolve(
     overlap = not scheduling.disable_overlap_schedule
     if overlap and device == "cpu":
         overlap = choices.pick("overlap_schedule", False, "the CPU has nothing to overlap with")
-    grammar_backend = _grammar_backend(config, choices)
+    grammar_backend = _grammar_backend(config, model, choices)
     deterministic = config.kernels.enable_deterministic_inference
     random_seed = _random_seed(config, seed, choices)
 
@@ -235,7 +236,7 @@ def resolve(
         worker,
         detokenizer,
         grammar,
-        _why_no_grammars(config, grammar_backend),
+        _why_no_grammars(config, model, grammar_backend),
         defaults,
         choices.lines,
     )
@@ -271,10 +272,12 @@ def _attention_backend(
     return asked
 
 
-def _grammar_backend(config: ServerConfig, choices: _Choices) -> str:
+def _grammar_backend(config: ServerConfig, model: ModelSpec, choices: _Choices) -> str:
     asked = config.kernels.grammar_backend
     if config.model.skip_tokenizer_init:
         return str(choices.pick("grammar_backend", "none", "there is no tokenizer"))
+    if model.gives != "tokens":
+        return str(choices.pick("grammar_backend", "none", _NO_OUTPUT))
     if asked == "auto":
         for name in ("xgrammar", "llguidance"):
             if find_spec(name) is not None:
@@ -288,11 +291,13 @@ def _grammar_backend(config: ServerConfig, choices: _Choices) -> str:
     return asked
 
 
-def _why_no_grammars(config: ServerConfig, backend: str) -> str:
+def _why_no_grammars(config: ServerConfig, model: ModelSpec, backend: str) -> str:
     if backend != "none":
         return ""
     if config.model.skip_tokenizer_init:
         return "it was started with --skip-tokenizer-init"
+    if model.gives != "tokens":
+        return _NO_OUTPUT
     if config.kernels.grammar_backend == "none":
         return "it was started with --grammar-backend none"
     return f"{_NO_GRAMMAR_LIBRARY}, then start it again"

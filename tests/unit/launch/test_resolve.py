@@ -297,6 +297,8 @@ def test_where_structured_output_is_off_it_is_said_what_mends_it(monkeypatch):
     assert choose().why_no_grammars == ""
     asked = choose(kernels=KernelArgs(grammar_backend="none"))
     assert asked.why_no_grammars == "it was started with --grammar-backend none"
+    # Nothing is started for a model that gives vectors.
+    assert choose(model=fake_model_config(gives="vectors")).grammar is None
     # The command that brings one, in the answer, in the log and where one was asked for.
     for name in ("xgrammar", "llguidance"):
         monkeypatch.setitem(sys.modules, name, None)
