@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarBackend, num_words
+from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarBackend
 from runtime.requests.sampling_params import GrammarSpec
 from runtime.text.tokenizer import Tokenizer
 from tests.support.grammar_backends import BACKENDS, needs_grammars
+from tests.support.grammar_walk import allowed
 from tests.support.tiny_tokenizers import KINDS, write_folder
 
 pytestmark = needs_grammars
@@ -33,13 +34,6 @@ def make(
         return backend, tokenizer
 
     return make
-
-
-def allowed(backend: GrammarBackend[Any], matcher: Any, vocab_size: int) -> list[int]:
-    words = np.zeros((1, num_words(vocab_size)), dtype=np.int32)
-    backend.fill([matcher], words)
-    bits = np.unpackbits(words[0].view(np.uint8), bitorder="little")[:vocab_size]
-    return [int(token_id) for token_id in np.flatnonzero(bits)]
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_BYTES)
