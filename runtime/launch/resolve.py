@@ -25,6 +25,7 @@ from runtime.config.options import (
     WorkerConfig,
 )
 from runtime.errors import InvalidRequest, StartupError
+from runtime.launch.grammar_choice import choose_grammars
 from runtime.launch.hardware import Hardware
 from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 
@@ -43,8 +44,6 @@ _ROUTE = re.compile(r"/[A-Za-z0-9._:/@-]+")
 ATTENTION_DEVICES = {"cpu": "cpu", "triton": "cuda"}
 # Those with a batch-invariant form.
 INVARIANT_BACKENDS = ("cpu", "triton")
-_NO_OUTPUT = "the model gives no tokens"
-_NO_GRAMMAR_LIBRARY = "no library for it is installed; run pip install llguidance"
 # Rows and tables of every request that may run are allocated at start.
 MAX_RUNNING_REQUESTS = 65536
 
@@ -144,7 +143,9 @@ def resolve(
     overlap = not scheduling.disable_overlap_schedule
     if overlap and device == "cpu":
         overlap = choices.pick("overlap_schedule", False, "the CPU has nothing to overlap with")
-    grammar_backend = _grammar_backend(config, model, choices)
+    grammars = choose_grammars(config, model)
+    if grammars.reason:
+        choices.pick("grammar_backend", grammars.backend, grammars.reason)
     deterministic = config.kernels.enable_deterministic_inference
     random_seed = _random_seed(config, seed, choices)
 
@@ -173,7 +174,7 @@ def resolve(
             config.kernels,
             num_threads=threads,
             attention_backend=attention,
-            grammar_backend=grammar_backend,
+            grammar_backend=grammars.backend,
         ),
     )
     worker = WorkerConfig(
@@ -208,7 +209,7 @@ def resolve(
         enable_return_hidden_states=scheduling.enable_return_hidden_states,
         stream_interval=config.http.stream_interval,
         tokenizer_folder=str(folders.tokenizer),
-        grammar_backend=grammar_backend,
+        grammar_backend=grammars.backend,
         is_embedding=config.model.is_embedding,
         ep_size=config.parallel.ep_size,
     )
@@ -220,11 +221,11 @@ def resolve(
         log_level=config.logging.log_level,
     )
     grammar = None
-    if grammar_backend != "none":
+    if grammars.backend != "none":
         grammar = GrammarConfig(
             run_folder=str(folders.run),
             generation=0,
-            backend=grammar_backend,
+            backend=grammars.backend,
             tokenizer_folder=str(folders.tokenizer),
             vocab_size=model.vocab_size,
             eos_token_ids=list(model.eos_token_ids),
@@ -239,7 +240,7 @@ def resolve(
         worker,
         detokenizer,
         grammar,
-        _why_no_grammars(config, model, grammar_backend),
+        grammars.why_none,
         defaults,
         choices.lines,
     )
@@ -273,37 +274,6 @@ def _attention_backend(
             "or leave the option away."
         )
     return asked
-
-
-def _grammar_backend(config: ServerConfig, model: ModelSpec, choices: _Choices) -> str:
-    asked = config.kernels.grammar_backend
-    if config.model.skip_tokenizer_init:
-        return str(choices.pick("grammar_backend", "none", "there is no tokenizer"))
-    if model.gives != "tokens":
-        return str(choices.pick("grammar_backend", "none", _NO_OUTPUT))
-    if asked == "auto":
-        for name in ("xgrammar", "llguidance"):
-            if find_spec(name) is not None:
-                return str(choices.pick("grammar_backend", name, "installed"))
-        return str(choices.pick("grammar_backend", "none", _NO_GRAMMAR_LIBRARY))
-    if asked != "none" and find_spec(asked) is None:
-        package = "'headrace[grammar]'" if asked == "xgrammar" else asked
-        raise StartupError(
-            f"--grammar-backend {asked}: it is not installed; pip install {package}."
-        )
-    return asked
-
-
-def _why_no_grammars(config: ServerConfig, model: ModelSpec, backend: str) -> str:
-    if backend != "none":
-        return ""
-    if config.model.skip_tokenizer_init:
-        return "it was started with --skip-tokenizer-init"
-    if model.gives != "tokens":
-        return _NO_OUTPUT
-    if config.kernels.grammar_backend == "none":
-        return "it was started with --grammar-backend none"
-    return f"{_NO_GRAMMAR_LIBRARY}, then start it again"
 
 
 def check_options(config: ServerConfig) -> None:
