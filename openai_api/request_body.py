@@ -8,8 +8,8 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
-from runtime.client.json_body import InvalidBody
-from runtime.client.large_body import read_json
+from runtime.client.expected import InvalidBody
+from runtime.client.json_body import read_json
 from runtime.errors import InvalidRequest
 
 T = TypeVar("T")

@@ -13,7 +13,6 @@ from openai_api.constraints import requested_constraint
 from openai_api.schemas.common import GenerationFields
 from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import (
-    INT64_MAX,
     SamplingFields,
     SamplingParams,
     resolve_sampling,
@@ -80,17 +79,6 @@ def sampling_of(
         sampling_seed=request.seed,
     )
     return resolve_sampling(fields, {"max_new_tokens": None, **defaults}, vocab_size)
-
-
-def nth_sample(params: SamplingParams, index: int) -> SamplingParams:
-    """Parameters of one sample of `n`, counted from 0."""
-    if params.n == 1:
-        return params
-    seed = params.seed
-    if seed is not None:
-        # One seed for all samples would make them one sample.
-        seed = (seed + index) % INT64_MAX
-    return msgspec.structs.replace(params, n=1, seed=seed)
 
 
 @contextmanager

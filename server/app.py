@@ -1,25 +1,22 @@
-"""The application: every route, wrapped in the middlewares that hold for all of them."""
+"""The application's parts: every route of both APIs, the metrics, the OpenAPI document."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_api.access import Access, AccessRouter
 from openai_api.openai_context import OpenAIContext
 from openai_api.router import create_router as create_openai_router
+from server.entry.application import Application
 from server.error_responses import RouteNotFound
 from server.metrics import Metrics
-from server.middleware.auth import AuthMiddleware, Keys
-from server.middleware.body_limit import BodyLimitMiddleware
-from server.middleware.entry import EntryMiddleware
-from server.middleware.origin import OriginMiddleware
 from server.native import (
     adjust,
     cloud,
     control,
     encode,
+    experts,
     generate,
     health,
     info,
@@ -33,28 +30,7 @@ from server.native import (
     weights,
 )
 from server.request_log import RequestLog
-from server.routing import RouteTable, dispatch
-
-
-class Application:
-    """What uvicorn calls.
-
-    Attributes:
-        api: the description of all routes, which makes the OpenAPI document; it serves nothing.
-        routes: the same routes, and who may call them.
-    """
-
-    def __init__(self, api: FastAPI, routes: RouteTable, outermost: ASGIApp) -> None:
-        """Find each request's route in `routes` and hand both to `outermost`."""
-        self.api = api
-        self.routes = routes
-        self._outermost = outermost
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # No route speaks WebSocket, and nothing here has a life span.
-        if scope["type"] == "http":
-            self.routes.resolve(scope)
-            await self._outermost(scope, receive, send)
+from server.routing import RouteTable
 
 
 def create_app(openai: OpenAIContext) -> Application:
@@ -78,6 +54,7 @@ def create_app(openai: OpenAIContext) -> Application:
         sessions,
         score,
         encode,
+        experts,
         parse,
         loads,
         control,
@@ -100,14 +77,7 @@ def create_app(openai: OpenAIContext) -> Application:
     for router in routers:
         _include(api, table, router)
 
-    # From the inside out: the last one wrapped is the first one asked.
-    app: ASGIApp = dispatch
-    app = BodyLimitMiddleware(app, int(http.max_body_mb * 2**20))
-    keys = Keys(http.api_key, http.admin_api_key)
-    app = AuthMiddleware(app, keys)
-    app = OriginMiddleware(app, http.allow_origins, keys)
-    app = EntryMiddleware(app, context.lifecycle, [metrics] if metrics else [])
-    return Application(api, table, app)
+    return Application(api, table, http, context.lifecycle, [metrics] if metrics else [])
 
 
 def _include(api: FastAPI, table: RouteTable, router: AccessRouter) -> None:

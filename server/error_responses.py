@@ -14,7 +14,7 @@ import orjson
 from starlette.responses import Response
 
 from openai_api import openai_errors
-from runtime.client.json_body import InvalidBody
+from runtime.client.expected import InvalidBody
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.service.error_table import describe_error
 
@@ -69,6 +69,7 @@ class MethodNotAllowed(HeadraceError):
     def __init__(self, asked: str, allowed: str) -> None:
         """Name the method and path that were `asked` for, and the methods that are `allowed`."""
         super().__init__(f"Method not allowed: {asked}; allowed are {allowed}.")
+        self.allowed = allowed
 
 
 class HttpRefusal(HeadraceError):
@@ -116,9 +117,12 @@ def native_error(error: Exception) -> Response:
 
 def error_response(error: Exception, *, speaks_openai: bool) -> Response:
     """The answer to `error` in the dialect of the route."""
-    if speaks_openai:
-        return openai_errors.error_response(error)
-    return native_error(error)
+    response = openai_errors.error_response(error) if speaks_openai else native_error(error)
+    if isinstance(error, MethodNotAllowed):
+        response.headers["allow"] = error.allowed
+    elif isinstance(error, KeyRefused) and error.status_code == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
 
 
 def stream_error(error: Exception) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Prometheus metrics under the reference's names, in a registry of our own.
 
 Gauges are read from shared memory at the moment of the scrape; request counters are fed by the
-client's records, HTTP counters by the entry middleware.
+client's records, HTTP counters by the application.
 """
 
 from __future__ import annotations

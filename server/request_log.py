@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.client.recorder import RecordingClient, RequestRecord
+from runtime.client.client import EngineClient
+from runtime.client.recorder import RequestRecord
 from runtime.config.options import LoggingArgs
 from runtime.text.tokenizer import Tokenizer
 
@@ -29,7 +30,7 @@ class RequestLog:
     the output and the numbers.
     """
 
-    def __init__(self, args: LoggingArgs, client: RecordingClient, tokenizer: Tokenizer) -> None:
+    def __init__(self, args: LoggingArgs, client: EngineClient, tokenizer: Tokenizer) -> None:
         """Log as `args` say, from now on."""
         self._client = client
         self._tokenizer = tokenizer

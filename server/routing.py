@@ -22,6 +22,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openai_api.access import Access
 from server.error_responses import HttpRefusal, MethodNotAllowed, RouteNotFound, error_response
 
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+
 _READING = frozenset({"GET", "HEAD"})
 
 
@@ -32,13 +34,13 @@ class RouteMatch:
     Attributes:
         path: as registered; None where there is no such route.
         speaks_openai: whether errors have OpenAI's shape.
-        app: the handler.
+        endpoint: answers it; a response is an application, and so are files and pages.
     """
 
     path: str | None
     access: Access
     speaks_openai: bool
-    app: ASGIApp
+    endpoint: Endpoint
 
 
 _NO_METHODS: dict[str, RouteMatch] = {}
@@ -66,7 +68,7 @@ class RouteTable:
         if access is Access.OPEN and not (methods and methods <= _READING):
             raise TypeError(f"{route!r} is open and may only be read")
         speaks_openai = path.startswith("/v1/")
-        match = RouteMatch(path, access, speaks_openai, _handler(route, speaks_openai))
+        match = RouteMatch(path, access, speaks_openai, _endpoint(route, speaks_openai))
         if isinstance(route, Mount) or route.param_convertors or not methods:
             self._patterns.append((route, match))
             return
@@ -115,23 +117,26 @@ def _answers_head(match: RouteMatch, methods: Collection[str]) -> bool:
     return "GET" in methods and match.access is not Access.ADMIN
 
 
-def _handler(route: Route | Mount, speaks_openai: bool) -> ASGIApp:
+def _endpoint(route: Route | Mount, speaks_openai: bool) -> Endpoint:
     if isinstance(route, APIRoute):
-        return _plain_handler(route, speaks_openai)
+        return _plain_endpoint(route)
     # FastAPI's own pages, and folders of files.
     inner = route.handle
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await inner(scope, receive, send)
         except HTTPException as error:
             refusal = HttpRefusal(error.detail, error.status_code)
             await error_response(refusal, speaks_openai=speaks_openai)(scope, receive, send)
 
+    async def answer(_: Request) -> ASGIApp:
+        return page
+
     return answer
 
 
-def _plain_handler(route: APIRoute, speaks_openai: bool) -> ASGIApp:
+def _plain_endpoint(route: APIRoute) -> Endpoint:
     hints = get_type_hints(route.endpoint)
     returned = hints.pop("return", None)
     is_plain = inspect.isclass(returned) and issubclass(returned, Response)
@@ -142,25 +147,14 @@ def _plain_handler(route: APIRoute, speaks_openai: bool) -> ASGIApp:
             f"{route!r}: a handler takes the request or nothing and returns a response; what else "
             "FastAPI knows, such as dependencies and limits, would not be looked at"
         )
-    endpoint = cast("Callable[..., Awaitable[Response]]", route.endpoint)
-    takes_request = bool(hints)
+    if hints:
+        return cast("Endpoint", route.endpoint)
+    endpoint = cast("Callable[[], Awaitable[Response]]", route.endpoint)
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            if takes_request:
-                response = await endpoint(Request(scope, receive, send))
-            else:
-                response = await endpoint()
-        except Exception as error:
-            response = error_response(error, speaks_openai=speaks_openai)
-        await response(scope, receive, send)
+    async def answer(_: Request) -> Response:
+        return await endpoint()
 
     return answer
-
-
-async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
-    """Run the route that was found."""
-    await scope["route"].app(scope, receive, send)
 
 
 def _unmatched(method: str, path: str, near: Mapping[str, RouteMatch]) -> RouteMatch:
@@ -175,12 +169,8 @@ def _unmatched(method: str, path: str, near: Mapping[str, RouteMatch]) -> RouteM
     speaks_openai = path.startswith("/v1/")
     methods = ", ".join(sorted(near))
 
-    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    async def refuse(_: Request) -> Response:
         asked = f"{method} {path[:128]!a}"
-        error = MethodNotAllowed(asked, methods) if methods else RouteNotFound(asked)
-        response = error_response(error, speaks_openai=speaks_openai)
-        if methods:
-            response.headers["allow"] = methods
-        await response(scope, receive, send)
+        raise MethodNotAllowed(asked, methods) if methods else RouteNotFound(asked)
 
     return RouteMatch(None, access, speaks_openai, refuse)

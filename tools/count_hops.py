@@ -11,6 +11,10 @@ count, each hop counts once, and what waits in the front since the prompt came i
 token. A **climb** is a hop from a lower room to a higher one, by the order of imports in
 `pyproject.toml`.
 
+Of the hops, those that **hand on** stand on the stack where the prompt comes in and goes to the
+next process, to the queue and to the model, or the token to its request, to the next process, to
+its stream, to the reader of that and to uvicorn. The others are asked something and return.
+
 The prompt is the second of two, so that nothing is made for the first time. The token is the last
 one: the first comes with the head of the answer, by another way.
 """
@@ -82,7 +86,25 @@ STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("front", "runtime.client.generation_stream:GenerationStream.__anext__"),
         ("front", "runtime.service.outputs:Output.answer"),
         ("front", "openai_api.sse:event"),
-        ("front", "server.middleware.entry:EntryMiddleware.__call__.send_with_id"),
+        ("front", "server.entry.application:Application.__call__.send_with_id"),
+    ),
+}
+
+
+# The stations at which something is handed on.
+HAND_OVERS = {
+    "prompt": (
+        "server.protocol:GuardedProtocol.data_received",
+        _SEND,
+        "runtime.scheduler.waiting:WaitingQueue.push",
+        "runtime.models.decoder.model:DecoderForCausalLM.forward",
+    ),
+    "token": (
+        _SEND,
+        "runtime.scheduler.output:OutputProcessor.process",
+        "runtime.client.client:EngineClient.on_deltas",
+        "runtime.client.generation_stream:GenerationStream.__anext__",
+        "server.entry.application:Application.__call__.send_with_id",
     ),
 }
 
@@ -96,12 +118,14 @@ class Hop:
         function: `module:qualified.name`.
         caller: the module that it comes from; empty for an event loop or a thread's start.
         is_climb: whether the callee's room is above the caller's.
+        hands_on: whether it hands on what is followed; else it is asked something and returns.
     """
 
     process: str
     function: str
     caller: str
     is_climb: bool
+    hands_on: bool = True
 
 
 def rooms_in_order() -> list[tuple[str, ...]]:
@@ -132,6 +156,7 @@ def hops_of(
     stacks: Sequence[tuple[str, Sequence[tuple[str, str]]]],
     rooms: Sequence[tuple[str, ...]],
     before: Sequence[Hop] = (),
+    hand_overs: Sequence[str] | None = None,
 ) -> list[Hop]:
     """The hops of a journey, in order.
 
@@ -140,7 +165,14 @@ def hops_of(
             call of a station.
         rooms: from `rooms_in_order`.
         before: hops of the journey before, whose functions in the front still wait.
+        hand_overs: the stations that hand on; all of them when absent.
     """
+    handing = {
+        (process, ":".join(call))
+        for process, stack in stacks
+        if hand_overs is None or ":".join(stack[-1]) in hand_overs
+        for call in stack
+    }
     hops: dict[tuple[str, str], Hop] = {}
     waiting = {hop.function for hop in before if hop.process == "front"}
     for process, stack in stacks:
@@ -149,7 +181,9 @@ def hops_of(
             function = f"{module}:{name}"
             if module != caller and not (process == "front" and function in waiting):
                 is_climb = bool(caller) and height_of(module, rooms) > height_of(caller, rooms)
-                hops.setdefault((process, function), Hop(process, function, caller, is_climb))
+                hands_on = (process, function) in handing
+                hop = Hop(process, function, caller, is_climb, hands_on)
+                hops.setdefault((process, function), hop)
             caller = module
     return list(hops.values())
 
@@ -326,17 +360,26 @@ def body_of(place: str) -> dict[str, Any]:
     }
 
 
+def counts(hops: Sequence[Hop]) -> str:
+    """How many there are of each kind."""
+    climbs, handing = sum(hop.is_climb for hop in hops), sum(hop.hands_on for hop in hops)
+    return f"{len(hops)} hops, {climbs} climbs; {handing} hand on"
+
+
 def to_text(name: str, hops: Sequence[Hop]) -> str:
-    """The journey's hops, one a line, and their number."""
-    lines = [f"{name}: {len(hops)} hops, {sum(hop.is_climb for hop in hops)} climbs"]
+    """The journey's hops, one a line, and their number; `>` marks those that hand on."""
+    lines = [f"{name}: {counts(hops)}"]
     for number, hop in enumerate(hops, 1):
         climb = f"  <-- climbs from {hop.caller}" if hop.is_climb else ""
-        lines.append(f"{number:>4}  {hop.process:<12} {hop.function}{climb}")
+        sign = ">" if hop.hands_on else " "
+        lines.append(f"{number:>4}  {hop.process:<12} {sign} {hop.function}{climb}")
     return "\n".join(lines)
 
 
 # An entry of the page that lists the journeys: its function, and what is said of it.
 ENTRY = re.compile(r"^- `([\w.]+:[\w.<>]+)`: (\S.*)$", re.MULTILINE)
+# Before what is said of a hop that does not hand on.
+ASKED = "asked: "
 TITLES = {"prompt": "A prompt in", "token": "A token back"}
 
 
@@ -357,13 +400,14 @@ def renewed(page: str, journeys: Mapping[str, Sequence[Hop]]) -> str:
         for part in section.split("\n### ")[1:]:
             process = part.partition("\n")[0].strip()
             said |= {(process, function): text for function, text in ENTRY.findall(part)}
-        climbs = sum(hop.is_climb for hop in hops)
-        lines = ["", f"{len(hops)} hops, {climbs} climbs."]
+        lines = ["", f"{counts(hops)}."]
         for before, hop in zip((None, *hops), hops, strict=False):
             if before is None or before.process != hop.process:
                 lines += ["", f"### {hop.process}", ""]
             text = said.get((hop.process, hop.function)) or first_line_of(hop.function)
-            text = text.partition(" (a climb, from")[0]
+            text = text.partition(" (a climb, from")[0].removeprefix(ASKED)
+            if not hop.hands_on:
+                text = ASKED + text
             if hop.is_climb:
                 text += f" (a climb, from `{hop.caller.partition('.')[0]}`)"
             lines.append(f"- `{hop.function}`: {text}")
@@ -396,7 +440,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     journeys: dict[str, list[Hop]] = {}
     for name in STATIONS:
         before = [hop for hops in journeys.values() for hop in hops]
-        journeys[name] = hops_of(recorder.journey(name), rooms, before)
+        journeys[name] = hops_of(recorder.journey(name), rooms, before, HAND_OVERS[name])
     if options.renew is not None:
         page = renewed(options.renew.read_text(encoding="utf-8"), journeys)
         options.renew.write_text(page, encoding="utf-8")

@@ -15,6 +15,7 @@ from headrace.engine.core import EngineCore
 from headrace.engine.engine_errors import FeatureNotSupportedError, translated
 from headrace.engine.generate_calls import generate_all, open_request
 from headrace.engine.later import LATER
+from headrace.engine.on_loop import awaited, waiting
 from headrace.engine.scores import ScoreList
 from headrace.engine.server_args import ServerArgs, read_keywords
 from headrace.engine.tokenizer_manager import TokenizerManager
@@ -23,6 +24,7 @@ from headrace.engine.weight_methods import WeightMethods
 from runtime.ipc.messages import ControlReply, FreezeGarbage
 from runtime.service.context import ServiceContext
 from runtime.service.describe import describe_model, describe_server
+from runtime.service.expert_records import record_experts
 from runtime.service.generate_request import GenerateBody
 from runtime.service.live_options import change_options
 from runtime.service.profiling import ProfileBody, start_profile, stop_profile
@@ -233,7 +235,8 @@ class Engine(WeightMethods, VectorMethods):
 
     # ---- scores ----
 
-    def score(
+    @waiting
+    async def score(
         self,
         query: str | Sequence[int] | None = None,
         items: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
@@ -258,40 +261,17 @@ class Engine(WeightMethods, VectorMethods):
             ValueError: something in the request is wrong; the engine works on.
             EngineDeadError: a process of the engine died, or the engine was shut down.
         """
-        return self._core.call(
-            self._score(
-                query=query,
-                items=items,
-                label_token_ids=label_token_ids,
-                apply_softmax=apply_softmax,
-                item_first=item_first,
-            )
-        )
+        options = {
+            "query": query,
+            "items": items,
+            "label_token_ids": label_token_ids,
+            "apply_softmax": apply_softmax,
+            "item_first": item_first,
+        }
+        body = build_options("score", ScoreBody, options)
+        return ScoreList(await score(self._core.context, body))
 
-    async def async_score(
-        self,
-        query: str | Sequence[int] | None = None,
-        items: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
-        label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        apply_softmax: bool = False,
-        item_first: bool = False,
-    ) -> ScoreList:
-        """Like `score`, for a coroutine of any event loop; cancelling it aborts what runs."""
-        return await self._core.call_async(
-            self._score(
-                query=query,
-                items=items,
-                label_token_ids=label_token_ids,
-                apply_softmax=apply_softmax,
-                item_first=item_first,
-            )
-        )
-
-    async def _score(self, **options: Any) -> ScoreList:
-        with translated():
-            self._core.check_alive()
-            body = build_options("score", ScoreBody, options)
-            return ScoreList(await score(self._core.context, body))
+    async_score = awaited(score)
 
     # ---- control and information ----
 
@@ -306,62 +286,58 @@ class Engine(WeightMethods, VectorMethods):
         elif rid:
             client.abort(rid)
 
-    def flush_cache(self) -> ControlReply:
+    @waiting
+    async def flush_cache(self) -> ControlReply:
         """Drop the prefix cache; `success` is false while requests run."""
-        return self._core.call(self._flush_cache())
+        return await self._core.context.client.flush_cache()
 
-    async def _flush_cache(self) -> ControlReply:
-        with translated():
-            self._core.check_alive()
-            return await self._core.context.client.flush_cache()
-
-    def start_profile(self, **options: Any) -> None:
+    @waiting
+    async def start_profile(self, /, **options: Any) -> None:
         """Record the next steps with torch's profiler; fields as of `/start_profile`.
 
         `output_dir`, `num_steps` (the trace is then written by itself), `activities`,
         `profile_by_stage`, `with_stack`, `record_shapes`, `profile_prefix`, `profile_id`, ...
         """
-        self._core.call(self._start_profile(options))
+        body = build_options("start_profile", ProfileBody, options)
+        await start_profile(self._core.context, body)
 
-    async def _start_profile(self, options: dict[str, Any]) -> None:
-        with translated():
-            self._core.check_alive()
-            body = build_options("start_profile", ProfileBody, options)
-            await start_profile(self._core.context, body)
-
-    def stop_profile(self) -> None:
+    @waiting
+    async def stop_profile(self) -> None:
         """Write what was recorded; the files are there when this returns."""
-        self._core.call(self._stop_profile())
+        await stop_profile(self._core.context.client)
 
-    async def _stop_profile(self) -> None:
-        with translated():
-            self._core.check_alive()
-            await stop_profile(self._core.context.client)
+    @waiting
+    async def start_expert_distribution_record(self) -> None:
+        """Record which experts are chosen (`expert_distribution_recorder_mode`)."""
+        await record_experts(self._core.context.client, "start")
 
-    def set_internal_state(self, server_args: dict[str, float]) -> list[bool]:
+    @waiting
+    async def stop_expert_distribution_record(self) -> None:
+        """Record no more; what there is stays."""
+        await record_experts(self._core.context.client, "stop")
+
+    @waiting
+    async def dump_expert_distribution_record(self) -> None:
+        """Write what was recorded, and forget it."""
+        await record_experts(self._core.context.client, "dump")
+
+    @waiting
+    async def set_internal_state(self, server_args: dict[str, float]) -> list[bool]:
         """Change options of the running scheduler: `max_queued_requests`, `decode_log_interval`."""
-        return self._core.call(self._set_internal_state(server_args))
+        return [await change_options(self._core.context, server_args)]
 
-    async def _set_internal_state(self, server_args: dict[str, float]) -> list[bool]:
-        with translated():
-            self._core.check_alive()
-            return [await change_options(self._core.context, server_args)]
-
-    def freeze_gc(self) -> None:
+    @waiting
+    async def freeze_gc(self) -> None:
         """Collect garbage in the worker and leave what lives there out of later collections."""
-        self._core.call(self._freeze_gc())
+        await self._core.context.client.control(FreezeGarbage)
 
-    async def _freeze_gc(self) -> None:
-        with translated():
-            self._core.check_alive()
-            await self._core.context.client.control(FreezeGarbage)
-
-    def open_session(
+    @waiting
+    async def open_session(
         self,
         capacity_of_str_len: int,
         session_id: str | None = None,
         streaming: bool = False,
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # of the session, and SGLang's name
     ) -> str | None:
         """Open a session that requests join by `session_params={"id": ..., "rid": ...}`.
 
@@ -374,19 +350,12 @@ class Engine(WeightMethods, VectorMethods):
         Returns:
             The id, or `None` when that session is open already.
         """
-        return self._core.call(
-            self._open_session(capacity_of_str_len, session_id, streaming, timeout)
-        )
-
-    async def _open_session(
-        self, capacity: int, session_id: str | None, streaming: bool, timeout_s: float | None
-    ) -> str | None:
         sessions = self._core.context.sessions
         if session_id is not None and session_id in sessions:
             return None
-        with translated():
-            self._core.check_alive()
-            return sessions.open(capacity, session_id, streaming=streaming, timeout_s=timeout_s)
+        return sessions.open(
+            capacity_of_str_len, session_id, streaming=streaming, timeout_s=timeout
+        )
 
     def close_session(self, session_id: str) -> None:
         """Forget a session; one that is not open is as good as closed."""
@@ -395,19 +364,15 @@ class Engine(WeightMethods, VectorMethods):
     async def _close_session(self, session_id: str) -> None:
         self._core.context.sessions.close(session_id)
 
-    def get_server_info(self) -> dict[str, Any]:
+    @waiting
+    async def get_server_info(self) -> dict[str, Any]:
         """Every argument with its value, what the worker found, and its state just now."""
-        return self._core.call(self._describe(server=True))
+        return describe_server(self._core.context)
 
-    def get_model_info(self) -> dict[str, Any]:
+    @waiting
+    async def get_model_info(self) -> dict[str, Any]:
         """The model's path, type and weight version."""
-        return self._core.call(self._describe(server=False))
-
-    async def _describe(self, *, server: bool) -> dict[str, Any]:
-        with translated():
-            self._core.check_alive()
-        context = self._core.context
-        return describe_server(context) if server else describe_model(context)
+        return describe_model(self._core.context)
 
     # ---- end ----
 

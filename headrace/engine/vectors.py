@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.engine.core import EngineCore
-from headrace.engine.engine_errors import translated
+from headrace.engine.on_loop import awaited, waiting
 from runtime.errors import InvalidRequest
 from runtime.service.text_embeddings import TextInput, describe, embed
 
@@ -18,7 +18,8 @@ class VectorMethods:
 
     _core: EngineCore
 
-    def encode(
+    @waiting
+    async def encode(
         self,
         prompt: Prompts,
         *,
@@ -40,19 +41,12 @@ class VectorMethods:
             ValueError: something in the request is wrong, or the model gives no vectors.
             EngineDeadError: a process of the engine died, or the engine was shut down.
         """
-        return self._core.call(self._encode(prompt, rid, dimensions))
+        return await self._encode(prompt, rid, dimensions)
 
-    async def async_encode(
-        self,
-        prompt: Prompts,
-        *,
-        rid: str | Sequence[str] | None = None,
-        dimensions: int | None = None,
-    ) -> dict[str, Any] | list[dict[str, Any]]:
-        """Like `encode`, for a coroutine of any event loop; cancelling it aborts what runs."""
-        return await self._core.call_async(self._encode(prompt, rid, dimensions))
+    async_encode = awaited(encode)
 
-    def rerank(self, prompt: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    @waiting
+    async def rerank(self, prompt: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         """The scores of pairs of a query and a document, by a model that compares two texts.
 
         Args:
@@ -65,16 +59,11 @@ class VectorMethods:
             ValueError: something in the request is wrong, or the model compares no texts.
             EngineDeadError: a process of the engine died, or the engine was shut down.
         """
-        found = self._core.call(self._encode([list(pair) for pair in prompt], None, None))
+        found = await self._encode([list(pair) for pair in prompt], None, None)
         assert isinstance(found, list), "pairs are several prompts"
         return found
 
-    async def async_rerank(self, prompt: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-        """Like `rerank`, for a coroutine of any event loop; cancelling it aborts what runs."""
-        pairs = [list(pair) for pair in prompt]
-        found = await self._core.call_async(self._encode(pairs, None, None))
-        assert isinstance(found, list), "pairs are several prompts"
-        return found
+    async_rerank = awaited(rerank)
 
     async def _encode(
         self,
@@ -82,15 +71,13 @@ class VectorMethods:
         rid: str | Sequence[str] | None,
         dimensions: int | None,
     ) -> dict[str, Any] | list[dict[str, Any]]:
-        with translated():
-            self._core.check_alive()
-            given = [prompt] if isinstance(prompt, str) else prompt
-            found = await embed(
-                self._core.context,
-                [_text_input(each) for each in given],
-                rid=rid,
-                dimensions=dimensions,
-            )
+        given = [prompt] if isinstance(prompt, str) else prompt
+        found = await embed(
+            self._core.context,
+            [_text_input(each) for each in given],
+            rid=rid,
+            dimensions=dimensions,
+        )
         answers = [describe(each) for each in found]
         return answers[0] if isinstance(prompt, str) else answers
 

@@ -19,7 +19,7 @@ from openai_api.logprobs import chat_spec
 from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputParser
 from openai_api.request_body import read_body
-from openai_api.sampling import nth_sample, sampling_of, wire_names
+from openai_api.sampling import sampling_of, wire_names
 from openai_api.schemas.chat import (
     DECODER,
     ChatCompletionRequest,
@@ -41,7 +41,7 @@ from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import SamplingParams
+from runtime.requests.sampling_params import SamplingParams, nth_sample
 from runtime.service.streams import (
     close_all,
     first_then_rest,

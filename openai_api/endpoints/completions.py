@@ -14,7 +14,7 @@ from starlette.responses import Response
 from openai_api.logprobs import CompletionLogprobs, completion_spec
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
-from openai_api.sampling import nth_sample, sampling_of, wire_names
+from openai_api.sampling import sampling_of, wire_names
 from openai_api.schemas.common import (
     StreamOptions,
     cache_namespace,
@@ -41,8 +41,8 @@ from openai_api.sse import (
 )
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation_stream import GenerationInput, GenerationStream
+from runtime.client.json_body import let_go
 from runtime.client.json_pieces import JsonItems
-from runtime.client.large_body import let_go
 from runtime.client.router import wanted_rank
 from runtime.client.tokenization import decode_texts, encode_prompts
 from runtime.errors import InvalidRequest
@@ -50,6 +50,7 @@ from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import nth_sample
 from runtime.service.streams import (
     Indexed,
     close_all,

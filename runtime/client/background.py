@@ -24,6 +24,7 @@ class Background:
         """Call `failed` with one line when something cannot go on."""
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
         """Run `work`, which has no end, and start it again when it ends all the same.
@@ -32,43 +33,51 @@ class Background:
             work: makes the coroutine; called again after each failure.
             what: for the log, as "receiving from replica 0".
         """
-        self._start(self._keep(work, what))
+        failures: deque[float] = deque(maxlen=MAX_FAILURES)
+
+        def start() -> None:
+            if not self._is_stopped:
+                self._start(work(), ended)
+
+        def ended(error: BaseException | None) -> None:
+            how = "has ended" if error is None else "failed"
+            logger.error("%s %s; it goes on", what, how, exc_info=error)
+            failures.append(time.monotonic())
+            if len(failures) == MAX_FAILURES and failures[-1] - failures[0] < WITHIN_S:
+                self._failed(f"{what} failed {MAX_FAILURES} times within {WITHIN_S:.0f} s.")
+            else:
+                asyncio.get_running_loop().call_later(_DELAY_S, start)
+
+        start()
 
     def run(self, work: Coroutine[Any, Any, None], what: str) -> None:
         """Run `work` to its end; that it fails is a failure of the engine."""
-        self._start(self._once(work, what))
+
+        def ended(error: BaseException | None) -> None:
+            if error is not None:
+                logger.error("%s failed", what, exc_info=error)
+                self._failed(f"{what} failed: {type(error).__name__}.")
+
+        self._start(work, ended)
 
     async def stop(self) -> None:
         """Cancel everything, and wait until it has ended."""
+        self._is_stopped = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(
+        self, work: Coroutine[Any, Any, None], ended: Callable[[BaseException | None], None]
+    ) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                ended(task.exception())
+
         task = asyncio.create_task(work)
         # The loop itself holds tasks weakly.
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _keep(self, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
-        failures: deque[float] = deque(maxlen=MAX_FAILURES)
-        while True:
-            try:
-                await work()
-                logger.error("%s has ended; it goes on.", what)
-            except Exception:
-                logger.exception("%s failed; it goes on", what)
-            failures.append(time.monotonic())
-            if len(failures) == MAX_FAILURES and failures[-1] - failures[0] < WITHIN_S:
-                self._failed(f"{what} failed {MAX_FAILURES} times within {WITHIN_S:.0f} s.")
-                return
-            await asyncio.sleep(_DELAY_S)
-
-    async def _once(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        try:
-            await work
-        except Exception as error:
-            logger.exception("%s failed", what)
-            self._failed(f"{what} failed: {type(error).__name__}.")
+        task.add_done_callback(done)

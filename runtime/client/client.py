@@ -11,6 +11,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -22,6 +23,7 @@ from runtime.client.gate import RequestGate
 from runtime.client.generation_stream import GenerationInput, GenerationStream, StreamState
 from runtime.client.grammar_client import GrammarCompiler
 from runtime.client.loaded import LoadedWeights
+from runtime.client.recorder import Recording, RecordSink
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.router import Router
 from runtime.errors import (
@@ -60,6 +62,8 @@ class EngineClient:
         why_no_grammars: why it is off, and how to mend it; empty where it is not.
         gate: holds newcomers back while weights change or generation is paused.
         loaded: which weights the replicas have.
+        sinks: told about every request that ended; without any nothing is recorded.
+        keeps_text: whether records hold what was generated.
     """
 
     def __init__(
@@ -94,6 +98,8 @@ class EngineClient:
         self._calls = ControlCalls(self.links)
         self._options: dict[str, int] = {}
         self._seed_source = _seed_source(random_seed)
+        self.sinks: list[RecordSink] = []
+        self.keeps_text = False
 
     @property
     def ready(self) -> bool:
@@ -125,8 +131,12 @@ class EngineClient:
         link = self.links[rank]
         return sum(self._streams[each].link is link for each in self.gate.held())
 
-    def generate(self, item: GenerationInput) -> GenerationStream:
+    def generate(self, item: GenerationInput, *, is_recorded: bool = True) -> GenerationStream:
         """Admit one request and open its stream.
+
+        Args:
+            item: the request.
+            is_recorded: false for probes, which must not show in metrics and logs.
 
         Raises:
             InvalidRequest: it can never fit, its `rid` is in flight already, or no such `dp_rank`.
@@ -177,7 +187,7 @@ class EngineClient:
             arrival=stream.arrival,
         )
         if grammar is None:
-            self.gate.pass_on(request_id, lambda: link.send(request))
+            self._send(request_id, link.send, request)
         # Only now: what could not be sent must not count as in flight for ever.
         self._streams[request_id] = stream
         self._rids[spec.rid] = request_id
@@ -187,7 +197,12 @@ class EngineClient:
             key, compiled = grammar
             self._compiling.add(request_id)
             compiled.add_done_callback(lambda done: self._compiled(request, key, done))
-        return GenerationStream(self, stream)
+        opened = GenerationStream(self, stream)
+        if self.sinks and is_recorded:
+            opened.recording = Recording(
+                item, stream.arrival, self.sinks, keeps_text=self.keeps_text
+            )
+        return opened
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < len(self.links):
@@ -239,7 +254,14 @@ class EngineClient:
             return
         link, payload = stream.link, done.result()
         # The twin of the scheduler's cache must see grammars in the order they are sent.
-        self.gate.pass_on(request.request_id, lambda: link.send_with_grammar(request, key, payload))
+        self._send(request.request_id, link.send_with_grammar, request, key, payload)
+
+    def _send(self, request_id: int, send: Callable[..., None], *what: object) -> None:
+        """Send a request now, or when the gate opens."""
+        if self.gate.is_closed:
+            self.gate.hold(request_id, partial(send, *what))
+        else:
+            send(*what)
 
     @property
     def _unsent(self) -> set[int]:

@@ -1,4 +1,4 @@
-"""What the fields of a body are: which have a type, what one takes, which has a name like this."""
+"""What a body should have been: its fields, what one takes, which has a name like this."""
 
 from __future__ import annotations
 
@@ -11,9 +11,20 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from runtime.errors import InvalidRequest
+
 _INVALID_CHOICE = "Invalid enum value "
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.{1,64})`", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
+
+
+class InvalidBody(InvalidRequest):
+    """The body is not the JSON that the route asks for; the message names the place."""
+
+
+def not_json(reason: str) -> InvalidBody:
+    """What is raised for a body that is no JSON at all."""
+    return InvalidBody(f"The body is not valid JSON: {reason}.")
 
 
 def fields_of_type(body: type[msgspec.Struct], kind: object) -> tuple[str, ...]:

@@ -45,12 +45,9 @@ class RequestGate:
         """Ids of the requests that wait here."""
         return set(self._held)
 
-    def pass_on(self, request_id: int, send: Callable[[], None]) -> None:
-        """Call `send` now, or when the gate opens."""
-        if self._reasons:
-            self._held[request_id] = send
-        else:
-            send()
+    def hold(self, request_id: int, send: Callable[[], None]) -> None:
+        """Call `send` when the gate opens; it must be closed."""
+        self._held[request_id] = send
 
     def drop(self, request_id: int) -> bool:
         """Forget a request; whether it was here."""
@@ -66,7 +63,3 @@ class RequestGate:
         while self._held and not self._reasons:
             request_id = next(iter(self._held))
             self._held.pop(request_id)()
-
-    def clear(self) -> None:
-        """Forget all requests: they have got an error."""
-        self._held.clear()

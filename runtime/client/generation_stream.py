@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.sessions import Turn
@@ -13,6 +13,9 @@ from runtime.errors import HeadraceError, InvalidRequest, Overloaded
 from runtime.ipc.messages import BeginTimes, FinishReason
 from runtime.requests.extra_spec import ExtraBlock
 from runtime.requests.request_spec import RequestSpec
+
+# How a request ended: by its finish reason, by an error, or unread.
+Outcome = Literal["stop", "length", "abort", "error", "disconnect"]
 
 
 @dataclass
@@ -117,14 +120,28 @@ class StreamOwner(Protocol):
         ...
 
 
+class StreamReader(Protocol):
+    """Who is told what is read of a stream."""
+
+    def add(self, chunk: GenerationChunk) -> None:
+        """A chunk was read."""
+        ...
+
+    def end(self, outcome: Outcome) -> None:
+        """It is over; called once."""
+        ...
+
+
 class GenerationStream:
     """An async iterator of chunks; leaving it early aborts the request.
 
     Attributes:
         turn: its place in a session, which learns what is read here.
+        recording: keeps what the request cost, if anybody wants to know.
     """
 
     turn: Turn | None = None
+    recording: StreamReader | None = None
 
     def __init__(self, client: StreamOwner, stream: StreamState) -> None:
         """Made by `EngineClient.generate` only."""
@@ -172,8 +189,7 @@ class GenerationStream:
             raise
         stream.wake.clear()
         if stream.error is not None:
-            self._done = True
-            self._client.forget(stream.request_id)
+            self._end("error")
             raise stream.error
         chunk = GenerationChunk(
             text="".join(stream.text),
@@ -190,18 +206,27 @@ class GenerationStream:
         stream.text, stream.token_ids = [], []
         if self.turn is not None:
             self.turn.add_output(chunk.token_ids)
-        if chunk.finish_reason is not None:
-            self._done = True
-            self._client.forget(stream.request_id)
-            _raise_if_refused(chunk)
+        reason = chunk.finish_reason
+        if reason is not None and (refusal := _refusal(reason)) is not None:
+            self._end("error")
+            raise refusal
+        if self.recording is not None:
+            self.recording.add(chunk)
+        if reason is not None:
+            self._end(reason.type)
         return chunk
 
     def close(self) -> None:
         """Stop reading; a request that still runs is aborted."""
         if not self._done:
-            self._done = True
             self._client.abort_ids([self._stream.request_id])
-            self._client.forget(self._stream.request_id)
+            self._end("disconnect")
+
+    def _end(self, outcome: Outcome) -> None:
+        self._done = True
+        self._client.forget(self._stream.request_id)
+        if self.recording is not None:
+            self.recording.end(outcome)
 
     def take_back(self) -> None:
         """Close it as if it had never been: its session forgets it, too."""
@@ -210,16 +235,15 @@ class GenerationStream:
             self.turn.session.forget(self.turn)
 
 
-def _raise_if_refused(chunk: GenerationChunk) -> None:
+def _refusal(reason: FinishReason) -> HeadraceError | None:
     # The scheduler refuses with a status; a caller's own abort has none and keeps its text.
-    reason = chunk.finish_reason
-    if reason is None or reason.status_code is None:
-        return
+    if reason.status_code is None:
+        return None
     message = reason.message or "The request was refused."
     if reason.status_code == 503:
-        raise Overloaded(message)
+        return Overloaded(message)
     if 400 <= reason.status_code < 500:
-        raise InvalidRequest(message)
+        return InvalidRequest(message)
     error = HeadraceError(message)
     error.status_code = reason.status_code
-    raise error
+    return error

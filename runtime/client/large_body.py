@@ -1,4 +1,4 @@
-"""A large JSON body: counted first, then decoded in pieces, so that no call holds the GIL long.
+"""A large JSON body taken apart: counted first, its lists decoded in pieces, none of which is long.
 
 The decoder holds the GIL while it works, some fifty nanoseconds for each number: on any thread, a
 list of eight million token ids would keep the event loop from its turn for half a second. All of
@@ -7,24 +7,18 @@ this runs on a thread; each call of the decoder gets a piece of a list.
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 
-from runtime.client.json_body import InvalidBody, decode_body, not_json
-from runtime.client.offload import OffloadPool
+from runtime.client.expected import InvalidBody, not_json
 
-P = ParamSpec("P")
-T = TypeVar("T")
 Body = bytes | bytearray
 
-# Decoded at once: under a millisecond for what requests are made of, two for the worst.
-INLINE_BYTES = 64 * 1024
 # The decoder gets so much at a time: up to ten milliseconds.
 PIECE_BYTES = 256 * 1024
 # Numbers of a request: token ids of its prompts, or the values of embeddings.
@@ -40,13 +34,8 @@ MAX_ITEMS = 2**20
 MAX_NESTED_ITEMS = 2**18
 # Of one value that is no list of a field's own: its numbers, and four for each of its parts.
 MAX_UNDIVIDED = 2**20
-# Numbers whose memory is given back in five milliseconds.
-_FREED_AT_ONCE = 2**19
-_FREED_AFTER_S = 1.0
 # Looked at by one call of a regular expression.
 _WINDOW = 64 * 1024
-
-_POOL = OffloadPool("reading of the body", workers=2, max_queued=4096, timeout_s=120.0)
 
 _KEY = msgspec.json.Decoder(str)
 _BLANK = re.compile(rb"[ \t\r\n]*+")
@@ -62,55 +51,22 @@ _ITEMS = re.compile(rb'(?:[^"\[\]{},]*+(?:' + _SMALL + rb'[^"\[\]{},]*+)?+,)*+',
 _WORD = re.compile(rb'[^"\[\]{},]*+')
 
 
-async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode a body of any size; see `decode_body`.
+def split_lists(body: Body, struct: Any) -> tuple[Body, dict[str, list[Any]]]:
+    """Take the long lists out of a large body; for a thread.
+
+    Args:
+        body: of a request.
+        struct: what it will become.
+
+    Returns:
+        The body with these lists empty, and their items, decoded, by attribute of `struct`.
 
     Raises:
-        InvalidBody: as `decode_body`; or more numbers, strings, lists and objects than a request
-            may have.
-        Overloaded: too many large bodies wait.
-    """
-    if len(body) <= INLINE_BYTES:
-        return decode_body(bytes(body), decoder)
-    return await _POOL.run(decode_large, body, decoder)
-
-
-async def work_out(body_size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work`, which takes as long as the body is large: on a thread unless that is small."""
-    if body_size <= INLINE_BYTES:
-        return work(*args, **kwargs)
-    return await _POOL.run(work, *args, **kwargs)
-
-
-def let_go(lists: object) -> None:
-    """Have a list of lists freed one by one on a thread: at once, eight million ids take 0.1 s.
-
-    What else refers to them keeps them; they are free once the last of all lets go.
-    """
-    if not isinstance(lists, list) or not lists or not isinstance(lists[0], list):
-        return
-    if sum(len(each) for each in lists if isinstance(each, list)) <= _FREED_AT_ONCE:
-        return
-    kept = [*lists]
-    loop = asyncio.get_running_loop()
-    # By then a request that was refused is gone, with its traceback.
-    loop.call_later(_FREED_AFTER_S, lambda: loop.create_task(_POOL.run(_empty, kept)))
-
-
-def _empty(lists: list[Any]) -> None:
-    while lists:
-        lists.pop()
-
-
-def decode_large(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode a large body piece by piece; for a thread.
-
-    Raises:
-        InvalidBody: see `read_json`.
+        InvalidBody: no JSON, or more numbers, strings, lists and objects than a request may have.
     """
     if len(body) <= PIECE_BYTES:
-        return decode_body(bytes(body), decoder)
-    decoders = _list_decoders(cast("Hashable", decoder.type))
+        return body, {}
+    decoders = _list_decoders(cast("Hashable", struct))
     scan = _Scan(body)
     rest: list[Body] = []
     lists: dict[str, list[Any]] = {}
@@ -124,10 +80,7 @@ def decode_large(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
         copied = value.end
         lists[field.attribute] = scan.divided(value, field)
     rest.append(body[copied:])
-    decoded = decode_body(b"".join(rest), decoder)
-    for attribute, items in lists.items():
-        msgspec.structs.force_setattr(cast("msgspec.Struct", decoded), attribute, items)
-    return decoded
+    return b"".join(rest), lists
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,17 @@
 """What each request cost, seen from the client's side: one record per request, handed to sinks.
 
-`RecordingClient` is the `EngineClient` of the HTTP front: every route that generates is counted by
-going through it, so no endpoint has to think of metrics or of the request log.
+The client records whatever it generates while it has sinks, so no endpoint has to think of metrics
+or of the request log.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-from runtime.client.admission import EngineLimits
-from runtime.client.client import EngineClient
-from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
-from runtime.errors import HeadraceError
+from runtime.client.generation_stream import GenerationChunk, GenerationInput, Outcome
 from runtime.requests.sampling_params import SamplingParams
-
-Outcome = Literal["stop", "length", "abort", "error", "disconnect"]
 
 
 @dataclass(slots=True)
@@ -94,85 +88,39 @@ class RequestRecord:
 RecordSink = Callable[[RequestRecord], None]
 
 
-class _RecordedStream(GenerationStream):
+class Recording:
+    """Keeps the record of one stream and hands it to `sinks` at the end."""
+
     def __init__(
         self,
-        stream: GenerationStream,
-        record: RequestRecord,
-        sinks: list[RecordSink],
+        item: GenerationInput,
+        started_at: float,
+        sinks: Sequence[RecordSink],
+        *,
         keeps_text: bool,
     ) -> None:
-        super().__init__(stream._client, stream._stream)
-        self._record = record
-        self._sinks = sinks
-        self._keeps_text = keeps_text
-        self._reported = False
-
-    async def __anext__(self) -> GenerationChunk:
-        try:
-            chunk = await super().__anext__()
-        except HeadraceError:
-            self._report("error")
-            raise
-        self._record.add(chunk)
-        if self._keeps_text:
-            self._record.text.append(chunk.text)
-        if chunk.finish_reason is not None:
-            self._report(chunk.finish_reason.type)
-        return chunk
-
-    def close(self) -> None:
-        super().close()
-        self._report("disconnect")
-
-    def _report(self, outcome: Outcome) -> None:
-        if self._reported:
-            return
-        self._reported = True
-        self._record.outcome = outcome
-        self._record.ended_at = time.monotonic()
-        for sink in self._sinks:
-            sink(self._record)
-
-
-class RecordingClient(EngineClient):
-    """An `EngineClient` that tells its `sinks` about every request that ended.
-
-    Attributes:
-        keeps_text: whether records hold what was generated.
-    """
-
-    def __init__(
-        self,
-        limits: EngineLimits,
-        random_seed: int | None = None,
-        *,
-        dp_size: int = 1,
-        load_balance_method: str = "cache_aware",
-    ) -> None:
-        """Start without sinks: then nothing is recorded and nothing is paid."""
-        super().__init__(
-            limits, random_seed, dp_size=dp_size, load_balance_method=load_balance_method
-        )
-        self.sinks: list[RecordSink] = []
-        self.keeps_text = False
-
-    def generate(self, item: GenerationInput) -> GenerationStream:
-        """Admit one request and open its stream; see `EngineClient.generate`."""
-        stream = super().generate(item)
-        if not self.sinks:
-            return stream
-        record = RequestRecord(
+        """Begin the record of `item`, which was taken at `started_at`."""
+        self._record = RequestRecord(
             rid=item.spec.rid,
             is_streaming=item.spec.stream,
             prompt_tokens=len(item.input_ids),
-            started_at=stream.arrival,
+            started_at=started_at,
             # Beside embeddings they mean nothing.
             input_ids=[] if item.spec.input_embeds else item.input_ids,
             sampling=item.spec.sampling,
         )
-        return _RecordedStream(stream, record, self.sinks, self.keeps_text)
+        self._sinks = sinks
+        self._keeps_text = keeps_text
 
-    def generate_unrecorded(self, item: GenerationInput) -> GenerationStream:
-        """Like `generate`, for probes that must not show in metrics and logs."""
-        return super().generate(item)
+    def add(self, chunk: GenerationChunk) -> None:
+        """Count a chunk that was read."""
+        self._record.add(chunk)
+        if self._keeps_text:
+            self._record.text.append(chunk.text)
+
+    def end(self, outcome: Outcome) -> None:
+        """Tell the sinks."""
+        self._record.outcome = outcome
+        self._record.ended_at = time.monotonic()
+        for sink in self._sinks:
+            sink(self._record)

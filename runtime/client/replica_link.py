@@ -12,6 +12,10 @@ from runtime.grammar.cache import ByteCache, loaded_size
 from runtime.ipc.messages import GenerateRequest, SchedulerInbound
 
 
+def _drop(message: SchedulerInbound) -> None:
+    del message
+
+
 class ReplicaLink:
     """The way to one replica.
 
@@ -23,6 +27,7 @@ class ReplicaLink:
         prefixes: what its prefix cache probably holds.
         num_rows: requests that it runs at a time.
         max_queued: requests that may wait there; `None` for any number.
+        send: gives a message to its scheduler; before the first `connect` nobody is there to tell.
     """
 
     def __init__(self, rank: int) -> None:
@@ -36,7 +41,7 @@ class ReplicaLink:
         self.max_queued: int | None = None
         # What the scheduler's cache of grammars holds: its twin, fed alike.
         self._grammars: ByteCache[bool] = ByteCache(GRAMMAR_CACHE_BYTES)
-        self._send: Callable[[SchedulerInbound], None] | None = None
+        self.send: Callable[[SchedulerInbound], None] = _drop
 
     @property
     def has_room(self) -> bool:
@@ -45,14 +50,9 @@ class ReplicaLink:
 
     def connect(self, send: Callable[[SchedulerInbound], None]) -> None:
         """Use `send` from now on: the replica's scheduler has a new generation."""
-        self._send = send
+        self.send = send
         self._grammars.clear()
         self.prefixes.clear()
-
-    def send(self, message: SchedulerInbound) -> None:
-        """Send to the replica's scheduler; before the first `connect` nobody is there to tell."""
-        if self._send is not None:
-            self._send(message)
 
     def send_with_grammar(self, request: GenerateRequest, key: bytes, payload: bytes) -> None:
         """Send a constrained request, with its compiled grammar unless the scheduler holds it."""

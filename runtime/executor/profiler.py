@@ -33,6 +33,7 @@ class Profiler:
 
     Attributes:
         is_waiting: whether steps must go through `step`.
+        num_steps: launched so far; the runner counts them.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Profiler:
         """
         self._replica = "" if dp_rank is None else f"-DP-{dp_rank}"
         self.is_waiting = False
+        self.num_steps = 0
         self._device = device
         self._rank = rank
         self._num_ranks = num_ranks
@@ -87,10 +89,10 @@ class Profiler:
         return spec.folder
 
     @contextlib.contextmanager
-    def step(self, plan: StepPlan, number: int) -> Iterator[None]:
-        """Watch the launch of step `number`, if it is one to record."""
+    def step(self, plan: StepPlan) -> Iterator[None]:
+        """Watch the launch of a step, if it is one to record."""
         spec = self._spec
-        if spec is None or number < spec.start_step:
+        if spec is None or self.num_steps < spec.start_step:
             yield
             return
         stage: Stage = "EXTEND" if len(plan.rows) > plan.num_decodes else "DECODE"

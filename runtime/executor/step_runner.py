@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,9 @@ from torch import Tensor
 from kernels.greedy import NAN_TOKEN
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.device_errors import losing_device, raise_if_lost
+from runtime.executor.expert_recorder import ExpertRecorder
 from runtime.executor.out_of_memory import step_failure
+from runtime.executor.profiler import Profiler
 from runtime.executor.row_extras import Named, reported
 from runtime.executor.step_plan import (
     Int32Array,
@@ -108,7 +111,17 @@ class PendingStep:
 
 
 class StepRunner(ABC):
-    """Launches steps of one device; families of models differ in how one is computed."""
+    """Launches steps of one device; families of models differ in how one is computed.
+
+    Attributes:
+        profiler: watches the steps, if any does.
+        recorder: keeps which experts the steps chose, if that was asked for at start.
+        delay_s: how long each step waits before it is launched.
+    """
+
+    profiler: Profiler | None = None
+    recorder: ExpertRecorder | None = None
+    delay_s = 0.0
 
     def __init__(self, rows: BatchRows, *, is_alone: bool) -> None:
         """Keep `rows` of the running batch.
@@ -145,6 +158,22 @@ class StepRunner(ABC):
         Raises:
             DeviceLost: the device computes nothing right any more.
         """
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        if self.profiler is not None:
+            self.profiler.num_steps += 1
+            if self.profiler.is_waiting:
+                with self.profiler.step(plan):
+                    return self._recorded(plan, masks)
+        return self._recorded(plan, masks)
+
+    def _recorded(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
+        pending = self._launch(plan, masks)
+        if self.recorder is not None and self.recorder.is_on:
+            self.recorder.end_step(plan)
+        return pending
+
+    def _launch(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
         self._rows.has_inputs = False
         try:
             self._rows.apply(plan.joins, plan.page_updates)

@@ -268,6 +268,3 @@ class InvalidateCache(_Message, frozen=True):
     """Let no later request find a prefix computed so far; requests may be running."""
 
     call_id: int
-
-
-WeightInbound = WeightCall | PauseGeneration | ContinueGeneration | InvalidateCache

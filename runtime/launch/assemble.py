@@ -8,8 +8,8 @@ from __future__ import annotations
 from importlib import metadata
 
 from runtime.client.admission import EngineLimits
+from runtime.client.client import EngineClient
 from runtime.client.host import EngineHost
-from runtime.client.recorder import RecordingClient
 from runtime.launch.prepare import PreparedEngine
 from runtime.service.context import ServiceContext
 from runtime.weights.weight_control import WeightControl
@@ -37,7 +37,7 @@ def assemble(
         ),
         gives=prepared.model.gives,
     )
-    client = RecordingClient(
+    client = EngineClient(
         limits,
         config.model.random_seed,
         dp_size=config.parallel.dp_size,

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ from runtime.config.options import (
     DetokenizerConfig,
     GrammarConfig,
     ParallelArgs,
+    RecorderMode,
     SchedulingArgs,
     ServerConfig,
     WorkerConfig,
@@ -83,7 +84,9 @@ class _Choices:
         self.lines: list[str] = []
 
     def pick(self, name: str, value: Any, reason: str) -> Any:
-        self.lines.append(f"{name}: {value} ({reason})")
+        # What was asked for is no choice of ours.
+        if reason:
+            self.lines.append(f"{name}: {value} ({reason})")
         return value
 
 
@@ -144,8 +147,7 @@ def resolve(
     if overlap and device == "cpu":
         overlap = choices.pick("overlap_schedule", False, "the CPU has nothing to overlap with")
     grammars = choose_grammars(config, model)
-    if grammars.reason:
-        choices.pick("grammar_backend", grammars.backend, grammars.reason)
+    choices.pick("grammar_backend", grammars.backend, grammars.reason)
     deterministic = config.kernels.enable_deterministic_inference
     random_seed = _random_seed(config, seed, choices)
 
@@ -177,6 +179,11 @@ def resolve(
             grammar_backend=grammars.backend,
         ),
     )
+    recorder = config.logging.expert_distribution_recorder_mode
+    if recorder is not None and not model.num_experts:
+        raise StartupError(
+            f"--expert-distribution-recorder-mode {recorder}: {model.architecture} has no experts."
+        )
     worker = WorkerConfig(
         run_folder=str(folders.run),
         generation=0,
@@ -212,6 +219,8 @@ def resolve(
         grammar_backend=grammars.backend,
         is_embedding=config.model.is_embedding,
         ep_size=config.parallel.ep_size,
+        expert_recorder_mode=cast("RecorderMode | None", recorder),
+        expert_recorder_size=config.logging.expert_distribution_recorder_buffer_size,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),

@@ -283,6 +283,17 @@ def resolve_sampling(
     return params
 
 
+def nth_sample(params: SamplingParams, index: int) -> SamplingParams:
+    """Parameters of one sample of `n`, counted from 0."""
+    if params.n == 1:
+        return params
+    seed = params.seed
+    if seed is not None:
+        # One seed for all samples would make them one sample.
+        seed = (seed + index) % INT64_MAX
+    return msgspec.structs.replace(params, n=1, seed=seed)
+
+
 def grammar_of(fields: SamplingFields) -> GrammarSpec | None:
     """The constraint that the request names; an empty text names none.
 

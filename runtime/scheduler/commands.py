@@ -4,45 +4,32 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 
-from runtime.errors import HeadraceError
+from runtime.errors import HeadraceError, InvalidRequest
 from runtime.executor.device_errors import raise_if_lost
 from runtime.executor.profiler import Profiler
-from runtime.executor.step_plan import MaskSource, StepPlan
+from runtime.executor.step_runner import StepRunner
 from runtime.ipc.messages import (
     ControlReply,
     FreezeGarbage,
+    RecordExperts,
     SetLogLevel,
     SlowDown,
     StartProfile,
     StopProfile,
     WorkerCommand,
 )
-from runtime.scheduler.scheduler import Pending, Runner
 
 logger = logging.getLogger(__name__)
 
 
-class CommandedRunner:
-    """One rank's runner, which can be slowed down and profiled while it serves."""
+class Commands:
+    """What one rank is told beside its steps: to profile or slow them, to log more or less."""
 
-    def __init__(self, runner: Runner, profiler: Profiler) -> None:
-        """Pass every step on to `runner`."""
+    def __init__(self, runner: StepRunner, profiler: Profiler) -> None:
+        """Have `profiler` watch the steps of `runner`."""
         self._runner = runner
-        self._profiler = profiler
-        self._sleep_s = 0.0
-        self._num_steps = 0
-
-    def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
-        """Start computing a step."""
-        self._num_steps += 1
-        if self._sleep_s:
-            time.sleep(self._sleep_s)
-        if self._profiler.is_waiting:
-            with self._profiler.step(plan, self._num_steps):
-                return self._runner.launch(plan, masks)
-        return self._runner.launch(plan, masks)
+        self._profiler = runner.profiler = profiler
 
     def obey(self, command: WorkerCommand) -> ControlReply:
         """Do what `command` says; a failure is an answer, never the end of the worker.
@@ -66,11 +53,29 @@ class CommandedRunner:
                 return "The profile is on."
             case StopProfile():
                 return f"Written to {self._profiler.stop()}"
+            case RecordExperts():
+                return self._record(command.action)
             case SlowDown():
-                self._sleep_s = command.seconds
+                self._runner.delay_s = command.seconds
             case FreezeGarbage():
                 gc.collect()
                 gc.freeze()
             case SetLogLevel():
                 logging.getLogger().setLevel(command.level.upper())
         return ""
+
+    def _record(self, action: str) -> str:
+        recorder = self._runner.recorder
+        if recorder is None:
+            raise InvalidRequest(
+                "Expert use is not recorded by this server: start it with "
+                "--expert-distribution-recorder-mode."
+            )
+        if action == "dump":
+            path = recorder.dump()
+            return "" if path is None else f"Written to {path}"
+        if action == "start":
+            recorder.start()
+            return "Expert use is recorded from now on."
+        recorder.stop()
+        return "Expert use is recorded no more."

@@ -22,9 +22,9 @@ from runtime.ipc.process import DEVICE_LOST_CODE
 from runtime.ipc.standard_error import leave_at_once
 from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
 from runtime.ipc.weight_messages import RankCall, WeightOp
-from runtime.scheduler.commands import CommandedRunner
+from runtime.scheduler.commands import Commands
 from runtime.scheduler.ranks import DEATH_NOTICE_S, failure_file
-from runtime.scheduler.scheduler import Pending
+from runtime.scheduler.scheduler import Pending, Runner
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def main(payload: bytes) -> None:
     which = f" of worker {worker.dp_rank}" if worker.dp_size > 1 else ""
     configure_logging(level, f"rank {config.rank}{which}")
     try:
-        from runtime.scheduler.worker import build_rank, build_rank_weights, command
+        from runtime.scheduler.worker import build_commands, build_rank, build_rank_weights
 
         folder, context = Path(worker.run_folder), zmq.Context[zmq.Socket[bytes]]()
         inbox: Inbox[RankInbound] = Inbox(
@@ -53,7 +53,7 @@ def main(payload: bytes) -> None:
         )
         outbox = Outbox(context, rank_replies_address(folder, worker.generation))
         executor = build_rank(worker, config.rank, _keep_silent)
-        runner = command(executor, worker, config.rank)
+        commands = build_commands(executor, worker, config.rank)
         weights = build_rank_weights(executor, worker, config.rank, lambda: None)
     except HeadraceError as error:
         _leave(config, error.message)
@@ -67,7 +67,7 @@ def main(payload: bytes) -> None:
     gc.collect()
     gc.freeze()
     try:
-        _follow(inbox, runner, lambda op: outbox.send(weights.run(op)))
+        _follow(inbox, executor.runner, commands, lambda op: outbox.send(weights.run(op)))
     except DeviceLost as lost:
         if lost.by_others:
             time.sleep(DEATH_NOTICE_S)
@@ -81,7 +81,10 @@ def main(payload: bytes) -> None:
 
 
 def _follow(
-    inbox: Inbox[RankInbound], runner: CommandedRunner, answer: Callable[[WeightOp], None]
+    inbox: Inbox[RankInbound],
+    runner: Runner,
+    commands: Commands,
+    answer: Callable[[WeightOp], None],
 ) -> None:
     last: Pending | None = None
     while True:
@@ -94,7 +97,7 @@ def _follow(
                 answer(message.op)
                 continue
             if not isinstance(message, StepPlan):
-                runner.obey(message)
+                commands.obey(message)
                 continue
             pending = runner.launch(message)
             # Never more than two steps ahead of the device, as rank 0: buffers are used in turn.

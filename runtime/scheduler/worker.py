@@ -21,6 +21,7 @@ from runtime.errors import StartupError
 from runtime.executor.build import Executor, Report, build_executor, chunk_tokens
 from runtime.executor.build_encoder import build_encoder
 from runtime.executor.device_memory import DeviceMemory
+from runtime.executor.expert_recorder import ExpertRecorder
 from runtime.executor.invariance import require_invariance
 from runtime.executor.kernel_choices import choose_attention
 from runtime.executor.memory import GIB
@@ -36,10 +37,11 @@ from runtime.ipc.messages import (
 )
 from runtime.ipc.shared_state import SharedState
 from runtime.models.layers.build_context import BuildContext, parse_dtype
+from runtime.models.layers.expert_counts import ExpertCounts
 from runtime.models.model import CausalLM, TextEncoder
 from runtime.models.registry import read_model_spec
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
-from runtime.scheduler.commands import CommandedRunner
+from runtime.scheduler.commands import Commands
 from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.scheduler import Runner, Scheduler, SchedulerOptions
@@ -77,12 +79,11 @@ def build_worker(
     grammars = _grammars(config)
     executor = build_rank(config, 0, report)
     shared["engine_load_weights_time"] = executor.load_seconds
-    commanded = command(executor, config, 0)
-    runner: Runner = commanded
-    obey: Callable[[WorkerCommand], ControlReply] = commanded.obey
+    runner: Runner = executor.runner
+    obey: Callable[[WorkerCommand], ControlReply] = build_commands(executor, config, 0).obey
     if ranks is not None:
-        runner = LeadingRunner(commanded, ranks)
-        obey = ranks.before(commanded.obey)
+        runner = LeadingRunner(runner, ranks)
+        obey = ranks.before(obey)
         ranks.started()
     size, spec = executor.size, executor.model.spec
     scheduler = Scheduler(
@@ -128,11 +129,14 @@ def build_worker(
     return scheduler, ready
 
 
-def command(executor: Executor, config: WorkerConfig, rank: int) -> CommandedRunner:
-    """Make this rank's runner one that obeys commands."""
+def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Commands:
+    """What this rank's runner is told beside its steps."""
     dp_rank = config.dp_rank if config.dp_size > 1 else None
     profiler = Profiler(config.device, rank, config.tp_size, dp_rank)
-    return CommandedRunner(executor.runner, profiler)
+    counts, mode = executor.model.context.expert_counts, config.expert_recorder_mode
+    if counts is not None and mode is not None:
+        executor.runner.recorder = ExpertRecorder(mode, config.expert_recorder_size, rank, counts)
+    return Commands(executor.runner, profiler)
 
 
 def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
@@ -150,7 +154,7 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
     report("loading_weights")
     group = _join_group(config, rank, device)
     backend, linear = choose_attention(config, device.type)
-    context = _build_context(config, rank, device, group, linear)
+    context = _build_context(config, spec, rank, device, group, linear)
     started = time.perf_counter()
     with memory_for("the weights", TOO_LARGE, device):
         require_room(spec, context)
@@ -174,6 +178,7 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
 
 def _build_context(
     config: WorkerConfig,
+    spec: ModelSpec,
     rank: int,
     device: torch.device,
     group: TensorGroup | None,
@@ -184,6 +189,11 @@ def _build_context(
         device=device,
         max_positions=config.context_len + 1,
         linear=linear,
+        expert_counts=(
+            None
+            if config.expert_recorder_mode is None
+            else ExpertCounts(len(spec.layer_states), spec.num_experts)
+        ),
     )
     if group is None:
         return context

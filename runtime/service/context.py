@@ -1,4 +1,4 @@
-"""What routes, middlewares and the offline engine share: one object, built by `assemble`."""
+"""What routes, the application and the offline engine share: one object, built by `assemble`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from runtime.checkpoint.model_spec import ModelSpec
+from runtime.client.client import EngineClient
 from runtime.client.generation_stream import GenerationInput, GenerationStream
-from runtime.client.recorder import RecordingClient
 from runtime.client.sessions import SessionParams, Sessions
 from runtime.client.status import EngineStatus
 from runtime.config.options import ServerConfig
@@ -48,7 +48,7 @@ class ServiceContext:
     config: ServerConfig
     model: ModelSpec
     tokenizer: Tokenizer
-    client: RecordingClient
+    client: EngineClient
     status: EngineStatus
     version: str
     sampling_defaults: dict[str, object] = field(default_factory=dict)
@@ -84,7 +84,9 @@ class ServiceContext:
             session: what it goes on from, if anything.
             is_recorded: whether metrics and the request log count it.
         """
-        generate = self.client.generate if is_recorded else self.client.generate_unrecorded
+        generate = self.client.generate
+        if not is_recorded:
+            generate = partial(generate, is_recorded=False)
         if session is None:
             return generate
         return lambda item: self.sessions.generate(session, item, generate)

@@ -20,7 +20,7 @@ from runtime.requests.sampling_params import (
     INT64_MAX,
     MAX_SAMPLES,
     SamplingFields,
-    SamplingParams,
+    nth_sample,
     resolve_sampling,
 )
 from runtime.service.input_embeds import Features, Row, read_embeds
@@ -160,7 +160,7 @@ def plan_generate(
             Sample(
                 prompt_index,
                 RequestSpec(
-                    sampling=_nth_sample(params[which], index),
+                    sampling=nth_sample(params[which], index),
                     rid=rids[prompt_index * n + index],
                     stream=bool(body.stream),
                     explicit_max_new_tokens=isinstance(limit, int),
@@ -264,16 +264,6 @@ def _sampling_fields(body: GenerateBody, num_prompts: int) -> list[SamplingField
             param="sampling_params",
         )
     return given
-
-
-def _nth_sample(params: SamplingParams, index: int) -> SamplingParams:
-    if params.n == 1:
-        return params
-    seed = params.seed
-    if seed is not None:
-        # One seed for all samples would make them one sample.
-        seed = (seed + index) % INT64_MAX
-    return msgspec.structs.replace(params, n=1, seed=seed)
 
 
 def _rids(rid: str | list[str] | None, num_prompts: int, is_one_prompt: bool, n: int) -> list[str]:

@@ -12,8 +12,8 @@ import msgspec
 from runtime.client.answer_size import check_answer_size
 from runtime.client.front_extras import AnsweredSample, ExtraAnswer, answers_of
 from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
+from runtime.client.json_body import work_out
 from runtime.client.json_pieces import JsonItems, Pieces
-from runtime.client.large_body import work_out
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
 from runtime.requests.sampling_params import SamplingParams

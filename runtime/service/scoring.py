@@ -11,7 +11,8 @@ import msgspec
 
 from runtime.client.expected import fields_of_type
 from runtime.client.generation_stream import GenerationInput
-from runtime.client.large_body import MAX_NUMBERS, work_out
+from runtime.client.json_body import work_out
+from runtime.client.large_body import MAX_NUMBERS
 from runtime.client.tokenization import check_num_chars, encode_prompts
 from runtime.client.turns import Slices
 from runtime.errors import HeadraceError, InvalidRequest

@@ -12,7 +12,7 @@ from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
 from openai_api.access import Access, AccessRouter
-from runtime.client.large_body import read_json
+from runtime.client.json_body import read_json
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.ipc.messages import FreezeGarbage, SetLogLevel, SlowDown
 from runtime.service.context import ServiceContext

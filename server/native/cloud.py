@@ -14,9 +14,8 @@ from starlette.responses import Response
 from openai_api.access import Access, AccessRouter
 from openai_api.request_body import read_raw
 from openai_api.sse import json_answer, unless_disconnected
-from runtime.client.expected import explain
-from runtime.client.json_body import InvalidBody
-from runtime.client.large_body import read_json, work_out
+from runtime.client.expected import InvalidBody, explain
+from runtime.client.json_body import read_json, work_out
 from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext

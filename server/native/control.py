@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from runtime.client.large_body import read_json
+from runtime.client.json_body import read_json
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
 from server.native.schema import body_schema

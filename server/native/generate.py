@@ -20,7 +20,7 @@ from openai_api.sse import (
     unless_disconnected,
     with_errors,
 )
-from runtime.client.large_body import let_go, read_json
+from runtime.client.json_body import let_go, read_json
 from runtime.client.tokenization import encode_prompts
 from runtime.errors import TooLong
 from runtime.service.context import ServiceContext

@@ -105,7 +105,7 @@ async def _token_came(context: ServiceContext) -> bool:
     before = context.status.total("generation_tokens_total")
     deadline = time.monotonic() + PROBE_TIMEOUT_S
     try:
-        stream = context.client.generate_unrecorded(_probe(context))
+        stream = context.client.generate(_probe(context), is_recorded=False)
     except HeadraceError:
         return False
     probe = asyncio.create_task(_read(stream))

@@ -13,7 +13,7 @@ from openai_api.output_parser import Call, ContentText, OutputParser, ReasoningT
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.schemas.chat import MAX_TOOLS, Tool
 from openai_api.tool_parsers.registry import TOOL_PARSERS
-from runtime.client.large_body import read_json
+from runtime.client.json_body import read_json
 from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext

@@ -10,7 +10,7 @@ from openai_api.access import Access, AccessRouter
 from openai_api.chat_template import ChatTemplate
 from openai_api.request_body import check_media_type, read_raw
 from openai_api.sse import json_answer, unless_disconnected
-from runtime.client.large_body import read_json
+from runtime.client.json_body import read_json
 from runtime.service.context import ServiceContext
 from runtime.service.reranking import AskPrompt, RerankBody, rerank
 from server.native.schema import body_schema

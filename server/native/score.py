@@ -9,8 +9,8 @@ from starlette.responses import Response
 from openai_api.access import Access, AccessRouter
 from openai_api.request_body import check_media_type, read_raw
 from openai_api.sse import json_answer, unless_disconnected
+from runtime.client.json_body import read_json
 from runtime.client.json_pieces import JsonList
-from runtime.client.large_body import read_json
 from runtime.service.context import ServiceContext
 from runtime.service.scoring import ScoreBody, score
 from server.native.schema import body_schema

@@ -7,7 +7,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from runtime.client.large_body import read_json
+from runtime.client.json_body import read_json
 from runtime.service.context import ServiceContext
 from server.error_responses import json_response
 from server.native.schema import body_schema

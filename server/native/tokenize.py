@@ -11,8 +11,8 @@ from openai_api.chat_template import ChatTemplate
 from openai_api.request_body import check_media_type, read_raw
 from openai_api.sse import json_answer
 from runtime.client.admission import EngineLimits
+from runtime.client.json_body import read_json, work_out
 from runtime.client.json_pieces import BATCH, JsonItems, JsonList
-from runtime.client.large_body import read_json, work_out
 from runtime.client.tokenization import check_texts, decode_texts, encode_texts
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext

@@ -10,8 +10,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
-from runtime.client.json_body import InvalidBody
-from runtime.client.large_body import read_json
+from runtime.client.expected import InvalidBody
+from runtime.client.json_body import read_json
 from runtime.errors import InvalidRequest
 from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, ReadWeight
 from runtime.service.context import ServiceContext

@@ -17,7 +17,6 @@ from openai_api.chat_template import ChatTemplate
 from openai_api.openai_context import OpenAIContext
 from openai_api.parsers import ParserSet
 from openai_api.router import create_router
-from runtime.client.recorder import RecordingClient
 from tests.support.fake_engine import CHATML, FakeEngine
 from tests.support.fake_service import fake_service
 from tests.support.server import ServerProcess
@@ -59,7 +58,7 @@ def served(app: FastAPI) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def fake_api() -> Iterator[Api]:
-    engine = FakeEngine(step_s=0.0005, client_class=RecordingClient)
+    engine = FakeEngine(step_s=0.0005)
     context = OpenAIContext(
         service=fake_service(engine),
         chat_template=ChatTemplate(CHATML),

@@ -16,6 +16,7 @@ from tools.count_hops import (
     STATIONS,
     TITLES,
     Hop,
+    counts,
     height_of,
     hops_of,
     renewed,
@@ -74,7 +75,7 @@ def test_the_page_tells_the_counts_and_marks_the_climbs(
 ) -> None:
     hops = followed[journey]
     climbs = [hop.function for hop in hops if hop.is_climb]
-    assert f"{len(hops)} hops, {len(climbs)} climbs." in section(journey)
+    assert f"{counts(hops)}." in section(journey)
     marked = [line for line in section(journey).splitlines() if "(a climb, from" in line]
     assert [function for line in marked for function, _ in ENTRY.findall(line)] == climbs
 
@@ -120,6 +121,18 @@ def test_a_climb_is_a_call_from_a_lower_room() -> None:
     assert not any(hop.is_climb for hop in hops_of([("worker", level)], ROOMS))
 
 
+def test_what_returns_before_the_next_hand_over_does_not_hand_on() -> None:
+    asked = [("server.app", "call"), ("runtime.cache.manager", "extend")]
+    handed = [("server.app", "call"), ("kernels.rope", "rope")]
+    hops = hops_of([("front", asked), ("front", handed)], ROOMS, (), ["kernels.rope:rope"])
+    assert [(hop.function, hop.hands_on) for hop in hops] == [
+        ("server.app:call", True),
+        ("runtime.cache.manager:extend", False),
+        ("kernels.rope:rope", True),
+    ]
+    assert counts(hops) == "3 hops, 0 climbs; 2 hand on"
+
+
 def test_what_waits_in_the_front_is_no_hop_of_the_token() -> None:
     way = [("server.app", "call"), ("runtime.cache.manager", "extend")]
     before = hops_of([("front", way[:1])], ROOMS)
@@ -146,13 +159,14 @@ def test_a_renewed_page_keeps_what_was_said_and_marks_climbs() -> None:
     )
     hops = [
         Hop("front", "server.app:call", "", False),
-        Hop("worker", "tools.count_hops:height_of", "kernels.norm", True),
+        Hop("worker", "tools.count_hops:height_of", "kernels.norm", True, hands_on=False),
     ]
     once = renewed(page, {"prompt": hops})
     said = "place of a module's room in the import order, 0 at the bottom"
     assert once == (
-        "# P\n\n## A prompt in\n\n2 hops, 1 climbs.\n\n### front\n\n- `server.app:call`: mine\n\n"
-        f"### worker\n\n- `tools.count_hops:height_of`: {said} (a climb, from `kernels`)\n"
+        "# P\n\n## A prompt in\n\n2 hops, 1 climbs; 1 hand on.\n\n### front\n\n"
+        "- `server.app:call`: mine\n\n"
+        f"### worker\n\n- `tools.count_hops:height_of`: asked: {said} (a climb, from `kernels`)\n"
         "\n## A token back\n\n0 hops, 0 climbs.\n"
     )
     assert renewed(once, {"prompt": hops}) == once

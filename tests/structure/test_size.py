@@ -12,12 +12,12 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_824,
+    "kernels": 4_909,
     "kernels (C++)": 1_277,
-    "runtime": 17_036,
-    "openai_api": 2_585,
-    "server": 2_447,
-    "headrace": 4_063,
+    "runtime": 17_228,
+    "openai_api": 2_578,
+    "server": 2_441,
+    "headrace": 4_006,
 }
 
 

@@ -99,7 +99,7 @@ class InProcessEngine:
 
     @property
     def runner(self) -> Any:
-        """What computes, without what commands it."""
+        """What computes, without what leads other ranks."""
         runner: Any = self.scheduler._runner
         while not isinstance(runner, StepRunner):
             runner = runner._runner

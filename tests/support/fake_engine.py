@@ -114,14 +114,13 @@ class FakeEngine:
         context_len: int = 4096,
         step_s: float = 0.0,
         hold: str = "\0",
-        client_class: type[EngineClient] = EngineClient,
         dp_size: int = 1,
     ) -> None:
         """Make a client that is ready."""
         self.reply = reply
         self.tokenizer = tokenizer or byte_tokenizer()
         limits = EngineLimits(context_len, context_len * 4, VOCAB_SIZE)
-        self.client = client_class(limits, 0, dp_size=dp_size)
+        self.client = EngineClient(limits, 0, dp_size=dp_size)
         for link in self.client.links:
             link.connect(self._receive)
         self.client.ready = True

@@ -1,4 +1,4 @@
-"""The whole application over a fake engine: every route and middleware, no process, no socket."""
+"""The whole application over a fake engine: every route and check, no process, no socket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from openai_api.openai_context import make_context
-from runtime.client.recorder import RecordingClient
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config.options import (
     HttpArgs,
@@ -22,7 +21,8 @@ from runtime.config.options import (
 )
 from runtime.ipc.messages import WorkerReady
 from runtime.ipc.shared_state import SharedState
-from server.app import Application, create_app
+from server.app import create_app
+from server.entry.application import Application
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_service import fake_service
 
@@ -54,9 +54,7 @@ class FakeServer:
         **http: Any,
     ) -> None:
         """Build it; `http` are options of `HttpArgs`."""
-        self.engine = FakeEngine(
-            client_class=RecordingClient, dp_size=dp_size, **(engine_options or {})
-        )
+        self.engine = FakeEngine(dp_size=dp_size, **(engine_options or {}))
         config = ServerConfig(
             model=ModelArgs(
                 model_path="fake/model", tokenizer_path="fake/model", served_model_name="fake"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.client import large_body
-from runtime.client.json_body import InvalidBody
-from runtime.client.large_body import decode_large, let_go, read_json
+from runtime.client import json_body, large_body
+from runtime.client.expected import InvalidBody
+from runtime.client.json_body import decode_large, let_go, read_json
 
 
 class Body(msgspec.Struct):
@@ -123,12 +123,12 @@ async def test_any_size():
 
 
 async def test_lists_that_are_let_go_stay_as_they_are_elsewhere(monkeypatch):
-    monkeypatch.setattr(large_body, "_FREED_AT_ONCE", 10)
-    monkeypatch.setattr(large_body, "_FREED_AFTER_S", 0.0)
+    monkeypatch.setattr(json_body, "_FREED_AT_ONCE", 10)
+    monkeypatch.setattr(json_body, "_FREED_AFTER_S", 0.0)
     lists = [list(range(8)) for _ in range(8)]
     first = lists[0]
     let_go(lists)
     # The pool is done with what was put into it before.
-    await large_body.work_out(10**9, int)
+    await json_body.work_out(10**9, int)
     assert first == list(range(8))
     assert len(lists) == 8

@@ -15,7 +15,6 @@ from openai_api.chat_template import ChatTemplate
 from openai_api.openai_context import OpenAIContext
 from openai_api.parsers import ParserSet
 from openai_api.router import create_router
-from runtime.client.recorder import RecordingClient
 from tests.support.fake_engine import CHATML, FakeEngine, echo
 from tests.support.fake_service import fake_service
 
@@ -58,7 +57,7 @@ def make_front() -> MakeFront:
         service: dict[str, Any] | None = None,
         **openai: Any,
     ) -> Front:
-        engine = FakeEngine(reply, client_class=RecordingClient, **(engine_options or {}))
+        engine = FakeEngine(reply, **(engine_options or {}))
         context = OpenAIContext(
             service=fake_service(engine, **(service or {})),
             chat_template=ChatTemplate(template) if template else None,

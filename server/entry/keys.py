@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from openai_api.access import Access
-from server.error_responses import KeyRefused, error_response
-from server.routing import RouteMatch
+from server.error_responses import KeyRefused
 
 # Where keys are sent: the second one is Anthropic's clients' own.
 KEY_HEADERS = frozenset({"authorization", "x-api-key"})
@@ -49,26 +48,6 @@ class Keys:
             return None
         known = self._api_digest is not None and hmac.compare_digest(digest, self._api_digest)
         return KeyRefused(is_known=known)
-
-
-class AuthMiddleware:
-    """Answers 401 or 403 itself; what passes is allowed."""
-
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        """Ask `keys` about every request."""
-        self._app = app
-        self._keys = keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._keys.refusal(scope)
-        if error is None:
-            await self._app(scope, receive, send)
-            return
-        route: RouteMatch = scope["route"]
-        response = error_response(error, speaks_openai=route.speaks_openai)
-        if error.status_code == 401:
-            response.headers["www-authenticate"] = "Bearer"
-        await response(scope, receive, send)
 
 
 def _sent_key(scope: Scope) -> bytes:

@@ -1,4 +1,4 @@
-"""The outermost layer: request ids, the access log, HTTP counters, errors nobody else caught."""
+"""A request from uvicorn to its route: id, checks, answer or refusal, counters, access log."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_api.access import Access
+from runtime.config.options import HttpArgs
 from runtime.service.context import Lifecycle
+from server.entry.body_limit import BodyLimit
+from server.entry.keys import Keys
+from server.entry.origins import Origins
 from server.error_responses import error_response
-from server.routing import RouteMatch
+from server.routing import RouteMatch, RouteTable
 
 access_logger = logging.getLogger("server.access")
 
@@ -37,16 +45,49 @@ class HttpObserver(Protocol):
         """A request ended, with this status (499 when the client left before any)."""
 
 
-class EntryMiddleware:
-    """Wraps the whole application, every refusal of the other middlewares included."""
+class Application:
+    """What uvicorn calls.
 
-    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, observers: list[HttpObserver]) -> None:
-        """Close connections once `lifecycle` drains; tell `observers` about each request."""
-        self._app = app
+    Attributes:
+        api: the description of all routes, which makes the OpenAPI document; it serves nothing.
+        routes: the same routes, and who may call them.
+    """
+
+    def __init__(
+        self,
+        api: FastAPI,
+        routes: RouteTable,
+        http: HttpArgs,
+        lifecycle: Lifecycle,
+        observers: Sequence[HttpObserver],
+    ) -> None:
+        """Check requests as `http` says, and run the route that `routes` has for each.
+
+        Connections are closed once `lifecycle` drains; `observers` are told about each request.
+        """
+        self.api = api
+        self.routes = routes
+        self._keys = Keys(http.api_key, http.admin_api_key)
+        self._origins = Origins(http.allow_origins, self._keys)
+        self._body_limit = BodyLimit(int(http.max_body_mb * 2**20))
         self._lifecycle = lifecycle
         self._observers = observers
+        # Who is welcome is decided before: it names whatever origin it is handed.
+        self._serve_with_cors = CORSMiddleware(
+            self._serve,
+            allow_origins=["*"] if "*" in http.allow_origins else (),
+            allow_origin_regex=".*",
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # No route speaks WebSocket, and nothing here has a life span.
+        if scope["type"] != "http":
+            return
+        # Before anything is decided about the request: each decision depends on its route.
+        route = self.routes.resolve(scope)
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id.decode("ascii")
         started_at = time.perf_counter()
@@ -72,11 +113,12 @@ class EntryMiddleware:
         for observer in self._observers:
             observer.on_request()
         try:
-            await self._app(scope, receive, send_with_id)
+            is_welcome = await self._origins.check(scope)
+            serve = self._serve_with_cors if is_welcome else self._serve
+            await serve(scope, receive, send_with_id)
         except Exception as error:
             if status_code == 0:
-                speaks_openai = scope["route"].speaks_openai
-                response = error_response(error, speaks_openai=speaks_openai)
+                response = error_response(error, speaks_openai=route.speaks_openai)
                 await response(scope, receive, send_with_id)
             else:
                 access_logger.exception("A response broke off")
@@ -84,6 +126,20 @@ class EntryMiddleware:
             for observer in self._observers:
                 observer.on_response(scope, status_code or 499)
             _log(scope, status_code or 499, time.perf_counter() - started_at, reason)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send what the request's route answers, or why it is refused."""
+        route: RouteMatch = scope["route"]
+        receive = self._body_limit.counting(receive)
+        response: ASGIApp
+        try:
+            refusal = self._keys.refusal(scope) or self._body_limit.refusal(scope)
+            if refusal is not None:
+                raise refusal
+            response = await route.endpoint(Request(scope, receive, send))
+        except Exception as error:
+            response = error_response(error, speaks_openai=route.speaks_openai)
+        await response(scope, receive, send)
 
 
 def _request_id(scope: Scope) -> bytes:

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from server.middleware.body_limit import BodyLimitMiddleware
+from server.entry.body_limit import BodyLimit
+from server.error_responses import SlowBody
 from tests.support.fake_server import FakeServer
 
 
@@ -41,16 +42,12 @@ async def test_compressed_bodies_are_refused(tmp_path):
 
 
 async def test_a_body_that_never_comes_is_given_up():
-    async def app(scope, receive, send):
-        await receive()
-
     async def silent():
         await asyncio.sleep(60)
 
-    middleware = BodyLimitMiddleware(app, 100, timeout_s=0.05)
-    scope = {"type": "http", "path": "/generate", "headers": []}
-    with pytest.raises(Exception, match="did not arrive"):
-        await middleware(scope, silent, None)
+    receive = BodyLimit(100, timeout_s=0.05).counting(silent)
+    with pytest.raises(SlowBody, match="did not arrive"):
+        await receive()
 
 
 async def test_request_ids_are_kept_or_replaced(tmp_path):

@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from openai_api.access import Access
 from runtime.errors import HeadraceError
-from server.error_responses import error_response
-from server.middleware.auth import KEY_HEADERS, Keys
+from server.entry.keys import KEY_HEADERS, Keys
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOKUP_TIMEOUT_S = 2.0
@@ -51,43 +49,34 @@ class _Headers:
     preflight_headers: str
 
 
-class OriginMiddleware:
-    """Refuses what a page of a foreign origin sends, except plain reading.
+class Origins:
+    """Finds out what a page of a foreign origin sends; only plain reading is let through.
 
     Welcome, and told so by CORS headers, are origins that are listed and requests that bring a
     valid key: no page has one but from its user. Pages that this server delivered are its own.
     """
 
-    def __init__(self, app: ASGIApp, allow_origins: Sequence[str], keys: Keys) -> None:
-        """Welcome `allow_origins` (`*` for any) and whoever has one of `keys`."""
-        self._app = app
-        self._allowed = frozenset(allow_origins)
+    def __init__(self, allowed: Sequence[str], keys: Keys) -> None:
+        """Welcome `allowed` (`*` for any) and whoever has one of `keys`."""
+        self._allowed = frozenset(allowed)
         self._keys = keys
-        # Who is welcome is decided here: it names whatever origin it is handed.
-        self._with_cors = CORSMiddleware(
-            app,
-            allow_origins=["*"] if "*" in self._allowed else (),
-            allow_origin_regex=".*",
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id"],
-        )
         self._machine_names: frozenset[str] | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def check(self, scope: Scope) -> bool:
+        """Whether a page sent the request and is told that it is welcome.
+
+        Raises:
+            ForeignOrigin: a page sent it that may not.
+        """
         names = [name for name, _ in scope["headers"]]
         if b"origin" not in names and b"sec-fetch-site" not in names:
-            await self._app(scope, receive, send)
-            return
+            return False
         said = _read(scope)
         if self._is_welcome(scope, said):
-            await self._with_cors(scope, receive, send)
-        elif await self._is_harmless(scope, said):
-            await self._app(scope, receive, send)
-        else:
-            speaks_openai = scope["route"].speaks_openai
-            response = error_response(ForeignOrigin(said.origin), speaks_openai=speaks_openai)
-            await response(scope, receive, send)
+            return True
+        if not await self._is_harmless(scope, said):
+            raise ForeignOrigin(said.origin)
+        return False
 
     def _is_welcome(self, scope: Scope, said: _Headers) -> bool:
         if "*" in self._allowed or said.origin in self._allowed:

@@ -5,32 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
 from openai_api.sse import ClientGone
-from server.error_responses import BodyTooLarge, SlowBody, UnsupportedEncoding, error_response
+from server.error_responses import BodyTooLarge, SlowBody, UnsupportedEncoding
 
 BODY_TIMEOUT_S = 120.0
 
 
-class BodyLimitMiddleware:
+class BodyLimit:
     """Counts the body as it streams in; a route never sees more than the limit."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
+    def __init__(self, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
         """Let bodies of up to `max_bytes` through, sent within `timeout_s`."""
-        self._app = app
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refuse_by_headers(scope)
-        if refusal is not None:
-            speaks_openai = scope["route"].speaks_openai
-            await error_response(refusal, speaks_openai=speaks_openai)(scope, receive, send)
-            return
-        await self._app(scope, self._counting(receive), send)
-
-    def _refuse_by_headers(self, scope: Scope) -> BodyTooLarge | UnsupportedEncoding | None:
+    def refusal(self, scope: Scope) -> BodyTooLarge | UnsupportedEncoding | None:
+        """Why the body that the headers announce is not taken; None when it may come."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
                 return self._too_large()
@@ -38,7 +30,12 @@ class BodyLimitMiddleware:
                 return UnsupportedEncoding("Compressed request bodies are not accepted.")
         return None
 
-    def _counting(self, receive: Receive) -> Receive:
+    def counting(self, receive: Receive) -> Receive:
+        """`receive`, which raises once the body is too large, too slow or broken off.
+
+        Raises:
+            BodyTooLarge, SlowBody, ClientGone: from the call that finds it.
+        """
         received = 0
         is_complete = False
         deadline = time.monotonic() + self._timeout_s

@@ -1,1 +1,0 @@
-"""Pure ASGI middlewares: what holds for every route, before any route is chosen."""
