@@ -18,7 +18,7 @@ $(VENV)/bin/python:
 # torch comes from the range of pyproject.toml; pip is told to be quiet but for problems.
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing Headrace and what it needs into $(VENV) (the first time takes a minute or two)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[llguidance]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python

@@ -47,11 +47,7 @@ def _forced_call(
             "response_format: the answer is a call.",
             param="tool_choice",
         )
-    if context.service.client.grammars is None:
-        raise InvalidRequest(
-            "tool_choice that forces a call needs structured output, which is off in this server.",
-            param="tool_choice",
-        )
+    context.service.client.require_grammars("tool_choice that forces a call", "tool_choice")
     return call_constraint(request)
 
 

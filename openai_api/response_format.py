@@ -10,7 +10,7 @@ from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import GrammarSpec
 
 _PARAM = "response_format"
-_ANY_OBJECT = '{"type":"object"}'
+ANY_OBJECT = '{"type":"object"}'
 
 
 def constraint_of(response_format: dict[str, Any] | None) -> GrammarSpec | None:
@@ -24,18 +24,23 @@ def constraint_of(response_format: dict[str, Any] | None) -> GrammarSpec | None:
     match response_format.get("type", "text"):
         case "text":
             return None
-        case "json_object":
-            return GrammarSpec("json_schema", _ANY_OBJECT)
-        case "json_schema":
-            return GrammarSpec("json_schema", _json(_schema(response_format)))
+        # llama.cpp and others take a schema here as well.
+        case "json_object" if not _has_schema(response_format):
+            return GrammarSpec("json_schema", ANY_OBJECT)
+        case "json_object" | "json_schema":
+            return GrammarSpec("json_schema", json_text(_schema(response_format), _PARAM))
         case "structural_tag":
-            return GrammarSpec("structural_tag", _json(response_format))
+            return GrammarSpec("structural_tag", json_text(response_format, _PARAM))
         case other:
             raise InvalidRequest(
                 "response_format.type must be text, json_object, json_schema or structural_tag, "
                 f"got {str(other)[:40]!r}.",
                 param=_PARAM,
             )
+
+
+def _has_schema(response_format: dict[str, Any]) -> bool:
+    return any(response_format.get(key) is not None for key in ("schema", "json_schema"))
 
 
 def _schema(response_format: dict[str, Any]) -> Any:
@@ -47,8 +52,13 @@ def _schema(response_format: dict[str, Any]) -> Any:
     return schema
 
 
-def _json(value: Any) -> str:
+def json_text(value: Any, name: str) -> str:
+    """JSON of a part of a body.
+
+    Raises:
+        InvalidRequest: with `name`; it holds what JSON cannot say, such as half a surrogate pair.
+    """
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError as error:
-        raise InvalidRequest(f"response_format: {error}.", param=_PARAM) from None
+        raise InvalidRequest(f"{name}: {error}.", param=name) from None

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from openai_api.response_format import constraint_of
+from openai_api.constraints import requested_constraint
 from openai_api.schemas.common import GenerationFields
 from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import (
@@ -39,7 +39,6 @@ _SAME_NAMES = (
     "spaces_between_special_tokens",
     "no_stop_trim",
 )
-_CONSTRAINTS = ("regex", "ebnf", "json_schema", "structural_tag")
 
 
 def model_sampling_defaults(generation_defaults: Mapping[str, float | int]) -> dict[str, object]:
@@ -70,28 +69,16 @@ def sampling_of(
         # Counted before each entry is looked at: streams share this thread.
         if len(getattr(request, name) or ()) > vocab_size:
             raise InvalidRequest(f"{name} has more entries than there are tokens.", param=name)
-    constraints: dict[str, Any] = _constraints(request)
+    constraint = requested_constraint(request)
+    asked: dict[str, Any] = {} if constraint is None else {constraint.kind: constraint.text}
     fields = SamplingFields(
         **{name: getattr(request, name) for name in _SAME_NAMES},
-        **constraints,
+        **asked,
         max_new_tokens=msgspec.UNSET if max_tokens is None else max_tokens,
         min_new_tokens=request.min_tokens,
         sampling_seed=request.seed,
     )
     return resolve_sampling(fields, {"max_new_tokens": None, **defaults}, vocab_size)
-
-
-def _constraints(request: GenerationFields) -> dict[str, str]:
-    given = {name: text for name in _CONSTRAINTS if (text := getattr(request, name))}
-    asked = constraint_of(request.response_format)
-    if asked is None:
-        return given
-    if given:
-        raise InvalidRequest(
-            f"Only one constraint is allowed, got response_format and {next(iter(given))}.",
-            param="response_format",
-        )
-    return {asked.kind: asked.text}
 
 
 @contextmanager

@@ -17,10 +17,10 @@ _LIBRARIES = (
     ("torch", "every model", ""),
     ("tokenizers", "text in and out", ""),
     ("transformers", "tokenizers that have no tokenizer.json", ""),
+    ("llguidance", "structured output: JSON schemas, regular expressions, grammars", ""),
     ("triton", "kernels for NVIDIA GPUs", "cuda"),
     ("flashinfer-python", "--attention-backend flashinfer", "cuda"),
-    ("xgrammar", "structured output: JSON schemas, regular expressions, grammars", "grammar"),
-    ("llguidance", "structured output too, a smaller library", "llguidance"),
+    ("xgrammar", "structured output with masks computed ahead", "grammar"),
 )
 
 

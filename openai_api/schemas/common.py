@@ -65,8 +65,16 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     response_format: dict[str, Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
-    json_schema: str | None = None
-    structural_tag: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    # Other servers' constraints; see `openai_api.constraints`.
+    grammar: str | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structured_outputs: dict[str, Any] | None = None
     lora_path: Any = None
     session_params: SessionParams | None = None
     # For the logit processors of the reference, which run here nowhere: nothing reads it.

@@ -59,6 +59,7 @@ class EngineClient:
         accepting: false while draining.
         links: the replicas, in the order of their ranks.
         grammars: compiles constraints; `None` where structured output is off.
+        why_no_grammars: why it is off, and how to mend it; empty where it is not.
         gate: holds newcomers back while weights change or generation is paused.
         loaded: which weights the replicas have.
         sinks: told about every request that ended; without any nothing is recorded.
@@ -88,6 +89,7 @@ class EngineClient:
         self.gate = RequestGate()
         self.loaded = LoadedWeights()
         self.grammars: GrammarCompiler | None = None
+        self.why_no_grammars = ""
         # Requests whose grammar is being compiled.
         self._compiling: set[int] = set()
         self._streams: dict[int, StreamState] = {}
@@ -215,13 +217,25 @@ class EngineClient:
     def _compile(self, spec: GrammarSpec | None) -> tuple[bytes, asyncio.Future[bytes]] | None:
         if spec is None:
             return None
+        return self.require_grammars(spec.kind, spec.kind).compile(spec)
+
+    def require_grammars(self, what: str, param: str) -> GrammarCompiler:
+        """What compiles constraints, for a feature that needs it.
+
+        Args:
+            what: the feature, as the error calls it.
+            param: the field that asks for it.
+
+        Raises:
+            InvalidRequest: structured output is off; why, and how to mend it.
+        """
         if self.grammars is None:
             raise InvalidRequest(
-                f"{spec.kind}: structured output is off in this server (--grammar-backend none, "
-                "or xgrammar is not installed).",
-                param=spec.kind,
+                f"{what} needs structured output, which is off in this server: "
+                f"{self.why_no_grammars}.",
+                param=param,
             )
-        return self.grammars.compile(spec)
+        return self.grammars
 
     def _compiled(self, request: GenerateRequest, key: bytes, done: asyncio.Future[bytes]) -> None:
         if request.request_id not in self._compiling:

@@ -18,7 +18,12 @@ from runtime.config.options import GrammarConfig
 from runtime.errors import EngineDead, InvalidRequest, Overloaded
 from runtime.grammar.cache import ByteCache
 from runtime.grammar.limits import check_grammar
-from runtime.ipc.messages import CompileGrammar, GrammarReply
+from runtime.ipc.messages import (
+    CompileGrammar,
+    GrammarInbound,
+    GrammarReply,
+    GrammarsUnavailable,
+)
 from runtime.ipc.process import Child
 from runtime.ipc.transport import Outbox, grammar_address
 from runtime.requests.sampling_params import GrammarSpec
@@ -63,6 +68,8 @@ class GrammarCompiler:
         self._outbox: Outbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
+        # Why no constraint can be compiled, whatever it is.
+        self._unavailable = ""
         self.num_restarts = 0
 
     @property
@@ -95,6 +102,8 @@ class GrammarCompiler:
             InvalidRequest: it is refused before anything is compiled.
             Overloaded: too many are being compiled.
         """
+        if self._unavailable:
+            raise self._refusal(spec)
         key = grammar_key(spec)
         running = self._by_key.get(key)
         if running is not None:
@@ -118,8 +127,11 @@ class GrammarCompiler:
         if self._outbox is not None:
             self._outbox.send(call.message)
 
-    def on_reply(self, reply: GrammarReply) -> None:
+    def on_reply(self, reply: GrammarInbound) -> None:
         """Take the child's answer."""
+        if isinstance(reply, GrammarsUnavailable):
+            self._give_up(reply.reason)
+            return
         call = self._calls.pop(reply.call_id, None)
         if call is None:
             return
@@ -129,6 +141,20 @@ class GrammarCompiler:
             self._known.put(call.key, reply, size)
         _settle(call.future, reply)
 
+    def _give_up(self, reason: str) -> None:
+        self._unavailable = (
+            "structured output is not available for this model: --grammar-backend "
+            f"{self._config.backend} cannot work with its tokenizer ({reason.rstrip('.')})."
+        )
+        logger.warning("Requests get a 400 where %s", self._unavailable)
+        for call in self._calls.values():
+            _fail(call.future, self._refusal(call.message.grammar))
+        self._calls.clear()
+        self._by_key.clear()
+
+    def _refusal(self, spec: GrammarSpec) -> InvalidRequest:
+        return InvalidRequest(f"{spec.kind}: {self._unavailable}", param=spec.kind)
+
     def _exited_on_thread(self, child: Child, code: int) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
@@ -137,10 +163,13 @@ class GrammarCompiler:
     def _exited(self, child: Child, code: int) -> None:
         if self._stopping or child is not self._child:
             return
-        logger.error("The grammar process ended with code %d; starting it again.", code)
         if self._outbox is not None:
             self._outbox.close()
         self._child = None
+        if code == 0:
+            # It has said that no constraint can be compiled; the message may still be on its way.
+            return
+        logger.error("The grammar process ended with code %d; starting it again.", code)
         self.num_restarts += 1
         self._config = dataclasses.replace(self._config, generation=self._config.generation + 1)
         for call_id, call in list(self._calls.items()):

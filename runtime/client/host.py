@@ -23,7 +23,7 @@ from runtime.client.replica import Replica, stop_child
 from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config.options import DetokenizerConfig, GrammarConfig, WorkerConfig
 from runtime.errors import StartupError
-from runtime.ipc.messages import GrammarReply
+from runtime.ipc.messages import GrammarInbound
 from runtime.ipc.shared_state import SHARED_STATE_FILE, SharedState
 from runtime.ipc.transport import (
     AsyncInbox,
@@ -73,7 +73,7 @@ class EngineHost:
         self.on_change: list[Callable[[EngineStatus], None]] = []
         self._context = zmq.asyncio.Context()
         # Where the grammar compiler, which serves all replicas, answers.
-        self._inbox: AsyncInbox[GrammarReply] | None = None
+        self._inbox: AsyncInbox[GrammarInbound] | None = None
         self._background = Background(self.ended)
         if grammar is not None:
             context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
@@ -104,7 +104,7 @@ class EngineHost:
         # Nobody may be waiting for it; its error is also in `status.fatal`.
         self._first_ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         if self.client.grammars is not None:
-            self._inbox = AsyncInbox(self._context, front_address(self.run_folder), GrammarReply)
+            self._inbox = AsyncInbox(self._context, front_address(self.run_folder), GrammarInbound)
             receive = partial(self._receive, self._inbox, self.client.grammars)
             self._background.keep(receive, "Receiving compiled grammars")
         for replica in self._replicas:
@@ -179,7 +179,7 @@ class EngineHost:
         return pids
 
     @staticmethod
-    async def _receive(inbox: AsyncInbox[GrammarReply], grammars: GrammarCompiler) -> None:
+    async def _receive(inbox: AsyncInbox[GrammarInbound], grammars: GrammarCompiler) -> None:
         while True:
             reply = await inbox.receive()
             try:

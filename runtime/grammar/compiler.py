@@ -19,7 +19,7 @@ from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarBackend, Gr
 from runtime.grammar.probe import probe
 from runtime.ipc.limited_forks import ForkEnd, ForkLimits, LimitedForks
 from runtime.ipc.logging import configure_logging
-from runtime.ipc.messages import CompileGrammar, GrammarReply
+from runtime.ipc.messages import CompileGrammar, GrammarReply, GrammarsUnavailable
 from runtime.ipc.transport import Inbox, Outbox, front_address, grammar_address
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ MAX_COMPILED_BYTES = 32 * 2**20
 MAX_MEMORY_BYTES = 2 * 2**30
 # Streams come first.
 NICENESS = 10
+_LAST_MESSAGE_MS = 5000
+_MAX_REASON_CHARS = 300
 _COMPILED, _REFUSED = b"+", b"-"
 
 
@@ -43,7 +45,7 @@ class _Compiler:
             payload = self.backend.compile(message.grammar)
             if len(payload) > MAX_COMPILED_BYTES:
                 raise GrammarError("it is too large once compiled")
-            probe(self.backend, payload, self.config.vocab_size)
+            probe(self.backend, payload, self.config.vocab_size, self.config.eos_token_ids)
         except GrammarError as error:
             return _REFUSED + str(error).encode()
         except MemoryError:
@@ -80,7 +82,15 @@ def main(payload: bytes) -> None:
         context, grammar_address(folder, config.generation), CompileGrammar
     )
     front = Outbox(context, front_address(folder))
-    compiler = _Compiler(config)
+    try:
+        compiler = _Compiler(config)
+    # Whatever the libraries raise: their panics are no `Exception`.
+    except BaseException as error:
+        reason = " ".join(str(error).split())[:_MAX_REASON_CHARS] or type(error).__name__
+        front.send(GrammarsUnavailable(reason))
+        front.close(_LAST_MESSAGE_MS)
+        context.term()
+        return
     # Forks share what is here: the collector must not touch it.
     gc.collect()
     gc.freeze()

@@ -23,7 +23,11 @@ class Matcher(Protocol):
     """Follows one output through its grammar."""
 
     def accept(self, token_id: int) -> bool:
-        """Move on by one token; false, and nothing moved, when it is not allowed."""
+        """Move on by one token; false, and nothing moved, when it is not allowed.
+
+        Raises:
+            GrammarError: it is allowed, but a limit of the library was met behind it.
+        """
 
     @property
     def is_terminated(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from runtime.text.tokenizer import Tokenizer
 _MAX_MESSAGE_CHARS = 300
 _LOADED_PER_BYTE = 32
 _JSON_OPTIONS: Any = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{MAX_BLANKS}}}"}
+# In the library's own grammars `<think>` is the token, but not in strings, expressions, comments.
+_LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|<[^<>\s]+>|//[^\n]*|/(?:\\.|[^/\\\n])+/')
 
 
 def _limits() -> LLParserLimits:
@@ -44,9 +47,22 @@ class _Vocabulary:
         self._backend = tokenizer.backend
         # Special tokens never stand for the text that they are written with.
         self._backend.encode_special_tokens = True
-        self._plain = LLTokenizer(self._backend.to_str(), n_vocab=vocab_size)
+        self._plain = LLTokenizer(self._backend.to_str(), n_vocab=vocab_size, slices=[])
         self.tokens = [self._plain.decode_bytes([token_id]) for token_id in range(vocab_size)]
+        for token_id, data in enumerate(self.tokens):
+            # So the library writes ids without a text.
+            if data == b"<[%d]>" % token_id:
+                self.tokens[token_id] = b""
         self.special_token_ids = sorted({*tokenizer.special_ids, *eos_token_ids})
+        self._texts = list(self.tokens)
+        for token_id in self.special_token_ids:
+            # A tokenizer of whole pieces writes text with special ones, too.
+            self._texts[token_id] = b""
+        self._ids_of_tags = {
+            token.content: token_id
+            for token_id, token in self._backend.get_added_tokens_decoder().items()
+            if token_id not in self.special_token_ids
+        }
         self.eos_token_id = eos_token_ids[0] if eos_token_ids else self._plain.eos_token
 
     def __call__(self, text: str) -> list[int]:
@@ -54,11 +70,20 @@ class _Vocabulary:
         # Behind a line break, where the tokenizer would put a space before the text.
         for lead in ("", "\n"):
             ids: list[int] = self._backend.encode(lead + text, add_special_tokens=False).ids
-            ends = list(accumulate(len(self.tokens[token_id]) for token_id in reversed(ids)))
+            ends = list(accumulate(len(self._texts[token_id]) for token_id in reversed(ids)))
             ids = ids[len(ids) - bisect_right(ends, len(wanted)) :]
-            if b"".join([self.tokens[token_id] for token_id in ids]) == wanted:
+            if b"".join([self._texts[token_id] for token_id in ids]) == wanted:
                 return ids
         return self._plain.greedy_tokenize(text)
+
+    def by_number(self, lark: str) -> str:
+        """Write names of added tokens in a grammar as numbers: only special ones have names."""
+
+        def numbered(found: re.Match[str]) -> str:
+            token_id = self._ids_of_tags.get(found[0])
+            return found[0] if token_id is None else f"<[{token_id}]>"
+
+        return _LARK_PARTS.sub(numbered, lark)
 
 
 class LLGuidanceMatcher:
@@ -71,14 +96,22 @@ class LLGuidanceMatcher:
         self._has_ended = False
 
     def accept(self, token_id: int) -> bool:
-        """Move on by one token."""
+        """Move on by one token.
+
+        Raises:
+            GrammarError: it went beyond a limit of the library.
+        """
         if self._has_ended:
             return False
         if token_id in self._eos:
             # Where nothing else may follow the library has stopped already, and takes no token.
             self._has_ended = self.inner.is_accepting()
             return self._has_ended
-        return self.inner.try_consume_tokens([token_id]) == 1
+        if self.inner.try_consume_tokens([token_id]) == 1:
+            return True
+        if self.inner.is_error():
+            raise GrammarError(_readable(self.inner.get_error()))
+        return False
 
     @property
     def is_terminated(self) -> bool:
@@ -93,15 +126,15 @@ class LLGuidanceBackend:
         """Read the tokenizer's vocabulary."""
         tokenizer = Tokenizer.from_folder(tokenizer_folder)
         self._eos = frozenset(eos_token_ids)
-        vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
+        self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
         self._tokenizer = LLTokenizer(
-            TokenizerWrapper(vocabulary), n_vocab=vocab_size, eos_token=eos_token_ids or None
+            TokenizerWrapper(self._vocabulary), n_vocab=vocab_size, eos_token=eos_token_ids or None
         )
 
     def compile(self, spec: GrammarSpec) -> bytes:
         """Translate a constraint into the library's own form, and try it."""
         try:
-            grammar = _TRANSLATE[spec.kind](spec.text)
+            grammar = self._translated(spec)
         except GrammarError:
             raise
         except Exception as error:
@@ -109,6 +142,19 @@ class LLGuidanceBackend:
         self._matcher(grammar)
         # Its masks are not computed ahead: a bound for what it will have derived some day.
         return with_size(grammar.encode(), _LOADED_PER_BYTE * len(grammar))
+
+    def _translated(self, spec: GrammarSpec) -> str:
+        match spec.kind:
+            case "json_schema":
+                return LLMatcher.grammar_from_json_schema(spec.text, overrides=_JSON_OPTIONS)
+            case "regex":
+                return LLMatcher.grammar_from_regex(spec.text)
+            case "ebnf":
+                if is_lark(spec.text):
+                    return LLMatcher.grammar_from_lark(self._vocabulary.by_number(spec.text))
+                return LLMatcher.grammar_from_lark(gbnf_to_lark(spec.text))
+            case "structural_tag":
+                return tag_to_grammar(spec.text, _JSON_OPTIONS)
 
     def load(self, payload: bytes) -> LLMatcher:
         """Read a translated constraint."""
@@ -140,15 +186,8 @@ class LLGuidanceBackend:
         return matcher
 
 
-_TRANSLATE: dict[str, Callable[[str], str]] = {
-    "json_schema": lambda text: LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS),
-    "regex": LLMatcher.grammar_from_regex,
-    "ebnf": lambda text: LLMatcher.grammar_from_lark(text if is_lark(text) else gbnf_to_lark(text)),
-    "structural_tag": lambda text: tag_to_grammar(text, _JSON_OPTIONS),
-}
-
-
 def _readable(message: str) -> str:
     # The library shows the place in its own translation below the message.
-    lines = [line.strip() for line in message.split("\n   1 |")[0].splitlines()]
+    message = message.replace("<non-verbose/>", "").split("\n   1 |")[0]
+    lines = [line.strip() for line in message.splitlines()]
     return " ".join(line for line in lines if line)[:_MAX_MESSAGE_CHARS].rstrip(".") or "not valid"

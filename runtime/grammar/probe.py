@@ -6,37 +6,84 @@ import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.grammar.grammar_backend import GrammarBackend, GrammarError, num_words
 
-_NUM_TOKENS = 192
+# Steps along the same token again where it can come again: runs of blanks, endless strings.
+_NUM_REPEATING = 192
+# Steps along any token where few are allowed, so that the structure is soon behind: into strings,
+# whose masks are others.
+_NUM_HURRYING = 64
+# Where at least this share of the vocabulary is allowed there is free text.
+_FREE_SHARE = 0.125
 _STEP_LIMIT_S = 0.005
 _NUM_SLOW_STEPS = 8
 
 
-def probe(backend: GrammarBackend[Any], payload: bytes, vocab_size: int) -> None:
-    """Walk through a compiled grammar along tokens it allows, the same one again where it can.
+def probe(
+    backend: GrammarBackend[Any], payload: bytes, vocab_size: int, eos_token_ids: list[int]
+) -> None:
+    """Walk through a compiled grammar along tokens it allows, twice, and not to its end.
+
+    Args:
+        backend: that compiled it.
+        payload: the compiled grammar.
+        vocab_size: the logits' width.
+        eos_token_ids: ids that end a text; avoided where another token may come.
 
     Raises:
-        GrammarError: it allows no output, or a step takes so long that others would feel it.
+        GrammarError: it allows no output, goes beyond a limit of the library, offers a token that
+            it does not take, or a step takes so long that others would feel it.
     """
-    matcher = backend.start(backend.load(payload))
-    words = np.zeros((1, num_words(vocab_size)), dtype=np.int32)
-    rng = np.random.default_rng(0)
-    last, num_slow = -1, 0
-    for step in range(_NUM_TOKENS):
+    compiled = backend.load(payload)
+    eos = np.array(eos_token_ids, dtype=np.int64)
+    for num_steps, free_size in (
+        (_NUM_REPEATING, 1),
+        (_NUM_HURRYING, int(_FREE_SHARE * vocab_size)),
+    ):
+        _walk(backend, backend.start(compiled), num_steps, _Choice(vocab_size, eos, free_size))
+
+
+def _walk(backend: GrammarBackend[Any], matcher: Any, num_steps: int, choice: _Choice) -> None:
+    words = np.zeros((1, num_words(choice.vocab_size)), dtype=np.int32)
+    num_slow = 0
+    for step in range(num_steps):
         # Of this process alone: what else the machine does must not refuse anybody's grammar.
         started = time.process_time()
         backend.fill([matcher], words)
-        bits = np.unpackbits(words[0].view(np.uint8), bitorder="little")[:vocab_size]
-        if not bits.any():
+        token_id = choice.next(words[0])
+        if token_id is None:
             if step == 0:
                 raise GrammarError("it allows no output at all")
             return
-        if last < 0 or not bits[last]:
-            last = int(rng.choice(np.flatnonzero(bits)))
-        if not matcher.accept(last) or matcher.is_terminated:
+        if not matcher.accept(token_id):
+            raise GrammarError("its library offers a token there that it does not take")
+        if matcher.is_terminated:
             return
         num_slow += time.process_time() - started > _STEP_LIMIT_S
         if num_slow >= _NUM_SLOW_STEPS:
             raise GrammarError("it is too ambiguous to be followed at the speed of the model")
+
+
+class _Choice:
+    """Chooses a token of each mask: the one before where that is allowed, else any."""
+
+    def __init__(self, vocab_size: int, eos: NDArray[np.int64], free_size: int) -> None:
+        """Choose the one before only where at least `free_size` tokens are allowed."""
+        self.vocab_size = vocab_size
+        self._eos = eos
+        self._free_size = free_size
+        self._rng = np.random.default_rng(0)
+        self._last = -1
+
+    def next(self, mask: NDArray[np.int32]) -> int | None:
+        """A token of `mask`, `[num_words]`, and `None` where it is empty."""
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.vocab_size]
+        allowed = np.flatnonzero(bits)
+        if not len(allowed):
+            return None
+        if self._last < 0 or not bits[self._last] or len(allowed) < self._free_size:
+            goes_on = allowed[~np.isin(allowed, self._eos)]
+            self._last = int(self._rng.choice(goes_on if len(goes_on) else allowed))
+        return self._last

@@ -386,6 +386,13 @@ class GrammarReply(_Message, frozen=True):
     got_no_processor: bool = False
 
 
+class GrammarsUnavailable(_Message, frozen=True):
+    """No constraint can be compiled, whatever it is; the compiler's last message."""
+
+    reason: str
+
+
+GrammarInbound = GrammarReply | GrammarsUnavailable
 FrontInbound = (
     TextDeltas
     | Progress

@@ -43,6 +43,7 @@ def assemble(
         dp_size=config.parallel.dp_size,
         load_balance_method=config.parallel.load_balance_method,
     )
+    client.why_no_grammars = resolved.why_no_grammars
     run_folder = prepared.folders.run
     host = EngineHost(
         resolved.worker,

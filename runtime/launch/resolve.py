@@ -27,6 +27,7 @@ from runtime.config.options import (
     WorkerConfig,
 )
 from runtime.errors import InvalidRequest, StartupError
+from runtime.launch.grammar_choice import choose_grammars
 from runtime.launch.hardware import Hardware
 from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 
@@ -65,6 +66,7 @@ class Resolved:
     Attributes:
         config: as asked for, with every choice filled in; shown at `/server_info`.
         grammar: `None` when structured output is off.
+        why_no_grammars: why it is off, and how to mend it; empty where it is not.
         sampling_defaults: sampling keys for requests that lack them, native names, checked.
         choices: "what: value (reason)" lines for the log.
     """
@@ -73,6 +75,7 @@ class Resolved:
     worker: WorkerConfig
     detokenizer: DetokenizerConfig
     grammar: GrammarConfig | None
+    why_no_grammars: str
     sampling_defaults: dict[str, object]
     choices: list[str]
 
@@ -82,7 +85,9 @@ class _Choices:
         self.lines: list[str] = []
 
     def pick(self, name: str, value: Any, reason: str) -> Any:
-        self.lines.append(f"{name}: {value} ({reason})")
+        # What was asked for is no choice of ours.
+        if reason:
+            self.lines.append(f"{name}: {value} ({reason})")
         return value
 
 
@@ -142,7 +147,8 @@ def resolve(
     overlap = not scheduling.disable_overlap_schedule
     if overlap and device == "cpu":
         overlap = choices.pick("overlap_schedule", False, "the CPU has nothing to overlap with")
-    grammar_backend = _grammar_backend(config, choices)
+    grammars = choose_grammars(config, model)
+    choices.pick("grammar_backend", grammars.backend, grammars.reason)
     deterministic = config.kernels.enable_deterministic_inference
     random_seed = _random_seed(config, seed, choices)
 
@@ -172,7 +178,7 @@ def resolve(
             config.kernels,
             num_threads=threads,
             attention_backend=attention,
-            grammar_backend=grammar_backend,
+            grammar_backend=grammars.backend,
         ),
     )
     recorder = config.logging.expert_distribution_recorder_mode
@@ -212,7 +218,7 @@ def resolve(
         enable_return_hidden_states=scheduling.enable_return_hidden_states,
         stream_interval=config.http.stream_interval,
         tokenizer_folder=str(folders.tokenizer),
-        grammar_backend=grammar_backend,
+        grammar_backend=grammars.backend,
         is_embedding=config.model.is_embedding,
         ep_size=config.parallel.ep_size,
         expert_recorder_mode=cast("RecorderMode | None", recorder),
@@ -226,11 +232,11 @@ def resolve(
         log_level=config.logging.log_level,
     )
     grammar = None
-    if grammar_backend != "none":
+    if grammars.backend != "none":
         grammar = GrammarConfig(
             run_folder=str(folders.run),
             generation=0,
-            backend=grammar_backend,
+            backend=grammars.backend,
             tokenizer_folder=str(folders.tokenizer),
             vocab_size=model.vocab_size,
             eos_token_ids=list(model.eos_token_ids),
@@ -240,7 +246,15 @@ def resolve(
     if deterministic:
         # A seed drawn at admission would count the requests before.
         defaults.setdefault("seed", random_seed)
-    return Resolved(resolved, worker, detokenizer, grammar, defaults, choices.lines)
+    return Resolved(
+        resolved,
+        worker,
+        detokenizer,
+        grammar,
+        grammars.why_none,
+        defaults,
+        choices.lines,
+    )
 
 
 def _schedule_policy(scheduling: SchedulingArgs) -> str:
@@ -269,23 +283,6 @@ def _attention_backend(
         raise StartupError(
             "--attention-backend flashinfer: it is not installed; pip install 'headrace[cuda]', "
             "or leave the option away."
-        )
-    return asked
-
-
-def _grammar_backend(config: ServerConfig, choices: _Choices) -> str:
-    asked = config.kernels.grammar_backend
-    if config.model.skip_tokenizer_init:
-        return str(choices.pick("grammar_backend", "none", "there is no tokenizer"))
-    if asked == "auto":
-        for name in ("xgrammar", "llguidance"):
-            if find_spec(name) is not None:
-                return str(choices.pick("grammar_backend", name, "installed"))
-        return str(choices.pick("grammar_backend", "none", "no library for it is installed"))
-    if asked != "none" and find_spec(asked) is None:
-        extra = "grammar" if asked == "xgrammar" else asked
-        raise StartupError(
-            f"--grammar-backend {asked}: it is not installed; pip install 'headrace[{extra}]'."
         )
     return asked
 

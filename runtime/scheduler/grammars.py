@@ -218,6 +218,8 @@ class Grammars:
         try:
             if matcher.accept(token_id):
                 return None
+        except GrammarError as error:
+            return _beyond_limit(error)
         except Exception:
             logger.exception("A grammar failed; its request ends")
             return internal_error(_FAILED)
@@ -336,7 +338,7 @@ class Grammars:
             try:
                 backend.fill(matchers[place : place + 1], words[place : place + 1])
             except GrammarError as error:
-                failed[row] = _refused(f"The grammar cannot be followed: {error}.")
+                failed[row] = _beyond_limit(error)
                 words[place] = -1
             except Exception:
                 logger.exception("A grammar failed; its request ends")
@@ -390,6 +392,10 @@ def _state(table: RequestTable, row: int) -> GrammarState:
 def _single(mask: Int32Array) -> int:
     (word,) = np.flatnonzero(mask).tolist()
     return 32 * word + int(mask.view(np.uint32)[word]).bit_length() - 1
+
+
+def _beyond_limit(error: GrammarError) -> FinishReason:
+    return _refused(f"The grammar cannot be followed any further: {error}.")
 
 
 def _refused(message: str) -> FinishReason:

@@ -235,6 +235,19 @@ def test_a_grammar_that_is_not_there_ends_its_request_only(backend: str) -> None
     assert off.reasons[1].status_code == 500
 
 
+@pytest.mark.skipif("llguidance" not in BACKENDS, reason="its limit")
+def test_a_limit_met_underway_is_no_failure_of_the_server() -> None:
+    made = engine(tiny_model("qwen3"), "llguidance")
+    # Compiled without the walk that would have found it.
+    spec = GrammarSpec("ebnf", "root ::= " + '"a"? ' * 1000)
+    made.add(1, [5, 6], 40, grammar=spec, min_new_tokens=5)
+    made.add(2, [3, 4, 5], 10)
+    made.run()
+    assert made.reasons[1].status_code == 400
+    assert "cannot be followed any further" in str(made.reasons[1].message)
+    assert made.reasons[2].type == "length"
+
+
 def test_outputs_that_all_end_in_one_step_are_not_taken_for_slow(backend: str) -> None:
     made = engine(tiny_model("qwen3"), backend)
     for index in range(4):

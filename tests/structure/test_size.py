@@ -14,8 +14,8 @@ MAX_FILE_LINES = 500
 MAX_CODE_LINES = {
     "kernels": 4_909,
     "kernels (C++)": 1_277,
-    "runtime": 17_550,
-    "openai_api": 2_995,
+    "runtime": 17_666,
+    "openai_api": 3_076,
     "server": 2_635,
     "headrace": 4_098,
 }

@@ -65,3 +65,31 @@ def test_added_tokens_may_come_where_text_may(make: Any) -> None:
     ids = {text: tokenizer.backend.token_to_id(text) for text in ("<think>", "<|im_start|>")}
     assert ids["<think>"] in choices
     assert ids["<|im_start|>"] not in choices
+
+
+@pytest.mark.skipif("llguidance" not in BACKENDS, reason="its own language")
+def test_a_grammar_may_name_added_tokens(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, KINDS["llama3"](), eos_token=EOS)
+    tokenizer = Tokenizer.from_folder(folder)
+    # The logits may be wider than the tokenizer: what is beyond has no text.
+    vocab_size = tokenizer.vocab_size + 40
+    eos = [tokenizer.backend.token_to_id(EOS)]
+    backend = GRAMMAR_BACKENDS.load("llguidance")(folder, vocab_size, eos)
+    lark = '%llguidance {}\nstart: <think> "<think>" /<t[h]ink>/ // <think>\n'
+    matcher = backend.start(backend.load(backend.compile(GrammarSpec("ebnf", lark))))
+    ids: list[int] = []
+    first = None
+    while not matcher.is_terminated:
+        choices = allowed(backend, matcher, vocab_size)
+        first = first or choices
+        # The text may be spelled, the token may not.
+        ids.append(choices[0])
+        assert matcher.accept(ids[-1])
+    assert first == [tokenizer.backend.token_to_id("<think>")]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>" * 3
+    unused = GrammarSpec("regex", rf"<\[{tokenizer.vocab_size + 1}\]>x")
+    matcher = backend.start(backend.load(backend.compile(unused)))
+    while not matcher.is_terminated:
+        choices = allowed(backend, matcher, vocab_size)
+        assert max(choices) < tokenizer.vocab_size
+        assert matcher.accept(choices[0])

@@ -1,6 +1,7 @@
 """Automatic choices: what is chosen where, and that it is said."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
@@ -290,3 +291,23 @@ def test_the_automatic_balance_needs_a_cache(scheduling, asked, chosen):
     parallel = ParallelArgs(dp_size=2, load_balance_method=asked)
     resolved = choose(scheduling=scheduling, parallel=parallel)
     assert resolved.config.parallel.load_balance_method == chosen
+
+
+def test_where_structured_output_is_off_it_is_said_what_mends_it(monkeypatch):
+    assert choose().why_no_grammars == ""
+    asked = choose(kernels=KernelArgs(grammar_backend="none"))
+    assert asked.why_no_grammars == "it was started with --grammar-backend none"
+    # Nothing is started for a model that gives vectors.
+    assert choose(model=fake_model_config(gives="vectors")).grammar is None
+    # The command that brings one, in the answer, in the log and where one was asked for.
+    for name in ("xgrammar", "llguidance"):
+        monkeypatch.setitem(sys.modules, name, None)
+    missing = choose()
+    assert missing.grammar is None
+    assert "pip install llguidance" in missing.why_no_grammars
+    assert any("none (" in line and "pip install llguidance" in line for line in missing.choices)
+    for name, command in (("llguidance", "llguidance"), ("xgrammar", r"'headrace\[grammar\]'")):
+        with pytest.raises(
+            StartupError, match=f"{name}: it is not installed; pip install {command}"
+        ):
+            choose(kernels=KernelArgs(grammar_backend=name))
