@@ -26,8 +26,8 @@ from tests.support.offline import (
     is_idle,
     run_script,
     slow_down,
-    until,
 )
+from tests.support.waiting import until
 
 EXAMPLES = ROOT / "examples" / "engine"
 

@@ -24,6 +24,7 @@ from runtime.launch.hardware import Hardware
 from runtime.launch.resolve import Folders, resolve
 from tests.support.fake_engine import FakeEngine, fake_model_config
 from tests.support.fake_server import WORKER
+from tests.support.waiting import until_in_loop
 
 _pids = itertools.count(WORKER.pid)
 
@@ -78,18 +79,12 @@ def replica(tmp_path: Path, started: list[Process]) -> Replica:
     )
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 what it looks at has no event
-            await asyncio.sleep(0.005)
-
-
 async def test_both_children_are_replaced_when_the_worker_dies(
     replica: Replica, started: list[Process]
 ) -> None:
     replica.start()
     started[0].die()
-    await until(lambda: len(started) == 4)
+    await until_in_loop(lambda: len(started) == 4)
     assert [child.entry for child in started] == ["scheduler", "detokenizer"] * 2
     assert [child.is_alive for child in started] == [False, False, True, True]
     await replica.stop()
@@ -106,7 +101,7 @@ async def test_a_worker_that_died_is_not_ready_though_it_said_so(
     replica._exited(worker, 1)
     replica._dispatch(_ready(worker))
     assert not replica.status.is_ready
-    await until(lambda: len(started) == 4)
+    await until_in_loop(lambda: len(started) == 4)
     # What the dead ones said is read when the new ones run.
     replica._dispatch(DetokenizerReady(detokenizer.pid))
     replica._dispatch(_ready(worker))
@@ -126,7 +121,7 @@ async def _until_the_detokenizer_is_waited_for(replica: Replica, started: list[P
     worker, detokenizer = started
     detokenizer.may_end.clear()
     worker.die()
-    await until(lambda: len(started) == 3)
+    await until_in_loop(lambda: len(started) == 3)
     return started[2]
 
 
@@ -139,9 +134,9 @@ async def test_restarts_that_interleave_leave_nobody_behind(
     # Time for the second restart to go as far as it can, which is nowhere.
     await asyncio.sleep(0.2)
     started[1].may_end.set()
-    await until(lambda: [child.entry for child in started].count("scheduler") == 3)
-    await until(lambda: started[-1].entry == "detokenizer" and started[-1].is_alive)
-    await until(lambda: len(alive(started)) == 2)
+    await until_in_loop(lambda: [child.entry for child in started].count("scheduler") == 3)
+    await until_in_loop(lambda: started[-1].entry == "detokenizer" and started[-1].is_alive)
+    await until_in_loop(lambda: len(alive(started)) == 2)
     assert sorted(child.entry for child in alive(started)) == ["detokenizer", "scheduler"]
     await replica.stop()
     assert not alive(started)
@@ -154,8 +149,8 @@ async def test_both_children_that_die_together_are_replaced_once(
     worker, detokenizer = started
     detokenizer.die()
     worker.die()
-    await until(lambda: len(alive(started)) == 2)
-    await until(lambda: not replica._restarting.locked())
+    await until_in_loop(lambda: len(alive(started)) == 2)
+    await until_in_loop(lambda: not replica._restarting.locked())
     assert sorted(child.entry for child in alive(started)) == ["detokenizer", "scheduler"]
     await replica.stop()
     assert not alive(started)
@@ -175,7 +170,7 @@ async def test_a_child_that_the_system_cannot_start_is_tried_again(
     monkeypatch.setattr(module, "Child", refuse)
     monkeypatch.setattr(module, "RESTART_DELAYS_S", (0.0, 0.01))
     started[0].die()
-    await until(lambda: len(started) == 4)
+    await until_in_loop(lambda: len(started) == 4)
     assert [child.entry for child in alive(started)] == ["scheduler", "detokenizer"]
     await replica.stop()
 
@@ -194,10 +189,10 @@ async def test_a_stop_while_a_detokenizer_is_replaced_starts_no_other(
     new_worker = await _until_the_detokenizer_is_waited_for(replica, started)
     new_worker.may_end.clear()
     stopping = asyncio.create_task(replica.stop())
-    await until(lambda: replica._stopping)
+    await until_in_loop(lambda: replica._stopping)
     # While the new worker takes its time to end, the old detokenizer has ended.
     started[1].may_end.set()
-    await until(lambda: not replica._restarting.locked())
+    await until_in_loop(lambda: not replica._restarting.locked())
     new_worker.may_end.set()
     await stopping
     assert [child.entry for child in started] == ["scheduler", "detokenizer", "scheduler"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +16,14 @@ from runtime.errors import InvalidRequest, Overloaded
 from runtime.grammar.compiler import Job
 from runtime.ipc.messages import CompileGrammar, GrammarReply
 from runtime.requests.sampling_params import GrammarSpec
+from tests.support.waiting import until
 
 SPEC = GrammarSpec("regex", "[0-9]{2}")
 TIMEOUT_S = 1.0
 
 
 def sleep(*_: object) -> None:
-    time.sleep(60)
+    threading.Event().wait(60)
 
 
 def compute(*_: object) -> None:
@@ -38,8 +39,7 @@ def test_who_did_not_run_says_nothing_of_the_grammar(
     compiler: Any = SimpleNamespace(config=config, compile_and_exit=compile_and_exit)
     job = Job(CompileGrammar(7, SPEC), compiler)
     # Of the process's own time, as the machine may have no more for it just now.
-    while compile_and_exit is compute and processor_s(job.pid) < TIMEOUT_S / 2:
-        time.sleep(0.05)
+    until(lambda: compile_and_exit is sleep or processor_s(job.pid) >= TIMEOUT_S / 2)
     reply = job.end(timed_out=True)
     assert reply.call_id == 7
     assert not reply.payload

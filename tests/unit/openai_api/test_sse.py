@@ -35,7 +35,7 @@ class Work:
             self.begun.set()
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             self.cleaned_up = True
 
 

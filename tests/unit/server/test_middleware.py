@@ -45,7 +45,7 @@ async def test_a_body_that_never_comes_is_given_up():
         await receive()
 
     async def silent():
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     middleware = BodyLimitMiddleware(app, 100, timeout_s=0.05)
     scope = {"type": "http", "path": "/generate", "headers": []}

@@ -27,7 +27,7 @@ class Clock:
     def monotonic(self) -> float:
         return self._now
 
-    def sleep(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         # For the bar, which has a clock of its own, and draws no sooner than after 0.1 s of it.
         time.sleep(1.5 * seconds)
         self._now += seconds
@@ -52,10 +52,10 @@ def load(log: ProgressLog, folder: Path, clock: Clock) -> None:
     for percent in range(0, 101, 20):
         slow.fraction = percent / 100
         log(status)
-        clock.sleep(0.1)
+        clock.wait(0.1)
     slow.phase, slow.fraction = "allocating_cache", 0.0
     log(status)
-    clock.sleep(0.2)
+    clock.wait(0.2)
     fast.phase = slow.phase = "ready"
     log(status)
     log(status)
