@@ -110,16 +110,16 @@ def test_a_session_holds_no_more_than_it_was_opened_for(store):
 
 
 def test_all_sessions_together_are_bounded(store, monkeypatch):
-    monkeypatch.setattr(module, "MAX_TURNS", 2)
-    store.run("a", [])
-    store.run("b", [])
+    for number in range(module.MAX_TURNS):
+        store.run(str(number), [])
     assert "full" in refused(store.run, "c", [])
     monkeypatch.setattr(module, "MAX_TOKENS", 5)
     store.sessions.open(100, "t")
     store.run("a", [1] * 5, id="t")
     with pytest.raises(Overloaded):
         store.run("b", [1], id="t")
-    monkeypatch.setattr(module, "MAX_SESSIONS", 2)
+    while len(store.sessions) < module.MAX_SESSIONS:
+        store.sessions.open(1)
     with pytest.raises(Overloaded):
         store.sessions.open(1)
 
