@@ -211,7 +211,7 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests(tmp_path):
     with ServerProcess("--model-path", _slow_model(tmp_path)) as server:
         server.wait_ready()
         server.client.post("/slow_down", json={"forward_sleep_time": 0.03}).raise_for_status()
-        body = {"text": "The", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+        body = {"text": "The", "sampling_params": {"max_new_tokens": 180, "ignore_eos": True}}
         thread, events = _stream_in_thread(server, body)
         server.signal()
         deadline = time.monotonic() + 30

@@ -95,7 +95,7 @@ def test_equal_transformers(folder: Path, way: str) -> None:
         check_request(engine, i + 1, prompt, 0)
     if "few pages" in way:
         # A request put back reports nothing twice: the lengths above say so.
-        assert engine.scheduler._planner.num_retractions > 0
+        assert engine.shared["num_retractions_total"] > 0
 
 
 def test_parts_of_a_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
