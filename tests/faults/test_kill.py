@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.support.grammar_backends import BACKENDS
-from tests.support.processes import alive, command
+from tests.support.processes import alive, engine_processes
 from tests.support.server import ServerProcess, free_port
 from tests.support.tiny_models import tiny_model
 from tests.support.waiting import until
@@ -67,12 +67,7 @@ class Clients:
 
 
 def children_by_name(server: ServerProcess) -> dict[str, int]:
-    found = {}
-    for pid in server.child_pids():
-        words = command(pid)
-        if "runtime.ipc.process" in words:
-            found[words[words.index("runtime.ipc.process") + 1]] = pid
-    return found
+    return engine_processes(server.process.pid)
 
 
 def is_ready(server: ServerProcess) -> bool:

@@ -154,15 +154,13 @@ def wide_engine(graphs: None, tmp_path: Path) -> InProcessEngine:
 def little_memory(engine: InProcessEngine, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Room for short prompts, and for no long one."""
     if DEVICE == "cpu":
-        forward = engine.runner._model.forward
 
-        def fail(batch: Any) -> Any:
+        def fail(forward: Any, batch: Any) -> Any:
             if len(batch.input_ids) > LONG // 2:
                 raise torch.OutOfMemoryError("planted")
             return forward(batch)
 
-        with patch.context() as until_then:
-            until_then.setattr(engine.runner._model, "forward", fail)
+        with engine.computing(fail):
             yield
         return
     torch.cuda.empty_cache()

@@ -157,24 +157,20 @@ def test_embeddings_of_tokens_give_what_the_tokens_give(folder: Path, way: str) 
         assert by_embeds.shared["num_retractions_total"] > 0
 
 
-def test_a_failing_neighbour_leaves_embeddings_and_states_right(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_neighbour_leaves_embeddings_and_states_right(folder: Path) -> None:
     engine = InProcessEngine(folder, disable_radix_cache=True, enable_return_hidden_states=True)
-    runner = engine.runner
-    forward = runner._model.forward
 
-    def fail_together(batch: Any) -> Any:
+    def fail_together(forward: Any, batch: Any) -> Any:
         if len(batch.seq_lens) > 1:
             raise RuntimeError("planted")
         return forward(batch)
 
-    monkeypatch.setattr(runner._model, "forward", fail_together)
     for i in (3, 4, 5):
         prompt = PROMPTS[i]
         given = {"input_embeds": embeds_of(prompt)} if i != 4 else {}
         ids = [0] * len(prompt) if given else prompt
         engine.add(i, ids, 4, hidden_states="all", ignore_eos=True, **given)
-    engine.run()
+    with engine.computing(fail_together):
+        engine.run()
     for i in (3, 4, 5):
         check(engine, i, PROMPTS[i], "all")
