@@ -55,7 +55,10 @@ def _views(infos: Iterable[TensorInfo]) -> Iterator[tuple[str, Tensor]]:
 
 
 def copies(
-    infos: list[TensorInfo], device: torch.device, shards: Mapping[str, WeightShard]
+    infos: list[TensorInfo],
+    device: torch.device,
+    shards: Mapping[str, WeightShard],
+    ahead_bytes: int = _AHEAD_BYTES,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield copies on `device`, in the order of `infos`, made by several threads.
 
@@ -63,6 +66,7 @@ def copies(
         infos: what to read.
         device: where to.
         shards: by name, which part of a tensor is wanted; others are copied whole.
+        ahead_bytes: of copies that wait for their turn.
 
     Raises:
         StartupError: a file cannot be read.
@@ -93,7 +97,7 @@ def copies(
         ahead = 0
         try:
             for info in infos:
-                while waiting and ahead + info.size_bytes > _AHEAD_BYTES:
+                while waiting and ahead + info.size_bytes > ahead_bytes:
                     first, future = waiting.popleft()
                     yield first.name, future.result()
                     ahead -= first.size_bytes

@@ -1,5 +1,6 @@
 """The whole worker against `transformers`, and against itself under every way of scheduling."""
 
+import logging
 import weakref
 from functools import cache
 from pathlib import Path
@@ -180,7 +181,7 @@ def test_a_request_that_cannot_take_its_row_fails_alone(monkeypatch: pytest.Monk
 
 
 def test_a_failed_step_leaves_its_memory_to_those_that_are_tried_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     # A graph does not call the model.
     engine = InProcessEngine(tiny_model("llama"), disable_cuda_graph=True)
@@ -195,7 +196,7 @@ def test_a_failed_step_leaves_its_memory_to_those_that_are_tried_alone(
         return forward(batch)
 
     # pytest keeps every record of a log, and with it the traceback.
-    monkeypatch.setattr(step_runner.logger, "disabled", True)
+    caplog.set_level(logging.CRITICAL + 1, step_runner.logger.name)
     for i in range(3):
         engine.add(i + 1, PROMPTS[i], 4, ignore_eos=True)
     with engine.computing(fail_together):

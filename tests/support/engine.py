@@ -113,6 +113,11 @@ class InProcessEngine:
         """What the runner computes with."""
         return self.runner._model
 
+    @property
+    def can_compute(self) -> bool:
+        """Whether weights and pages are there."""
+        return bool(self.scheduler._weights and self.scheduler._weights.can_compute)
+
     @contextmanager
     def computing(self, compute: Callable[[Forward, ForwardBatch], Any]) -> Iterator[None]:
         """Have `compute` called with the model's forward and each batch, in its place."""

@@ -215,9 +215,8 @@ def test_a_device_that_answers_no_more_does_not_hide_the_cause(
 
 
 @pytest.fixture
-def control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def control_group(tmp_path: Path) -> Path:
     """A container that may take 1000 bytes, less than any machine has, and has taken 900."""
-    monkeypatch.setattr(memory, "_CONTROL_GROUP", tmp_path)
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
     return tmp_path
@@ -225,19 +224,19 @@ def control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_files_in_memory_do_not_count_as_taken(control_group: Path) -> None:
     stat = control_group / "memory.stat"
-    assert available_memory_bytes() == 100
+    assert available_memory_bytes(control_group=control_group) == 100
     stat.write_text("anon 300\nfile 600\nshmem 50\ninactive_file 400\nactive_file 150\n")
-    assert available_memory_bytes() == 650
+    assert available_memory_bytes(control_group=control_group) == 650
     stat.write_text("anon 300\n")
-    assert available_memory_bytes() == 100
+    assert available_memory_bytes(control_group=control_group) == 100
     # The counts are not of one moment.
     stat.write_text("inactive_file 800\nactive_file 200\n")
-    assert available_memory_bytes() == 1000
+    assert available_memory_bytes(control_group=control_group) == 1000
 
 
 def test_a_control_group_without_a_limit_has_the_machines_memory(control_group: Path) -> None:
     (control_group / "memory.max").write_text("max\n")
-    assert available_memory_bytes() > 1000
+    assert available_memory_bytes(control_group=control_group) > 1000
 
 
 def test_the_log_says_when_another_rank_had_less() -> None:
