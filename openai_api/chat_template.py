@@ -81,13 +81,17 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
+        self,
+        source: str | Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        timeout_s: float = RENDER_TIMEOUT_S,
     ) -> None:
         """Compile.
 
         Args:
             source: the template's text, or texts by name (`default`, `tool_use`).
             special_tokens: `bos_token`, `eos_token` and the like, for those that exist.
+            timeout_s: how long rendering may take.
 
         Raises:
             StartupError: a text is no Jinja template.
@@ -98,6 +102,7 @@ class ChatTemplate:
         self.text = texts.get("default") or next(iter(texts.values()))
         self._compiled = {name: _Compiled(text, name) for name, text in texts.items()}
         self._special_tokens = dict(special_tokens or {})
+        self._timeout_s = timeout_s
 
     def choose(self, *, with_tools: bool) -> _Compiled:
         """The template for this kind of conversation, where a model has several."""
@@ -143,11 +148,15 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        text = _render(compiled.template, {**values, "tools": tools}, max_chars)
+        text = _render(
+            compiled.template, {**values, "tools": tools}, Budget(max_chars, self._timeout_s)
+        )
         if text is None and tools:
             # Some templates were written for bare functions.
             bare = [tool.get("function", tool) for tool in tools]
-            text = _render(compiled.template, {**values, "tools": bare}, max_chars)
+            text = _render(
+                compiled.template, {**values, "tools": bare}, Budget(max_chars, self._timeout_s)
+            )
         if text is None:
             raise InvalidRequest(
                 "The chat template cannot render these messages: it expects another shape.",
@@ -156,10 +165,10 @@ class ChatTemplate:
         return _cut_at_tag(text) if continue_final_message else text
 
 
-def _render(template: jinja2.Template, values: dict[str, Any], max_chars: int) -> str | None:
+def _render(template: jinja2.Template, values: dict[str, Any], budget: Budget) -> str | None:
     # None for failures that are no words to the user: a template tripping over a value's type.
     try:
-        return render_bounded(template, values, Budget(max_chars, RENDER_TIMEOUT_S))
+        return render_bounded(template, values, budget)
     except (jinja2.UndefinedError, SecurityError):
         return None
     except jinja2.TemplateError as error:

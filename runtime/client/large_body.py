@@ -82,19 +82,20 @@ async def work_out(body_size: int, work: Callable[P, T], *args: P.args, **kwargs
     return await _POOL.run(work, *args, **kwargs)
 
 
-def let_go(lists: object) -> None:
+def let_go(lists: object, at_once: int = _FREED_AT_ONCE, after_s: float = _FREED_AFTER_S) -> None:
     """Have a list of lists freed one by one on a thread: at once, eight million ids take 0.1 s.
 
-    What else refers to them keeps them; they are free once the last of all lets go.
+    What else refers to them keeps them; they are free once the last of all lets go. Up to `at_once`
+    numbers are not worth it.
     """
     if not isinstance(lists, list) or not lists or not isinstance(lists[0], list):
         return
-    if sum(len(each) for each in lists if isinstance(each, list)) <= _FREED_AT_ONCE:
+    if sum(len(each) for each in lists if isinstance(each, list)) <= at_once:
         return
     kept = [*lists]
     loop = asyncio.get_running_loop()
     # By then a request that was refused is gone, with its traceback.
-    loop.call_later(_FREED_AFTER_S, lambda: loop.create_task(_POOL.run(_empty, kept)))
+    loop.call_later(after_s, lambda: loop.create_task(_POOL.run(_empty, kept)))
 
 
 def _empty(lists: list[Any]) -> None:
@@ -102,22 +103,33 @@ def _empty(lists: list[Any]) -> None:
         lists.pop()
 
 
-def decode_large(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_large(
+    body: Body,
+    decoder: msgspec.json.Decoder[T],
+    piece_bytes: int = PIECE_BYTES,
+    window: int = _WINDOW,
+) -> T:
     """Decode a large body piece by piece; for a thread.
+
+    Args:
+        body: the JSON.
+        decoder: what reads it.
+        piece_bytes: what it gets at a time.
+        window: bytes that one call of a regular expression looks at.
 
     Raises:
         InvalidBody: see `read_json`.
     """
-    if len(body) <= PIECE_BYTES:
+    if len(body) <= piece_bytes:
         return decode_body(bytes(body), decoder)
     decoders = _list_decoders(cast("Hashable", decoder.type))
-    scan = _Scan(body)
+    scan = _Scan(body, piece_bytes, window)
     rest: list[Body] = []
     lists: dict[str, list[Any]] = {}
     copied = 0
     for value in list(scan.members()):
         field = decoders.get(value.key)
-        if field is None or body[value.begin] != ord("[") or value.size <= PIECE_BYTES // 4:
+        if field is None or body[value.begin] != ord("[") or value.size <= piece_bytes // 4:
             value.check_undivided()
             continue
         rest += (body[copied : value.begin], b"[]")
@@ -180,8 +192,10 @@ class _Value:
 class _Scan:
     """Finds its way through JSON without decoding it; what it passes over the decoder checks."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, piece_bytes: int, window: int) -> None:
         self._body = body
+        self._piece_bytes = piece_bytes
+        self._window = window
         self._num_numbers = 0
         self._num_parts = 0
 
@@ -232,7 +246,7 @@ class _Scan:
             after = self._match(_ITEMS, at)
             if after > at:
                 behind_comma = at = after
-            if behind_comma - begin > PIECE_BYTES // 2:
+            if behind_comma - begin > self._piece_bytes // 2:
                 items += self._decode(value, field, body[begin : behind_comma - 1], depth)
                 begin = behind_comma
                 _check_num_items(value.key, items)
@@ -246,13 +260,13 @@ class _Scan:
                 continue
             item = self._item(value.key, end)
             at = self._blank(item.end)
-            if sign == b"[" and item.size > PIECE_BYTES:
+            if sign == b"[" and item.size > self._piece_bytes:
                 items += self._decode(value, field, self._without_comma(begin, end), depth)
                 items.append(self.divided(item, field, depth + 1))
                 if self._peek(at) == b"]":
                     return items
                 begin = behind_comma = at = self._expect(at, b",")
-            elif item.size > PIECE_BYTES:
+            elif item.size > self._piece_bytes:
                 item.check_undivided()
 
     def _item(self, key: str, begin: int) -> _Value:
@@ -290,7 +304,7 @@ class _Scan:
         body = self._body
         if self._peek(begin) not in (b'"', b"[", b"{"):
             end = self._match(_WORD, begin)
-            if end == begin or end - begin >= _WINDOW:
+            if end == begin or end - begin >= self._window:
                 raise _not_json(begin)
             self._count(1, 0)
             return end
@@ -337,7 +351,7 @@ class _Scan:
             at = end
 
     def _match(self, pattern: re.Pattern[bytes], begin: int) -> int:
-        match = pattern.match(self._body, begin, begin + _WINDOW)
+        match = pattern.match(self._body, begin, begin + self._window)
         return match.end() if match else begin
 
     def _blank(self, at: int) -> int:

@@ -94,7 +94,12 @@ class Budget:
 
 
 def cpu_budget(
-    fraction: float | None, weight_bytes: int, num_ranks: int = 1, *, unloaded_bytes: int = 0
+    fraction: float | None,
+    weight_bytes: int,
+    num_ranks: int = 1,
+    *,
+    unloaded_bytes: int = 0,
+    available_bytes: int | None = None,
 ) -> Budget:
     """What the pool may take on the CPU.
 
@@ -103,8 +108,11 @@ def cpu_budget(
         weight_bytes: memory that this rank's weights take.
         num_ranks: processes that share the memory evenly.
         unloaded_bytes: of `weight_bytes`, what is not taken yet: a forecast.
+        available_bytes: of the machine; None for what this one has.
     """
-    available = available_memory_bytes() // num_ranks - unloaded_bytes
+    if available_bytes is None:
+        available_bytes = available_memory_bytes()
+    available = available_bytes // num_ranks - unloaded_bytes
     free = f"{available / GIB:.2f} free"
     if num_ranks > 1:
         free += f", 1/{num_ranks} of the machine's"

@@ -121,9 +121,8 @@ def test_many_tokens_take_one_kernel(impl, with_bias, monkeypatch):
         return gated(*args)
 
     monkeypatch.setattr(triton, "gated", noted)
-    monkeypatch.setattr(triton, "GATED_TOKENS", 100)
     x, weight, bias = operands(101, 72, 64, torch.bfloat16)
-    packed = triton.pack(weight, bias if with_bias else None)
+    packed = triton.TritonLinear(weight, bias if with_bias else None, min_gated=100)
     for tokens in (99, 100, 101):
         two = act_and_mul(packed(x[:tokens]), "gelu_tanh")
         torch.testing.assert_close(packed.gated(x[:tokens], "gelu_tanh"), two, rtol=2e-2, atol=2e-3)
@@ -133,7 +132,7 @@ def test_many_tokens_take_one_kernel(impl, with_bias, monkeypatch):
     two = act_and_mul(packed(x), "silu")
     torch.testing.assert_close(packed.gated(x, "silu"), two, rtol=2e-2, atol=2e-3)
     calls.clear()
-    wide = triton.pack(weight.float(), None)
+    wide = triton.TritonLinear(weight.float(), None, min_gated=100)
     assert torch.equal(wide.gated(x.float(), "silu"), act_and_mul(wide(x.float()), "silu"))
     assert not calls
 

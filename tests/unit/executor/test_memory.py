@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from runtime.errors import StartupError
-from runtime.executor import build, memory, out_of_memory
+from runtime.executor import build, out_of_memory
 from runtime.executor.memory import (
     GIB,
     Budget,
@@ -63,18 +64,18 @@ def test_a_gpus_pool_is_what_the_log_says(
     assert "140.0 of the GPU x 0.5" in half.arithmetic
 
 
-def test_a_cpus_pool_is_what_the_log_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 20 * GIB)
-    alone, asked, shared = cpu_budget(None, GIB), cpu_budget(0.5, GIB), cpu_budget(None, GIB, 4)
+def test_a_cpus_pool_is_what_the_log_says() -> None:
+    budget = partial(cpu_budget, available_bytes=20 * GIB)
+    alone, asked, shared = budget(None, GIB), budget(0.5, GIB), budget(None, GIB, 4)
     assert (alone.size_bytes, alone.arithmetic) == (8 * GIB, "(20.00 free) x 0.4 = 8.00")
     assert asked.size_bytes == 9.5 * GIB
     assert asked.arithmetic == "(20.00 free + 1.00 of weights) x 0.5 - 1.00 of weights = 9.50"
     assert shared.size_bytes == 2 * GIB
     assert shared.arithmetic == "(5.00 free, 1/4 of the machine's) x 0.4 = 2.00"
     # Before the weights are loaded, as much as afterwards.
-    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 21 * GIB)
-    assert cpu_budget(None, GIB, unloaded_bytes=GIB) == alone
-    assert cpu_budget(0.5, GIB, unloaded_bytes=GIB) == asked
+    budget = partial(cpu_budget, available_bytes=21 * GIB, unloaded_bytes=GIB)
+    assert budget(None, GIB) == alone
+    assert budget(0.5, GIB) == asked
 
 
 def test_pools_are_no_larger_than_useful_and_than_asked_for() -> None:
