@@ -57,6 +57,12 @@ ENDPOINTS = (
         "openai_api.endpoints.embeddings:create_embeddings",
         "Vectors of texts",
     ),
+    Endpoint(
+        "POST",
+        "/v1/classify",
+        "openai_api.endpoints.classify:create_classification",
+        "Classes of texts",
+    ),
     Endpoint("GET", "/v1/models", "openai_api.endpoints.models:list_models", "List the models"),
     Endpoint(
         "GET",
