@@ -253,7 +253,11 @@ class _Scan:
             end = self._match(_WORD, at)
             sign = self._peek(end)
             if sign == b"]":
-                items += self._decode(value, field, body[begin:end], depth)
+                rest = body[begin:end]
+                if begin > value.begin + 1 and not rest.strip():
+                    # A comma is ahead of it.
+                    raise _not_json(end)
+                items += self._decode(value, field, rest, depth)
                 return items
             if sign == b",":
                 behind_comma = at = end + 1
@@ -276,7 +280,7 @@ class _Scan:
 
     def _without_comma(self, begin: int, end: int) -> Body:
         before = self._body[begin:end].rstrip()
-        if before and not before.endswith(b","):
+        if before and (not before.endswith(b",") or not before[:-1].strip()):
             raise _not_json(end)
         return before[:-1]
 

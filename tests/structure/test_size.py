@@ -12,11 +12,11 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_725,
+    "kernels": 4_732,
     "kernels (C++)": 1_277,
-    "runtime": 16_595,
-    "openai_api": 2_253,
-    "server": 2_445,
+    "runtime": 16_638,
+    "openai_api": 2_271,
+    "server": 2_451,
     "headrace": 4_063,
 }
 

@@ -87,6 +87,23 @@ def test_what_is_no_json_is_refused():
     check()
 
 
+@pytest.mark.parametrize("end", [",]", ", ]", ",,1]"])
+@pytest.mark.parametrize("item", ["1", "[1, 2, 3, 4, 5, 6, 7, 8]"])
+def test_a_comma_with_nothing_behind_it_is_no_json(item, end):
+    for count in range(1, 20):
+        body = '{"ids": [' + ", ".join([item] * count)
+        assert decode_small(f"{body}]}}".encode(), DECODER)
+        with pytest.raises(InvalidBody):
+            decode_small(f"{body}{end}}}".encode(), DECODER)
+
+
+def test_a_comma_with_nothing_ahead_of_it_is_no_json():
+    for begin in (",", " , ", "1,,"):
+        body = '{"ids": [' + begin + "[1, 2, 3, 4, 5, 6, 7, 8]]}"
+        with pytest.raises(InvalidBody):
+            decode_small(body.encode(), DECODER)
+
+
 def test_a_wrong_item_is_named_by_its_field():
     body = json.dumps({"ids": [*range(200_000), "x"]}).encode()
     with pytest.raises(InvalidBody, match=r"got `str` - at `\$\.ids\[\.\.\.\]`") as raised:
