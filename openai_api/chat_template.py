@@ -12,7 +12,7 @@ from jinja2 import nodes
 
 from openai_api.template_check import find_doubt
 from openai_api.template_process import LIMITS, Job, TemplateProcess, raise_error
-from openai_api.template_render import CompiledTemplate, parse_template
+from openai_api.template_render import RENDER_TIMEOUT_S, CompiledTemplate, parse_template
 from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest, StartupError
 
@@ -90,10 +90,10 @@ class _Compiled:
             )
         self.variables = set(found.variables)
 
-    def render(self, values: dict[str, Any], max_chars: int) -> str | None:
+    def render(self, values: dict[str, Any], max_chars: int, timeout_s: float) -> str | None:
         """Write the prompt; see `CompiledTemplate.render`."""
         if self._template is not None:
-            return self._template.render(values, max_chars)
+            return self._template.render(values, max_chars, timeout_s)
         job = Job(self._job.source, self._job.name, values, max_chars)
         rendered = _PROCESS.ask(job)
         raise_error(rendered)
@@ -108,13 +108,17 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
+        self,
+        source: str | Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        timeout_s: float = RENDER_TIMEOUT_S,
     ) -> None:
         """Compile.
 
         Args:
             source: the template's text, or texts by name (`default`, `tool_use`).
             special_tokens: `bos_token`, `eos_token` and the like, for those that exist.
+            timeout_s: how long rendering in this process may take.
 
         Raises:
             StartupError: a text is no Jinja template.
@@ -125,6 +129,7 @@ class ChatTemplate:
         self.text = texts.get("default") or next(iter(texts.values()))
         self._compiled = {name: _Compiled(text, name) for name, text in texts.items()}
         self._special_tokens = dict(special_tokens or {})
+        self._timeout_s = timeout_s
 
     @property
     def asks_yes_or_no(self) -> bool:
@@ -180,11 +185,11 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        text = compiled.render({**values, "tools": tools}, max_chars)
+        text = compiled.render({**values, "tools": tools}, max_chars, self._timeout_s)
         if text is None and tools:
             # Some templates were written for bare functions.
             bare = [tool.get("function", tool) for tool in tools]
-            text = compiled.render({**values, "tools": bare}, max_chars)
+            text = compiled.render({**values, "tools": bare}, max_chars, self._timeout_s)
         if text is None:
             raise InvalidRequest(
                 "The chat template cannot render these messages: it expects another shape.",

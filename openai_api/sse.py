@@ -99,11 +99,16 @@ async def with_errors(
 class EventStream(Response):
     """Answers 200 and sends events until they end or the client goes away."""
 
-    def __init__(self, events: AsyncGenerator[Chunk, None], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[Chunk, None],
+        on_end: Callable[[], None],
+        timeout_s: float = SEND_TIMEOUT_S,
+    ) -> None:
         """Send `events`; however the response ends, `on_end` is called.
 
         A generator that nobody has begun to read runs none of its own clean-up, so the requests
-        behind `events` are let go by `on_end`.
+        behind `events` are let go by `on_end`. A client may take `timeout_s` for each event.
         """
         self.status_code = 200
         self.media_type = "text/event-stream"
@@ -114,10 +119,12 @@ class EventStream(Response):
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._events = events
         self._on_end = on_end
+        self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         try:
-            await unless_disconnected(receive, _write(send, self.raw_headers, self._events))
+            work = _write(send, self.raw_headers, self._events, self._timeout_s)
+            await unless_disconnected(receive, work)
         except (ClientGone, TimeoutError, OSError):
             # Nobody is left to tell.
             pass
@@ -127,9 +134,12 @@ class EventStream(Response):
 
 
 async def _write(
-    send: Send, headers: list[tuple[bytes, bytes]], chunks: AsyncGenerator[Chunk, None]
+    send: Send,
+    headers: list[tuple[bytes, bytes]],
+    chunks: AsyncGenerator[Chunk, None],
+    timeout_s: float = SEND_TIMEOUT_S,
 ) -> None:
-    async with _SendInTime(send, SEND_TIMEOUT_S) as send_in_time:
+    async with _SendInTime(send, timeout_s) as send_in_time:
         await send_in_time({"type": "http.response.start", "status": 200, "headers": headers})
         async for chunk in chunks:
             if isinstance(chunk, bytes):

@@ -62,8 +62,10 @@ class CompiledTemplate:
         except (RecursionError, SyntaxError, MemoryError):
             raise StartupError(f"The chat template ({name}) nests too deep.") from None
 
-    def render(self, values: dict[str, Any], max_chars: int) -> str | None:
-        """Write the prompt.
+    def render(
+        self, values: dict[str, Any], max_chars: int, timeout_s: float = RENDER_TIMEOUT_S
+    ) -> str | None:
+        """Write the prompt, of at most `max_chars`, within `timeout_s`.
 
         Returns:
             `None` for failures that are no words to the user: a template that trips over the type
@@ -73,7 +75,7 @@ class CompiledTemplate:
             InvalidRequest: the template refuses these values, or they cost too much.
         """
         try:
-            return render_bounded(self._template, values, Budget(max_chars, RENDER_TIMEOUT_S))
+            return render_bounded(self._template, values, Budget(max_chars, timeout_s))
         except (jinja2.UndefinedError, SecurityError):
             return None
         except jinja2.TemplateError as error:

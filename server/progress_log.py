@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from runtime.client.status import EngineStatus
 
 logger = logging.getLogger(__name__)
 
-_EVERY_S = 5.0
 _PHASES = {
     "importing": "Starting the worker",
     "loading_weights": "Loading weights",
@@ -28,12 +28,22 @@ class ProgressLog:
     Once the engine is ready a last line has the seconds that each phase took.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        """Draw bars on `stream` (standard error) if that is a terminal."""
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        every_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Draw bars on `stream` (standard error) if that is a terminal.
+
+        Elsewhere a phase is said again every `every_s`; `clock` says the time in seconds.
+        """
+        self._every_s = every_s
+        self._clock = clock
         self._stream = sys.stderr if stream is None else stream
         self._has_terminal = self._stream.isatty()
         self._phase = ""
-        self._began = time.monotonic()
+        self._began = clock()
         self._seconds: dict[str, float] = {}
         self._said_at = 0.0
         self._bar: Any = None
@@ -51,11 +61,11 @@ class ProgressLog:
             self._say(text, status)
         if status.phase in _WITH_BAR and self._has_terminal:
             self._draw(text, status.fraction)
-        elif time.monotonic() - self._said_at > _EVERY_S:
+        elif self._clock() - self._said_at > self._every_s:
             self._say(text, status)
 
     def _enter(self, phase: str) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if self._phase in _PHASES:
             self._seconds[self._phase] = now - self._began
         self._phase, self._began = phase, now
@@ -65,7 +75,7 @@ class ProgressLog:
             self._seconds.clear()
 
     def _say(self, text: str, status: EngineStatus) -> None:
-        self._said_at = time.monotonic()
+        self._said_at = self._clock()
         share = f" {100 * status.fraction:.0f}%" if status.fraction else ""
         detail = f" ({status.detail})" if status.detail else ""
         logger.info("%s%s%s", text, share, detail)

@@ -1,7 +1,8 @@
 """How tests share the machine when `make test` runs several at a time.
 
 The tests of a file go to one worker, one after the other, so that what they share is made once. A
-test marked `alone` measures time or memory: while it runs, no other does.
+test marked `alone` measures time or memory: while it runs, no other does, and those that follow one
+another wait for the others once.
 """
 
 from __future__ import annotations
@@ -86,16 +87,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: ORDER.index(item.path.relative_to(HERE).parts[0]))
 
 
-@contextmanager
-def _turn(*, alone: bool) -> Iterator[None]:
-    # Who waits to be alone stands in the door, so that nobody enters before.
-    fcntl.flock(_DOOR, fcntl.LOCK_EX)
-    fcntl.flock(_ROOM, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-    fcntl.flock(_DOOR, fcntl.LOCK_UN)
-    try:
-        yield
-    finally:
-        fcntl.flock(_ROOM, fcntl.LOCK_UN)
+class _Turns:
+    """One test after the other in this worker's turn to run."""
+
+    def __init__(self) -> None:
+        self._is_alone = False
+
+    @contextmanager
+    def take(self, *, alone: bool, next_alone: bool) -> Iterator[None]:
+        if not self._is_alone:
+            # Who waits to be alone stands in the door, so that nobody enters before.
+            fcntl.flock(_DOOR, fcntl.LOCK_EX)
+            fcntl.flock(_ROOM, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            fcntl.flock(_DOOR, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            self._is_alone = alone and next_alone
+            if not self._is_alone:
+                fcntl.flock(_ROOM, fcntl.LOCK_UN)
+
+
+_turns = _Turns()
+
+
+def _is_for_one_alone(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("alone") is not None
 
 
 def _seed_torch(item: pytest.Item) -> None:
@@ -115,8 +132,8 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     if not _is_worker(item.config):
         return (yield)
-    with _turn(alone=item.get_closest_marker("alone") is not None):
+    with _turns.take(alone=_is_for_one_alone(item), next_alone=_is_for_one_alone(nextitem)):
         return (yield)

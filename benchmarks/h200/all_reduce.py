@@ -125,7 +125,7 @@ def rank_main(rank: int, size: int, store: Path, *, only_check: bool) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     group = TensorGroup(rank, size, device, store)
-    one_shot = OneShotAllReduce(device, MAX_BYTES)
+    one_shot = OneShotAllReduce.shared(device, MAX_BYTES)
     wrong = num_wrong(group, one_shot)
     rows = [] if only_check else measure(group, one_shot)
     print(json.dumps({"wrong": wrong, "rows": rows}), flush=True)

@@ -273,11 +273,26 @@ class TritonLinear(TorchLinear):
 
     implementation = "triton"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        max_streamed: int = MAX_IN_FEATURES,
+        min_gated: int = GATED_TOKENS,
+    ) -> None:
+        """Keep the weight; one token is streamed up to a width, many are gated in one kernel.
+
+        Args:
+            weight: `[out_features, in_features]`.
+            bias: `[out_features]`, or None.
+            max_streamed: widest row that the kernel of one token takes.
+            min_gated: tokens from which on the gated product is one kernel.
+        """
         super().__init__(weight, bias)
+        self._min_gated = min_gated
         rows, columns = weight.shape
         halves = weight.dtype is not torch.float32
-        self._streams = halves and columns <= MAX_IN_FEATURES
+        self._streams = halves and columns <= max_streamed
         self._tiles = {m: tile_of(rows, columns, m) for m in TOKEN_BLOCKS} if halves else {}
         self._gates = supports_gated(weight)
 
@@ -309,7 +324,7 @@ class TritonLinear(TorchLinear):
             tile = self._tiles[token_block(num_tokens)]
             if tile.split_k == 1:
                 return run(x, self.weight, self.bias, tile, gated=activation)
-        if num_tokens >= GATED_TOKENS and self._gates:
+        if num_tokens >= self._min_gated and self._gates:
             return gated(x, self.weight, self.bias, activation)
         return act_and_mul(self(x), activation)
 

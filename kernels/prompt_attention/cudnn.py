@@ -55,7 +55,7 @@ def prompt_attention(
 ) -> Tensor:
     """See `kernels.prompt_attention.PromptAttentionKernels.prompt_attention`."""
     parts = []
-    for start, count, length in _runs(lengths):
+    for start, count, length in runs(lengths):
         part = slice(start, start + count * length)
         parts.append(_attend(q[part], k[part], v[part], count, length, scale))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -97,7 +97,7 @@ def rounded_up(length: int) -> int:
     return -(-length // grain) * grain
 
 
-def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Yield first token, number of prompts and their length, neighbours of a round one together."""
     start = 0
     for length, same in groupby(lengths):

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import msgspec
 
 from runtime.client.expected import InvalidBody, explain, not_json
-from runtime.client.large_body import Body, split_lists
+from runtime.client.large_body import PIECE_BYTES, WINDOW, Body, split_lists
 from runtime.client.offload import OffloadPool
 
 P = ParamSpec("P")
@@ -48,13 +48,24 @@ async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
     return await _POOL.run(decode_large, body, decoder)
 
 
-def decode_large(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_large(
+    body: Body,
+    decoder: msgspec.json.Decoder[T],
+    piece_bytes: int = PIECE_BYTES,
+    window: int = WINDOW,
+) -> T:
     """Decode a large body piece by piece; for a thread.
+
+    Args:
+        body: the JSON.
+        decoder: what reads it.
+        piece_bytes: what it gets at a time.
+        window: bytes that one call of a regular expression looks at.
 
     Raises:
         InvalidBody: see `read_json`.
     """
-    rest, lists = split_lists(body, decoder.type)
+    rest, lists = split_lists(body, decoder.type, piece_bytes, window)
     decoded = decode_body(bytes(rest), decoder)
     for attribute, items in lists.items():
         msgspec.structs.force_setattr(cast("msgspec.Struct", decoded), attribute, items)
@@ -92,19 +103,20 @@ async def work_out(body_size: int, work: Callable[P, T], *args: P.args, **kwargs
     return await _POOL.run(work, *args, **kwargs)
 
 
-def let_go(lists: object) -> None:
+def let_go(lists: object, at_once: int = _FREED_AT_ONCE, after_s: float = _FREED_AFTER_S) -> None:
     """Have a list of lists freed one by one on a thread: at once, eight million ids take 0.1 s.
 
-    What else refers to them keeps them; they are free once the last of all lets go.
+    What else refers to them keeps them; they are free once the last of all lets go. Up to `at_once`
+    numbers are not worth it.
     """
     if not isinstance(lists, list) or not lists or not isinstance(lists[0], list):
         return
-    if sum(len(each) for each in lists if isinstance(each, list)) <= _FREED_AT_ONCE:
+    if sum(len(each) for each in lists if isinstance(each, list)) <= at_once:
         return
     kept = [*lists]
     loop = asyncio.get_running_loop()
     # By then a request that was refused is gone, with its traceback.
-    loop.call_later(_FREED_AFTER_S, lambda: loop.create_task(_POOL.run(_empty, kept)))
+    loop.call_later(after_s, lambda: loop.create_task(_POOL.run(_empty, kept)))
 
 
 def _empty(lists: list[Any]) -> None:

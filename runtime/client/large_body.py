@@ -35,7 +35,7 @@ MAX_NESTED_ITEMS = 2**18
 # Of one value that is no list of a field's own: its numbers, and four for each of its parts.
 MAX_UNDIVIDED = 2**20
 # Looked at by one call of a regular expression.
-_WINDOW = 64 * 1024
+WINDOW = 64 * 1024
 
 _KEY = msgspec.json.Decoder(str)
 _BLANK = re.compile(rb"[ \t\r\n]*+")
@@ -51,12 +51,16 @@ _ITEMS = re.compile(rb'(?:[^"\[\]{},]*+(?:' + _SMALL + rb'[^"\[\]{},]*+)?+,)*+',
 _WORD = re.compile(rb'[^"\[\]{},]*+')
 
 
-def split_lists(body: Body, struct: Any) -> tuple[Body, dict[str, list[Any]]]:
+def split_lists(
+    body: Body, struct: Any, piece_bytes: int = PIECE_BYTES, window: int = WINDOW
+) -> tuple[Body, dict[str, list[Any]]]:
     """Take the long lists out of a large body; for a thread.
 
     Args:
         body: of a request.
         struct: what it will become.
+        piece_bytes: what its decoder gets at a time.
+        window: bytes that one call of a regular expression looks at.
 
     Returns:
         The body with these lists empty, and their items, decoded, by attribute of `struct`.
@@ -64,16 +68,16 @@ def split_lists(body: Body, struct: Any) -> tuple[Body, dict[str, list[Any]]]:
     Raises:
         InvalidBody: no JSON, or more numbers, strings, lists and objects than a request may have.
     """
-    if len(body) <= PIECE_BYTES:
+    if len(body) <= piece_bytes:
         return body, {}
     decoders = _list_decoders(cast("Hashable", struct))
-    scan = _Scan(body)
+    scan = _Scan(body, piece_bytes, window)
     rest: list[Body] = []
     lists: dict[str, list[Any]] = {}
     copied = 0
     for value in list(scan.members()):
         field = decoders.get(value.key)
-        if field is None or body[value.begin] != ord("[") or value.size <= PIECE_BYTES // 4:
+        if field is None or body[value.begin] != ord("[") or value.size <= piece_bytes // 4:
             value.check_undivided()
             continue
         rest += (body[copied : value.begin], b"[]")
@@ -133,8 +137,10 @@ class _Value:
 class _Scan:
     """Finds its way through JSON without decoding it; what it passes over the decoder checks."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, piece_bytes: int, window: int) -> None:
         self._body = body
+        self._piece_bytes = piece_bytes
+        self._window = window
         self._num_numbers = 0
         self._num_parts = 0
 
@@ -185,27 +191,31 @@ class _Scan:
             after = self._match(_ITEMS, at)
             if after > at:
                 behind_comma = at = after
-            if behind_comma - begin > PIECE_BYTES // 2:
+            if behind_comma - begin > self._piece_bytes // 2:
                 items += self._decode(value, field, body[begin : behind_comma - 1], depth)
                 begin = behind_comma
                 _check_num_items(value.key, items)
             end = self._match(_WORD, at)
             sign = self._peek(end)
             if sign == b"]":
-                items += self._decode(value, field, body[begin:end], depth)
+                rest = body[begin:end]
+                if begin > value.begin + 1 and not rest.strip():
+                    # A comma is ahead of it.
+                    raise _not_json(end)
+                items += self._decode(value, field, rest, depth)
                 return items
             if sign == b",":
                 behind_comma = at = end + 1
                 continue
             item = self._item(value.key, end)
             at = self._blank(item.end)
-            if sign == b"[" and item.size > PIECE_BYTES:
+            if sign == b"[" and item.size > self._piece_bytes:
                 items += self._decode(value, field, self._without_comma(begin, end), depth)
                 items.append(self.divided(item, field, depth + 1))
                 if self._peek(at) == b"]":
                     return items
                 begin = behind_comma = at = self._expect(at, b",")
-            elif item.size > PIECE_BYTES:
+            elif item.size > self._piece_bytes:
                 item.check_undivided()
 
     def _item(self, key: str, begin: int) -> _Value:
@@ -215,7 +225,7 @@ class _Scan:
 
     def _without_comma(self, begin: int, end: int) -> Body:
         before = self._body[begin:end].rstrip()
-        if before and not before.endswith(b","):
+        if before and (not before.endswith(b",") or not before[:-1].strip()):
             raise _not_json(end)
         return before[:-1]
 
@@ -243,7 +253,7 @@ class _Scan:
         body = self._body
         if self._peek(begin) not in (b'"', b"[", b"{"):
             end = self._match(_WORD, begin)
-            if end == begin or end - begin >= _WINDOW:
+            if end == begin or end - begin >= self._window:
                 raise _not_json(begin)
             self._count(1, 0)
             return end
@@ -290,7 +300,7 @@ class _Scan:
             at = end
 
     def _match(self, pattern: re.Pattern[bytes], begin: int) -> int:
-        match = pattern.match(self._body, begin, begin + _WINDOW)
+        match = pattern.match(self._body, begin, begin + self._window)
         return match.end() if match else begin
 
     def _blank(self, at: int) -> int:

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -124,6 +124,8 @@ class Replica:
         client: EngineClient,
         context: zmq.asyncio.Context,
         owner: Owner,
+        start_child: Callable[..., Child] = Child,
+        restart_delays_s: Sequence[float] = RESTART_DELAYS_S,
     ) -> None:
         """Prepare; nothing starts before `start`.
 
@@ -134,7 +136,11 @@ class Replica:
             client: told of every message and every death.
             context: for the sockets.
             owner: told of every change.
+            start_child: starts a process as `Child` does.
+            restart_delays_s: how long each of several failures in a row is waited after.
         """
+        self._new_child = start_child
+        self._restart_delays_s = restart_delays_s
         self.status = status
         self._client = client
         self._link = client.links[status.rank]
@@ -247,7 +253,9 @@ class Replica:
     def _start_child(self, entry: str, config: object, environment: dict[str, str]) -> Child:
         # Where a death is final, the owner has to say why: there is no log to look into.
         relays = not self._owner.restarts
-        return Child(entry, config, self._exited_on_thread, environment, relays_stderr=relays)
+        return self._new_child(
+            entry, config, self._exited_on_thread, environment, relays_stderr=relays
+        )
 
     def _exited_on_thread(self, child: Child, code: int) -> None:
         assert self._loop is not None
@@ -344,8 +352,8 @@ class Replica:
                 await self._wait_after_failures(name)
 
     async def _wait_after_failures(self, name: str) -> None:
-        last = len(RESTART_DELAYS_S) - 1
-        await asyncio.sleep(RESTART_DELAYS_S[min(self._failures[name], last)])
+        delays_s = self._restart_delays_s
+        await asyncio.sleep(delays_s[min(self._failures[name], len(delays_s) - 1)])
 
     # ---- messages ----
 

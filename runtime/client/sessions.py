@@ -141,6 +141,7 @@ class Sessions:
         is_running: Callable[[str], bool],
         abort: Callable[[str], object],
         bos_token_id: int | None = None,
+        max_tokens: int = MAX_TOKENS,
     ) -> None:
         """Make the store.
 
@@ -148,7 +149,9 @@ class Sessions:
             is_running: whether a request of that name is in flight.
             abort: ends the request of that name.
             bos_token_id: dropped where it begins a text that goes on.
+            max_tokens: of all sessions together.
         """
+        self._max_tokens = max_tokens
         self._bos_token_id = bos_token_id
         self._is_running = is_running
         self._abort = abort
@@ -309,7 +312,7 @@ class Sessions:
                 "output.",
                 param="session_params",
             )
-        if sum(each.num_tokens for each in self._sessions.values()) + num_new > MAX_TOKENS:
+        if sum(each.num_tokens for each in self._sessions.values()) + num_new > self._max_tokens:
             raise Overloaded("The open sessions hold too much; close some first.")
 
     def _close_old(self) -> None:

@@ -16,6 +16,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,13 @@ _ALIGNMENT = 16
 class OneShotAllReduce:
     """Sums of the ranks through shared device memory."""
 
-    def __init__(self, device: torch.device, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, buffer: Tensor, sum_of: Callable[[Tensor], Tensor]) -> None:
+        """Sum what lies in `buffer` by `sum_of`."""
+        self._buffer = buffer
+        self._sum = sum_of
+
+    @classmethod
+    def shared(cls, device: torch.device, max_bytes: int = MAX_BYTES) -> Self:
         """Share a buffer of `max_bytes` with the other ranks; all call this together.
 
         Raises:
@@ -44,10 +51,11 @@ class OneShotAllReduce:
         """
         import torch.distributed._symmetric_memory as symm_mem
 
-        self._group = dist.group.WORLD.group_name  # type: ignore[union-attr]
-        self._sum: Callable[..., Tensor] = torch.ops.symm_mem.one_shot_all_reduce
-        self._buffer = symm_mem.empty(max_bytes, dtype=torch.uint8, device=device)
-        symm_mem.rendezvous(self._buffer, self._group)
+        group = dist.group.WORLD.group_name  # type: ignore[union-attr]
+        sum_of: Callable[..., Tensor] = torch.ops.symm_mem.one_shot_all_reduce
+        buffer = symm_mem.empty(max_bytes, dtype=torch.uint8, device=device)
+        symm_mem.rendezvous(buffer, group)
+        return cls(buffer, lambda part: sum_of(part, "sum", group))
 
     def place(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
         """Return shared memory for a part, to be written and then summed before the next.
@@ -72,7 +80,7 @@ class OneShotAllReduce:
         Args:
             place: what `place` gave, written by then.
         """
-        return self._sum(place, "sum", self._group)
+        return self._sum(place)
 
 
 def make(size: int, device: torch.device) -> OneShotAllReduce | None:
@@ -84,7 +92,7 @@ def make(size: int, device: torch.device) -> OneShotAllReduce | None:
     if not all(torch.cuda.can_device_access_peer(*pair) for pair in pairs):
         return None
     try:
-        return OneShotAllReduce(device)
+        return OneShotAllReduce.shared(device)
     except (RuntimeError, ImportError, AttributeError) as error:
         logger.info("Small sums go through NCCL: %s", str(error).splitlines()[0])
         return None

@@ -35,7 +35,7 @@ class PoolSize:
         return self.num_pages * self.page_size
 
 
-def available_memory_bytes(*, with_swap: bool = False) -> int:
+def available_memory_bytes(*, with_swap: bool = False, control_group: Path = _CONTROL_GROUP) -> int:
     """Memory this process may still take: the machine's, or its control group's if that is less."""
     available = 0
     counted = ("MemAvailable:", "SwapFree:") if with_swap else ("MemAvailable:",)
@@ -43,22 +43,22 @@ def available_memory_bytes(*, with_swap: bool = False) -> int:
         if line.startswith(counted):
             available += int(line.split()[1]) * 1024
     try:
-        limit = (_CONTROL_GROUP / "memory.max").read_text(encoding="ascii").strip()
-        used = (_CONTROL_GROUP / "memory.current").read_text(encoding="ascii").strip()
+        limit = (control_group / "memory.max").read_text(encoding="ascii").strip()
+        used = (control_group / "memory.current").read_text(encoding="ascii").strip()
     except OSError:
         return available
     if limit == "max":
         return available
-    return min(available, int(limit) - max(0, int(used) - _reclaimable_bytes()))
+    return min(available, int(limit) - max(0, int(used) - _reclaimable_bytes(control_group)))
 
 
-def _reclaimable_bytes() -> int:
+def _reclaimable_bytes(control_group: Path) -> int:
     """Pages of files that the control group is charged for, as of a checkpoint just downloaded.
 
     The kernel drops them when memory is asked for, and counts them in `MemAvailable` too.
     """
     try:
-        lines = (_CONTROL_GROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+        lines = (control_group / "memory.stat").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
     counts = dict(line.split() for line in lines)
@@ -94,7 +94,12 @@ class Budget:
 
 
 def cpu_budget(
-    fraction: float | None, weight_bytes: int, num_ranks: int = 1, *, unloaded_bytes: int = 0
+    fraction: float | None,
+    weight_bytes: int,
+    num_ranks: int = 1,
+    *,
+    unloaded_bytes: int = 0,
+    available_bytes: int | None = None,
 ) -> Budget:
     """What the pool may take on the CPU.
 
@@ -103,8 +108,11 @@ def cpu_budget(
         weight_bytes: memory that this rank's weights take.
         num_ranks: processes that share the memory evenly.
         unloaded_bytes: of `weight_bytes`, what is not taken yet: a forecast.
+        available_bytes: of the machine; None for what this one has.
     """
-    available = available_memory_bytes() // num_ranks - unloaded_bytes
+    if available_bytes is None:
+        available_bytes = available_memory_bytes()
+    available = available_bytes // num_ranks - unloaded_bytes
     free = f"{available / GIB:.2f} free"
     if num_ranks > 1:
         free += f", 1/{num_ranks} of the machine's"

@@ -77,8 +77,15 @@ class _Loaded(NamedTuple):
 class XGrammarBackend:
     """See `runtime.grammar.grammar_backend.GrammarBackend`."""
 
-    def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
-        """Read the tokenizer's vocabulary."""
+    def __init__(
+        self,
+        tokenizer_folder: Path,
+        vocab_size: int,
+        eos_token_ids: list[int],
+        compile_again_s: float = _COMPILE_AGAIN_S,
+    ) -> None:
+        """Read the tokenizer's vocabulary; see `_COMPILE_AGAIN_S`."""
+        self._compile_again_s = compile_again_s
         backend = Tokenizer.from_folder(tokenizer_folder).backend
         found = xgrammar.TokenizerInfo._detect_metadata_from_hf(backend.to_str())
         vocab = [""] * vocab_size
@@ -110,7 +117,7 @@ class XGrammarBackend:
             raise GrammarError("%llguidance begins a grammar for --grammar-backend llguidance")
         began = time.process_time()
         compiled = self._compiled(spec)
-        if time.process_time() - began < _COMPILE_AGAIN_S:
+        if time.process_time() - began < self._compile_again_s:
             content = _AS_WRITTEN + msgspec.msgpack.encode(spec)
         else:
             form = _AS_COMPILED_JSON if spec.kind == "json_schema" else _AS_COMPILED

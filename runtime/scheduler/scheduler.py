@@ -442,7 +442,7 @@ class Scheduler:
                     self._remove(request.request_id)
         # Whatever raised may have taken pages for nobody.
         self._recover_cache()
-        self._check_invariants()
+        self.check_invariants()
 
     def rest(self) -> None:
         """Nothing to compute: report what messages alone have ended."""
@@ -457,7 +457,7 @@ class Scheduler:
             AssertionError: a page is lost or owned twice.
         """
         if not self.has_work and not self._is_checked:
-            self._check_invariants()
+            self.check_invariants()
             self._is_checked = True
 
     def _report(self, *, is_stepping: bool = False) -> None:
@@ -487,7 +487,8 @@ class Scheduler:
             num_prefix_hits=self._planner.num_cached_tokens,
         )
 
-    def _check_invariants(self) -> None:
+    def check_invariants(self) -> None:
+        """Assert that no page is lost or owned twice, between two steps."""
         self._cache.check_invariants([request.hold for request in self._table.running()])
 
 

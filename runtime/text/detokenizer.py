@@ -47,6 +47,11 @@ class Detokenizer:
         """How this tokenizer is decoded, for the log."""
         return self._decoders.kind
 
+    @property
+    def num_streams(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
     def reset(self) -> None:
         """Forget every stream."""
         self._streams.clear()

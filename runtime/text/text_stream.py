@@ -15,7 +15,7 @@ from runtime.text.stop_patterns import StopSearch, stop_search
 _ID_BYTES = 4
 # Tokens that wait to be decoded, where nobody waits for their text. All of them at the end would
 # keep the next batch waiting: 32,768 tokens took 13 milliseconds, 50 the first time.
-_MAX_UNDECODED = 16
+MAX_UNDECODED = 16
 # Extras go out in portions, also where nobody streams: a message of a hundred megabytes would hold
 # the front for as long as it takes to read.
 _MAX_UNSENT_BYTES = 2**18
@@ -61,7 +61,7 @@ class Stream:
         self._num_bytes = 0
         self._undecoded: list[int] = []
         # Streams that began together are decoded one after the other.
-        self._max_undecoded = start.request_id % _MAX_UNDECODED + 1
+        self._max_undecoded = start.request_id % MAX_UNDECODED + 1
         self._data: list[bytes] = []
         self._text: list[str] = []
         self._extras: list[ExtraBlock] = []
@@ -101,7 +101,7 @@ class Stream:
         is_due = self._num_unsent >= self._due or self._num_bytes > _MAX_UNSENT_BYTES
         if reason is None and not is_due:
             if len(self._undecoded) > self._max_undecoded:
-                self._max_undecoded = _MAX_UNDECODED
+                self._max_undecoded = MAX_UNDECODED
                 # The newest may turn out to be what ended the request.
                 newest = self._undecoded.pop()
                 self._text.append(self._decode())

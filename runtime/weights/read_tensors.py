@@ -55,7 +55,10 @@ def _views(infos: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Tensor]]:
 
 
 def copies(
-    infos: Mapping[str, TensorInfo], device: torch.device, shards: Mapping[str, WeightShard]
+    infos: Mapping[str, TensorInfo],
+    device: torch.device,
+    shards: Mapping[str, WeightShard],
+    ahead_bytes: int = _AHEAD_BYTES,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield copies on `device`, in the order of `infos`, made by several threads.
 
@@ -63,6 +66,7 @@ def copies(
         infos: what to read, by the name it is wanted under.
         device: where to.
         shards: by name, which part of a tensor is wanted; others are copied whole.
+        ahead_bytes: of copies that wait for their turn.
 
     Raises:
         StartupError: a file cannot be read.
@@ -93,7 +97,7 @@ def copies(
         ahead = 0
         try:
             for name, info in infos.items():
-                while waiting and ahead + info.size_bytes > _AHEAD_BYTES:
+                while waiting and ahead + info.size_bytes > ahead_bytes:
                     first, size_bytes, future = waiting.popleft()
                     yield first, future.result()
                     ahead -= size_bytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from openai_api.router import create_router
 from tests.support.fake_engine import CHATML, FakeEngine
 from tests.support.fake_service import fake_service
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,7 @@ def served(app: FastAPI) -> Iterator[str]:
             target=server.run, kwargs={"sockets": [listener]}, name="api", daemon=True
         )
         thread.start()
-        deadline = time.monotonic() + 10
-        while not server.started and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: server.started)
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.grammar_backends import BACKENDS
 from tests.support.server import ServerProcess, running_server
+from tests.support.waiting import until
 
 NINE_KEYS = {
     *("model_path", "is_generation", "tokenizer_path", "preferred_sampling_params"),
@@ -59,15 +59,8 @@ def load(server: ServerProcess, key: str = "none") -> dict[str, Any]:
     return server.client.get("/v1/loads", headers=bearer(key)).json()["loads"][0]
 
 
-def until(condition: Any, what: str, timeout_s: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
-
-
 def until_idle(server: ServerProcess) -> None:
-    until(lambda: not any(load(server)[k] for k in ("num_total_reqs", "num_used_tokens")), "busy")
+    until(lambda: not any(load(server)[k] for k in ("num_total_reqs", "num_used_tokens")))
 
 
 def samples(server: ServerProcess) -> dict[str, float]:
@@ -133,8 +126,7 @@ def test_check_50_abort(server):
         with ThreadPoolExecutor(1) as pool:
             body = {"text": ["The"] * 3, "sampling_params": ENDLESS}
             call = pool.submit(httpx.post, f"{server.url}/generate", json=body, timeout=60)
-            until(lambda: load(server)["num_running_reqs"] == 3, "never ran")
-            time.sleep(0.1)
+            until(lambda: load(server)["num_running_reqs"] == 3)
             abort = server.client.post("/abort_request", json={"abort_all": True})
             assert (abort.status_code, abort.content) == (200, b"")
             answer = call.result(60)
@@ -169,7 +161,7 @@ def test_check_55_profile(server, tmp_path):
     )
     assert answer.status_code == 200
     path = folder / "p-one-TP-0.trace.json.gz"
-    until(path.exists, "no trace")
+    until(path.exists, what="no trace")
     names = {event.get("name") for event in traced(path)}
     assert any(str(name).startswith("aten::") for name in names)
     assert list(folder.iterdir()) == [path]
@@ -292,9 +284,9 @@ def test_check_62_a_full_queue(limited):
         try:
             calls = [pool.submit(send, 0)]
             # Until it runs, it is the one that may wait.
-            until(lambda: load(limited, "user")["num_running_reqs"] == 1, "never ran")
+            until(lambda: load(limited, "user")["num_running_reqs"] == 1)
             calls += [pool.submit(send, number) for number in range(1, 5)]
-            until(lambda: sum(call.done() for call in calls) == 3, "never refused")
+            until(lambda: sum(call.done() for call in calls) == 3)
         finally:
             limited.client.post("/slow_down", headers=bearer("admin")).raise_for_status()
         answers = [call.result() for call in calls]

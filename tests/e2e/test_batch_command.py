@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from headrace.batch_files import BatchFileError, BatchOutput, read_lines
 from headrace.demo import MODEL_PATH
 from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.tiny_models import tiny_bert
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
@@ -198,11 +198,8 @@ def test_it_goes_on_after_a_kill(tmp_path):
     target = tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "headrace.cli", "batch", str(source), str(target), *OPTIONS]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 90
-    while not (target.exists() and target.read_text().count("\n") >= 4):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.01)
+    until(lambda: target.exists() and target.read_text().count("\n") >= 4, 90)
+    assert process.poll() is None, "it ended before it could be killed"
     process.send_signal(signal.SIGKILL)
     process.wait()
     kept = target.read_text().splitlines()[:4]

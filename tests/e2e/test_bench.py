@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from tests.support.native import slowed
 from tests.support.processes import alive, children, command
 from tests.support.server import ServerProcess, python_path, running_server
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
+from tests.support.waiting import until
 
 SMALL = ("--random-input-len", "16", "--random-output-len", "6")
 WORKER = "headrace.bench.one_batch_worker"
@@ -162,18 +162,11 @@ def interrupted(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     watch(-process.pid)
-    wait_until(lambda: is_busy(process.pid), 60)
+    until(lambda: is_busy(process.pid), 60)
     os.killpg(process.pid, number)
     words, _ = process.communicate(timeout=30)
     unwatch(-process.pid)
     return process.returncode, words
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_ctrl_c_ends_the_clients_without_a_word(server: ServerProcess) -> None:
@@ -187,7 +180,7 @@ def test_ctrl_c_ends_the_clients_without_a_word(server: ServerProcess) -> None:
     # What has ended would be told of.
     with slowed(server):
         assert interrupted(["serving", *arguments], is_busy) == (130, "")
-    wait_until(lambda: not is_busy(), 20)
+    until(lambda: not is_busy(), 20)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -232,7 +225,7 @@ def test_the_worker_of_one_batch_ends_with_it(number: signal.Signals) -> None:
         assert (code, words) == (130, "")
     else:
         assert code == -number
-    wait_until(lambda: not any(map(alive, workers)), 10)
+    until(lambda: not any(map(alive, workers)), 10)
 
 
 @pytest.mark.parametrize(

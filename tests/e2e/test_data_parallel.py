@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import headrace as sgl
-from tests.faults.test_kill import wait_until
 from tests.support.grammar_backends import needs_grammars
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import tiny_model
+from tests.support.waiting import until
 
 MODEL = "llama"
 OPTIONS = ("--num-threads", "1", "--random-seed", "3")
@@ -159,4 +159,4 @@ def test_every_replica_writes_its_own_profile(tmp_path: Path) -> None:
     for rank in (0, 1):
         ask(server, "The wheel", data_parallel_rank=rank)
     names = {f"d-TP-0-DP-{rank}.trace.json.gz" for rank in (0, 1)}
-    wait_until(lambda: names == {path.name for path in tmp_path.iterdir()}, 20, "no traces")
+    until(lambda: names == {path.name for path in tmp_path.iterdir()}, 20, "no traces")

@@ -22,9 +22,9 @@ from tests.support.offline import (
     is_idle,
     run_script,
     slowed,
-    until,
 )
 from tests.support.server import ServerProcess
+from tests.support.waiting import until, until_in_loop
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +364,7 @@ async def test_cancelling_ends_the_request(engine):
     for call in (engine.async_generate(FRANCE, LONG), read_all(engine)):
         with slowed(engine):
             task = asyncio.create_task(call)
-            await asyncio.sleep(0.3)
+            await until_in_loop(lambda: engine.context.status.total("num_running_reqs"))
             assert not task.done()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

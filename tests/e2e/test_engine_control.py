@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 import headrace as sgl
-from tests.support.offline import FRANCE, JAPAN, LONG, PLAIN, SHORT, is_idle, slowed, until
+from tests.support.offline import FRANCE, JAPAN, LONG, PLAIN, SHORT, is_idle, slowed
+from tests.support.waiting import until, until_in_loop
 
 QUERY = "The capital of France is"
 ITEMS = [" Paris. It is", " Lyon. It is", " a"]
@@ -161,13 +162,13 @@ async def test_the_tokenizer_manager_pauses(engine):
         with slowed(engine):
             params = {**LONG, "max_new_tokens": 300}
             task = asyncio.create_task(engine.async_generate(FRANCE, params))
-            async with asyncio.timeout(60):
-                while not engine.context.status.total("num_running_reqs"):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until_in_loop(lambda: engine.context.status.total("num_running_reqs"))
             await manager.pause_generation(pause)
         try:
             late = asyncio.create_task(engine.async_generate(JAPAN, SHORT))
-            await asyncio.sleep(0.5)
+            await until_in_loop(lambda: engine.context.client.gate.num_held)
+            if ends_as == "abort":
+                await asyncio.wait([task], timeout=60)
             assert not late.done()
             assert task.done() == (ends_as == "abort")
         finally:

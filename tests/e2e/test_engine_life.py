@@ -26,8 +26,9 @@ from tests.support.offline import (
     is_idle,
     run_script,
     slow_down,
-    until,
 )
+from tests.support.processes import children, engine_processes
+from tests.support.waiting import until
 
 EXAMPLES = ROOT / "examples" / "engine"
 
@@ -35,9 +36,10 @@ EXAMPLES = ROOT / "examples" / "engine"
 def test_death_is_told_and_hurts_nobody_else():
     mine = subprocess.Popen(["sleep", "600"])
     other = sgl.Engine(**PLAIN)
+    others = children(os.getpid())
     try:
         with sgl.Engine(model_path=MODEL) as doomed:
-            pids = doomed._core.host.pids()
+            pids = engine_processes(os.getpid(), besides=others)
             slow_down(doomed)
             with ThreadPoolExecutor(1) as pool:
                 pending = pool.submit(doomed.generate, FRANCE, LONG)
@@ -107,8 +109,9 @@ def test_the_traceback_of_the_worker_comes_along(tmp_path, monkeypatch):
 
 
 def test_a_worker_that_hangs_is_ended_and_told():
+    others = children(os.getpid())
     with sgl.Engine(**PLAIN, watchdog_timeout=1.0) as engine:
-        os.kill(engine._core.host.pids()["scheduler"], signal.SIGSTOP)
+        os.kill(engine_processes(os.getpid(), besides=others)["scheduler"], signal.SIGSTOP)
         with pytest.raises(sgl.EngineDeadError, match="no turn of its loop"):
             engine.generate(FRANCE, SHORT)
 

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 
 import headrace as sgl
 from headrace.trainer import broadcast_weights, describe_tensors, init_update_group
-from tests.support.offline import ROOT, slowed, until
+from tests.support.offline import ROOT, slowed
 from tests.support.server import free_port
 from tests.support.tiny_models import other_weights, tiny_model
+from tests.support.waiting import until, until_in_loop
 
 PROMPT = "The miller opens the gate, the wheel turns, and the stones grind wheat."
 SHORT = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
@@ -181,14 +182,10 @@ async def test_awaited_while_a_request_is_frozen(fresh: sgl.Engine) -> None:
     with slowed(fresh):
         running = asyncio.create_task(fresh.async_generate(PROMPT, LONG))
         shared = fresh.context.status.replicas[0].shared
-        async with asyncio.timeout(60):
-            while not shared["num_running_reqs"]:  # noqa: ASYNC110  # a gauge tells nobody
-                await asyncio.sleep(0.005)
+        await until_in_loop(lambda: shared["num_running_reqs"])
         await fresh.async_pause_generation("retract")
     waiting = asyncio.create_task(fresh.async_generate(PROMPT, SHORT))
-    async with asyncio.timeout(60):
-        while not fresh.context.client.gate.num_held:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until_in_loop(lambda: fresh.context.client.gate.num_held)
     path = str(tiny_model("qwen3"))
     success, _, paused = await fresh.async_update_weights_from_disk(path, weight_version="again")
     assert success

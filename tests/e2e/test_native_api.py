@@ -9,6 +9,7 @@ import pytest
 from tests.support.native import GREEDY, TEXT, generate, load, refused, slowed, until_idle
 from tests.support.server import READY_LINE, ServerProcess, running_server
 from tests.support.tiny_models import VOCAB_SIZE
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +62,8 @@ def test_a_higher_priority_runs_sooner():
         with slowed(server, 0.1):
             for total, (priority, num) in enumerate([(0, 100), (1, 5), (-3, 5), (7, 5)], 1):
                 tasks.append(pool.submit(ask, priority, num))
-                while load(server)["num_total_reqs"] < total:
-                    assert not tasks[0].done(), "too fast for the others to wait"
-                    time.sleep(0.01)
+                until(lambda total=total: load(server)["num_total_reqs"] >= total)  # type: ignore[misc]
+                assert not tasks[0].done(), "too fast for the others to wait"
         for task in tasks:
             task.result()
     assert [priority for _, priority in sorted(ended)] == [0, 7, 1, -3]
@@ -131,9 +131,8 @@ def test_health_is_quick_while_prompts_are_long(server):
             for _ in range(4)
         ]
         times = []
-        while not all(task.done() for task in tasks):
+        while concurrent.futures.wait(tasks, timeout=0.01).not_done:
             times.append(health_s(server))
-            time.sleep(0.01)
     assert statistics.median(times) < max(0.05, 4 * calm_s)
     until_idle(server)
 

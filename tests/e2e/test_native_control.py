@@ -22,9 +22,10 @@ from transformers import AutoModelForCausalLM
 
 from runtime.errors import InvalidRequest
 from runtime.service.profile_folder import make_folder
-from tests.faults.test_kill import children_by_name, wait_until
+from tests.faults.test_kill import children_by_name
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
+from tests.support.waiting import until
 
 QUERY = "The miller opens the gate, the wheel turns, and the stones grind"
 ITEMS = [" wheat.", " barley and oats.", " nothing at all."]
@@ -151,10 +152,7 @@ def test_what_cannot_be_scored(server, body, word):
 
 
 def wait_for(path: Path, timeout_s: float = 20.0) -> dict[str, Any]:
-    deadline = time.monotonic() + timeout_s
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path}"
-        time.sleep(0.05)
+    until(path.exists, timeout_s, f"no {path}")
     with gzip.open(path, "rt") as file:
         return json.load(file)
 
@@ -367,7 +365,7 @@ def test_options_change_while_it_runs_and_survive_the_worker(demo):
         info = demo.client.get("/server_info").json()
         return info["num_restarts"] == 1 and info["status"] == "ready"
 
-    wait_until(is_back, 60, "never ready again")
+    until(is_back, 60, "never ready again")
     assert is_full()
     assert ask({"max_queued_requests": 10}, "PUT").json() == [True]
     assert not is_full()

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.native import GREEDY, generate, slowed
 from tests.support.server import ServerProcess, running_server
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
@@ -112,10 +112,7 @@ def test_the_command_about_profiles(server, profiles):
     (command,) = curls("control.md")
     run(command, server)
     generate(server, text="The", sampling_params={**GREEDY, "max_new_tokens": 12})
-    deadline = time.monotonic() + 20
-    while not list((profiles / "prompts").glob("*-TP-0.trace.json.gz")):
-        assert time.monotonic() < deadline, "no trace"
-        time.sleep(0.05)
+    until(lambda: list((profiles / "prompts").glob("*-TP-0.trace.json.gz")), 20, "no trace")
 
 
 def test_a_page_names_every_native_route(server):

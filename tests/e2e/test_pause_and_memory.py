@@ -16,9 +16,10 @@ from safetensors.torch import save_file
 
 from headrace.trainer import tensor_body
 from tests.support.fake_checkpoint import expected_tensors, write_config
-from tests.support.native import load, queues, slowed, until, until_running
+from tests.support.native import load, queues, slowed, until_running
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import tiny_model, write_tokenizer
+from tests.support.waiting import until
 
 ONE_THREAD = ("--num-threads", "1", "--random-seed", "1")
 LONG = 200

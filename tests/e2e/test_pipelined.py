@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.native import load, slowed, until
+from tests.support.native import load, slowed
 from tests.support.server import ServerProcess, running_server
+from tests.support.waiting import until
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 # At half a minute for each answer, one that runs to its end is told from one that is given up.

@@ -7,7 +7,6 @@ import os
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from server.tls import Certificate
 from tests.support.certificates import HAVE_OPENSSL, Files, make_certificate
 from tests.support.server import ROOT, ServerProcess, python_path
 from tests.support.tiny_models import tiny_model
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(not HAVE_OPENSSL, reason="certificates need the openssl command")
 LONG = {"text": "The wheel", "sampling_params": {"max_new_tokens": 100, "ignore_eos": True}}
@@ -36,10 +36,7 @@ def shown(server: ServerProcess) -> str:
 
 
 def wait_until_shown(server: ServerProcess, files: Files) -> None:
-    deadline = time.monotonic() + 30
-    while shown(server) != files.certificate.read_text():
-        assert time.monotonic() < deadline, server.log
-        time.sleep(0.1)
+    until(lambda: shown(server) == files.certificate.read_text(), 30, server)
 
 
 @pytest.fixture

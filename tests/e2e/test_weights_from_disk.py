@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from runtime.checkpoint.weight_roots import WeightRoots, default_root
 from runtime.errors import StartupError
-from tests.support.native import queues, slowed, until, until_running
+from tests.support.native import queues, slowed, until_running
 from tests.support.server import ServerProcess, running_server
 from tests.support.tiny_models import copy_of, edit_json, other_weights, tiny_model
+from tests.support.waiting import until
 
 SUCCEEDED = "Succeeded to update model weights."
 PROMPT = "The miller opens the gate, the wheel turns, and the stones grind wheat, barley and oats."
@@ -266,7 +266,7 @@ def test_an_update_waits_for_a_long_request_and_newcomers_wait_for_it(
             while not queues(server)["paused"]:
                 assert not running.done()
                 newcomer = pool.submit(generate, server)
-                time.sleep(0.2)
+                wait([newcomer], timeout=0.2)
         # Old weights to the end, the new ones from the beginning, and nobody saw an error.
         assert running.result()["output_ids"] == long_before
         assert running.result()["meta_info"]["weight_version"] != "new"

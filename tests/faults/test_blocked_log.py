@@ -20,6 +20,7 @@ import httpx
 from tests.support.guard import unwatch, watch
 from tests.support.server import ROOT, free_port, python_path
 from tests.support.tiny_models import tiny_model
+from tests.support.waiting import until
 
 # More lines than wait in memory, of the longest kind.
 NUM_REQUESTS = 2000
@@ -54,14 +55,13 @@ def server_with(stderr: int | IO[bytes], *args: str) -> Iterator[httpx.Client]:
 
 
 def wait_ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 90
-    while True:
+    def is_ready() -> bool:
         assert process.poll() is None, "the server ended"
-        assert time.monotonic() < deadline, "the server does not get ready"
         with contextlib.suppress(httpx.TransportError):
-            if client.get("/readyz", timeout=5).status_code == 200:
-                return
-        time.sleep(0.05)
+            return client.get("/readyz", timeout=5).status_code == 200
+        return False
+
+    until(is_ready, 90, "the server does not get ready")
 
 
 async def ask_many(url: str) -> list[float]:
@@ -82,11 +82,10 @@ async def ask_many(url: str) -> list[float]:
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(ask()) for _ in range(16)]
-            while not all(task.done() for task in tasks):
+            while (await asyncio.wait(tasks, timeout=0.05))[1]:
                 began = time.monotonic()
                 assert (await client.get("/livez")).status_code == 200
                 waits.append(time.monotonic() - began)
-                await asyncio.sleep(0.05)
     return waits
 
 

@@ -14,9 +14,10 @@ import httpx
 import pytest
 
 from tests.support.grammar_backends import BACKENDS
-from tests.support.processes import alive, command
+from tests.support.processes import alive, engine_processes
 from tests.support.server import ServerProcess, free_port
 from tests.support.tiny_models import tiny_model
+from tests.support.waiting import until
 
 ROUNDS = int(os.environ.get("HEADRACE_FAULT_ROUNDS", "2"))
 LONG = {
@@ -66,20 +67,7 @@ class Clients:
 
 
 def children_by_name(server: ServerProcess) -> dict[str, int]:
-    found = {}
-    for pid in server.child_pids():
-        words = command(pid)
-        if "runtime.ipc.process" in words:
-            found[words[words.index("runtime.ipc.process") + 1]] = pid
-    return found
-
-
-def wait_until(condition, timeout_s: float, what: str) -> float:  # type: ignore[no-untyped-def]
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < timeout_s, what
-        time.sleep(0.02)
-    return time.monotonic() - started
+    return engine_processes(server.process.pid)
 
 
 def is_ready(server: ServerProcess) -> bool:
@@ -95,7 +83,7 @@ def wait_gone(server: ServerProcess, num_restarts: int) -> float:
 
     A detokenizer is back so soon that nobody may ask while it is away.
     """
-    return wait_until(
+    return until(
         lambda: not is_ready(server) or restarts(server) > num_restarts,
         20,
         "readiness stayed true",
@@ -115,7 +103,7 @@ def test_a_killed_child_is_replaced_behind_an_open_port(victim: str) -> None:
             noticed.append(wait_gone(server, num_restarts))
             clients.join()
             assert server.client.get("/v1/models").status_code == 200
-            wait_until(lambda: is_ready(server), 90, "never ready again")
+            until(lambda: is_ready(server), 90, "never ready again")
             assert children_by_name(server)[victim] != pid
             answer = server.client.post(
                 "/generate",
@@ -141,7 +129,7 @@ def test_requests_in_flight_are_told_why() -> None:
         for thread in more.threads:
             thread.join(60)
         assert len(clients.endings) == 3
-        wait_until(lambda: is_ready(server), 90, "never ready again")
+        until(lambda: is_ready(server), 90, "never ready again")
 
 
 def test_nothing_outlives_a_killed_front() -> None:
@@ -159,7 +147,7 @@ def test_nothing_outlives_a_killed_front() -> None:
         assert len(children) >= 2
         server.signal(signal.SIGKILL)
         clients.join()
-        took_s = wait_until(lambda: not any(map(alive, children)), 30, "an orphan is left")  # noqa: B023
+        took_s = until(lambda: not any(map(alive, children)), 30, "an orphan is left")  # noqa: B023
         gone.append(took_s)
         server.wait_exit()
     assert min(gone) < 2.0
@@ -188,10 +176,10 @@ def test_a_front_killed_while_loading_leaves_nothing() -> None:
     for _ in range(ROUNDS):
         server = ServerProcess("--model-path", str(tiny_model("qwen3")))
         server.wait_for_line("Starting the worker")
-        wait_until(lambda: len(server.child_pids()) >= 2, 30, "no children")  # noqa: B023
+        until(lambda: len(server.child_pids()) >= 2, 30, "no children")  # noqa: B023
         children = server.child_pids()
         server.signal(signal.SIGKILL)
-        took_s = wait_until(lambda: not any(map(alive, children)), 30, "an orphan is left")  # noqa: B023
+        took_s = until(lambda: not any(map(alive, children)), 30, "an orphan is left")  # noqa: B023
         gone.append(took_s)
         server.wait_exit()
     assert min(gone) < 3.0

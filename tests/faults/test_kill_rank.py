@@ -8,17 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.test_kill import (
-    Clients,
-    children_by_name,
-    is_ready,
-    restarts,
-    wait_gone,
-    wait_until,
-)
+from tests.faults.test_kill import Clients, children_by_name, is_ready, restarts, wait_gone
 from tests.support.processes import alive, children, command
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_model
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -46,7 +40,7 @@ def test_a_killed_rank_ends_the_worker_which_is_replaced(server: ServerProcess) 
     wait_gone(server, num_restarts)
     clients.join()
     assert len(clients.endings) == 3
-    wait_until(lambda: is_ready(server), 90, "never ready again")
+    until(lambda: is_ready(server), 90, "never ready again")
     assert not alive(worker)
     lines = [line for line in server.lines if "Rank 1 of the worker was ended by SIGKILL" in line]
     assert len(lines) == 1, server.log
@@ -55,7 +49,7 @@ def test_a_killed_rank_ends_the_worker_which_is_replaced(server: ServerProcess) 
     assert server.client.post("/generate", json=body, timeout=30).status_code == 200
     left = [*server.child_pids(), *_ranks(server)]
     server.stop()
-    wait_until(lambda: not any(map(alive, left)), 5, "an orphan is left")
+    until(lambda: not any(map(alive, left)), 5, "an orphan is left")
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "front"])
@@ -70,13 +64,13 @@ def test_no_rank_outlives_its_parents(server: ServerProcess, victim: str) -> Non
     else:
         os.kill(children_by_name(server)["scheduler"], signal.SIGKILL)
     clients.join()
-    wait_until(lambda: not any(map(alive, ranks)), 5, "an orphan is left")
+    until(lambda: not any(map(alive, ranks)), 5, "an orphan is left")
     if victim == "scheduler":
-        wait_until(lambda: is_ready(server), 90, "never ready again")
+        until(lambda: is_ready(server), 90, "never ready again")
 
 
 def test_a_rank_that_dies_while_loading_is_one_line(server: ServerProcess) -> None:
-    wait_until(lambda: bool(_ranks(server)), 60, "no rank was started")
+    until(lambda: bool(_ranks(server)), 60, "no rank was started")
     os.kill(_ranks(server)[0], signal.SIGKILL)
     assert server.wait_exit() == 1
     errors = [line for line in server.lines if line.startswith("headrace: ")]

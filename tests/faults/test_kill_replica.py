@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import httpx
 import orjson
 
-from tests.faults.test_kill import is_ready, restarts, wait_until
+from tests.faults.test_kill import is_ready, restarts
 from tests.support.processes import alive, command
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_model
+from tests.support.waiting import until
 
 NUM_TOKENS = 240
 
@@ -92,7 +92,7 @@ def kill_one(server: ServerProcess, victim: int) -> None:
         meta = stream.result()["meta_info"]
         assert meta["completion_tokens"] == NUM_TOKENS
         assert meta["dp_rank"] == 1 - victim
-    wait_until(lambda: answer(server, victim).status_code == 200, 90, "it never came back")
+    until(lambda: answer(server, victim).status_code == 200, 90, "it never came back")
     post(server, "/slow_down")
     assert restarts(server) == num_restarts + 1
     after = workers(server)
@@ -109,7 +109,7 @@ def test_a_killed_replica_hurts_only_its_own_requests() -> None:
         left = server.child_pids()
         assert len(left) >= 4
         server.stop()
-        wait_until(lambda: not any(map(alive, left)), 5, "an orphan is left")
+        until(lambda: not any(map(alive, left)), 5, "an orphan is left")
 
 
 def test_replicas_never_differ_in_weights_or_memory() -> None:
@@ -122,7 +122,7 @@ def test_replicas_never_differ_in_weights_or_memory() -> None:
         # The worker that is started again has its memory: so must the other one.
         os.kill(before[0], signal.SIGKILL)
         for rank in (0, 1):
-            wait_until(lambda r=rank: answer(server, r).status_code == 200, 90, "not back")  # type: ignore[misc]
+            until(lambda r=rank: answer(server, r).status_code == 200, 90, "not back")  # type: ignore[misc]
         after = workers(server)
         assert not set(after.values()) & set(before.values())
         # Half an update: one replica dies while both load.
@@ -134,11 +134,10 @@ def test_replicas_never_differ_in_weights_or_memory() -> None:
             # Nothing tells from outside that it has begun, but that newcomers are held back.
             while not server.client.get("/v1/loads").json()["loads"][1]["queues"]["paused"]:
                 assert not update.done()
-                pool.submit(answer, server, 1)
-                time.sleep(0.2)
+                wait([pool.submit(answer, server, 1)], timeout=0.2)
             os.kill(after[0], signal.SIGKILL)
             reply = update.result()
         assert (reply.status_code, reply.json()["success"]) == (400, False)
         for rank in (0, 1):
-            wait_until(lambda r=rank: answer(server, r).status_code == 200, 90, "not back")  # type: ignore[misc]
+            until(lambda r=rank: answer(server, r).status_code == 200, 90, "not back")  # type: ignore[misc]
         assert not set(workers(server).values()) & set(after.values())

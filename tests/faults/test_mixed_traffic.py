@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 
 import httpx
 
@@ -12,6 +11,7 @@ from tests.support.grammar_backends import BACKENDS
 from tests.support.processes import resident_kb
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_model
+from tests.support.waiting import until
 
 NUM_REQUESTS = 200
 IDLE_GAUGES = ("num_running_reqs", "num_queue_reqs", "num_used_tokens", "token_usage")
@@ -111,10 +111,7 @@ def test_mixed_requests_leave_nothing_behind() -> None:
         before = [resident_kb(pid) for pid in pids]
         outcomes = [o for seed in (1, 2) for o in asyncio.run(traffic(server.url, seed))]
         assert {"bad", "left", "aborted", "chat", "batch", "good"} <= set(outcomes)
-        deadline = time.monotonic() + 60
-        while any(gauges(server).values()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert gauges(server) == dict.fromkeys(IDLE_GAUGES, 0.0)
+        until(lambda: gauges(server) == dict.fromkeys(IDLE_GAUGES, 0.0))
         after = [resident_kb(pid) for pid in pids]
         grown = [now - then for now, then in zip(after, before, strict=True)]
         assert max(grown) < 24_000, f"grown by {grown} kB"

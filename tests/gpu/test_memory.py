@@ -133,11 +133,11 @@ def test_answers_are_the_same_afterwards(
     assert engine.ask(ReleaseMemory(tags)).success
     assert graphs_of(engine) == []
     if tags == ["cuda_graph"]:
-        assert engine.scheduler._weights.can_compute  # type: ignore[union-attr]
+        assert engine.can_compute
         assert_same(answers(engine), case.before)
         assert engine.ask(ReleaseMemory([])).success
     else:
-        assert not engine.scheduler._weights.can_compute  # type: ignore[union-attr]
+        assert not engine.can_compute
     assert engine.ask(ResumeMemory([])).success
     assert_serves_with_new_graphs(engine, captured, case.before, monkeypatch)
 
@@ -202,7 +202,7 @@ def test_a_resume_without_room_can_be_tried_again(
         reply = engine.ask(ResumeMemory([]))
     assert not reply.success
     assert reply.message.startswith("Not enough memory")
-    assert not engine.scheduler._weights.can_compute  # type: ignore[union-attr]
+    assert not engine.can_compute
     assert engine.ask(ResumeMemory([])).success
     assert_serves_with_new_graphs(engine, captured, case.before, monkeypatch)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.requests.sampling_params import GrammarSpec
 from tests.support.engine import InProcessEngine
 from tests.support.fake_checkpoint import write_config
-from tests.support.gpu import DEVICE
+from tests.support.gpu import DEVICE, graph_runner
 from tests.support.grammar_backends import BACKENDS
 
 # A prompt of so many tokens.
@@ -137,8 +138,7 @@ def test_steps_that_share_a_prefix_wait_for_nothing(
     """Cached prompts, the groups that are sent ahead of a step, and reported hidden states."""
     options = CUDA | {"disable_radix_cache": False, "enable_return_hidden_states": True}
     engine = InProcessEngine(folder, **options)
-    assert engine.runner._graphs is not None
-    prefixes = engine.runner._graphs._prefixes
+    prefixes = graph_runner(engine)._prefixes
     assert prefixes is not None
     send, num_sent = prefixes.send, 0
 
@@ -193,18 +193,16 @@ def wide_engine(graphs: None, tmp_path: Path) -> InProcessEngine:
 
 
 @contextmanager
-def little_memory(engine: InProcessEngine, patch: pytest.MonkeyPatch) -> Iterator[None]:
+def little_memory(engine: InProcessEngine) -> Iterator[None]:
     """Room for short prompts, and for no long one."""
     if DEVICE == "cpu":
-        forward = engine.runner._model.forward
 
-        def fail(batch: Any) -> Any:
+        def fail(forward: Any, batch: Any) -> Any:
             if len(batch.input_ids) > LONG // 2:
                 raise torch.OutOfMemoryError("planted")
             return forward(batch)
 
-        with patch.context() as until_then:
-            until_then.setattr(engine.runner._model, "forward", fail)
+        with engine.computing(fail):
             yield
         return
     torch.cuda.empty_cache()
@@ -221,15 +219,15 @@ def little_memory(engine: InProcessEngine, patch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.mark.also_cpu(asked=True)
 def test_memory_that_runs_out_ends_one_request(
-    wide_engine: InProcessEngine, monkeypatch: pytest.MonkeyPatch
+    wide_engine: InProcessEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     # pytest keeps what is logged, and with a traceback the tensors of the step that failed.
-    monkeypatch.setattr(step_runner.logger, "disabled", True)
+    caplog.set_level(logging.CRITICAL + 1, step_runner.logger.name)
     engine = wide_engine
     short, long = [number % 4096 for number in prompt(100)], [3 + i % 4000 for i in range(LONG)]
     alone = engine.generate(short, 40, ignore_eos=True)
     assert len(set(alone)) > 10, "tokens that tell nothing"
-    with little_memory(engine, monkeypatch):
+    with little_memory(engine):
         engine.add(11, short, 40, ignore_eos=True)
         for _ in range(10):
             engine.scheduler.step()

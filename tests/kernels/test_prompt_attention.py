@@ -34,7 +34,7 @@ def test_equal_to_pages(impl, lengths):
 
 
 def test_neighbours_of_a_round_length_share_a_call():
-    runs = list(cudnn._runs([4096, 4096, 3000, 3000, 2048]))
+    runs = list(cudnn.runs([4096, 4096, 3000, 3000, 2048]))
     assert runs == [
         (0, 2, 4096),
         (8192, 1, 3000),

@@ -43,8 +43,17 @@ def close(got, want, dtype):
 
 
 @pytest.mark.parametrize("impl", ["triton"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("window_left", [-1, 40])
+# Every two of a dtype, a window and a size of blocks meet.
+@pytest.mark.parametrize(
+    ("dtype", "window_left", "block_rows"),
+    [
+        (torch.float32, -1, 64),
+        (torch.float32, 40, 128),
+        (torch.bfloat16, -1, 128),
+        (torch.bfloat16, 40, 64),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("seqs", "num_decodes"),
     [
@@ -54,7 +63,6 @@ def close(got, want, dtype):
         ([(70, 1), (150, 1)], 0),
     ],
 )
-@pytest.mark.parametrize("block_rows", [64, 128])
 def test_a_planned_step(impl, seqs, num_decodes, window_left, dtype, block_rows, monkeypatch):
     monkeypatch.setattr(triton_plan, "block_rows_of", lambda *_, **__: block_rows)
     q, k, v, table, lens, indptr = make_step(seqs, dtype=dtype)

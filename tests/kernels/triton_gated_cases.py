@@ -15,6 +15,11 @@ KINDS = [(torch.bfloat16, "silu"), (torch.float16, "silu"), (torch.bfloat16, "ge
 SHAPES = [(40, 72), (8, 128), (64, 40), (72, 64)]
 
 
+def once_each(blocks):
+    """Every cut into blocks, which is a matter of places, and every kind, one of arithmetic."""
+    return [(each, *KINDS[0]) for each in blocks] + [(blocks[1], *kind) for kind in KINDS[1:]]
+
+
 def operands(tokens, width, columns, dtype):
     x = torch.randn(tokens, columns).to(dtype)
     weight = torch.randn(2 * width, columns) / columns**0.5
@@ -30,9 +35,8 @@ def two_steps(x, weight, bias, activation):
 
 
 @pytest.mark.parametrize("impl", ["triton"])
-@pytest.mark.parametrize(("dtype", "activation"), KINDS, ids=str)
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_products(impl, dtype, cut, activation):
+@pytest.mark.parametrize(("cut", "dtype", "activation"), once_each(CUTS), ids=str)
+def test_products(impl, cut, dtype, activation):
     for tokens, (width, columns) in itertools.product((0, 1, 33, 130), SHAPES):
         x, weight, bias = operands(tokens, width, columns, dtype)
         assert supports(weight)
@@ -49,9 +53,8 @@ TILES = [triton.Tile(32, 32, 4, 2), triton.Tile(64, 64, 4, 3), triton.Tile(16, 3
 
 
 @pytest.mark.parametrize("impl", ["triton"])
-@pytest.mark.parametrize(("dtype", "activation"), KINDS, ids=str)
-@pytest.mark.parametrize("tile", TILES, ids=str)
-def test_products_with_few_tokens(impl, dtype, tile, activation):
+@pytest.mark.parametrize(("tile", "dtype", "activation"), once_each(TILES), ids=str)
+def test_products_with_few_tokens(impl, tile, dtype, activation):
     # Neither as many features nor as many columns as blocks hold; widths of odd size, too.
     for tokens, (width, columns) in itertools.product((2, 17, 64), [*SHAPES, (37, 50)]):
         x, weight, bias = operands(tokens, width, columns, dtype)
@@ -72,10 +75,10 @@ def test_few_tokens_take_one_kernel_where_their_columns_are_not_shared_out(impl,
         return run(*args, **options)
 
     monkeypatch.setattr(triton, "run", noted)
-    for rows, shared_out in ((8192, []), (3072, [20])):
+    for rows, shared_out in ((96, []), (2048, [20])):
         x, weight, bias = operands(20, rows // 2, 64, torch.bfloat16)
         packed = triton.pack(weight, bias)
-        assert (packed._tiles[32].split_k > 1) == (20 in shared_out)
+        assert (triton.tile_of(rows, 64, 32).split_k > 1) == (20 in shared_out)
         for tokens in (1, 2, 20):
             gated_runs.clear()
             got = packed.gated(x[:tokens], "gelu_tanh")
@@ -118,9 +121,8 @@ def test_many_tokens_take_one_kernel(impl, with_bias, monkeypatch):
         return gated(*args)
 
     monkeypatch.setattr(triton, "gated", noted)
-    monkeypatch.setattr(triton, "GATED_TOKENS", 100)
     x, weight, bias = operands(101, 72, 64, torch.bfloat16)
-    packed = triton.pack(weight, bias if with_bias else None)
+    packed = triton.TritonLinear(weight, bias if with_bias else None, min_gated=100)
     for tokens in (99, 100, 101):
         two = act_and_mul(packed(x[:tokens]), "gelu_tanh")
         torch.testing.assert_close(packed.gated(x[:tokens], "gelu_tanh"), two, rtol=2e-2, atol=2e-3)
@@ -130,7 +132,7 @@ def test_many_tokens_take_one_kernel(impl, with_bias, monkeypatch):
     two = act_and_mul(packed(x), "silu")
     torch.testing.assert_close(packed.gated(x, "silu"), two, rtol=2e-2, atol=2e-3)
     calls.clear()
-    wide = triton.pack(weight.float(), None)
+    wide = triton.TritonLinear(weight.float(), None, min_gated=100)
     assert torch.equal(wide.gated(x.float(), "silu"), act_and_mul(wide(x.float()), "silu"))
     assert not calls
 

@@ -152,18 +152,16 @@ def test_texts_fill_steps_up_to_the_budget_and_are_never_cut() -> None:
 
 def test_a_vector_that_cannot_be_computed_ends_its_request_alone() -> None:
     engine = InProcessEngine(tiny_bert("bert"))
-    model = engine.runner._model
-    forward = model.forward
 
-    def fail(batch):
+    def fail(forward, batch):
         if 22 in batch.lengths:
             raise RuntimeError("planted")
         return forward(batch)
 
-    model.forward = fail
     for i in range(6):
         engine.add(i + 1, TEXTS[i], 0, extras=[VECTOR])
-    engine.run()
+    with engine.computing(fail):
+        engine.run()
     assert [engine.reasons[i + 1].type for i in range(6)] == ["length"] * 3 + ["abort"] + [
         "length"
     ] * 2

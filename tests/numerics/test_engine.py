@@ -1,5 +1,6 @@
 """The whole worker against `transformers`, and against itself under every way of scheduling."""
 
+import logging
 import weakref
 from functools import cache
 from pathlib import Path
@@ -180,14 +181,13 @@ def test_a_request_that_cannot_take_its_row_fails_alone(monkeypatch: pytest.Monk
 
 
 def test_a_failed_step_leaves_its_memory_to_those_that_are_tried_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     # A graph does not call the model.
     engine = InProcessEngine(tiny_model("llama"), disable_cuda_graph=True)
-    forward = engine.runner._model.forward
     failed: list[weakref.ref[torch.Tensor]] = []
 
-    def fail_together(batch: Any) -> torch.Tensor:
+    def fail_together(forward: Any, batch: Any) -> Any:
         if len(batch.seq_lens) > 1:
             large = torch.zeros(8)
             failed.append(weakref.ref(large))
@@ -195,11 +195,11 @@ def test_a_failed_step_leaves_its_memory_to_those_that_are_tried_alone(
         assert all(each() is None for each in failed), "its tensors are held while others compute"
         return forward(batch)
 
-    monkeypatch.setattr(engine.runner._model, "forward", fail_together)
     # pytest keeps every record of a log, and with it the traceback.
-    monkeypatch.setattr(step_runner.logger, "disabled", True)
+    caplog.set_level(logging.CRITICAL + 1, step_runner.logger.name)
     for i in range(3):
         engine.add(i + 1, PROMPTS[i], 4, ignore_eos=True)
-    engine.run()
+    with engine.computing(fail_together):
+        engine.run()
     assert failed
     assert [engine.reasons[i + 1].type for i in range(3)] == ["length"] * 3

@@ -26,7 +26,7 @@ class Rows:
     """How many tokens each step computed in its first and last layer's second half."""
 
     def __init__(self, patch: pytest.MonkeyPatch, engine: InProcessEngine) -> None:
-        layers = engine.runner._model.model.layers  # type: ignore[attr-defined]
+        layers = engine.model.model.layers
         self.of_first: list[int] = []
         self.of_last: list[int] = []
         finish = DecoderLayer.finish

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs
+from runtime.models.registry import read_model_spec
 from tests.support.engine import InProcessEngine
 from tests.support.graphs import add_eager_graphs
 from tests.support.tiny_models import tiny_model
@@ -95,7 +96,7 @@ def test_equal_transformers(folder: Path, way: str) -> None:
         check_request(engine, i + 1, prompt, 0)
     if "few pages" in way:
         # A request put back reports nothing twice: the lengths above say so.
-        assert engine.scheduler._planner.num_retractions > 0
+        assert engine.shared["num_retractions_total"] > 0
 
 
 def test_parts_of_a_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +176,7 @@ def test_penalties_and_masks(folder: Path) -> None:
     output = engine.tokens[1]
     with torch.no_grad():
         logits = reference_model()(torch.tensor([prompt + output])).logits[0].float()
-    masked = [5, *engine.scheduler._planner._eos]
+    masked = [5, *read_model_spec(folder).eos_token_ids]
     for at, (token_id, found) in enumerate(zip(output, engine.outputs[1], strict=True)):
         row = logits[len(prompt) - 1 + at].clone()
         for seen in set(output[:at]):
@@ -221,21 +222,20 @@ def test_neighbours_change_nothing(folder: Path) -> None:
             assert crowd.outputs[i + 10] == crowd.inputs[i + 10] == []
 
 
-def test_a_failing_neighbour_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_neighbour_loses_nothing(folder: Path) -> None:
     engine = InProcessEngine(folder)
-    runner = engine.runner
-    compute = runner._compute
 
-    def fail_on_token_1(plan: Any, *masks: Any, **options: Any) -> Any:
-        if 1 in plan.chunk_tokens:
+    def fail_on_token_1(forward: Any, batch: Any) -> Any:
+        # In a prompt: the tokens of those that decode come first.
+        if 1 in batch.input_ids[batch.num_decodes :]:
             raise ValueError("planted")
-        return compute(plan, *masks, **options)
+        return forward(batch)
 
-    monkeypatch.setattr(runner, "_compute", fail_on_token_1)
     for i in (0, 1, 2):
         engine.add(i + 1, PROMPTS[i], NUM_NEW, EVERYTHING, ignore_eos=True)
     engine.add(9, [1, 2, 1], NUM_NEW, EVERYTHING)
-    engine.run()
+    with engine.computing(fail_on_token_1):
+        engine.run()
     assert engine.reasons[9].type == "abort"
     for i in (0, 1, 2):
         check_request(engine, i + 1, PROMPTS[i], 0)

@@ -12,11 +12,11 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_909,
+    "kernels": 4_916,
     "kernels (C++)": 1_277,
-    "runtime": 17_666,
-    "openai_api": 3_076,
-    "server": 2_635,
+    "runtime": 17_711,
+    "openai_api": 3_092,
+    "server": 2_641,
     "headrace": 4_098,
 }
 

@@ -6,7 +6,8 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,7 @@ from runtime.ipc.messages import (
 )
 from runtime.ipc.shared_state import SharedState
 from runtime.ipc.weight_messages import WeightCall, WeightOp
+from runtime.models.forward_batch import ForwardBatch
 from runtime.models.registry import read_model_spec
 from runtime.requests.extra_spec import ExtraBlock, ExtraSpec
 from runtime.requests.request_spec import RequestSpec
@@ -39,6 +41,7 @@ from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
 from runtime.scheduler.worker import build_worker
 
+Forward = Callable[[ForwardBatch], Any]
 HiddenMode = Literal["", "last", "all"]
 
 # The numerics tests run on a GPU too: HEADRACE_TEST_DEVICE=cuda make test ARGS=tests/numerics
@@ -104,6 +107,26 @@ class InProcessEngine:
         while not isinstance(runner, StepRunner):
             runner = runner._runner
         return runner
+
+    @property
+    def model(self) -> Any:
+        """What the runner computes with."""
+        return self.runner._model
+
+    @property
+    def can_compute(self) -> bool:
+        """Whether weights and pages are there."""
+        return bool(self.scheduler._weights and self.scheduler._weights.can_compute)
+
+    @contextmanager
+    def computing(self, compute: Callable[[Forward, ForwardBatch], Any]) -> Iterator[None]:
+        """Have `compute` called with the model's forward and each batch, in its place."""
+        model, forward = self.model, self.model.forward
+        model.forward = lambda batch: compute(forward, batch)
+        try:
+            yield
+        finally:
+            del model.forward
 
     def _collect(self, message: TokenDeltas) -> None:
         for start, cached in zip(message.starts, message.cached_tokens, strict=True):

@@ -2,9 +2,10 @@
 
     python -m tests.support.livez_prober PORT PID < a pipe that is closed at the end
 
-Prints the seconds of each answer as a JSON list. An answer that takes longer than the interval
-stands for the probes that would have been sent meanwhile, too: a loop that stands still for a
-second fails two hundred probes, not one.
+A line begins and the next one ends a time in which it asks: it says "asking" after the first
+answer, and at the end the seconds of each as a JSON list. An answer that takes longer than the
+interval stands for the probes that would have been sent meanwhile, too: a loop that stands still
+for a second fails two hundred probes, not one.
 
 What the server's threads waited for a core is not the server's doing, and taken off: machines that
 run tests have few.
@@ -19,14 +20,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from tests.support.server import ROOT, ServerProcess, python_path
 
 INTERVAL_S = 0.005
 # What an attack leaves behind shows, too.
-MIN_PROBES = 300
+NUM_AFTER = 60
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -42,44 +44,44 @@ def waits_s(pid: int) -> dict[str, float]:
     return waits
 
 
-def is_over(timeout_s: float) -> bool:
-    """Wait so long; whether the pipe was closed."""
-    if select.select([sys.stdin], [], [], 0)[0]:
-        time.sleep(timeout_s)
-        return True
-    return bool(select.select([sys.stdin], [], [], timeout_s)[0])
+def ask(connection: socket.socket, pid: int) -> list[float]:
+    """The seconds that an answer took, and those of the probes for which it stands."""
+    before = waits_s(pid)
+    sent_at = time.monotonic()
+    connection.sendall(REQUEST)
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        part = connection.recv(65536)
+        assert part, "the connection was closed"
+        answer += part
+    assert answer.startswith(b"HTTP/1.1 200"), answer[:100]
+    took_s = time.monotonic() - sent_at
+    # The one that held the others up: the loop's, or one that had the GIL.
+    took_s -= max(now - before.get(task, 0.0) for task, now in waits_s(pid).items())
+    instead = [took_s - INTERVAL_S * n for n in range(1, int(took_s / INTERVAL_S) + 1)]
+    return [max(took_s, 0.0), *instead]
 
 
 def main(port: int, pid: int) -> None:
-    times = []
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while not is_over(INTERVAL_S) or len(times) < MIN_PROBES:
-            before = waits_s(pid)
-            sent_at = time.monotonic()
-            connection.sendall(REQUEST)
-            answer = b""
-            while b"\r\n\r\n" not in answer:
-                part = connection.recv(65536)
-                assert part, "the connection was closed"
-                answer += part
-            assert answer.startswith(b"HTTP/1.1 200"), answer[:100]
-            took_s = time.monotonic() - sent_at
-            # The one that held the others up: the loop's, or one that had the GIL.
-            took_s -= max(now - before.get(task, 0.0) for task, now in waits_s(pid).items())
-            if not times:
-                print("asking", flush=True)
-            times.append(max(took_s, 0.0))
-            times += (took_s - INTERVAL_S * n for n in range(1, int(took_s / INTERVAL_S) + 1))
-    print(json.dumps(times))
+    while sys.stdin.readline():
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            times = ask(connection, pid)
+            print("asking", flush=True)
+            while not select.select([sys.stdin], [], [], INTERVAL_S)[0]:
+                times += ask(connection, pid)
+            sys.stdin.readline()
+            for _ in range(NUM_AFTER):
+                time.sleep(INTERVAL_S)
+                times += ask(connection, pid)
+        print(json.dumps(times), flush=True)
 
 
 class LivezProber:
-    """A context in which `/livez` is asked; afterwards `times` are its seconds."""
+    """A process that asks `/livez` during `times`."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._arguments = [str(server.port), str(server.process.pid)]
-        self.times: list[float] = []
 
     def __enter__(self) -> LivezProber:
         self._process = subprocess.Popen(
@@ -90,18 +92,30 @@ class LivezProber:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "asking\n"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, at: TracebackType | None
-    ) -> None:
-        out, _ = self._process.communicate()
-        self.times = sorted(json.loads(out))
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
 
-    def quantile(self, share: float) -> float:
-        return self.times[min(int(share * len(self.times)), len(self.times) - 1)]
+    @contextmanager
+    def times(self) -> Iterator[list[float]]:
+        """A list that holds the seconds of each answer in the context, sorted, once it is left."""
+        assert self._tell() == "asking\n"
+        times: list[float] = []
+        yield times
+        times += sorted(json.loads(self._tell()))
+
+    def _tell(self) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline()
+
+
+def longest_of_a_thousand(times: list[float]) -> float:
+    """What 999 of a thousand of the sorted `times` are within; the longest of fewer."""
+    return times[min(int(0.999 * len(times)), len(times) - 1)]
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from pathlib import Path
 
 import httpx
 
 from tests.support.processes import alive, children, command
 from tests.support.server import ROOT, ServerProcess, python_path
+from tests.support.waiting import until
 
 _PLANT = ROOT / "tests" / "support" / "lost_device"
 _LONG = {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True}
@@ -73,11 +73,7 @@ class LostDeviceServer:
         for _ in threads:
             assert started.acquire(timeout=60)
         self._fault.write_text(kind)
-        asked_at = time.monotonic()
-        while alive(old):
-            assert time.monotonic() - asked_at < 60, self.server.log
-            time.sleep(0.01)
-        took_s = time.monotonic() - asked_at
+        took_s = until(lambda: not alive(old), what=self.server)
         self._fault.unlink()
         for thread in threads:
             thread.join(60)
@@ -86,10 +82,7 @@ class LostDeviceServer:
             error = json.loads(ending)["error"]
             assert "its device failed" in error["message"]
         self.server.wait_for_line("The device has failed, so the worker ends: ")
-        deadline = time.monotonic() + 180
-        while self.server.client.get("/health").status_code != 200:
-            assert time.monotonic() < deadline, self.server.log
-            time.sleep(0.05)
+        until(lambda: self.server.client.get("/health").status_code == 200, 180, self.server)
         assert self.worker() not in (0, old)
         assert self.answer() == before
         return took_s

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 TEXT = "The miller opens the gate, the wheel turns, and the stones grind wheat, barley and oats."
@@ -60,14 +60,6 @@ def queues(server: ServerProcess) -> dict[str, Any]:
     return dict(found["queues"])
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait until `condition` holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.005)
-
-
 def until_running(server: ServerProcess, num: int = 1) -> None:
     """Wait until so many requests run; only inside `slowed` are they sure to run still."""
     until(lambda: load(server)["num_running_reqs"] >= num)
@@ -86,10 +78,4 @@ def slowed(server: ServerProcess, step_s: float = 0.05) -> Iterator[None]:
 
 def until_idle(server: ServerProcess) -> None:
     """Wait until nothing runs, waits or holds pages."""
-    deadline = time.monotonic() + 60
-    while True:
-        now = load(server)
-        if not now["num_total_reqs"] and not now["num_used_tokens"]:
-            return
-        assert time.monotonic() < deadline, now
-        time.sleep(0.05)
+    until(lambda: not any(load(server)[key] for key in ("num_total_reqs", "num_used_tokens")))

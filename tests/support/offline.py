@@ -6,8 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,14 +22,6 @@ FRANCE = "The capital of France is"
 JAPAN = "The capital of Japan is"
 SHORT = {"temperature": 0, "max_new_tokens": 8}
 LONG = {"temperature": 0, "max_new_tokens": 1900, "ignore_eos": True}
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait until `condition` holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.01)
 
 
 def is_idle(engine: sgl.Engine) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+from collections.abc import Collection
 from pathlib import Path
 
 
@@ -14,6 +15,16 @@ def children(pid: int) -> list[int]:
         # The thread, too, may have ended meanwhile.
         with contextlib.suppress(OSError):
             found += [int(word) for word in Path(path).read_text().split()]
+    return found
+
+
+def engine_processes(pid: int, besides: Collection[int] = ()) -> dict[str, int]:
+    """Process ids of an engine's children by name, such as `scheduler`; `besides` are another's."""
+    found = {}
+    for child in children(pid):
+        words = command(child)
+        if "runtime.ipc.process" in words and child not in besides:
+            found[words[words.index("runtime.ipc.process") + 1]] = child
     return found
 
 

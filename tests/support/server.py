@@ -100,6 +100,10 @@ class ServerProcess:
         with self._changed:
             self._changed.notify_all()
 
+    def __str__(self) -> str:
+        """The log, for what an assertion says."""
+        return self.log
+
     @property
     def log(self) -> str:
         """Everything it printed so far."""

@@ -81,7 +81,7 @@ async def test_stopping_waits_until_all_have_ended() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             has_ended = True
 
     background.keep(work, "Receiving")

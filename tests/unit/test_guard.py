@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
+
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 # Of its three processes one is forgotten; the last one is a group's, as `make serve` is.
@@ -27,9 +28,8 @@ def test_a_killed_run_leaves_only_what_nobody_watched() -> None:
     run = subprocess.Popen([sys.executable, "-c", RUN], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     ended, *watched = (psutil.Process(int(pid)) for pid in run.stdout.readline().split())
-    while not (grandchildren := watched[-1].children()):
-        time.sleep(0.01)
-    watched += grandchildren
+    until(watched[-1].children)
+    watched += watched[-1].children()
     run.kill()
     run.wait()
     try:

@@ -1,13 +1,14 @@
 """Large bodies: decoded in pieces they say the same, and what is too much is refused by a count."""
 
 import json
+from functools import partial
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.client import json_body, large_body
+from runtime.client import json_body
 from runtime.client.expected import InvalidBody
 from runtime.client.json_body import decode_large, let_go, read_json
 
@@ -24,11 +25,8 @@ class Body(msgspec.Struct):
 DECODER = msgspec.json.Decoder(Body)
 
 
-@pytest.fixture
-def small_pieces(monkeypatch):
-    """What takes megabytes otherwise: pieces of a few bytes."""
-    monkeypatch.setattr(large_body, "PIECE_BYTES", 16)
-    monkeypatch.setattr(large_body, "_WINDOW", 24)
+# What takes megabytes otherwise: pieces of a few bytes.
+decode_small = partial(decode_large, piece_bytes=16, window=24)
 
 
 BODIES = st.fixed_dictionaries(
@@ -52,7 +50,7 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-def test_in_pieces_it_says_the_same(small_pieces):
+def test_in_pieces_it_says_the_same():
     @given(BODIES, st.sampled_from([None, 1]), st.booleans())
     def check(content, indent, ensure_ascii):
         body = json.dumps(content, indent=indent, ensure_ascii=ensure_ascii).encode()
@@ -60,15 +58,15 @@ def test_in_pieces_it_says_the_same(small_pieces):
             expected = DECODER.decode(body)
         except msgspec.ValidationError:
             with pytest.raises(InvalidBody):
-                decode_large(body, DECODER)
+                decode_small(body, DECODER)
             return
-        assert decode_large(body, DECODER) == expected
-        assert decode_large(bytearray(body), DECODER) == expected
+        assert decode_small(body, DECODER) == expected
+        assert decode_small(bytearray(body), DECODER) == expected
 
     check()
 
 
-def test_what_is_no_json_is_refused(small_pieces):
+def test_what_is_no_json_is_refused():
     @given(BODIES, st.data())
     def check(content, data):
         body = bytearray(json.dumps(content).encode() + b" " * 16)
@@ -78,15 +76,32 @@ def test_what_is_no_json_is_refused(small_pieces):
             expected = DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             with pytest.raises(InvalidBody):
-                decode_large(body, DECODER)
+                decode_small(body, DECODER)
             return
         try:
-            assert decode_large(body, DECODER) == expected
+            assert decode_small(body, DECODER) == expected
         except InvalidBody as error:
             # A key that appears twice is refused where the decoder takes the last.
             assert "twice" in error.message or "UTF-8" in error.message  # noqa: PT017
 
     check()
+
+
+@pytest.mark.parametrize("end", [",]", ", ]", ",,1]"])
+@pytest.mark.parametrize("item", ["1", "[1, 2, 3, 4, 5, 6, 7, 8]"])
+def test_a_comma_with_nothing_behind_it_is_no_json(item, end):
+    for count in range(1, 20):
+        body = '{"ids": [' + ", ".join([item] * count)
+        assert decode_small(f"{body}]}}".encode(), DECODER)
+        with pytest.raises(InvalidBody):
+            decode_small(f"{body}{end}}}".encode(), DECODER)
+
+
+def test_a_comma_with_nothing_ahead_of_it_is_no_json():
+    for begin in (",", " , ", "1,,"):
+        body = '{"ids": [' + begin + "[1, 2, 3, 4, 5, 6, 7, 8]]}"
+        with pytest.raises(InvalidBody):
+            decode_small(body.encode(), DECODER)
 
 
 def test_a_wrong_item_is_named_by_its_field():
@@ -122,12 +137,10 @@ async def test_any_size():
         assert (await read_json(body, DECODER)).ids == list(range(count))
 
 
-async def test_lists_that_are_let_go_stay_as_they_are_elsewhere(monkeypatch):
-    monkeypatch.setattr(json_body, "_FREED_AT_ONCE", 10)
-    monkeypatch.setattr(json_body, "_FREED_AFTER_S", 0.0)
+async def test_lists_that_are_let_go_stay_as_they_are_elsewhere():
     lists = [list(range(8)) for _ in range(8)]
     first = lists[0]
-    let_go(lists)
+    let_go(lists, at_once=10, after_s=0.0)
     # The pool is done with what was put into it before.
     await json_body.work_out(10**9, int)
     assert first == list(range(8))

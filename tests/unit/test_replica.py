@@ -14,16 +14,17 @@ import msgspec
 import pytest
 import zmq.asyncio
 
-from runtime.client import replica as module
 from runtime.client.replica import Replica
 from runtime.client.status import ReplicaStatus
 from runtime.config.options import ServerConfig
-from runtime.ipc.messages import DetokenizerReady, WorkerReady
+from runtime.ipc.messages import DetokenizerReady, Progress, WorkerReady
 from runtime.ipc.shared_state import SharedState
+from runtime.ipc.transport import Outbox, front_address
 from runtime.launch.hardware import Hardware
 from runtime.launch.resolve import Folders, resolve
 from tests.support.fake_engine import FakeEngine, fake_model_config
 from tests.support.fake_server import WORKER
+from tests.support.waiting import until_in_loop
 
 _pids = itertools.count(WORKER.pid)
 
@@ -34,10 +35,11 @@ class Process:
     def __init__(self, entry: str, exited: Callable[[Any, int], None]) -> None:
         self.entry, self.exited = entry, exited
         self.is_alive, self.pid, self.last_words = True, next(_pids), ""
-        self.may_end = threading.Event()
+        self.may_end, self.is_asked = threading.Event(), threading.Event()
         self.may_end.set()
 
     def stop(self) -> None:
+        self.is_asked.set()
         assert self.may_end.wait(20)
         self.is_alive = False
 
@@ -46,21 +48,35 @@ class Process:
         self.exited(self, 1)
 
 
+class Children(list[Process]):
+    """Every child in the order of their start; before that `refusals` are raised."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self.refusals: list[Exception] = []
+        self._outbox = Outbox(zmq.Context.instance(), front_address(run_folder))
+        self._said = itertools.count(1)
+
+    def start(self, entry: str, config: Any, exited: Any, environment: Any, **_: Any) -> Process:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.append(Process(entry, exited))
+        return self[-1]
+
+    async def say(self, replica: Replica, *messages: msgspec.Struct) -> None:
+        """Have the replica read what children say."""
+        progress = Progress("warming_up", next(self._said) / 100)
+        for message in (*messages, progress):
+            self._outbox.send(message)
+        await until_in_loop(lambda: replica.status.fraction in (progress.fraction, 1.0))
+
+
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
-    """Every child in the order of their start."""
-    processes: list[Process] = []
-
-    def start(entry: str, config: Any, exited: Any, environment: Any, **_: Any) -> Process:
-        processes.append(Process(entry, exited))
-        return processes[-1]
-
-    monkeypatch.setattr(module, "Child", start)
-    return processes
+def started(tmp_path: Path) -> Children:
+    return Children(tmp_path)
 
 
 @pytest.fixture
-def replica(tmp_path: Path, started: list[Process]) -> Replica:
+def replica(tmp_path: Path, started: Children) -> Replica:
     hardware = Hardware(num_gpus=0, torch_has_cuda=False, cpu_has_bf16=False, num_cores=1)
     folders = Folders(tmp_path, tmp_path, tmp_path)
     resolved = resolve(ServerConfig(), fake_model_config(), hardware, folders, seed=7)
@@ -72,24 +88,24 @@ def replica(tmp_path: Path, started: list[Process]) -> Replica:
         worker_died=lambda: None,
         ended=lambda why: pytest.fail(why),
     )
-    client = FakeEngine().client
     return Replica(
-        status, resolved.worker, resolved.detokenizer, client, zmq.asyncio.Context(), owner
+        status,
+        resolved.worker,
+        resolved.detokenizer,
+        FakeEngine().client,
+        zmq.asyncio.Context(),
+        owner,
+        start_child=started.start,
+        restart_delays_s=(0.0, 0.01),
     )
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 what it looks at has no event
-            await asyncio.sleep(0.005)
-
-
 async def test_both_children_are_replaced_when_the_worker_dies(
-    replica: Replica, started: list[Process]
+    replica: Replica, started: Children
 ) -> None:
     replica.start()
     started[0].die()
-    await until(lambda: len(started) == 4)
+    await until_in_loop(lambda: len(started) == 4)
     assert [child.entry for child in started] == ["scheduler", "detokenizer"] * 2
     assert [child.is_alive for child in started] == [False, False, True, True]
     await replica.stop()
@@ -97,85 +113,74 @@ async def test_both_children_are_replaced_when_the_worker_dies(
 
 
 async def test_a_worker_that_died_is_not_ready_though_it_said_so(
-    replica: Replica, started: list[Process]
+    replica: Replica, started: Children
 ) -> None:
     replica.start()
     worker, detokenizer = started
-    replica._dispatch(DetokenizerReady(detokenizer.pid))
-    worker.is_alive = False
-    replica._exited(worker, 1)
-    replica._dispatch(_ready(worker))
+    await started.say(replica, DetokenizerReady(detokenizer.pid))
+    assert replica.status.detokenizer_ready
+    worker.die()
+    await started.say(replica, _ready(worker))
     assert not replica.status.is_ready
-    await until(lambda: len(started) == 4)
+    await until_in_loop(lambda: len(started) == 4)
     # What the dead ones said is read when the new ones run.
-    replica._dispatch(DetokenizerReady(detokenizer.pid))
-    replica._dispatch(_ready(worker))
+    await started.say(replica, DetokenizerReady(detokenizer.pid), _ready(worker))
     assert not replica.status.is_ready
     assert not replica.status.detokenizer_ready
     assert replica.status.worker is None
     _, _, worker, detokenizer = started
-    replica._dispatch(DetokenizerReady(detokenizer.pid))
-    replica._dispatch(_ready(worker))
+    await started.say(replica, DetokenizerReady(detokenizer.pid), _ready(worker))
     assert replica.status.is_ready
     await replica.stop()
 
 
-async def _until_the_detokenizer_is_waited_for(replica: Replica, started: list[Process]) -> Process:
+async def _until_the_detokenizer_is_waited_for(replica: Replica, started: Children) -> Process:
     """The worker has died, and the old detokenizer takes its time to end; the new worker."""
     replica.start()
     worker, detokenizer = started
     detokenizer.may_end.clear()
     worker.die()
-    await until(lambda: len(started) == 3)
+    await until_in_loop(lambda: len(started) == 3)
     return started[2]
 
 
 async def test_restarts_that_interleave_leave_nobody_behind(
-    replica: Replica, started: list[Process], monkeypatch: pytest.MonkeyPatch
+    replica: Replica, started: Children
 ) -> None:
-    monkeypatch.setattr(module, "RESTART_DELAYS_S", (0.0,))
     new_worker = await _until_the_detokenizer_is_waited_for(replica, started)
     new_worker.die()
     # Time for the second restart to go as far as it can, which is nowhere.
     await asyncio.sleep(0.2)
     started[1].may_end.set()
-    await until(lambda: [child.entry for child in started].count("scheduler") == 3)
-    await until(lambda: started[-1].entry == "detokenizer" and started[-1].is_alive)
-    await until(lambda: len(alive(started)) == 2)
+    await until_in_loop(lambda: [child.entry for child in started].count("scheduler") == 3)
+    await until_in_loop(lambda: started[-1].entry == "detokenizer" and started[-1].is_alive)
+    await until_in_loop(lambda: len(alive(started)) == 2)
     assert sorted(child.entry for child in alive(started)) == ["detokenizer", "scheduler"]
     await replica.stop()
     assert not alive(started)
 
 
 async def test_both_children_that_die_together_are_replaced_once(
-    replica: Replica, started: list[Process]
+    replica: Replica, started: Children
 ) -> None:
     replica.start()
     worker, detokenizer = started
     detokenizer.die()
     worker.die()
-    await until(lambda: len(alive(started)) == 2)
-    await until(lambda: not replica._restarting.locked())
+    await until_in_loop(lambda: len(alive(started)) == 2)
+    await until_in_loop(lambda: len(replica.pids()) == 2)
     assert sorted(child.entry for child in alive(started)) == ["detokenizer", "scheduler"]
     await replica.stop()
     assert not alive(started)
 
 
 async def test_a_child_that_the_system_cannot_start_is_tried_again(
-    replica: Replica, started: list[Process], monkeypatch: pytest.MonkeyPatch
+    replica: Replica, started: Children
 ) -> None:
     replica.start()
-    start, refusals = module.Child, iter([OSError(12, "no memory"), RuntimeError("no thread")])
-
-    def refuse(*args: Any, **options: Any) -> Any:
-        for error in refusals:
-            raise error
-        return start(*args, **options)
-
-    monkeypatch.setattr(module, "Child", refuse)
-    monkeypatch.setattr(module, "RESTART_DELAYS_S", (0.0, 0.01))
+    started.refusals += [OSError(12, "no memory"), RuntimeError("no thread")]
     started[0].die()
-    await until(lambda: len(started) == 4)
+    await until_in_loop(lambda: len(started) == 4)
     assert [child.entry for child in alive(started)] == ["scheduler", "detokenizer"]
     await replica.stop()
 
@@ -189,15 +194,17 @@ def _ready(worker: Process) -> WorkerReady:
 
 
 async def test_a_stop_while_a_detokenizer_is_replaced_starts_no_other(
-    replica: Replica, started: list[Process]
+    replica: Replica, started: Children
 ) -> None:
     new_worker = await _until_the_detokenizer_is_waited_for(replica, started)
     new_worker.may_end.clear()
     stopping = asyncio.create_task(replica.stop())
-    await until(lambda: replica._stopping)
+    await until_in_loop(new_worker.is_asked.is_set)
     # While the new worker takes its time to end, the old detokenizer has ended.
     started[1].may_end.set()
-    await until(lambda: not replica._restarting.locked())
+    await until_in_loop(lambda: not started[1].is_alive)
+    # The replica has had its turn since.
+    await started.say(replica)
     new_worker.may_end.set()
     await stopping
     assert [child.entry for child in started] == ["scheduler", "detokenizer", "scheduler"]

@@ -12,10 +12,10 @@ BOS = 1
 class Store:
     """Sessions whose requests run as long as their name is in `running`."""
 
-    def __init__(self):
+    def __init__(self, **limits):
         self.running = set()
         self.aborted = []
-        self.sessions = Sessions(self.running.__contains__, self.aborted.append, BOS)
+        self.sessions = Sessions(self.running.__contains__, self.aborted.append, BOS, **limits)
 
     def run(self, name, new, output=(), **params):
         turn = self.sessions.add(SessionParams(**{"id": "s", **params}), name, new)
@@ -109,17 +109,17 @@ def test_a_session_holds_no_more_than_it_was_opened_for(store):
     assert store.run("c", [8, 9], id="small", replace=True) == [8, 9]
 
 
-def test_all_sessions_together_are_bounded(store, monkeypatch):
-    monkeypatch.setattr(module, "MAX_TURNS", 2)
-    store.run("a", [])
-    store.run("b", [])
+def test_all_sessions_together_are_bounded(store):
+    for number in range(module.MAX_TURNS):
+        store.run(str(number), [])
     assert "full" in refused(store.run, "c", [])
-    monkeypatch.setattr(module, "MAX_TOKENS", 5)
-    store.sessions.open(100, "t")
-    store.run("a", [1] * 5, id="t")
+    small = Store(max_tokens=5)
+    small.sessions.open(100, "t")
+    small.run("a", [1] * 5, id="t")
     with pytest.raises(Overloaded):
-        store.run("b", [1], id="t")
-    monkeypatch.setattr(module, "MAX_SESSIONS", 2)
+        small.run("b", [1], id="t")
+    while len(store.sessions) < module.MAX_SESSIONS:
+        store.sessions.open(1)
     with pytest.raises(Overloaded):
         store.sessions.open(1)
 

@@ -22,7 +22,7 @@ from runtime.models.attention.triton import TritonAttention
 from runtime.models.forward_batch import ForwardBatch
 
 # Of sequences that are split: their parts, with 16 query heads a key head on most GPUs.
-_WORKSPACE_BYTES = 384 * 2**20
+WORKSPACE_BYTES = 384 * 2**20
 # A plan is copied from the wrapper's own host memory when the device comes to it. While one step is
 # planned two may be on their way.
 _NUM_TURNS = 3
@@ -86,7 +86,7 @@ class FlashInferAttention(TritonAttention):
         key = window, decodes, self._turn
         if key not in self._wrappers:
             if self._workspace is None:
-                self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+                self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
             make = self._make_decode if decodes else self._make_prefill
             self._wrappers[key] = make(self._workspace, kv_layout="HND")
         return self._wrappers[key]

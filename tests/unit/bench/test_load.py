@@ -11,6 +11,7 @@ import pytest
 from headrace.bench.load import arrival_offsets, drive, run_at_once
 from headrace.bench.record import BenchRequest, RequestRecord
 from runtime.errors import HeadraceError
+from tests.support.waiting import until_in_loop
 
 REQUEST = BenchRequest(input_ids=[1], output_len=2)
 
@@ -91,7 +92,8 @@ async def test_a_batch_that_must_be_whole_says_what_failed() -> None:
 async def test_leaving_early_leaves_nothing_behind() -> None:
     target = FakeTarget()
     task = asyncio.create_task(drive(numbered(4, gap_s=10.0), target))
-    await asyncio.sleep(0.01)
+    # The first is answered at once, the second is due in ten seconds.
+    await until_in_loop(lambda: target.most and not target.running)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -14,11 +14,7 @@ from runtime.distributed.one_shot import MAX_BYTES, OneShotAllReduce
 @pytest.fixture
 def one_shot() -> OneShotAllReduce:
     """With memory of this process, and a sum that doubles."""
-    one_shot = object.__new__(OneShotAllReduce)
-    one_shot._buffer = torch.zeros(MAX_BYTES, dtype=torch.uint8)
-    one_shot._group = "alone"
-    one_shot._sum = lambda part, how, group: 2 * part
-    return one_shot
+    return OneShotAllReduce(torch.zeros(MAX_BYTES, dtype=torch.uint8), lambda part: 2 * part)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from runtime.errors import InvalidRequest
 from runtime.ipc.weight_messages import JoinGroup, ReceiveTensors, TensorSpec
 from runtime.weights.update_group import UpdateGroups, create_group
 from tests.support.server import ROOT, free_port
+from tests.support.waiting import until
 
 NAME = "update"
 TENSOR = TensorSpec("a", "float32", [4])
@@ -35,19 +36,13 @@ def groups() -> Iterator[UpdateGroups]:
 
 
 def until_joined(groups: UpdateGroups) -> None:
-    until = time.monotonic() + 60
-    while not groups.is_joined(NAME):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: groups.is_joined(NAME))
 
 
 def received(groups: UpdateGroups, timeout_s: float = 60.0) -> list[tuple[str, torch.Tensor]]:
     """What comes, awaited."""
     groups.receive(ReceiveTensors(NAME, [TENSOR], timeout_s=timeout_s))
-    until = time.monotonic() + 60
-    while not groups.is_received(NAME):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: groups.is_received(NAME))
     return groups.take(NAME)
 
 

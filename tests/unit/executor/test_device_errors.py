@@ -90,7 +90,7 @@ def test_an_error_that_shows_when_a_step_is_waited_for(monkeypatch: pytest.Monke
     assert caught.value.__cause__ is STICKY[1]
 
 
-def test_a_step_of_a_real_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_a_real_worker() -> None:
     """Neither is each sequence tried alone, nor are the running requests ended and served on."""
     engine = InProcessEngine(tiny_model("llama"))
     engine.generate([5, 6, 7], 3)
@@ -98,12 +98,11 @@ def test_a_step_of_a_real_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.scheduler.step()
     num_tries = 0
 
-    def forward(*_: object) -> None:
+    def fail(*_: object) -> None:
         nonlocal num_tries
         num_tries += 1
         raise STICKY[0]
 
-    monkeypatch.setattr(engine.runner._model, "forward", forward)
-    with pytest.raises(DeviceLost, match="device-side assert"):
+    with engine.computing(fail), pytest.raises(DeviceLost, match="device-side assert"):
         engine.scheduler.step()
     assert num_tries == 1

@@ -192,4 +192,4 @@ def test_there_is_room_for_the_parts_of_split_sequences(
     """As FlashInfer 0.6.14 lays them out (`scheduler.cuh`): else it refuses such a step."""
     programs = 2 * multiprocessors
     rows = group * programs * tile
-    assert rows * (128 + 1) * 4 <= backend._WORKSPACE_BYTES
+    assert rows * (128 + 1) * 4 <= backend.WORKSPACE_BYTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from runtime.errors import StartupError
-from runtime.executor import build, memory, out_of_memory
+from runtime.executor import build, out_of_memory
 from runtime.executor.memory import (
     GIB,
     Budget,
@@ -63,18 +64,18 @@ def test_a_gpus_pool_is_what_the_log_says(
     assert "140.0 of the GPU x 0.5" in half.arithmetic
 
 
-def test_a_cpus_pool_is_what_the_log_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 20 * GIB)
-    alone, asked, shared = cpu_budget(None, GIB), cpu_budget(0.5, GIB), cpu_budget(None, GIB, 4)
+def test_a_cpus_pool_is_what_the_log_says() -> None:
+    budget = partial(cpu_budget, available_bytes=20 * GIB)
+    alone, asked, shared = budget(None, GIB), budget(0.5, GIB), budget(None, GIB, 4)
     assert (alone.size_bytes, alone.arithmetic) == (8 * GIB, "(20.00 free) x 0.4 = 8.00")
     assert asked.size_bytes == 9.5 * GIB
     assert asked.arithmetic == "(20.00 free + 1.00 of weights) x 0.5 - 1.00 of weights = 9.50"
     assert shared.size_bytes == 2 * GIB
     assert shared.arithmetic == "(5.00 free, 1/4 of the machine's) x 0.4 = 2.00"
     # Before the weights are loaded, as much as afterwards.
-    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 21 * GIB)
-    assert cpu_budget(None, GIB, unloaded_bytes=GIB) == alone
-    assert cpu_budget(0.5, GIB, unloaded_bytes=GIB) == asked
+    budget = partial(cpu_budget, available_bytes=21 * GIB, unloaded_bytes=GIB)
+    assert budget(None, GIB) == alone
+    assert budget(0.5, GIB) == asked
 
 
 def test_pools_are_no_larger_than_useful_and_than_asked_for() -> None:
@@ -215,9 +216,8 @@ def test_a_device_that_answers_no_more_does_not_hide_the_cause(
 
 
 @pytest.fixture
-def control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def control_group(tmp_path: Path) -> Path:
     """A container that may take 1000 bytes, less than any machine has, and has taken 900."""
-    monkeypatch.setattr(memory, "_CONTROL_GROUP", tmp_path)
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
     return tmp_path
@@ -225,19 +225,19 @@ def control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_files_in_memory_do_not_count_as_taken(control_group: Path) -> None:
     stat = control_group / "memory.stat"
-    assert available_memory_bytes() == 100
+    assert available_memory_bytes(control_group=control_group) == 100
     stat.write_text("anon 300\nfile 600\nshmem 50\ninactive_file 400\nactive_file 150\n")
-    assert available_memory_bytes() == 650
+    assert available_memory_bytes(control_group=control_group) == 650
     stat.write_text("anon 300\n")
-    assert available_memory_bytes() == 100
+    assert available_memory_bytes(control_group=control_group) == 100
     # The counts are not of one moment.
     stat.write_text("inactive_file 800\nactive_file 200\n")
-    assert available_memory_bytes() == 1000
+    assert available_memory_bytes(control_group=control_group) == 1000
 
 
 def test_a_control_group_without_a_limit_has_the_machines_memory(control_group: Path) -> None:
     (control_group / "memory.max").write_text("max\n")
-    assert available_memory_bytes() > 1000
+    assert available_memory_bytes(control_group=control_group) > 1000
 
 
 def test_the_log_says_when_another_rank_had_less() -> None:

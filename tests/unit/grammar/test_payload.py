@@ -21,23 +21,22 @@ SPECS = [
 ]
 
 
-def make(name):
+def make(name, **options):
     folder = Path(MODEL_PATH)
     config = read_model_spec(folder)
     eos = list(config.eos_token_ids)
-    return GRAMMAR_BACKENDS.load(name)(folder, config.vocab_size, eos), config.vocab_size
+    made = GRAMMAR_BACKENDS.load(name)(folder, config.vocab_size, eos, **options)
+    return made, config.vocab_size
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
-def test_both_forms_are_followed_alike(name, spec, monkeypatch):
-    backend, vocab_size = make(name)
-    if name == "xgrammar":
-        monkeypatch.setattr("runtime.grammar.xgrammar._COMPILE_AGAIN_S", math.inf)
+def test_both_forms_are_followed_alike(name, spec):
+    again = {"compile_again_s": math.inf} if name == "xgrammar" else {}
+    backend, vocab_size = make(name, **again)
     payloads = [backend.compile(spec)]
     if name == "xgrammar":
-        monkeypatch.setattr("runtime.grammar.xgrammar._COMPILE_AGAIN_S", 0.0)
-        payloads.append(backend.compile(spec))
+        payloads.append(make(name, compile_again_s=0.0)[0].compile(spec))
         assert len(payloads[1]) > len(payloads[0])
     other, _ = make(name)
     masks = []

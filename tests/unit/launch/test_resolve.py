@@ -2,11 +2,12 @@
 
 import dataclasses
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-import runtime.launch.resolve
 from runtime.client.host import config_of_replica
 from runtime.config.options import (
     HttpArgs,
@@ -83,7 +84,9 @@ def test_a_cpu_build_of_torch_does_not_choose_the_gpu():
 
 def test_flashinfer_is_taken_when_asked_for_and_there(monkeypatch):
     asked = KernelArgs(attention_backend="flashinfer")
-    monkeypatch.setattr(runtime.launch.resolve, "find_spec", lambda name: object())
+    installed = ModuleType("flashinfer")
+    installed.__spec__ = ModuleSpec("flashinfer", None)
+    monkeypatch.setitem(sys.modules, "flashinfer", installed)
     model = fake_model_config(head_dim=128)
     assert choose(GPU, model, kernels=asked).worker.attention_backend == "flashinfer"
     on_cpu = choose(CPU, kernels=asked)
@@ -99,7 +102,7 @@ def test_flashinfer_is_taken_when_asked_for_and_there(monkeypatch):
     both = dataclasses.replace(asked, enable_deterministic_inference=True)
     with pytest.raises(StartupError, match="flashinfer is not batch-invariant"):
         choose(GPU, model, kernels=both)
-    monkeypatch.setattr(runtime.launch.resolve, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pytest.raises(StartupError, match=r"flashinfer: it is not installed; pip install"):
         choose(GPU, model, kernels=asked)
 

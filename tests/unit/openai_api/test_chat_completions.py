@@ -21,6 +21,7 @@ from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.streams import open_streams
 from tests.support.fake_engine import EOS_ID, FakeEngine
+from tests.support.waiting import until_in_loop
 
 TOOLS = [
     {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
@@ -305,9 +306,7 @@ async def test_unexpected_failure_tells_nothing(make_front: Any) -> None:
 async def test_duplicate_rid(make_front: Any) -> None:
     front = make_front(engine_options={"hold": "HOLD"})
     first = asyncio.create_task(front.chat("HOLD", rid="mine"))
-    async with asyncio.timeout(30):
-        while not front.engine.client.is_running("mine"):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until_in_loop(lambda: front.engine.client.is_running("mine"))
     second = await front.chat("Hi", rid="mine")
     assert second.status_code == 400
     assert second.json()["param"] == "rid"
@@ -435,9 +434,7 @@ async def test_disconnect_aborts(make_front: Any, stream: bool) -> None:
     engine: FakeEngine = front.engine
 
     async def in_flight(count: int) -> None:
-        async with asyncio.timeout(30):
-            while engine.client.num_in_flight != count:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_in_loop(lambda: engine.client.num_in_flight == count)
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

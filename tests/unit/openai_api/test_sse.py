@@ -5,7 +5,6 @@ import gc
 
 import pytest
 
-from openai_api import sse
 from openai_api.sse import ClientGone, EventStream, unless_disconnected
 
 
@@ -35,7 +34,7 @@ class Work:
             self.begun.set()
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             self.cleaned_up = True
 
 
@@ -100,8 +99,7 @@ async def answer(stream: EventStream, send) -> None:
     await asyncio.wait_for(stream({}, Client().receive, send), 10)
 
 
-async def test_a_client_that_takes_nothing_loses_its_stream(monkeypatch):
-    monkeypatch.setattr(sse, "SEND_TIMEOUT_S", 0.05)
+async def test_a_client_that_takes_nothing_loses_its_stream():
     closed, ends, sent = [], [], []
 
     async def events():
@@ -116,7 +114,7 @@ async def test_a_client_that_takes_nothing_loses_its_stream(monkeypatch):
         if len(sent) == 4:
             await asyncio.Event().wait()
 
-    await answer(EventStream(events(), lambda: ends.append(True)), send)
+    await answer(EventStream(events(), lambda: ends.append(True), timeout_s=0.05), send)
     assert [message.get("body") for message in sent] == [None, b"0", b"1", b"2"]
     assert closed == ends == [True]
     assert not others()
@@ -148,8 +146,7 @@ async def test_a_stream_leaves_nothing_for_the_collector():
         gc.unfreeze()
 
 
-async def test_waiting_for_events_is_not_the_clients_fault(monkeypatch):
-    monkeypatch.setattr(sse, "SEND_TIMEOUT_S", 0.05)
+async def test_waiting_for_events_is_not_the_clients_fault():
     sent = []
 
     async def events():
@@ -160,13 +157,12 @@ async def test_waiting_for_events_is_not_the_clients_fault(monkeypatch):
     async def send(message):
         sent.append(message)
 
-    await answer(EventStream(events(), lambda: None), send)
+    await answer(EventStream(events(), lambda: None, timeout_s=0.05), send)
     assert [message.get("body") for message in sent] == [None, b"x", b"x", b"x", b""]
 
 
 async def test_a_slow_client_has_the_whole_time_for_each_event(monkeypatch):
     now_s, sent = 0.0, []
-    monkeypatch.setattr(sse, "SEND_TIMEOUT_S", 1.0)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
 
     async def events():
@@ -181,5 +177,5 @@ async def test_a_slow_client_has_the_whole_time_for_each_event(monkeypatch):
         sent.append(message)
 
     # In all it takes longer than one may.
-    await answer(EventStream(events(), lambda: None), send)
+    await answer(EventStream(events(), lambda: None, timeout_s=1.0), send)
     assert len(sent) == 6

@@ -286,7 +286,7 @@ def test_random_traffic_is_exact_and_leaves_nothing_behind(
             harness.scheduler.receive([AbortAll()])
         for _ in range(int(rng.integers(0, 4))):
             harness.scheduler.step()
-        harness.scheduler._check_invariants()
+        harness.scheduler.check_invariants()
     harness.run()
     for request_id, prompt in prompts.items():
         if request_id in stopped:

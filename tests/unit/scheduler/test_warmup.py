@@ -13,7 +13,6 @@ from kernels.prompt_attention.cudnn import MIN_LENGTH
 from runtime.errors import StartupError
 from runtime.executor import build
 from runtime.executor.out_of_memory import STEP_OUT_OF_MEMORY
-from runtime.executor.step_plan import StepPlan
 from runtime.executor.warmup_steps import Prompts, compute_prompts, prompts_to_compile
 from tests.support.engine import InProcessEngine
 from tests.support.fake_checkpoint import write_model
@@ -65,22 +64,18 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> InProcessEngine:
     return InProcessEngine(write_model(tmp_path_factory.mktemp("model")), context_len=64)
 
 
-def test_several_prompts_are_one_step(
-    engine: InProcessEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans: list[StepPlan] = []
-    compute = engine.runner._compute
+def test_several_prompts_are_one_step(engine: InProcessEngine) -> None:
+    lengths: list[list[int]] = []
 
-    def note(plan: StepPlan, *masks: Any, **options: Any) -> Any:
-        plans.append(plan)
-        return compute(plan, *masks, **options)
+    def note(forward: Any, batch: Any) -> Any:
+        lengths.append(batch.seq_lens.tolist())
+        return forward(batch)
 
-    monkeypatch.setattr(engine.runner, "_compute", note)
     for cached in (0, 1):
-        compute_prompts(engine.runner, Prompts(20, 3, cached), 32)
-        (plan,) = plans
-        assert (plan.start_lens + plan.query_lens).tolist() == [20 + cached] * 3
-        plans.clear()
+        with engine.computing(note):
+            compute_prompts(engine.runner, Prompts(20, 3, cached), 32)
+        assert lengths == [[20 + cached] * 3]
+        lengths.clear()
 
 
 @pytest.mark.parametrize(
@@ -89,20 +84,18 @@ def test_several_prompts_are_one_step(
     ids=["broken", "memory"],
 )
 def test_one_of_several_that_fails_is_told(
-    engine: InProcessEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    becomes: type[Exception],
+    engine: InProcessEngine, error: Exception, becomes: type[Exception]
 ) -> None:
-    compute = engine.runner._compute
+    num_alone = 0
 
-    def fail(plan: StepPlan, *masks: Any, **options: Any) -> Any:
-        if 2 in plan.rows:
+    def fail(forward: Any, batch: Any) -> Any:
+        nonlocal num_alone
+        num_alone += len(batch.seq_lens) == 1
+        if num_alone in (0, 3):
             raise error
-        return compute(plan, *masks, **options)
+        return forward(batch)
 
-    monkeypatch.setattr(engine.runner, "_compute", fail)
-    with pytest.raises(becomes) as told:
+    with engine.computing(fail), pytest.raises(becomes) as told:
         compute_prompts(engine.runner, Prompts(20, 3), 32)
     assert STEP_OUT_OF_MEMORY not in str(told.value)
 

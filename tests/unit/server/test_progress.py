@@ -27,17 +27,15 @@ class Clock:
     def monotonic(self) -> float:
         return self._now
 
-    def sleep(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         # For the bar, which has a clock of its own, and draws no sooner than after 0.1 s of it.
         time.sleep(1.5 * seconds)
         self._now += seconds
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("server.progress_log.time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def load(log: ProgressLog, folder: Path, clock: Clock) -> None:
@@ -52,10 +50,10 @@ def load(log: ProgressLog, folder: Path, clock: Clock) -> None:
     for percent in range(0, 101, 20):
         slow.fraction = percent / 100
         log(status)
-        clock.sleep(0.1)
+        clock.wait(0.1)
     slow.phase, slow.fraction = "allocating_cache", 0.0
     log(status)
-    clock.sleep(0.2)
+    clock.wait(0.2)
     fast.phase = slow.phase = "ready"
     log(status)
     log(status)
@@ -67,7 +65,7 @@ def test_a_terminal_gets_a_bar(
 ) -> None:
     stream = Terminal()
     with caplog.at_level(logging.INFO, logger="server.progress_log"):
-        load(ProgressLog(stream), tmp_path, clock)
+        load(ProgressLog(stream, clock=clock.monotonic), tmp_path, clock)
     assert "Loading weights:  80%|" in stream.getvalue()
     *phases, seconds = caplog.messages
     assert phases == ["Starting the worker", "Loading weights", "Allocating the KV pool"]
@@ -82,11 +80,10 @@ def test_a_terminal_gets_a_bar(
 
 
 def test_a_file_gets_lines_only(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path
+    caplog: pytest.LogCaptureFixture, clock: Clock, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("server.progress_log._EVERY_S", 0.15)
     stream = io.StringIO()
     with caplog.at_level(logging.INFO, logger="server.progress_log"):
-        load(ProgressLog(stream), tmp_path, clock)
+        load(ProgressLog(stream, 0.15, clock.monotonic), tmp_path, clock)
     assert stream.getvalue() == ""
     assert "Loading weights 40%" in caplog.messages

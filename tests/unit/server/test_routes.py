@@ -14,6 +14,7 @@ from runtime.client.gate import PAUSE, UPDATE
 from runtime.config.options import LoggingArgs, SchedulingArgs
 from runtime.ipc.messages import ControlReply, FinishReason
 from tests.support.fake_server import FakeServer, scrape
+from tests.support.waiting import until_in_loop
 
 
 def params(**keys):
@@ -28,9 +29,7 @@ def events_of(response) -> list:
 
 
 async def until_in_flight(server: FakeServer, count: int) -> None:
-    async with asyncio.timeout(60):
-        while server.context.client.num_in_flight < count:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until_in_loop(lambda: server.context.client.num_in_flight >= count)
 
 
 async def test_one_object_or_a_list(tmp_path):

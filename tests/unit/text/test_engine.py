@@ -20,7 +20,7 @@ from runtime.ipc.messages import (
 from runtime.requests.extra_spec import ExtraBlock
 from runtime.text.decoders import REPLACEMENT, PieceDecoder
 from runtime.text.detokenizer import Detokenizer, MalformedDeltas, portions
-from runtime.text.text_stream import _MAX_UNDECODED, Stream
+from runtime.text.text_stream import MAX_UNDECODED, Stream
 from runtime.text.tokenizer import Tokenizer
 from tests.support.text_strategies import SNIPPETS, splits, texts
 from tests.support.tiny_tokenizers import KINDS
@@ -84,7 +84,7 @@ class Run:
             out, hit = detokenizer.step(message([begin] if index == 0 else [], {1: step}, ends))
             self.deltas += out.deltas
             self.hits += 0 if hit is None else len(hit.request_ids)
-        assert len(detokenizer._streams) == 0
+        assert detokenizer.num_streams == 0
         assert [d.reason is not None for d in self.deltas] == [False] * (len(self.deltas) - 1) + [
             True
         ]
@@ -215,7 +215,7 @@ def test_what_is_not_due_is_decoded_on_the_way(tokenizers, kind, changes, monkey
 
     monkeypatch.setattr(Stream, "_decode", count)
     run = Run(tokenizer, [[each] for each in ids], **changes)
-    assert max(decoded) <= _MAX_UNDECODED + 1
+    assert max(decoded) <= MAX_UNDECODED + 1
     assert sum(decoded) == len(ids)
     whole = Run(tokenizer, [ids], **changes)
     assert (run.text, run.ids) == (whole.text, whole.ids)
@@ -225,7 +225,7 @@ def test_what_is_not_due_is_decoded_on_the_way(tokenizers, kind, changes, monkey
 def test_a_token_that_turns_out_to_be_the_stop_is_not_shown(tokenizer):
     """Its end may come a message later, also where the tokens before were decoded on the way."""
     ids = tokenizer.encode("a few words that are longer than what waits to be decoded at once")
-    ids = (ids * 2)[: _MAX_UNDECODED + 1]
+    ids = (ids * 2)[: MAX_UNDECODED + 1]
     reason = FinishReason("stop", matched=ids[-1])
     found = Run(tokenizer, [*([each] for each in ids), []], reason=reason, stream=False)
     assert found.ids == ids
@@ -272,7 +272,7 @@ def test_the_scheduler_hears_of_a_stop_once_and_may_be_late(tokenizer):
         out, hit = detokenizer.step(late)
         assert out.deltas == []
         assert hit is None
-    assert len(detokenizer._streams) == 0
+    assert detokenizer.num_streams == 0
 
 
 def test_nothing_generated_is_an_answer_too(tokenizer):
@@ -305,7 +305,7 @@ def test_reset_forgets_everything(tokenizer):
     detokenizer = Detokenizer(tokenizer)
     detokenizer.step(message([start()], {1: [3]}))
     detokenizer.reset()
-    assert len(detokenizer._streams) == 0
+    assert detokenizer.num_streams == 0
     assert detokenizer.step(message(tokens={1: [3]}))[0].deltas == []
 
 
@@ -335,7 +335,7 @@ def test_a_start_that_cannot_be_used_ends_its_own_request_only(tokenizer):
     out, hit = detokenizer.step(message([start(1, prompt_tail=b"odd"), start(2)], {1: [3], 2: [3]}))
     assert [d.request_id for d in out.deltas if d.reason] == [1]
     assert hit.request_ids == [1]
-    assert len(detokenizer._streams) == 1
+    assert detokenizer.num_streams == 1
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_extras_travel_with_their_tokens(tokenizer):
             assert num_outputs == len(unpack(delta.token_ids))
             seen += delta.extras
     assert seen == [first, *blocks]
-    assert not detokenizer._streams
+    assert not detokenizer.num_streams
 
 
 def test_a_block_that_replaces_is_its_extra_s_only_one(tokenizer):

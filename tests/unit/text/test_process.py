@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +42,7 @@ from runtime.ipc.transport import (
 from runtime.text.tokenizer import Tokenizer
 from tests.support.processes import alive
 from tests.support.tiny_tokenizers import llama3, write_folder
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -108,10 +108,7 @@ def test_its_heart_beats_while_nothing_comes(peers):
     assert peers.receive(peers.front) == [DetokenizerReady(peers.child.pid)]
     before = peers.shared["detokenizer_time"]
     assert before > 0
-    deadline = time.monotonic() + 60
-    while peers.shared["detokenizer_time"] == before:
-        assert time.monotonic() < deadline, "it stands still"
-        time.sleep(0.05)
+    until(lambda: peers.shared["detokenizer_time"] != before, what="it stands still")
 
 
 def test_a_conversation_with_garbage_in_between(peers, folder):
@@ -170,10 +167,7 @@ def test_it_leaves_when_its_parent_is_killed(folder):
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 60
-    while alive(pid):
-        assert time.monotonic() < deadline, "the child outlived its parent"
-        time.sleep(0.05)
+    until(lambda: not alive(pid), what="the child outlived its parent")
 
 
 def test_a_missing_tokenizer_is_reported(tmp_path):

@@ -20,12 +20,11 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("ahead", [0, 50_000, 2**30])
 @pytest.mark.parametrize("name", ["llama_sharded", "qwen3"])
-def test_copies_equal_views(name: str, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "_AHEAD_BYTES", ahead)
+def test_copies_equal_views(name: str, ahead: int) -> None:
     folder = tiny_model(name)
     summary = check_model_folder(folder, read_model_spec(folder))
     views = [(each, tensor.clone()) for each, tensor in read.checkpoint_tensors(summary, CPU, {})]
-    copies = list(read.copies(summary.tensors, CPU, {}))
+    copies = list(read.copies(summary.tensors, CPU, {}, ahead))
     assert [each for each, _ in copies] == [each for each, _ in views]
     for (_, copy), (_, view) in zip(copies, views, strict=True):
         assert torch.equal(copy, view)
