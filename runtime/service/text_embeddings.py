@@ -7,7 +7,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -47,6 +47,23 @@ class Embedding:
     finish_reason: FinishReason
     weight_version: str
     latency_s: float
+
+
+class EmbeddingMeta(TypedDict):
+    """What is known of a vector; `e2e_latency` in seconds."""
+
+    id: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    weight_version: str
+    e2e_latency: float
+
+
+class EmbeddingAnswer(TypedDict):
+    """One vector in the words of the native API and the engine."""
+
+    embedding: list[float]
+    meta_info: EmbeddingMeta
 
 
 def vector_input(

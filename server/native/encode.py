@@ -7,13 +7,13 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
+from openai_api.operation import json_of, operation
 from openai_api.sse import unless_disconnected
 from runtime.client.json_body import decode_body
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
-from runtime.service.text_embeddings import Embedding, describe, embed
+from runtime.service.text_embeddings import Embedding, EmbeddingAnswer, describe, embed
 from server.error_responses import json_response
-from server.native.schema import body_schema
 
 
 class EncodeBody(msgspec.Struct, kw_only=True):
@@ -66,9 +66,8 @@ def create_router(context: ServiceContext) -> AccessRouter:
         answers = [describe(each) for each in found]
         return json_response(answers[0] if is_single else answers)
 
-    documented = body_schema(EncodeBody)
-    router.add_api_route("/encode", encode_texts, methods=["POST"], openapi_extra=documented)
-    router.add_api_route("/encode", encode_texts, methods=["PUT"], include_in_schema=False)
+    documented = operation(EncodeBody, ok=json_of(EmbeddingAnswer, list[EmbeddingAnswer]))
+    router.add_api_route("/encode", encode_texts, methods=["POST", "PUT"], openapi_extra=documented)
     return router
 
 
