@@ -1,4 +1,4 @@
-"""The OpenAPI document of all routes, made from what decodes their bodies and from their answers."""
+"""The OpenAPI document of all routes, from what decodes their bodies and from their answers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Description(FastAPI):
         paths: dict[str, dict[str, Any]] = {}
         for route in self._described:
             methods = paths.setdefault(route.api.path_format, {})
-            for method in sorted(route.api.methods):
+            for method in route.methods:
                 # Of two routes for the same path and method the first one counts.
                 methods.setdefault(
                     method.lower(),
@@ -134,6 +134,7 @@ class _Route:
     def __init__(self, route: APIRoute, match: RouteMatch) -> None:
         self.api = route
         self.match = match
+        self.methods = sorted(route.methods or ())
         self._operation = operation_of(route)
 
     def kinds(self) -> Iterator[Any]:
@@ -142,7 +143,7 @@ class _Route:
             yield self._operation.body
         for query in self._operation.query:
             yield query.kind
-        for method in self.api.methods:
+        for method in self.methods:
             for content in self._responses(method).values():
                 for kinds in content.values():
                     yield from kinds

@@ -128,6 +128,7 @@ class MessageDelta(TypedDict, total=False):
     content: str | None
     reasoning_content: str | None
     tool_calls: list[ToolCallDelta]
+    hidden_states: list[float]
 
 
 class ChatChunkChoice(TypedDict):
@@ -138,7 +139,6 @@ class ChatChunkChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: FinishWord | None
     matched_stop: int | str | None
-    hidden_states: NotRequired[list[float]]
 
 
 class ChatCompletionChunk(TypedDict):

@@ -13,7 +13,6 @@ from runtime.extras.hidden_states.front import LAST, NAME, HiddenSwitch, check_o
 from runtime.requests.bounds import at_most
 from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.sampling_params import (
-    INT64_MAX,
     Bias,
     FrequencyPenalty,
     Int64,
@@ -171,15 +170,3 @@ def cache_namespace(request: GenerationFields) -> str:
             )
     # The length in front keeps ("ab", "c") and ("a", "bc") apart.
     return f"{len(key)}:{key}{salt}" if key or salt else ""
-
-
-def priority_of(request: GenerationFields) -> int:
-    """The request's priority, 0 when it names none.
-
-    Raises:
-        InvalidRequest: more than 64 bits.
-    """
-    priority = request.priority or 0
-    if not -INT64_MAX - 1 <= priority <= INT64_MAX:
-        raise InvalidRequest("priority must fit in 64 bits.", param="priority")
-    return priority

@@ -130,6 +130,17 @@ StopStrings = Annotated[list[StopString], at_most(MAX_STOP_STRINGS)]
 TokenId = Annotated[int, within(0)]
 
 
+def check_priority(priority: int | None) -> int:
+    """The priority of a request, 0 when it names none.
+
+    Raises:
+        InvalidRequest: more than 64 bits.
+    """
+    if priority is not None and not -INT64_MAX - 1 <= priority <= INT64_MAX:
+        raise InvalidRequest("priority must fit in 64 bits.", param="priority")
+    return priority or 0
+
+
 def validate_sampling_params(params: SamplingParams, vocab_size: int) -> None:
     """Check every bound of the native API against the width of the logits.
 
@@ -149,7 +160,7 @@ def validate_sampling_params(params: SamplingParams, vocab_size: int) -> None:
     _check_lengths(params)
     _check_stop(params)
     if params.seed is not None and not -INT64_MAX - 1 <= params.seed <= INT64_MAX:
-        raise InvalidRequest("seed must fit in 64 bits.", param="seed")
+        raise InvalidRequest("sampling_seed must fit in 64 bits.", param="sampling_seed")
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
@@ -174,10 +185,10 @@ def _check_lengths(params: SamplingParams) -> None:
     if limit is not None and not 0 <= limit <= INT64_MAX:
         bound = "be at least 0" if limit < 0 else "fit in 64 bits"
         raise InvalidRequest(f"max_new_tokens must {bound}, got {limit}.", param="max_new_tokens")
-    if params.min_new_tokens < 0:
+    if not 0 <= params.min_new_tokens <= INT64_MAX:
+        bound = "be at least 0" if params.min_new_tokens < 0 else "fit in 64 bits"
         raise InvalidRequest(
-            f"min_new_tokens must be at least 0, got {params.min_new_tokens}.",
-            param="min_new_tokens",
+            f"min_new_tokens must {bound}, got {params.min_new_tokens}.", param="min_new_tokens"
         )
     if limit is not None and params.min_new_tokens > limit:
         raise InvalidRequest(

@@ -85,7 +85,7 @@ ServerInfo = _struct(
         "max_total_num_tokens": int,
         "max_req_input_len": int,
         "num_restarts": int,
-        "internal_states": list[ReplicaState],
+        "internal_states": list[ReplicaState],  # type: ignore[valid-type]  # made at run time
         "version": str,
     },
 )

@@ -25,6 +25,7 @@ from runtime.requests.sampling_params import (
     SamplingFields,
     SamplingParams,
     TokenId,
+    check_priority,
     resolve_sampling,
 )
 from runtime.service.input_embeds import Features, Row, read_embeds
@@ -157,7 +158,7 @@ def plan_generate(
     extras = _extras(body, Asked(len(prompts), vocab_size, n, embeds is None, features.offered))
     defaults = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, **preferred}
     params = [resolve_sampling(each, defaults, vocab_size) for each in fields]
-    priority = _int64(body.priority, "priority")
+    priority = check_priority(body.priority)
     dp_rank = wanted_rank(body.routed_dp_rank, body.data_parallel_rank)
     samples: list[Sample] = []
     for prompt_index in range(len(prompts)):
@@ -328,9 +329,3 @@ def _namespaces(body: GenerateBody, num_prompts: int) -> list[str]:
     return [
         f"{len(key)}:{key}{salt}" if key or salt else "" for key, salt in zip(*columns, strict=True)
     ]
-
-
-def _int64(value: int | None, name: str) -> int:
-    if value is not None and not -INT64_MAX - 1 <= value <= INT64_MAX:
-        raise InvalidRequest(f"{name} must fit in 64 bits.", param=name)
-    return value or 0

@@ -17,7 +17,7 @@ from runtime.errors import HeadraceError, InvalidRequest
 from runtime.extras.pooled.front import VECTOR, VectorAnswer
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import SamplingParams
+from runtime.requests.sampling_params import SamplingParams, check_priority
 from runtime.service.context import ServiceContext
 from runtime.service.streams import close_all, open_streams
 
@@ -141,6 +141,7 @@ async def embed(
         EmbeddingAborted: one was aborted.
     """
     _check_dimensions(dimensions, context.model.hidden_size)
+    check_priority(priority)
     if not 1 <= len(given) <= MAX_INPUTS:
         raise InvalidRequest(
             f"The request must have 1 to {MAX_INPUTS} inputs, got {len(given)}.", param="input"

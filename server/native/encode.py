@@ -11,6 +11,7 @@ from openai_api.operation import json_of, operation
 from openai_api.sse import unless_disconnected
 from runtime.client.json_body import decode_body
 from runtime.errors import InvalidRequest
+from runtime.requests.sampling_params import Int64
 from runtime.service.context import ServiceContext
 from runtime.service.text_embeddings import Embedding, EmbeddingAnswer, describe, embed
 from server.error_responses import json_response
@@ -23,7 +24,7 @@ class EncodeBody(msgspec.Struct, kw_only=True):
     input_ids: list[int | list[int]] | None = None
     rid: str | list[str] | None = None
     dimensions: int | None = None
-    priority: int = 0
+    priority: Int64 = 0
     data_parallel_rank: int | None = None
     image_data: object | None = None
     lora_path: object | None = None
