@@ -82,6 +82,7 @@ def as_batch(
     kv: list[KVCache],
     attention: AttentionBackend,
     *,
+    has_decodes: bool,
     num_decodes: int | None,
     num_pages: int | None = None,
 ) -> ForwardBatch:
@@ -92,12 +93,15 @@ def as_batch(
         rows: of the running batch.
         kv: one entry per layer.
         attention: plans the batch later on.
+        has_decodes: whether any row may decode: else all tokens are known.
         num_decodes: see `ForwardBatch`.
         num_pages: so many of each row's suffice; all when absent.
     """
-    input_ids = rows.inputs(step.token_rows)
-    if len(step.known_ids):
-        input_ids = torch.where(step.known_ids < 0, input_ids, step.known_ids)
+    input_ids = step.known_ids
+    if has_decodes:
+        input_ids = rows.inputs(step.token_rows)
+        if len(step.known_ids):
+            input_ids = torch.where(step.known_ids < 0, input_ids, step.known_ids)
     return ForwardBatch(
         input_ids=input_ids,
         positions=step.positions,
@@ -129,13 +133,15 @@ def build_batch(
         rows,
         kv,
         attention,
+        has_decodes=plan.num_decodes > 0,
         num_decodes=_num_single(plan),
         num_pages=-(-int(flat.seq_lens.max()) // page_size) if is_cpu else None,
     )
     rows.has_inputs = True
     if len(wanted.last) == plan.num_tokens:
         batch.logits_indices = None
-    batch.whole_prompts = _whole_prompts(plan)
+    if len(plan.rows) > plan.num_decodes:
+        batch.whole_prompts = _whole_prompts(plan)
     if attention.reads_host:
         pages = rows.page_table_host[plan.rows]
         batch.host = HostLengths(flat.qo_indptr, flat.seq_lens, pages)
@@ -146,8 +152,10 @@ def build_batch(
 
 def _num_single(plan: StepPlan) -> int:
     """How many sequences, from the first on, decode one token."""
-    several = np.flatnonzero(plan.query_lens[: plan.num_decodes] > 1)
-    return int(several[0]) if len(several) else plan.num_decodes
+    if plan.num_tokens == plan.num_decodes:
+        return plan.num_decodes
+    is_several = plan.query_lens[: plan.num_decodes] > 1
+    return int(is_several.argmax()) if is_several.any() else plan.num_decodes
 
 
 def _whole_prompts(plan: StepPlan) -> list[int]:

@@ -97,6 +97,9 @@ class GraphInputs(ABC):
     ) -> ForwardBatch:
         """Make the model's input of a line that is on the device; captured in the graph."""
 
+    def _read(self, numbers: Tensor, *names: str) -> list[Tensor]:
+        return [numbers[self.parts[name]] for name in names]
+
     def _write(self, line: Int64Array, name: str, numbers: NDArray[Any]) -> None:
         start = self.parts[name].start
         line[start : start + len(numbers)] = numbers
@@ -125,23 +128,14 @@ class DecodeGraphInputs(GraphInputs):
         self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
     ) -> ForwardBatch:
         """Gather the inputs from rows."""
-        state, parts = self._rows, self.parts
+        state, page_size = self._rows, self._page_size
+        rows, lens, pages = self._read(numbers, "rows", "seq_lens", "new_pages")
         read = decode_inputs(
-            numbers[parts["rows"]],
-            numbers[parts["seq_lens"]],
-            numbers[parts["new_pages"]],
-            state.last_token,
-            state.latest_input,
-            state.page_table,
-            self._page_size,
+            rows, lens, pages, state.last_token, state.latest_input, state.page_table, page_size
         )
         return ForwardBatch(
-            input_ids=read.input_ids,
-            positions=read.positions,
-            slots=read.slots,
+            **read._asdict(),
             qo_indptr=self._indptr,
-            seq_lens=read.seq_lens,
-            page_table=read.page_table,
             num_decodes=self._bucket.num_seqs,
             logits_indices=None,
             kv=kv,
@@ -156,13 +150,14 @@ class PromptGraphInputs(GraphInputs):
     def __init__(self, bucket: Bucket, rows: BatchRows, page_size: int) -> None:
         """Lay out a line."""
         tokens, seqs = bucket.num_tokens, bucket.num_seqs
+        self._has_decodes = bucket.kind == "mixed"
         # Entries of the page table that come with the step: those of its own tokens, at least.
         self._num_places = tokens // page_size + 2 * seqs
         super().__init__(
             bucket,
             rows,
             page_size,
-            known_ids=(tokens, -1),
+            known_ids=(tokens, -1 if self._has_decodes else 0),
             token_rows=(tokens, rows.padding_row),
             positions=(tokens, 0),
             # Written nowhere.
@@ -195,13 +190,12 @@ class PromptGraphInputs(GraphInputs):
         self, numbers: Tensor, kv: list[KVCache], attention: AttentionBackend
     ) -> ForwardBatch:
         """Write the pages, then gather the inputs."""
-        parts, table = self.parts, self._rows.page_table
-        new_pages = numbers[parts["pages"]].to(torch.int32)
-        table.view(-1).index_copy_(0, numbers[parts["places"]], new_pages)
-        step = FlatStep(*(numbers[parts[name]] for name in FlatStep._fields))
+        places, pages = self._read(numbers, "places", "pages")
+        self._rows.page_table.view(-1).index_copy_(0, places, pages.to(torch.int32))
+        step, mixed = FlatStep(*self._read(numbers, *FlatStep._fields)), self._has_decodes
         # Which rows decode only the device knows.
-        num_decodes = None if self._bucket.kind == "mixed" else 0
-        return as_batch(step, self._rows, kv, attention, num_decodes=num_decodes)
+        num_decodes = None if mixed else 0
+        return as_batch(step, self._rows, kv, attention, has_decodes=mixed, num_decodes=num_decodes)
 
 
 def inputs_of(bucket: Bucket, rows: BatchRows, page_size: int) -> GraphInputs:

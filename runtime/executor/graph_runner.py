@@ -75,9 +75,8 @@ class GraphRunner:
         self._sharing: dict[Bucket, Bucket] = {}
         if limits.shares_prefixes and isinstance(attention, SharesPrefixes):
             self._prefixes = PrefixGroups(rows, page_size, kv[0].k.shape[1], attention)
-            for bucket in self.buckets.decode:
-                if bucket.num_seqs >= MIN_BATCH:
-                    self._sharing[bucket] = bucket._replace(kind="shared")
+            large = [bucket for bucket in self.buckets.decode if bucket.num_seqs >= MIN_BATCH]
+            self._sharing = {bucket: bucket._replace(kind="shared") for bucket in large}
         known = [*self.buckets.decode, *self._sharing.values(), *self.buckets.prompts]
         self._inputs: dict[Bucket, GraphInputs] = {
             bucket: inputs_of(bucket, rows, page_size) for bucket in known
@@ -160,7 +159,7 @@ class GraphRunner:
             self._turn.fill_(self._host.turn)
 
     def _capture_later(self, bucket: Bucket) -> None:
-        started, shares = time.perf_counter(), bucket.shares_prefixes
+        started, size = time.perf_counter(), bucket.num_seqs
         try:
             self._capture(bucket)
         except Exception as error:
@@ -170,16 +169,13 @@ class GraphRunner:
             if self._turn.is_cuda:
                 # What was launched of it reads a line that the next step writes.
                 torch.cuda.synchronize()
-            instead = "reads shared prefixes row by row" if shares else "runs without"
-            logger.warning(
-                "No CUDA graph for batch %d: it %s (%s)", bucket.num_seqs, instead, error
-            )
+            shared = bucket.shares_prefixes
+            instead = "reads shared prefixes row by row" if shared else "runs without"
+            logger.warning("No CUDA graph for batch %d: it %s (%s)", size, instead, error)
             return
         seconds = time.perf_counter() - started
-        prefixes = ", for shared prefixes" if shares else ""
-        logger.info(
-            "Captured the decode graph of batch %d%s in %.2f s", bucket.num_seqs, prefixes, seconds
-        )
+        kind = ", for shared prefixes" if bucket.shares_prefixes else ""
+        logger.info("Captured the decode graph of batch %d%s in %.2f s", size, kind, seconds)
 
     def drop(self) -> None:
         """Forget every graph; `capture` makes them again."""
@@ -203,10 +199,9 @@ class GraphRunner:
     def _with_prefixes(self, bucket: Bucket, plan: StepPlan) -> Bucket:
         """The bucket for shared prefixes in the place of `bucket`, where the step has such."""
         sharing, prefixes = self._sharing.get(bucket), self._prefixes
-        if sharing is None or prefixes is None:
+        if sharing is None or prefixes is None or not prefixes.find(plan.rows, plan.start_lens + 1):
             return bucket
-        is_worth_it = prefixes.find(plan.rows, plan.start_lens + 1)
-        return sharing if is_worth_it and self._has(sharing) else bucket
+        return sharing if self._has(sharing) else bucket
 
     def _has(self, bucket: Bucket) -> bool:
         if bucket not in self._graphs and bucket not in self._refused:
