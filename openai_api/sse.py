@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
 from starlette.responses import Response
@@ -33,7 +33,7 @@ class ClientGone(HeadraceError):
 Chunk = bytes | Iterator[bytes]
 
 
-def event(content: dict[str, Any]) -> Chunk:
+def event(content: Mapping[str, object]) -> Chunk:
     """One event with a JSON payload, in which lists may be `Pieces`."""
     data = encode(content)
     if isinstance(data, bytes):

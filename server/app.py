@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
 from openai_api.openai_context import OpenAIContext
+from openai_api.operation import operation, text
 from openai_api.router import create_router as create_openai_router
 from server.entry.application import Application
 from server.error_responses import RouteNotFound
@@ -28,6 +28,7 @@ from server.native import (
     tokenize,
     weights,
 )
+from server.openapi import Description
 from server.request_log import RequestLog
 from server.routing import RouteTable
 
@@ -36,14 +37,7 @@ def create_app(openai: OpenAIContext) -> Application:
     """Build the application around `openai` and the service in it."""
     context = openai.service
     http = context.config.http
-    has_docs = not http.disable_docs
-    api = FastAPI(
-        title="Headrace",
-        version=context.version,
-        openapi_url="/openapi.json" if has_docs else None,
-        docs_url="/docs" if has_docs else None,
-        redoc_url=None,
-    )
+    api = Description(context.version, http)
     routers = [generate.create_router(context), create_openai_router(openai)]
     routers.append(tokenize.create_router(context, openai.chat_template))
     modules = (
@@ -78,20 +72,20 @@ def create_app(openai: OpenAIContext) -> Application:
     return Application(api, table, http, context.lifecycle, [metrics] if metrics else [])
 
 
-def _include(api: FastAPI, table: RouteTable, router: AccessRouter) -> None:
+def _include(api: Description, table: RouteTable, router: AccessRouter) -> None:
     """Document the routes of `router` and make them callable.
 
     Only the routes count: what else a router may have (events of its life span) is not looked at.
     """
     for route in router.routes:
-        table.add(route, router.access)
-        api.router.routes.append(route)
+        match = table.add(route, router.access, speaks_openai=router.speaks_openai)
+        api.describe(route, match)
 
 
 def _metrics_router(metrics: Metrics | None) -> AccessRouter:
     router = AccessRouter(Access.OPEN, tags=["health"], include_in_schema=metrics is not None)
 
-    @router.get("/metrics")
+    @router.get("/metrics", openapi_extra=operation(ok=text()))
     async def metrics_page() -> Response:
         """Prometheus metrics."""
         if metrics is None:

@@ -8,7 +8,7 @@ Routes under `/v1/` speak OpenAI's dialect, whose table is `openai_api`'s.
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import orjson
 from starlette.responses import Response
@@ -17,6 +17,50 @@ from openai_api import openai_errors
 from runtime.client.expected import InvalidBody
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.service.error_table import describe_error
+
+
+class ErrorBody(TypedDict):
+    """The flat body; `detail` of an unknown path and a wrong method."""
+
+    object: Literal["error"]
+    message: str
+    type: str
+    param: None
+    code: int
+    detail: NotRequired[str]
+
+
+class Refused(TypedDict):
+    """Why."""
+
+    message: str
+
+
+class RefusedBody(TypedDict):
+    """The body for a value that a route refuses."""
+
+    error: Refused
+
+
+class KeyRefusedBody(TypedDict):
+    """The body for a key that does not suffice."""
+
+    error: Literal["Unauthorized", "Forbidden"]
+
+
+class StreamErrorDetail(TypedDict):
+    """What went wrong, and whether to ask again."""
+
+    message: str
+    type: str
+    code: int
+    retryable: bool
+
+
+class StreamErrorBody(TypedDict):
+    """The event that ends a native stream which had begun."""
+
+    error: StreamErrorDetail
 
 
 class BodyTooLarge(HeadraceError):
@@ -104,11 +148,12 @@ def native_error(error: Exception) -> Response:
     if info.retry_after_s is not None:
         headers["retry_after"] = str(info.retry_after_s)
     if isinstance(error, InvalidRequest) and not isinstance(error, InvalidBody):
-        body: dict[str, Any] = {"error": {"message": info.message}}
-    elif isinstance(error, KeyRefused):
-        body = {"error": "Unauthorized" if info.status == 401 else "Forbidden"}
-    else:
-        body = _flat(info.message, _type_name(error), info.status)
+        refused: RefusedBody = {"error": {"message": info.message}}
+        return json_response(refused, info.status, **headers)
+    if isinstance(error, KeyRefused):
+        word: KeyRefusedBody = {"error": "Unauthorized" if info.status == 401 else "Forbidden"}
+        return json_response(word, info.status, **headers)
+    body = _flat(info.message, _type_name(error), info.status)
     if isinstance(error, RouteNotFound | MethodNotAllowed):
         # What clients of the reference look for.
         body["detail"] = HTTPStatus(info.status).phrase
@@ -125,7 +170,7 @@ def error_response(error: Exception, *, speaks_openai: bool) -> Response:
     return response
 
 
-def stream_error(error: Exception) -> dict[str, Any]:
+def stream_error(error: Exception) -> StreamErrorBody:
     """The event that ends a native stream which had begun before `error` came."""
     info = describe_error(error)
     return {
@@ -148,5 +193,5 @@ def _type_name(error: Exception) -> str:
     return "BadRequest" if error.status_code == 400 else str(error.status_code)
 
 
-def _flat(message: str, type_name: str, code: int) -> dict[str, Any]:
+def _flat(message: str, type_name: str, code: int) -> ErrorBody:
     return {"object": "error", "message": message, "type": type_name, "param": None, "code": code}

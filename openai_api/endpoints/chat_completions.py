@@ -30,7 +30,6 @@ from openai_api.schemas.common import (
     cache_namespace,
     check_rid,
     hidden_extras,
-    priority_of,
     refuse_adapter,
     session_of,
 )
@@ -41,7 +40,7 @@ from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import SamplingParams, nth_sample
+from runtime.requests.sampling_params import SamplingParams, check_priority, nth_sample
 from runtime.service.streams import (
     close_all,
     first_then_rest,
@@ -78,7 +77,7 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
                     stream=bool(body.stream),
                     explicit_max_new_tokens=max_tokens is not None,
                     cache_namespace=cache_namespace(body),
-                    priority=priority_of(body),
+                    priority=check_priority(body.priority),
                     extras=extras,
                     dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
                 ),

@@ -20,7 +20,6 @@ from openai_api.schemas.common import (
     cache_namespace,
     check_rid,
     hidden_extras,
-    priority_of,
     refuse_adapter,
     session_of,
 )
@@ -50,7 +49,7 @@ from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import nth_sample
+from runtime.requests.sampling_params import check_priority, nth_sample
 from runtime.service.streams import (
     Indexed,
     close_all,
@@ -145,7 +144,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     prompts = prompts_of(body)
     answer_id, rids = _rids(body, len(prompts), sampling.n)
     ids = await _encode(prompts, context)
-    namespace, priority = cache_namespace(body), priority_of(body)
+    namespace, priority = cache_namespace(body), check_priority(body.priority)
     hidden = hidden_extras(body, context.service.features.offered)
     extras = [*([] if logprobs is None else [logprobs.extra()]), *hidden]
     inputs = [

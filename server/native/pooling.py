@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
+from openai_api.operation import operation
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
 
@@ -19,10 +20,14 @@ _NEEDS = {
 
 def create_router(context: ServiceContext) -> AccessRouter:
     """Refusals in place of 404, which would tell a client that it mistyped the path."""
-    # No part of the API's description: nothing is served there.
-    router = AccessRouter(Access.KEY, include_in_schema=False)
+    router = AccessRouter(Access.KEY, tags=["native"])
     for path, needed in _NEEDS.items():
-        router.add_api_route(path, _refusal(context, path, needed), methods=["POST", "PUT"])
+        router.add_api_route(
+            path,
+            _refusal(context, path, needed),
+            methods=["POST", "PUT"],
+            openapi_extra=operation(ok=None),
+        )
     return router
 
 
@@ -30,6 +35,7 @@ def _refusal(context: ServiceContext, path: str, needed: str) -> Callable[[], Aw
     architecture = context.model.architecture
 
     async def refuse() -> Response:
+        """Refused: it needs a kind of model that this server does not run yet."""
         raise InvalidRequest(
             f"This server's model ({architecture}) is not {needed}, which {path} needs; those are "
             "not supported yet."
