@@ -1,17 +1,14 @@
-"""The OpenAI routes: a table of endpoints, each a file, behind one place that answers errors."""
+"""The OpenAI routes: a table of endpoints, each a file."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from fastapi import Request
-from starlette.responses import Response
-
-from openai_api.access import Access, AccessRouter
+from openai_api.call import Call, Reply
 from openai_api.openai_context import OpenAIContext
-from openai_api.openai_errors import StreamedErrorBody, error_response
+from openai_api.openai_errors import StreamedErrorBody
 from openai_api.operation import events_of, json_of, operation
 from openai_api.schemas.answers import (
     ChatCompletion,
@@ -25,9 +22,8 @@ from openai_api.schemas.answers import (
 from openai_api.schemas.chat import ChatCompletionRequest
 from openai_api.schemas.completions import CompletionRequest
 from openai_api.schemas.embeddings import EmbeddingRequest
-from runtime.config.registry import load_object
 
-Handler = Callable[[Request, OpenAIContext], Awaitable[Response]]
+Handler = Callable[[Call, OpenAIContext], Awaitable[Reply]]
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Endpoint:
     """One route.
 
     Attributes:
-        handler: string path of a coroutine `(request, context) -> Response`.
+        handler: string path of a `Handler`.
         documented: what it takes and answers, for the OpenAPI document.
     """
 
@@ -99,30 +95,3 @@ ENDPOINTS = (
         operation(ok=json_of(ModelCard), refuses=(404,)),
     ),
 )
-
-
-def create_router(context: OpenAIContext) -> AccessRouter:
-    """All OpenAI routes, bound to `context`."""
-    router = AccessRouter(Access.KEY, tags=["OpenAI"], speaks_openai=True)
-    for endpoint in ENDPOINTS:
-        router.add_api_route(
-            endpoint.path,
-            _bound(cast("Handler", load_object(endpoint.handler)), context),
-            methods=[endpoint.method],
-            name=endpoint.handler.rpartition(":")[2],
-            summary=endpoint.summary,
-            response_model=None,
-            openapi_extra=endpoint.documented,
-        )
-    return router
-
-
-def _bound(handler: Handler, context: OpenAIContext) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request, context)
-        except Exception as error:
-            return error_response(error)
-
-    answer.__doc__ = handler.__doc__
-    return answer

@@ -7,7 +7,6 @@ from starlette.responses import Response
 from openai_api.access import Access, AccessRouter
 from openai_api.openai_context import OpenAIContext
 from openai_api.operation import operation, text
-from openai_api.router import create_router as create_openai_router
 from server.entry.application import Application
 from server.error_responses import RouteNotFound
 from server.metrics import Metrics
@@ -28,6 +27,7 @@ from server.native import (
     tokenize,
     weights,
 )
+from server.openai_routes import create_router as create_openai_router
 from server.openapi import Description
 from server.request_log import RequestLog
 from server.routing import RouteTable

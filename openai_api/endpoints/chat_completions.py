@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from fastapi import Request
-from starlette.responses import Response
 
+from openai_api.call import Call, Reply, Streamed, Whole
 from openai_api.chat_choice import ChatChoice
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
 from openai_api.chat_stream import chat_events
@@ -33,7 +32,6 @@ from openai_api.schemas.common import (
     refuse_adapter,
     session_of,
 )
-from openai_api.sse import EventStream, json_answer, unless_disconnected, with_errors
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
@@ -51,9 +49,9 @@ from runtime.service.streams import (
 )
 
 
-async def create_chat_completion(request: Request, context: OpenAIContext) -> Response:
+async def create_chat_completion(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/chat/completions`."""
-    body = await read_body(request, DECODER)
+    body = await read_body(call, DECODER)
     check_chat_request(body)
     check_rid(body.rid)
     refuse_adapter(body, context.service.served_model_name)
@@ -89,10 +87,10 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
         streams = await open_streams(generate, inputs, context.service.client.limits)
     head = {"id": answer_id, "created": int(time.time()), "model": body.model or "default"}
     if body.stream:
-        chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
+        chunks = await first_then_rest(merge(streams))
         events = chat_events(head, choices, chunks, body.stream_options, context)
-        return EventStream(with_errors(events), lambda: close_all(streams))
-    return await unless_disconnected(request.receive, _whole(head, choices, streams, context))
+        return Streamed(events, lambda: close_all(streams))
+    return await _whole(head, choices, streams, context)
 
 
 def _max_tokens(body: ChatCompletionRequest) -> tuple[str, int | None]:
@@ -209,7 +207,7 @@ async def _whole(
     choices: list[ChatChoice],
     streams: list[GenerationStream],
     context: OpenAIContext,
-) -> Response:
+) -> Whole:
     messages = [_Message() for _ in choices]
     async with contextlib.aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
@@ -235,4 +233,4 @@ async def _whole(
         ),
         "metadata": {"weight_version": context.service.weight_version},
     }
-    return json_answer(body)
+    return Whole(body)

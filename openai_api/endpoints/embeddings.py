@@ -6,29 +6,24 @@ import base64
 import sys
 from typing import Any
 
-import orjson
-from fastapi import Request
-from starlette.responses import Response
-
+from openai_api.call import Call, Whole
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
 from openai_api.schemas.embeddings import DECODER, EmbeddingRequest
-from openai_api.sse import unless_disconnected
 from runtime.errors import InvalidRequest
 from runtime.service.text_embeddings import Embedding, embed
 
 
-async def create_embeddings(request: Request, context: OpenAIContext) -> Response:
+async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
     """A vector for each input, in order."""
-    body = await read_body(request, DECODER)
-    work = embed(
+    body = await read_body(call, DECODER)
+    found = await embed(
         context.service,
         _inputs(body),
         rid=body.rid,
         dimensions=body.dimensions,
         priority=body.priority,
     )
-    found = await unless_disconnected(request.receive, work)
     num_tokens = sum(each.prompt_tokens for each in found)
     answer = {
         "object": "list",
@@ -43,7 +38,7 @@ async def create_embeddings(request: Request, context: OpenAIContext) -> Respons
         "model": body.model or context.service.served_model_name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
-    return Response(orjson.dumps(answer), media_type="application/json")
+    return Whole(answer)
 
 
 def _inputs(body: EmbeddingRequest) -> list[str | list[int]]:

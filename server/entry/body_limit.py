@@ -7,8 +7,8 @@ import time
 
 from starlette.types import Message, Receive, Scope
 
-from openai_api.sse import ClientGone
 from server.error_responses import BodyTooLarge, SlowBody, UnsupportedEncoding
+from server.event_stream import ClientGone
 
 BODY_TIMEOUT_S = 120.0
 

@@ -13,8 +13,6 @@ from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
 from openai_api.operation import json_of, operation
-from openai_api.request_body import read_raw
-from openai_api.sse import json_answer, unless_disconnected
 from runtime.client.expected import InvalidBody, explain
 from runtime.client.json_body import read_json, work_out
 from runtime.client.tokenization import encode_prompts
@@ -29,7 +27,9 @@ from runtime.service.outputs import (
     read_all,
 )
 from server.error_responses import json_response
+from server.event_stream import json_answer, unless_disconnected
 from server.native.health import HEALTH, answer_health
+from server.request_body import read_raw
 
 _KINDS = ("text", "input_ids", "input_embeds")
 _MEDIA = "image_data"

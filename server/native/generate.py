@@ -11,20 +11,11 @@ from starlette.responses import Response
 
 from openai_api.access import Access, AccessRouter
 from openai_api.operation import events_of, json_of, operation
-from openai_api.request_body import read_raw
-from openai_api.sse import (
-    DONE,
-    Chunk,
-    EventStream,
-    event,
-    json_answer,
-    unless_disconnected,
-    with_errors,
-)
 from runtime.client.json_body import let_go, read_json
 from runtime.client.tokenization import encode_prompts
 from runtime.errors import TooLong
 from runtime.service.context import ServiceContext
+from runtime.service.events import DONE, Chunk, event
 from runtime.service.generate_answer import GenerateAnswer
 from runtime.service.generate_request import GenerateBody, GeneratePlan
 from runtime.service.outputs import (
@@ -36,6 +27,8 @@ from runtime.service.outputs import (
 )
 from runtime.service.streams import Indexed, close_all, first_then_rest, merge
 from server.error_responses import StreamErrorBody, stream_error
+from server.event_stream import EventStream, json_answer, unless_disconnected, with_errors
+from server.request_body import read_raw
 
 _EVENTS = (GenerateAnswer, StreamErrorBody)
 _DECODER = msgspec.json.Decoder(GenerateBody)

@@ -11,8 +11,6 @@ from starlette.responses import Response
 from openai_api.access import Access, AccessRouter
 from openai_api.chat_template import ChatTemplate
 from openai_api.operation import json_of, operation
-from openai_api.request_body import check_media_type, read_raw
-from openai_api.sse import json_answer
 from runtime.client.admission import EngineLimits
 from runtime.client.json_body import read_json, work_out
 from runtime.client.json_pieces import BATCH, JsonItems, JsonList
@@ -20,6 +18,8 @@ from runtime.client.tokenization import check_texts, decode_texts, encode_texts
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
 from server.error_responses import DecodeError, json_response
+from server.event_stream import json_answer
+from server.request_body import check_media_type, read_raw
 
 MAX_TEXTS = 4096
 # Of all texts together: two million tokens, which the answer lists one by one.

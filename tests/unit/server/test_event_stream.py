@@ -5,8 +5,8 @@ import gc
 
 import pytest
 
-from openai_api import sse
-from openai_api.sse import ClientGone, EventStream, unless_disconnected
+from server import event_stream
+from server.event_stream import ClientGone, EventStream, unless_disconnected
 
 
 class Client:
@@ -101,7 +101,7 @@ async def answer(stream: EventStream, send) -> None:
 
 
 async def test_a_client_that_takes_nothing_loses_its_stream(monkeypatch):
-    monkeypatch.setattr(sse, "SEND_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(event_stream, "SEND_TIMEOUT_S", 0.05)
     closed, ends, sent = [], [], []
 
     async def events():
@@ -149,7 +149,7 @@ async def test_a_stream_leaves_nothing_for_the_collector():
 
 
 async def test_waiting_for_events_is_not_the_clients_fault(monkeypatch):
-    monkeypatch.setattr(sse, "SEND_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(event_stream, "SEND_TIMEOUT_S", 0.05)
     sent = []
 
     async def events():
@@ -166,7 +166,7 @@ async def test_waiting_for_events_is_not_the_clients_fault(monkeypatch):
 
 async def test_a_slow_client_has_the_whole_time_for_each_event(monkeypatch):
     now_s, sent = 0.0, []
-    monkeypatch.setattr(sse, "SEND_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(event_stream, "SEND_TIMEOUT_S", 1.0)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
 
     async def events():
