@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from fastapi.routing import APIRoute
 
-_KEY = "x-operation"
+OPERATION_KEY = "x-operation"
 # Where the document keeps schemas.
 REFERENCE = "#/components/schemas/{name}"
 
@@ -84,18 +83,4 @@ def operation(
         body_may_be_absent: whether no body is as good as `{}`.
     """
     answers = {**({} if ok is None else {200: ok}), **(others or {})}
-    return {_KEY: Operation(body, body_may_be_absent, answers, query, refuses)}
-
-
-def operation_of(route: APIRoute) -> Operation:
-    """What was said about `route`.
-
-    Raises:
-        TypeError: nothing.
-    """
-    found = (route.openapi_extra or {}).get(_KEY)
-    if not isinstance(found, Operation):
-        raise TypeError(
-            f"{route!r} does not say what it takes and answers: openapi_extra=operation(...)"
-        )
-    return found
+    return {OPERATION_KEY: Operation(body, body_may_be_absent, answers, query, refuses)}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.openai_context import OpenAIContext
 from openai_api.operation import operation, text
+from server.access import Access, AccessRouter
 from server.entry.application import Application
 from server.error_responses import RouteNotFound
 from server.metrics import Metrics

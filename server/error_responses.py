@@ -16,7 +16,7 @@ from starlette.responses import Response
 from openai_api import openai_errors
 from runtime.client.expected import InvalidBody
 from runtime.errors import HeadraceError, InvalidRequest
-from runtime.service.error_table import describe_error
+from runtime.service.error_table import ErrorInfo, describe_error
 
 
 class ErrorBody(TypedDict):
@@ -141,12 +141,16 @@ def json_response(content: Any, status_code: int = 200, **headers: str) -> Respo
     )
 
 
+def openai_error(error: Exception) -> Response:
+    """The OpenAI wire's answer to `error`."""
+    info = describe_error(error)
+    return json_response(openai_errors.error_body(info), info.status, **_headers(info))
+
+
 def native_error(error: Exception) -> Response:
     """The native family's answer to `error`."""
     info = describe_error(error)
-    headers = {}
-    if info.retry_after_s is not None:
-        headers["retry_after"] = str(info.retry_after_s)
+    headers = _headers(info)
     if isinstance(error, InvalidRequest) and not isinstance(error, InvalidBody):
         refused: RefusedBody = {"error": {"message": info.message}}
         return json_response(refused, info.status, **headers)
@@ -162,7 +166,7 @@ def native_error(error: Exception) -> Response:
 
 def error_response(error: Exception, *, speaks_openai: bool) -> Response:
     """The answer to `error` in the dialect of the route."""
-    response = openai_errors.error_response(error) if speaks_openai else native_error(error)
+    response = openai_error(error) if speaks_openai else native_error(error)
     if isinstance(error, MethodNotAllowed):
         response.headers["allow"] = error.allowed
     elif isinstance(error, KeyRefused) and error.status_code == 401:
@@ -181,6 +185,10 @@ def stream_error(error: Exception) -> StreamErrorBody:
             "retryable": info.retry_after_s is not None,
         }
     }
+
+
+def _headers(info: ErrorInfo) -> dict[str, str]:
+    return {} if info.retry_after_s is None else {"retry_after": str(info.retry_after_s)}
 
 
 def _type_name(error: Exception) -> str:

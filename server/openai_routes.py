@@ -9,12 +9,13 @@ from fastapi import Request
 from starlette.responses import Response
 
 import openai_api.router
-from openai_api.access import Access, AccessRouter
 from openai_api.call import Call, Reply, Streamed
 from openai_api.openai_context import OpenAIContext
-from openai_api.openai_errors import error_event, error_response
+from openai_api.openai_errors import error_event
 from openai_api.router import Handler
 from runtime.config.registry import load_object
+from server.access import Access, AccessRouter
+from server.error_responses import openai_error
 from server.event_stream import EventStream, json_answer, unless_disconnected, with_errors
 from server.request_body import check_media_type, read_raw
 
@@ -40,7 +41,7 @@ def _bound(handler: Handler, context: OpenAIContext) -> Callable[[Request], Awai
         try:
             return _response(await _ask(request, handler, context))
         except Exception as error:
-            return error_response(error)
+            return openai_error(error)
 
     answer.__doc__ = handler.__doc__
     return answer

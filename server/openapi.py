@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
-from openai_api.access import Access
 from openai_api.openai_errors import OpenAIErrorBody
-from openai_api.operation import REFERENCE, Content, json_of, operation_of
+from openai_api.operation import OPERATION_KEY, REFERENCE, Content, Operation, json_of
 from runtime.config.options import HttpArgs
+from server.access import Access
 from server.error_responses import ErrorBody, KeyRefusedBody, RefusedBody
 from server.routing import RouteMatch
 
@@ -135,7 +135,7 @@ class _Route:
         self.api = route
         self.match = match
         self.methods = sorted(route.methods or ())
-        self._operation = operation_of(route)
+        self._operation = _operation_of(route)
 
     def kinds(self) -> Iterator[Any]:
         """Every type in it."""
@@ -215,6 +215,20 @@ class _Route:
         if self.match.speaks_openai:
             return (OpenAIErrorBody,)
         return _NATIVE_ERRORS.get(status, (ErrorBody,))
+
+
+def _operation_of(route: APIRoute) -> Operation:
+    """What was said about `route`.
+
+    Raises:
+        TypeError: nothing.
+    """
+    found = (route.openapi_extra or {}).get(OPERATION_KEY)
+    if not isinstance(found, Operation):
+        raise TypeError(
+            f"{route!r} does not say what it takes and answers: openapi_extra=operation(...)"
+        )
+    return found
 
 
 _NATIVE_ERRORS: Mapping[int, tuple[Any, ...]] = {

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_api.access import Access
+from server.access import Access
 from server.error_responses import HttpRefusal, MethodNotAllowed, RouteNotFound, error_response
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]

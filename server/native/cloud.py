@@ -11,7 +11,6 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.operation import json_of, operation
 from runtime.client.expected import InvalidBody, explain
 from runtime.client.json_body import read_json, work_out
@@ -26,6 +25,7 @@ from runtime.service.outputs import (
     plan_body,
     read_all,
 )
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
 from server.event_stream import json_answer, unless_disconnected
 from server.native.health import HEALTH, answer_health

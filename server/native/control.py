@@ -11,12 +11,12 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.operation import Query, operation, text
 from runtime.client.json_body import read_json
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
 from runtime.service.context import ServiceContext
+from server.access import Access, AccessRouter
 
 MAX_FLUSH_WAIT_S = 300.0
 _FLUSH_POLL_S = 0.1

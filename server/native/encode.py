@@ -6,13 +6,13 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.operation import json_of, operation
 from runtime.client.json_body import decode_body
 from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import Int64
 from runtime.service.context import ServiceContext
 from runtime.service.text_embeddings import Embedding, EmbeddingAnswer, describe, embed
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
 from server.event_stream import unless_disconnected
 

@@ -9,7 +9,6 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.operation import events_of, json_of, operation
 from runtime.client.json_body import let_go, read_json
 from runtime.client.tokenization import encode_prompts
@@ -26,6 +25,7 @@ from runtime.service.outputs import (
     read_all,
 )
 from runtime.service.streams import Indexed, close_all, first_then_rest, merge
+from server.access import Access, AccessRouter
 from server.error_responses import StreamErrorBody, stream_error
 from server.event_stream import EventStream, json_answer, unless_disconnected, with_errors
 from server.request_body import read_raw

@@ -8,10 +8,10 @@ from typing import TypedDict
 
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.operation import json_of, operation
 from runtime.service.context import ServiceContext
 from runtime.service.describe import ModelInfo, ServerInfo, describe_model, describe_server
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
 
 logger = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.operation import Query, json_of, operation, text
 from runtime.client.status import ReplicaStatus
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
 from runtime.service.context import ServiceContext
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
 
 

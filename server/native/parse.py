@@ -8,7 +8,6 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.operation import json_of, operation
 from openai_api.output_parser import Call, ContentText, OutputParser, ReasoningText
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
@@ -19,6 +18,7 @@ from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import at_most
 from runtime.service.context import ServiceContext
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
 
 # A name that is unknown is repeated in the answer.

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.operation import operation
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
+from server.access import Access, AccessRouter
 
 _NEEDS = {
     "/classify": "a reward or classification model",

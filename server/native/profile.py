@@ -6,11 +6,11 @@ import msgspec
 from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.operation import operation, text
 from runtime.client.json_body import read_json
 from runtime.service.context import ServiceContext
 from runtime.service.profiling import ProfileBody, start_profile, stop_profile
+from server.access import Access, AccessRouter
 
 _DECODER = msgspec.json.Decoder(ProfileBody)
 

@@ -8,7 +8,6 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.chat_template import ChatTemplate
 from openai_api.operation import json_of, operation
 from runtime.client.admission import EngineLimits
@@ -17,6 +16,7 @@ from runtime.client.json_pieces import BATCH, JsonItems, JsonList
 from runtime.client.tokenization import check_texts, decode_texts, encode_texts
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
+from server.access import Access, AccessRouter
 from server.error_responses import DecodeError, json_response
 from server.event_stream import json_answer
 from server.request_body import check_media_type, read_raw

@@ -9,7 +9,6 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.operation import Content, Query, json_of, operation
 from runtime.client.expected import InvalidBody
 from runtime.client.json_body import read_json
@@ -37,6 +36,7 @@ from runtime.weights.weight_requests import (
     to_receive,
     to_tensors,
 )
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
 
 B = TypeVar("B", bound=msgspec.Struct)

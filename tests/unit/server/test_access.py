@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, WebSocketRoute
 
-from openai_api.access import Access, AccessRouter
 from runtime.config.options import HttpArgs, LoggingArgs
+from server.access import Access, AccessRouter
 from server.banner import warn_if_open
 from server.routing import RouteTable
 from tests.support.fake_server import FakeServer

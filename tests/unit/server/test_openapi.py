@@ -14,8 +14,8 @@ import openapi_spec_validator
 import pytest
 from fastapi.routing import APIRoute
 
-from openai_api.access import Access
 from runtime.config.options import LoggingArgs
+from server.access import Access
 from server.routing import RouteMatch
 from tests.support.fake_server import FakeServer
 from tests.support.openapi_document import OpenAPIDocument, beyond, bounded, inside
