@@ -47,6 +47,10 @@ RESERVED = frozenset(
         "strftime_now",
     }
 )
+# As the models that answer so were trained to be asked.
+_YES_OR_NO = 'can only be "yes" or "no"'
+# Names that `--chat-template` knows.
+NAMED_TEMPLATES = {"qwen3-reranker": "qwen3_reranker.jinja"}
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -98,6 +102,11 @@ class ChatTemplate:
         self.text = texts.get("default") or next(iter(texts.values()))
         self._compiled = {name: _Compiled(text, name) for name, text in texts.items()}
         self._special_tokens = dict(special_tokens or {})
+
+    @property
+    def asks_yes_or_no(self) -> bool:
+        """Whether it asks how a document answers a query, so that a yes or a no follows."""
+        return "document" in self.text and _YES_OR_NO in self.text
 
     def choose(self, *, with_tools: bool) -> _Compiled:
         """The template for this kind of conversation, where a model has several."""
@@ -255,7 +264,7 @@ def load_chat_template(
     own: str | Mapping[str, str] | None,
     special_tokens: Mapping[str, str],
 ) -> ChatTemplate | None:
-    """The template to use: `--chat-template` (a file, or the text), else the tokenizer's own.
+    """The template to use: `--chat-template` (a file, a name, the text), else the tokenizer's own.
 
     Returns:
         `None` when the model has none: then only `/v1/completions` and `/generate` serve it.
@@ -267,8 +276,11 @@ def load_chat_template(
         return ChatTemplate(own, special_tokens) if own else None
     if "{%" in option or "{{" in option:
         return ChatTemplate(option, special_tokens)
+    path = Path(option)
+    if option in NAMED_TEMPLATES:
+        path = Path(__file__).with_name("templates") / NAMED_TEMPLATES[option]
     try:
-        text = Path(option).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise StartupError(
             f"--chat-template {option}: no such file, and the text is no Jinja template."

@@ -25,8 +25,8 @@ from server.native import (
     info,
     loads,
     parse,
-    pooling,
     profile,
+    rerank,
     score,
     sessions,
     tokenize,
@@ -65,13 +65,13 @@ def create_app(openai: OpenAIContext) -> Application:
     api = Description(context.version, http)
     routers = [generate.create_router(context), create_openai_router(openai)]
     routers.append(tokenize.create_router(context, openai.chat_template))
+    routers.append(rerank.create_router(context, openai.chat_template))
     modules = (
         health,
         info,
         sessions,
         score,
         encode,
-        pooling,
         parse,
         loads,
         control,

@@ -12,18 +12,23 @@ from starlette.responses import Response
 
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
-from openai_api.schemas.embeddings import DECODER, EmbeddingRequest
+from openai_api.schemas.embeddings import DECODER
 from openai_api.sse import unless_disconnected
 from runtime.errors import InvalidRequest
-from runtime.service.text_embeddings import Embedding, embed
+from runtime.service.text_embeddings import Embedding, TextInput, embed
 
 
 async def create_embeddings(request: Request, context: OpenAIContext) -> Response:
     """A vector for each input, in order."""
     body = await read_body(request, DECODER)
+    if context.service.model.gives == "scores":
+        raise InvalidRequest(
+            "This server's model scores texts and gives no vectors: use /v1/classify, /classify or "
+            "/v1/rerank."
+        )
     work = embed(
         context.service,
-        _inputs(body),
+        text_inputs(body.input),
         rid=body.rid,
         dimensions=body.dimensions,
         priority=body.priority,
@@ -46,8 +51,13 @@ async def create_embeddings(request: Request, context: OpenAIContext) -> Respons
     return Response(orjson.dumps(answer), media_type="application/json")
 
 
-def _inputs(body: EmbeddingRequest) -> list[str | list[int]]:
-    given = [body.input] if isinstance(body.input, str) else body.input
+def text_inputs(given: str | list[str | int | list[int]]) -> list[TextInput]:
+    """The texts, or lists of token ids, of an `input`.
+
+    Raises:
+        InvalidRequest: a mixture of them.
+    """
+    given = [given] if isinstance(given, str) else given
     ids = [each for each in given if isinstance(each, int)]
     others = [each for each in given if not isinstance(each, int)]
     if (ids and others) or len({type(each) for each in others}) > 1:

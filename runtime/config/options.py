@@ -41,6 +41,11 @@ class ModelArgs:
     skip_tokenizer_init: bool = option(
         False, "Load no tokenizer: token ids come in, token ids go out, there is no text."
     )
+    is_embedding: bool = option(
+        False,
+        "Vectors of texts from a model that generates text; others that give vectors or scores "
+        "need no flag.",
+    )
     load_format: str = option(
         "auto", "How weights are found.", choices=("auto", "safetensors", "dummy")
     )
@@ -283,6 +288,7 @@ class WorkerConfig:
     log_level: str
     decode_log_interval: int
     stream_interval: int
+    is_embedding: bool = False
     tokenizer_folder: str = ""
     grammar_backend: str = "none"
 

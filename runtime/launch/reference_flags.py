@@ -63,7 +63,6 @@ _NO_QUANTIZATION = "quantized weights are not supported yet"
 _NO_TIERS = "the KV pool has one tier, the device's memory"
 
 _REFUSED_SWITCHES = {
-    "--is-embedding": "embedding, reward and rerank models are not supported yet",
     "--enable-multimodal": "images, audio and video are not supported yet",
     "--checkpoint-engine-wait-weights-before-ready": "weights come from the model folder only",
     "--enable-custom-logit-processor": "code sent by clients never runs here",

@@ -118,7 +118,7 @@ def resolve(
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     policy = _schedule_policy(scheduling)
     attention = _attention_backend(config, device, dtype, model.head_dims, choices)
-    _check_fit(config, device, page_size)
+    _check_fit(config, device, page_size, attention)
     _check_deterministic(config, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
     _check_ranks(config.parallel, model, device, hardware)
@@ -203,6 +203,7 @@ def resolve(
         stream_interval=config.http.stream_interval,
         tokenizer_folder=str(folders.tokenizer),
         grammar_backend=grammar_backend,
+        is_embedding=config.model.is_embedding,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),
@@ -238,11 +239,11 @@ def _attention_backend(
     config: ServerConfig, device: str, dtype: str, head_dims: frozenset[int], choices: _Choices
 ) -> str:
     asked = config.kernels.attention_backend
+    if asked in ("flashinfer", "triton") and device != "cuda":
+        # Launch lines written for a GPU name them: they work on a CPU as well.
+        return str(choices.pick("attention_backend", "auto", f"{asked} needs an NVIDIA device"))
     if asked != "flashinfer":
         return asked
-    if device != "cuda":
-        # Launch lines written for a GPU name it: they work on a CPU as well.
-        return str(choices.pick("attention_backend", "auto", "flashinfer needs an NVIDIA device"))
     if dtype == "float32":
         raise StartupError("--attention-backend flashinfer has no float32; use --dtype bfloat16.")
     for head_dim in sorted(head_dims.difference(_FLASHINFER_HEAD_DIMS)):
@@ -342,14 +343,13 @@ def _check_bounds(config: ServerConfig) -> None:
         raise StartupError(f"{name} must be {wanted}, got {value}.")
 
 
-def _check_fit(config: ServerConfig, device: str, page_size: int) -> None:
+def _check_fit(config: ServerConfig, device: str, page_size: int, backend: str) -> None:
     """Refuse what the worker could not start with, before it costs the import of torch."""
     pool = config.scheduling.max_total_tokens
     if pool is not None and pool < page_size:
         raise StartupError(
             f"--max-total-tokens {pool} is less than one page of {page_size} tokens."
         )
-    backend = config.kernels.attention_backend
     runs_on = ATTENTION_DEVICES.get(backend, device)
     if runs_on != device:
         raise StartupError(

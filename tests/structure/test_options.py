@@ -9,6 +9,7 @@ OPTIONS = """
 --model-path --model = None
 --tokenizer-path = None
 --skip-tokenizer-init = False
+--is-embedding = False
 --load-format = auto
 --dtype = auto
 --context-length = None

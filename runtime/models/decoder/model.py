@@ -161,7 +161,10 @@ class Decoder:
     def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
         ropes = RopeTables(context.max_positions or spec.context_len, context.device)
         self.embed_tokens = Embedding(
-            spec.vocab_size, spec.hidden_size, context, tied=spec.tie_word_embeddings
+            spec.vocab_size,
+            spec.hidden_size,
+            context,
+            tied=spec.tie_word_embeddings and spec.gives == "tokens",
         )
         # Rounded as `transformers` rounds it.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=context.dtype).item()

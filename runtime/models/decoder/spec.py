@@ -15,7 +15,7 @@ from runtime.checkpoint.config_keys import (
     common_fields,
 )
 from runtime.checkpoint.json_file import Keys
-from runtime.checkpoint.model_spec import ModelSpec, PagedState, WeightSpec
+from runtime.checkpoint.model_spec import LayerState, ModelSpec, NoState, PagedState, WeightSpec
 from runtime.checkpoint.rope_json import RopeConfig, read_rope
 from runtime.models.decoder.weight_map import decoder_weights, is_old_buffer
 
@@ -65,6 +65,7 @@ class DecoderSpec(ModelSpec):
         activation: of the gate in the feed-forward block.
         embedding_scale: multiplies embeddings, rounded to the model's type.
         query_scale: multiplies attention's scores; `None` for `head_dim ** -0.5`.
+        is_causal: whether a token sees none behind it; where not, windows count on both sides.
     """
 
     intermediate_size: int
@@ -87,13 +88,22 @@ class DecoderSpec(ModelSpec):
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     query_scale: float | None = None
+    is_causal: bool = True
+
+    def canonical(self, name: str) -> str:
+        """See `ModelSpec`: without its head the model is saved without the name it has there."""
+        if self.gives == "tokens" or name.startswith(("model.", "lm_head.", "score.")):
+            return name
+        return f"model.{name}"
 
     def _list_weights(self) -> Sequence[WeightSpec]:
         return decoder_weights(self)
 
     @cached_property
-    def layer_states(self) -> Sequence[PagedState]:
+    def layer_states(self) -> Sequence[LayerState]:
         """See `ModelSpec`."""
+        if self.gives != "tokens":
+            return (NoState(),) * self.num_layers
         return tuple(
             PagedState(self.num_kv_heads, self.head_dim, self.layer_window(layer_idx))
             for layer_idx in range(self.num_layers)
@@ -106,7 +116,8 @@ class DecoderSpec(ModelSpec):
 
     def is_ignored(self, name: str) -> bool:
         """See `ModelSpec`."""
-        return super().is_ignored(name) or is_old_buffer(name)
+        has_spare_head = self.gives != "tokens" and name == "lm_head.weight"
+        return has_spare_head or super().is_ignored(name) or is_old_buffer(name)
 
     def uneven_parts(self, tp_size: int) -> list[str]:
         """See `ModelSpec`."""

@@ -31,7 +31,7 @@ def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
     for layer_idx in range(spec.num_layers):
         weights += _layer_weights(spec, f"model.layers.{layer_idx}")
     weights.append(norm_weight("model.norm", hidden, zero_centered=zero_centered))
-    if not spec.tie_word_embeddings:
+    if spec.gives == "tokens" and not spec.tie_word_embeddings:
         weights += linear_weights("lm_head", "lm_head", (spec.vocab_size, hidden))
     return weights
 
