@@ -138,20 +138,22 @@ def models_page() -> str:
         "What `architectures` in a folder's `config.json` may name. Weights are safetensors of float32,",
         "bfloat16 or float16; code that comes with a model is never run. Vectors, scores: [texts.md](texts.md).",
         "",
-        "| architecture | family | gives | `--tp-size` |",
-        "|---|---|---|---|",
+        "| architecture | family | gives | `--tp-size` | `--ep-size` |",
+        "|---|---|---|---|---|",
     ]
     rows = []
     for name, family in sorted(FAMILIES.items()):
         folder = family.spec.split(".")[2]
         gives = "" if family.texts else "scores" if family.head else "vectors"
         ranks = "1" if folder in _ONE_RANK else "1 and more"
-        rows.append(f"| `{name}` | {folder} | {_GIVES[gives]} | {ranks} |")
+        experts = "as `--tp-size`" if folder in _WITH_EXPERTS else ""
+        rows.append(f"| `{name}` | {folder} | {_GIVES[gives]} | {ranks} | {experts} |")
     return NOTE + "\n".join([*head, *rows]) + "\n"
 
 
 # Checkpoints store as one what ranks would share.
 _ONE_RANK = {"modernbert"}
+_WITH_EXPERTS = {"mixtral", "qwen2_moe", "qwen3_moe"}
 
 PAGES = {
     "models.md": models_page,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class _Compiled:
         variables: names that the text reads from outside.
         reads_parts: whether it walks over a message's content parts itself.
         knows_developer: whether it has a place for the developer role.
+        written: its text constants, in the order of the source.
     """
 
     def __init__(self, source: str, name: str) -> None:
@@ -69,6 +70,7 @@ class _Compiled:
             tree = environment.parse(source)
             self.variables = meta.find_undeclared_variables(tree)
             self.reads_parts = _reads_parts(tree)
+            self.written = "".join(_texts(tree))
             self.template = compile_bounded(environment, tree)
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(
@@ -113,6 +115,11 @@ class ChatTemplate:
         if with_tools and "tool_use" in self._compiled:
             return self._compiled["tool_use"]
         return self._compiled.get("default") or next(iter(self._compiled.values()))
+
+    @property
+    def written(self) -> str:
+        """Text constants of the template for conversations with tools, in the source's order."""
+        return self.choose(with_tools=True).written
 
     async def render_async(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """`render` in a thread: streams that share the event loop go on meanwhile."""
@@ -223,6 +230,14 @@ def _cut_at_tag(text: str) -> str:
     kept = text[:at]
     # A template that trims its messages has moved the tag's own space: then trim like it does.
     return kept if text.startswith(_CONTINUE_TAG, at) else kept.rstrip()
+
+
+def _texts(tree: nodes.Template) -> Iterator[str]:
+    for node in tree.find_all((nodes.TemplateData, nodes.Const)):
+        if isinstance(node, nodes.TemplateData):
+            yield node.data
+        elif isinstance(node, nodes.Const) and isinstance(node.value, str):
+            yield node.value
 
 
 def _reads_parts(tree: nodes.Template) -> bool:

@@ -158,9 +158,19 @@ class ModelSpec(ABC):
         """Whether a checkpoint tensor that is not in `weights` is known to be superfluous."""
         return name in self.aliases
 
-    def uneven_parts(self, tp_size: int) -> list[str]:  # noqa: ARG002  # families know
-        """What `tp_size` ranks cannot share evenly, such as `3 attention heads`."""
+    def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # families know
+        """What ranks cannot share evenly, such as `3 attention heads`.
+
+        Args:
+            tp_size: ranks that share each layer.
+            ep_size: those that share out the experts, whole ones each.
+        """
         return []
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of a layer; 0 where there are none."""
+        return 0
 
     @property
     def num_parameters(self) -> int:

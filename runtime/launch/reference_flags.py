@@ -92,8 +92,6 @@ _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--hicache-storage-backend": (_NO_TIERS, ()),
     "--pp-size": (_ONE_NODE, ("1",)),
     "--pipeline-parallel-size": (_ONE_NODE, ("1",)),
-    "--ep-size": ("expert parallelism is not supported yet", ("1",)),
-    "--ep": ("expert parallelism is not supported yet", ("1",)),
     "--nnodes": (_ONE_NODE, ("1",)),
     "--node-rank": (_ONE_NODE, ("0",)),
     "--dist-init-addr": (_ONE_NODE, ()),

@@ -15,6 +15,8 @@ import msgspec
 
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import (
+    AUTO_PARSER,
+    NO_PARSER,
     DetokenizerConfig,
     GrammarConfig,
     ParallelArgs,
@@ -204,6 +206,7 @@ def resolve(
         tokenizer_folder=str(folders.tokenizer),
         grammar_backend=grammar_backend,
         is_embedding=config.model.is_embedding,
+        ep_size=config.parallel.ep_size,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),
@@ -285,7 +288,8 @@ def check_options(config: ServerConfig) -> None:
     """
     _check_bounds(config)
     http, scheduling = config.http, config.scheduling
-    if config.model.skip_tokenizer_init and (http.reasoning_parser or http.tool_call_parser):
+    parsers = {http.reasoning_parser, http.tool_call_parser}
+    if config.model.skip_tokenizer_init and not parsers <= {None, AUTO_PARSER, NO_PARSER}:
         raise StartupError("--reasoning-parser and --tool-call-parser need a tokenizer.")
     chunk = scheduling.chunked_prefill_size
     if chunk is not None and chunk != -1 and chunk < 1:
@@ -385,7 +389,15 @@ def _check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware
             f"{' with '.join(asked)} needs {tp_size * dp_size} GPUs; this machine shows "
             f"{hardware.num_gpus}."
         )
-    for what in model.uneven_parts(tp_size):
+    ep_size = parallel.ep_size
+    if ep_size != 1 and (ep_size != tp_size or not model.num_experts):
+        reason = (
+            f"the ranks of --tp-size {tp_size} share out the experts, or none do"
+            if model.num_experts
+            else f"{model.architecture} has no experts"
+        )
+        raise StartupError(f"--ep-size {ep_size}: {reason}.")
+    for what in model.uneven_parts(tp_size, ep_size):
         raise StartupError(f"--tp-size {tp_size}: the model's {what} cannot be shared evenly.")
 
 

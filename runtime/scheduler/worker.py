@@ -194,6 +194,7 @@ def _build_context(
         all_reduce=group.sum_in_order if config.deterministic else group.all_reduce,
         sum_place=None if config.deterministic else partial(group.place, dtype=context.dtype),
         gather_columns=group.gather_columns,
+        splits_experts=config.ep_size > 1,
     )
 
 

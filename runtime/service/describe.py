@@ -18,7 +18,6 @@ _SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
 # Arguments of the reference that routers read and that have one value here.
 _FIXED_ARGS: dict[str, Any] = {
     "pp_size": 1,
-    "ep_size": 1,
     "nnodes": 1,
     "node_rank": 0,
     "disaggregation_mode": "null",

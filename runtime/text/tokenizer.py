@@ -65,6 +65,7 @@ class Tokenizer:
         vocab_size: tokens including the added ones; the logits may be wider.
         model_max_length: longest input the tokenizer claims, `None` when it claims none.
         chat_template: the Jinja text, the default one where there are several.
+        response_template: what the folder says of how the model writes answers; empty without.
         special_ids: ids that `skip_special_tokens` hides.
         cleans_up_spaces: whether decoded text goes through `clean_up_spaces`.
     """
@@ -83,6 +84,8 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.model_max_length = _plausible_length(config.get("model_max_length"))
         self.chat_template = chat_template
+        described = config.get("response_template")
+        self.response_template: dict[str, Any] = described if isinstance(described, dict) else {}
         self.special_ids: frozenset[int] = frozenset(
             token_id
             for token_id, token in backend.get_added_tokens_decoder().items()

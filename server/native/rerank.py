@@ -23,7 +23,6 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
     router = AccessRouter(Access.KEY, tags=["native"])
     ask = _asker(template)
 
-    @router.post("/v1/rerank", openapi_extra=operation(RerankBody, ok=json_of(list[Ranked])))
     async def rerank_documents(request: Request) -> Response:
         """The documents with their scores, the best first."""
         check_media_type(request)
@@ -31,6 +30,10 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         found = await unless_disconnected(request.receive, rerank(context, body, ask))
         return json_answer(found)
 
+    documented = operation(RerankBody, ok=json_of(list[Ranked]))
+    router.add_api_route(
+        "/v1/rerank", rerank_documents, methods=["POST", "PUT"], openapi_extra=documented
+    )
     return router
 
 

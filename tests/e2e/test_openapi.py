@@ -105,6 +105,7 @@ def asks(folder: Path) -> list[Ask]:
         *(Ask(method, "/classify", {"text": "The"}, 400) for method in ("POST", "PUT")),
         post("/v1/classify", 400, input="The"),
         post("/v1/rerank", 400, query="The", documents=["A"]),
+        Ask("PUT", "/v1/rerank", {"query": "The", "documents": ["A"]}, 400),
         post("/generate", text="The", sampling_params=SHORT, return_prompt_token_ids=True),
         post("/generate", text=["The", "A"], sampling_params=SHORT, return_entropy=True),
         post(

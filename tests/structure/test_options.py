@@ -29,8 +29,8 @@ OPTIONS = """
 --ssl-keyfile-password = None
 --ssl-ca-certs = None
 --chat-template = None
---reasoning-parser = None
---tool-call-parser = None
+--reasoning-parser = auto
+--tool-call-parser = auto
 --enable-cache-report = False
 --sampling-defaults = model
 --preferred-sampling-params = None
@@ -59,6 +59,7 @@ OPTIONS = """
 [parallel]
 --tp-size --tensor-parallel-size --tp = 1
 --dp-size --data-parallel-size --dp = 1
+--ep-size --expert-parallel-size --ep = 1
 --load-balance-method = auto
 [kernels]
 --attention-backend = auto

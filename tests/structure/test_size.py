@@ -12,11 +12,11 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_725,
+    "kernels": 4_824,
     "kernels (C++)": 1_277,
-    "runtime": 16_727,
-    "openai_api": 2_476,
-    "server": 2_807,
+    "runtime": 17_052,
+    "openai_api": 2_727,
+    "server": 2_810,
     "headrace": 4_063,
 }
 

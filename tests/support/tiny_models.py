@@ -149,6 +149,29 @@ TINY_MODELS: dict[str, TinyModel] = {
             "attention_bias": True,
         },
     ),
+    # Of three layers the first is dense.
+    "qwen2_moe": TinyModel(
+        "Qwen2MoeForCausalLM",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+            "mlp_only_layers": [0],
+        },
+    ),
+    "qwen3_moe": TinyModel(
+        "Qwen3MoeForCausalLM",
+        {
+            "head_dim": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "mixtral": TinyModel("MixtralForCausalLM", {"num_local_experts": 4, "sliding_window": 8}),
     "gemma3_bfloat16": TinyModel("Gemma3ForCausalLM", _GEMMA3, dtype="bfloat16"),
 }
 

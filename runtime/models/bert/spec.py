@@ -93,7 +93,7 @@ class BertSpec(ModelSpec):
         """See `ModelSpec`."""
         return _UNUSED.fullmatch(name) is not None
 
-    def uneven_parts(self, tp_size: int) -> list[str]:
+    def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # no experts
         """See `ModelSpec`."""
         parts = (
             (self.num_heads, "attention heads"),

@@ -93,7 +93,7 @@ class ModernBertSpec(ModelSpec):
         """See `ModelSpec`: pretraining's head."""
         return name.startswith(("head.", "decoder."))
 
-    def uneven_parts(self, tp_size: int) -> list[str]:
+    def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # no experts
         """See `ModelSpec`."""
         return [] if tp_size == 1 else ["projections that checkpoints store as one"]
 
