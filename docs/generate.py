@@ -1,4 +1,4 @@
-"""Writes the pages that follow from the code: options, metrics, errors.
+"""Writes the pages that follow from the code: options, metrics, errors, models.
 
 python -m docs.generate           rewrite them
 python -m docs.generate --check   exit 1 when one is out of date
@@ -21,6 +21,7 @@ from runtime.client.status import EngineStatus, ReplicaStatus
 from runtime.config.options import ServerConfig
 from runtime.ipc.shared_state import SharedState
 from runtime.launch.command_line import option_name
+from runtime.models.registry import FAMILIES
 from runtime.service.context import ServiceContext
 from server.metrics import Metrics
 
@@ -122,7 +123,40 @@ def errors_page() -> str:
     return NOTE + "\n".join([*head, *rows, *table, *tail]) + "\n"
 
 
+_GIVES = {
+    "": "text; vectors with `--is-embedding`",
+    "vectors": "vectors",
+    "scores": "scores",
+}
+
+
+def models_page() -> str:
+    """Every architecture."""
+    head = [
+        "# Models",
+        "",
+        "What `architectures` in a folder's `config.json` may name. Weights are safetensors of float32,",
+        "bfloat16 or float16; code that comes with a model is never run. Vectors, scores: [texts.md](texts.md).",
+        "",
+        "| architecture | family | gives | `--tp-size` | `--ep-size` |",
+        "|---|---|---|---|---|",
+    ]
+    rows = []
+    for name, family in sorted(FAMILIES.items()):
+        folder = family.spec.split(".")[2]
+        gives = "" if family.texts else "scores" if family.head else "vectors"
+        ranks = "1" if folder in _ONE_RANK else "1 and more"
+        experts = "as `--tp-size`" if folder in _WITH_EXPERTS else ""
+        rows.append(f"| `{name}` | {folder} | {_GIVES[gives]} | {ranks} | {experts} |")
+    return NOTE + "\n".join([*head, *rows]) + "\n"
+
+
+# Checkpoints store as one what ranks would share.
+_ONE_RANK = {"modernbert"}
+_WITH_EXPERTS = {"mixtral", "qwen2_moe", "qwen3_moe"}
+
 PAGES = {
+    "models.md": models_page,
     "options.md": options_page,
     "metrics.md": metrics_page,
     "errors.md": errors_page,

@@ -65,19 +65,15 @@ class ChatChoice:
 
 def _deltas(output: OutputEvent) -> list[dict[str, Any]]:
     if isinstance(output, Call):
-        # Two steps, as clients know it from OpenAI: who is called, then with what.
+        # Two steps, as clients know it from OpenAI: who is called, then with what. A null in the
+        # second would erase what the first has said: the official client keeps the last `type`.
         header = {
             "index": output.index,
             "id": f"call_{secrets.token_hex(12)}",
             "type": "function",
             "function": {"name": output.call.name, "arguments": ""},
         }
-        arguments = {
-            "index": output.index,
-            "id": None,
-            "type": None,
-            "function": {"name": None, "arguments": output.call.arguments},
-        }
+        arguments = {"index": output.index, "function": {"arguments": output.call.arguments}}
         return [
             {"content": None, "reasoning_content": None, "tool_calls": [part]}
             for part in (header, arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,10 @@ RESERVED = frozenset(
         "strftime_now",
     }
 )
+# As the models that answer so were trained to be asked.
+_YES_OR_NO = 'can only be "yes" or "no"'
+# Names that `--chat-template` knows.
+NAMED_TEMPLATES = {"qwen3-reranker": "qwen3_reranker.jinja"}
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -57,6 +61,7 @@ class _Compiled:
         variables: names that the text reads from outside.
         reads_parts: whether it walks over a message's content parts itself.
         knows_developer: whether it has a place for the developer role.
+        written: its text constants, in the order of the source.
     """
 
     def __init__(self, source: str, name: str) -> None:
@@ -65,6 +70,7 @@ class _Compiled:
             tree = environment.parse(source)
             self.variables = meta.find_undeclared_variables(tree)
             self.reads_parts = _reads_parts(tree)
+            self.written = "".join(_texts(tree))
             self.template = compile_bounded(environment, tree)
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(
@@ -99,11 +105,21 @@ class ChatTemplate:
         self._compiled = {name: _Compiled(text, name) for name, text in texts.items()}
         self._special_tokens = dict(special_tokens or {})
 
+    @property
+    def asks_yes_or_no(self) -> bool:
+        """Whether it asks how a document answers a query, so that a yes or a no follows."""
+        return "document" in self.text and _YES_OR_NO in self.text
+
     def choose(self, *, with_tools: bool) -> _Compiled:
         """The template for this kind of conversation, where a model has several."""
         if with_tools and "tool_use" in self._compiled:
             return self._compiled["tool_use"]
         return self._compiled.get("default") or next(iter(self._compiled.values()))
+
+    @property
+    def written(self) -> str:
+        """Text constants of the template for conversations with tools, in the source's order."""
+        return self.choose(with_tools=True).written
 
     async def render_async(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """`render` in a thread: streams that share the event loop go on meanwhile."""
@@ -216,6 +232,14 @@ def _cut_at_tag(text: str) -> str:
     return kept if text.startswith(_CONTINUE_TAG, at) else kept.rstrip()
 
 
+def _texts(tree: nodes.Template) -> Iterator[str]:
+    for node in tree.find_all((nodes.TemplateData, nodes.Const)):
+        if isinstance(node, nodes.TemplateData):
+            yield node.data
+        elif isinstance(node, nodes.Const) and isinstance(node.value, str):
+            yield node.value
+
+
 def _reads_parts(tree: nodes.Template) -> bool:
     """Whether some loop walks over a message's `content`, directly or through a variable."""
     aliases = {
@@ -255,7 +279,7 @@ def load_chat_template(
     own: str | Mapping[str, str] | None,
     special_tokens: Mapping[str, str],
 ) -> ChatTemplate | None:
-    """The template to use: `--chat-template` (a file, or the text), else the tokenizer's own.
+    """The template to use: `--chat-template` (a file, a name, the text), else the tokenizer's own.
 
     Returns:
         `None` when the model has none: then only `/v1/completions` and `/generate` serve it.
@@ -267,8 +291,11 @@ def load_chat_template(
         return ChatTemplate(own, special_tokens) if own else None
     if "{%" in option or "{{" in option:
         return ChatTemplate(option, special_tokens)
+    path = Path(option)
+    if option in NAMED_TEMPLATES:
+        path = Path(__file__).with_name("templates") / NAMED_TEMPLATES[option]
     try:
-        text = Path(option).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise StartupError(
             f"--chat-template {option}: no such file, and the text is no Jinja template."

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from openai_api.chat_template import ChatTemplate, load_chat_template
+from openai_api.parser_choice import choose_parsers
 from openai_api.parsers import ParserSet
 from openai_api.sampling import model_sampling_defaults
+from runtime.config.options import NO_PARSER
 from runtime.service.context import ServiceContext
 
 
@@ -39,13 +41,23 @@ def make_context(service: ServiceContext) -> OpenAIContext:
     """
     http, tokenizer = service.config.http, service.tokenizer
     use_model_defaults = http.sampling_defaults == "model"
+    template = load_chat_template(
+        http.chat_template, tokenizer.chat_template, tokenizer.named_tokens
+    )
+    names = choose_parsers(
+        http.reasoning_parser,
+        http.tool_call_parser,
+        None if tokenizer.is_missing else template,
+        tokenizer.response_template,
+    )
+    service.change_config(
+        reasoning_parser=names.reasoning or NO_PARSER, tool_call_parser=names.tools or NO_PARSER
+    )
     return OpenAIContext(
         service=service,
-        chat_template=load_chat_template(
-            http.chat_template, tokenizer.chat_template, tokenizer.named_tokens
-        ),
+        chat_template=template,
         model_defaults=(
             model_sampling_defaults(service.model.generation_defaults) if use_model_defaults else {}
         ),
-        parsers=ParserSet.choose(http.reasoning_parser, http.tool_call_parser, tokenizer),
+        parsers=ParserSet.choose(names.reasoning, names.tools, tokenizer),
     )

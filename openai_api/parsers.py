@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from openai_api.output_parser import OutputParser
@@ -9,7 +10,7 @@ from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.tool_parsers.json_array import JsonArrayParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
-from openai_api.tool_parsers.tool_parser import ToolParser
+from openai_api.tool_parsers.tool_parser import CallForm, ToolParser
 from runtime.errors import InvalidRequest, StartupError
 from runtime.text.tokenizer import Tokenizer
 
@@ -21,12 +22,15 @@ class ParserSet:
     Attributes:
         close_id: the token that ends reasoning, where it is one token.
         hidden_markers: a reasoning marker is a special token, so hiding those would hide it too.
+        call_form: that a grammar can follow; `None` without a tool parser that has one, and where
+            its markers are special tokens, which grammars do not take for text.
     """
 
     reasoning: type[ReasoningParser] | None = None
     tools: type[ToolParser] | None = None
     close_id: int | None = None
     hidden_markers: bool = False
+    call_form: CallForm | None = None
 
     @classmethod
     def choose(
@@ -42,17 +46,20 @@ class ParserSet:
             tool_class = TOOL_PARSERS.load(tools) if tools else None
         except InvalidRequest as error:
             raise StartupError(error.message) from None
-        if reasoning_class is None or tokenizer is None:
+        if tokenizer is None:
             return cls(reasoning_class, tool_class)
-        marker_ids = [
-            tokenizer.encode(marker, add_special_tokens=False) for marker in reasoning_class.markers
-        ]
+        call_form = None
+        if tool_class is not None and not _any_special(tool_class.markers, tokenizer):
+            call_form = tool_class.call_form
+        if reasoning_class is None:
+            return cls(None, tool_class, call_form=call_form)
         close = tokenizer.encode(reasoning_class.close_tag, add_special_tokens=False)
         return cls(
             reasoning_class,
             tool_class,
             close[0] if len(close) == 1 else None,
-            any(len(ids) == 1 and ids[0] in tokenizer.special_ids for ids in marker_ids),
+            _any_special(reasoning_class.markers, tokenizer),
+            call_form,
         )
 
     def make(
@@ -75,3 +82,8 @@ class ParserSet:
         elif self.tools is not None and tool_names:
             tools = self.tools(tool_names, max_calls=max_calls)
         return OutputParser(reasoning, tools, stream_reasoning=stream_reasoning)
+
+
+def _any_special(texts: Iterable[str], tokenizer: Tokenizer) -> bool:
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    return any(len(each) == 1 and each[0] in tokenizer.special_ids for each in ids)

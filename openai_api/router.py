@@ -13,6 +13,7 @@ from openai_api.operation import events_of, json_of, operation
 from openai_api.schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
+    Classification,
     Completion,
     CompletionChunk,
     EmbeddingList,
@@ -20,6 +21,7 @@ from openai_api.schemas.answers import (
     ModelList,
 )
 from openai_api.schemas.chat import ChatCompletionRequest
+from openai_api.schemas.classify import ClassifyRequest
 from openai_api.schemas.completions import CompletionRequest
 from openai_api.schemas.embeddings import EmbeddingRequest
 
@@ -86,6 +88,13 @@ ENDPOINTS = (
         "openai_api.endpoints.models:list_models",
         "List the models",
         operation(ok=json_of(ModelList)),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/classify",
+        "openai_api.endpoints.classify:create_classification",
+        "Classes of texts",
+        operation(ClassifyRequest, ok=json_of(Classification)),
     ),
     Endpoint(
         "GET",

@@ -20,8 +20,8 @@ from server.native import (
     info,
     loads,
     parse,
-    pooling,
     profile,
+    rerank,
     score,
     sessions,
     tokenize,
@@ -40,13 +40,13 @@ def create_app(openai: OpenAIContext) -> Application:
     api = Description(context.version, http)
     routers = [generate.create_router(context), create_openai_router(openai)]
     routers.append(tokenize.create_router(context, openai.chat_template))
+    routers.append(rerank.create_router(context, openai.chat_template))
     modules = (
         health,
         info,
         sessions,
         score,
         encode,
-        pooling,
         parse,
         loads,
         control,

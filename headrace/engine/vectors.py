@@ -1,4 +1,4 @@
-"""Vectors of texts, from a model that gives them."""
+"""Vectors and scores of texts, from a model that gives them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from typing import Any
 
 from headrace.engine.core import EngineCore
 from headrace.engine.on_loop import awaited, waiting
-from runtime.service.text_embeddings import describe, embed
+from runtime.errors import InvalidRequest
+from runtime.service.text_embeddings import TextInput, describe, embed
+
+Prompts = str | Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str]]
 
 
 class VectorMethods:
-    """The part of the engine for models that give vectors."""
+    """The part of the engine for models that give vectors or scores."""
 
     _core: EngineCore
 
     @waiting
     async def encode(
         self,
-        prompt: str | Sequence[str] | Sequence[Sequence[int]],
+        prompt: Prompts,
         *,
         rid: str | Sequence[str] | None = None,
         dimensions: int | None = None,
     ) -> dict[str, Any] | list[dict[str, Any]]:
-        """The vector of each prompt.
+        """The vector or the scores of each prompt.
 
         Args:
-            prompt: a text, texts, or lists of token ids.
+            prompt: a text, texts, lists of token ids, or pairs of texts.
             rid: names for the requests.
-            dimensions: the length of the vectors; only the model's own.
+            dimensions: the length of the vectors, of those that the model was trained for.
 
         Returns:
             For a text an object with `embedding`, a list of floats, and `meta_info`; else a list of
@@ -38,14 +41,53 @@ class VectorMethods:
             ValueError: something in the request is wrong, or the model gives no vectors.
             EngineDeadError: a process of the engine died, or the engine was shut down.
         """
+        return await self._encode(prompt, rid, dimensions)
+
+    async_encode = awaited(encode)
+
+    @waiting
+    async def rerank(self, prompt: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+        """The scores of pairs of a query and a document, by a model that compares two texts.
+
+        Args:
+            prompt: the pairs.
+
+        Returns:
+            For each pair an object whose `embedding` holds its scores, and `meta_info`.
+
+        Raises:
+            ValueError: something in the request is wrong, or the model compares no texts.
+            EngineDeadError: a process of the engine died, or the engine was shut down.
+        """
+        found = await self._encode([list(pair) for pair in prompt], None, None)
+        assert isinstance(found, list), "pairs are several prompts"
+        return found
+
+    async_rerank = awaited(rerank)
+
+    async def _encode(
+        self,
+        prompt: Prompts,
+        rid: str | Sequence[str] | None,
+        dimensions: int | None,
+    ) -> dict[str, Any] | list[dict[str, Any]]:
         given = [prompt] if isinstance(prompt, str) else prompt
         found = await embed(
             self._core.context,
-            [each if isinstance(each, str) else list(each) for each in given],
+            [_text_input(each) for each in given],
             rid=rid,
             dimensions=dimensions,
         )
         answers = [describe(each) for each in found]
         return answers[0] if isinstance(prompt, str) else answers
 
-    async_encode = awaited(encode)
+
+def _text_input(given: str | Sequence[int] | Sequence[str]) -> TextInput:
+    if isinstance(given, str):
+        return given
+    texts = [each for each in given if isinstance(each, str)]
+    if not texts:
+        return [each for each in given if not isinstance(each, str)]
+    if len(texts) != len(given) or len(texts) != 2:  # a query and a document
+        raise InvalidRequest("A prompt must be a text, token ids, or a pair of texts.")
+    return texts[0], texts[1]

@@ -15,7 +15,13 @@ class EncoderAttentionKernels(Protocol):
     """What an implementation of this op offers."""
 
     def encoder_attention(
-        self, qkv: Tensor, lengths: Sequence[int], num_heads: int, scale: float
+        self,
+        qkv: Tensor,
+        lengths: Sequence[int],
+        num_heads: int,
+        num_kv_heads: int,
+        scale: float,
+        window: int,
     ) -> Tensor:
         """See `kernels.encoder_attention.encoder_attention`."""
 
@@ -30,17 +36,27 @@ def _kernels(device_type: str) -> EncoderAttentionKernels:
     return ENCODER_ATTENTION.choose(device_type).kernels
 
 
-def encoder_attention(qkv: Tensor, lengths: Sequence[int], num_heads: int, scale: float) -> Tensor:
-    """Attend from each token to all tokens of its own text.
+def encoder_attention(
+    qkv: Tensor,
+    lengths: Sequence[int],
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    window: int = -1,
+) -> Tensor:
+    """Attend from each token to all tokens of its own text, or to those near it.
 
     Args:
-        qkv: `[num_tokens, 3 * num_heads * head_dim]`, queries, then keys, then values; float16,
-            bfloat16 or float32, contiguous.
+        qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, queries, then keys, then
+            values; float16, bfloat16 or float32, contiguous.
         lengths: tokens of each text, in order, each at least 1; they add up to `num_tokens`.
-        num_heads: of queries, keys and values alike.
+        num_heads: of queries.
+        num_kv_heads: of keys and of values, a divisor of `num_heads`.
         scale: factor on the scores, usually `head_dim ** -0.5`.
+        window: tokens that a query sees on each side of itself; -1 for all.
 
     Returns:
         A new `[num_tokens, num_heads * head_dim]`, the dtype of `qkv`.
     """
-    return _kernels(qkv.device.type).encoder_attention(qkv, lengths, num_heads, scale)
+    kernels = _kernels(qkv.device.type)
+    return kernels.encoder_attention(qkv, lengths, num_heads, num_kv_heads, scale, window)

@@ -7,13 +7,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from openai_api.call import Call, Reply, Streamed, Whole
 from openai_api.chat_choice import ChatChoice
+from openai_api.chat_grammar import after_reasoning, constrained
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
 from openai_api.chat_stream import chat_events
-from openai_api.forced_tools import call_constraint, forces_call
+from openai_api.forced_tools import forces_call
 from openai_api.logprobs import chat_spec
 from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputParser
@@ -62,9 +61,9 @@ async def create_chat_completion(call: Call, context: OpenAIContext) -> Reply:
     ]
     max_tokens_name, max_tokens = _max_tokens(body)
     with wire_names(max_tokens_name, "top_logprobs"):
-        sampling = _sampling(body, max_tokens, context)
+        sampling = await constrained(body, _sampling(body, max_tokens, context), context)
         prompt = await build_chat_prompt(body, context)
-        sampling = _after_reasoning(sampling, prompt, context)
+        sampling = after_reasoning(sampling, prompt, context)
         answer_id = new_id("chatcmpl", body.rid)
         inputs = [
             GenerationInput(
@@ -111,39 +110,7 @@ def _sampling(
     # Hidden special tokens would hide the markers that clients, or our parsers, look for.
     if tool_names(body) or (_separates(body) and context.parsers.hidden_markers):
         body.skip_special_tokens = False
-    sampling = sampling_of(body, max_tokens, defaults, context.service.client.limits.vocab_size)
-    if not forces_call(body):
-        return sampling
-    if sampling.grammar is not None:
-        raise InvalidRequest(
-            f"tool_choice that forces a call does not go with {sampling.grammar.kind} or "
-            "response_format: the answer is a call.",
-            param="tool_choice",
-        )
-    if context.service.client.grammars is None:
-        raise InvalidRequest(
-            "tool_choice that forces a call needs structured output, which is off in this server.",
-            param="tool_choice",
-        )
-    return msgspec.structs.replace(sampling, grammar=call_constraint(body))
-
-
-def _after_reasoning(
-    sampling: SamplingParams, prompt: ChatPrompt, context: OpenAIContext
-) -> SamplingParams:
-    """Let a grammar hold for the answer only, where the output begins inside reasoning."""
-    parsers = context.parsers
-    if sampling.grammar is None or parsers.reasoning is None:
-        return sampling
-    if not parsers.reasoning(prompt_is_open=prompt.is_open).is_reasoning:
-        return sampling
-    if parsers.close_id is None:
-        raise InvalidRequest(
-            f"{sampling.grammar.kind}: this model's end of reasoning is not one token, so a "
-            "constraint needs a prompt that turns reasoning off.",
-            param=sampling.grammar.kind,
-        )
-    return msgspec.structs.replace(sampling, grammar_after=parsers.close_id)
+    return sampling_of(body, max_tokens, defaults, context.service.client.limits.vocab_size)
 
 
 def _separates(body: ChatCompletionRequest) -> bool:

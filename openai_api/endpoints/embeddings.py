@@ -9,17 +9,22 @@ from typing import Any
 from openai_api.call import Call, Whole
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
-from openai_api.schemas.embeddings import DECODER, EmbeddingRequest
+from openai_api.schemas.embeddings import DECODER
 from runtime.errors import InvalidRequest
-from runtime.service.text_embeddings import Embedding, embed
+from runtime.service.text_embeddings import Embedding, TextInput, embed
 
 
 async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
     """A vector for each input, in order."""
     body = await read_body(call, DECODER)
+    if context.service.model.gives == "scores":
+        raise InvalidRequest(
+            "This server's model scores texts and gives no vectors: use /v1/classify, /classify or "
+            "/v1/rerank."
+        )
     found = await embed(
         context.service,
-        _inputs(body),
+        text_inputs(body.input),
         rid=body.rid,
         dimensions=body.dimensions,
         priority=body.priority,
@@ -41,8 +46,13 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
     return Whole(answer)
 
 
-def _inputs(body: EmbeddingRequest) -> list[str | list[int]]:
-    given = [body.input] if isinstance(body.input, str) else body.input
+def text_inputs(given: str | list[str | int | list[int]]) -> list[TextInput]:
+    """The texts, or lists of token ids, of an `input`.
+
+    Raises:
+        InvalidRequest: a mixture of them.
+    """
+    given = [given] if isinstance(given, str) else given
     ids = [each for each in given if isinstance(each, int)]
     others = [each for each in given if not isinstance(each, int)]
     if (ids and others) or len({type(each) for each in others}) > 1:

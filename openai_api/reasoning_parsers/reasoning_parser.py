@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from openai_api.parser_signs import Signs
+
 
 class SplitText(NamedTuple):
     """What one piece of output adds to each part."""
@@ -18,12 +20,14 @@ class ReasoningParser(Protocol):
     Attributes:
         close_tag: the text that ends reasoning, also looked for as a token to count tokens.
         markers: texts that must stay visible in the output for the parser to work.
+        signs: what shows that a model reasons so.
         has_reasoned: whether reasoning has begun.
         is_reasoning: whether the output fed so far ends inside reasoning.
     """
 
     close_tag: str
     markers: tuple[str, ...]
+    signs: Signs
     has_reasoned: bool
     is_reasoning: bool
 

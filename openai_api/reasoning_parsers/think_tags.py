@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from openai_api.parser_signs import Signs
 from openai_api.reasoning_parsers.reasoning_parser import SplitText
 from openai_api.tag_scan import UntilTag
 
@@ -21,6 +22,8 @@ class ThinkTags:
 
     close_tag = CLOSE_TAG
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
+    # Some templates cut earlier reasoning off and never write the open tag.
+    signs = Signs(template=(CLOSE_TAG,), response={"open": OPEN_TAG, "content": "text"})
 
     def __init__(self, *, prompt_is_open: bool) -> None:
         """Say whether the prompt itself ends inside reasoning."""
@@ -82,6 +85,9 @@ class ThinkTags:
 
 class AlwaysThinking(ThinkTags):
     """For models that always reason first and may leave out the open tag."""
+
+    # No template tells that: where it opens reasoning itself, `ThinkTags` sees it in the prompt.
+    signs = Signs()
 
     def __init__(self, *, prompt_is_open: bool) -> None:  # noqa: ARG002  # the models' habit wins
         """Start inside reasoning whatever the prompt says."""

@@ -236,3 +236,23 @@ class ModelList(TypedDict):
 
     object: Literal["list"]
     data: list[ModelCard]
+
+
+class ClassifiedText(TypedDict):
+    """The class of one input, and the probability of each."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class Classification(TypedDict):
+    """The answer of `/v1/classify`."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ClassifiedText]
+    usage: EmbeddingUsage

@@ -180,11 +180,6 @@ def _check_tools(request: ChatCompletionRequest) -> None:
             raise InvalidRequest(
                 f"tools[{index}] must be a function with a name.", param=f"tools[{index}]"
             )
-        if tool.function.strict and request.tool_choice in (None, "auto"):
-            raise InvalidRequest(
-                f"tools[{index}].function.strict needs a tool_choice that forces a call.",
-                param=f"tools[{index}].function.strict",
-            )
     check_well_formed(
         (tool.function.parameters, f"tools[{index}].function.parameters")
         for index, tool in enumerate(tools)

@@ -12,13 +12,18 @@ from collections.abc import Collection
 import msgspec
 import orjson
 
+from openai_api.parser_signs import Signs
 from openai_api.tag_scan import UntilTag
-from openai_api.tool_parsers.tool_parser import ParsedCall
+from openai_api.tool_parsers.tool_parser import CallForm, ParsedCall
 
 logger = logging.getLogger(__name__)
 
 OPEN_TAG = "<tool_call>"
 CLOSE_TAG = "</tool_call>"
+
+
+def _begin(name: str) -> str:
+    return f'{OPEN_TAG}\n{{"name": {orjson.dumps(name).decode()}, "arguments": '
 
 
 class _Call(msgspec.Struct):
@@ -34,6 +39,11 @@ class HermesParser:
     """Turns complete `<tool_call>` blocks into calls; whitespace around a block is dropped."""
 
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
+    signs = Signs(
+        template=(OPEN_TAG, '"name":', '"arguments":'),
+        response={"open": OPEN_TAG, "content": "json"},
+    )
+    call_form: CallForm | None = CallForm(OPEN_TAG, _begin, f"}}\n{CLOSE_TAG}", separator="\n")
 
     def __init__(self, names: Collection[str], *, max_calls: int | None) -> None:
         """Accept calls of these functions only, and at most `max_calls` of them."""

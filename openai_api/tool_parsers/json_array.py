@@ -7,7 +7,8 @@ from collections.abc import Collection
 import msgspec
 import orjson
 
-from openai_api.tool_parsers.tool_parser import ParsedCall
+from openai_api.parser_signs import Signs
+from openai_api.tool_parsers.tool_parser import CallForm, ParsedCall
 
 
 class _Call(msgspec.Struct):
@@ -22,6 +23,9 @@ class JsonArrayParser:
     """A call leaves as soon as its object is closed; what is cut off comes back as text."""
 
     markers: tuple[str, ...] = ()
+    # A grammar makes the model write so; no model does by itself.
+    signs = Signs()
+    call_form: CallForm | None = None
 
     def __init__(self, names: Collection[str], *, max_calls: int | None) -> None:
         """Accept calls of these functions only, and at most `max_calls` of them."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.checkpoint.headers import TensorInfo, read_tensor_infos
+from runtime.checkpoint.headers import TensorInfo, read_header, read_tensor_infos
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.errors import StartupError
 
@@ -22,7 +22,8 @@ class CheckpointSummary:
     Attributes:
         total_bytes: on disk, of the tensors that are used.
         dtype: `float32`, `float16` or `bfloat16`: the type of most of the bytes.
-        tensors: those that are used, by name, in the order of files and bytes.
+        tensors: those that are used, by their name in `ModelSpec.weights`, in the order of files
+            and bytes; a tensor's own name is that in its file.
     """
 
     total_bytes: int
@@ -37,7 +38,13 @@ def check_model_folder(folder: Path, model: ModelSpec) -> CheckpointSummary:
         StartupError: weights cannot be read, or tensors are missing, unexpected, or of the wrong
             shape or type; one line that names the first few.
     """
-    found = read_tensor_infos(folder)
+    found: dict[str, TensorInfo] = {}
+    for name, info in read_tensor_infos(folder).items():
+        found[model.canonical(name)] = info
+    for layer in model.pooling.layers:
+        if layer.file:
+            for info in read_header(folder / layer.file):
+                found[f"{layer.name}.{info.name.removeprefix('linear.')}"] = info
     specs = {spec.name: spec for spec in model.weights}
     used = {name: info for name, info in found.items() if name in specs}
     missing = [name for name in specs if name not in found]

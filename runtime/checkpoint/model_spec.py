@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from runtime.checkpoint.pooling_config import Pooling
 
@@ -103,10 +103,10 @@ class ModelSpec(ABC):
         dtype: the checkpoint's own type, such as `bfloat16`.
         generation_defaults: sampling keys of `generation_config.json`, native names.
         raw: the whole of `config.json`.
-        pooling: of a model that gives vectors, from the folder's own files.
+        gives: what comes out for a text.
+        pooling: of a model that gives vectors or scores, with the layers behind it.
+        labels: names of the scores, in order.
     """
-
-    gives: ClassVar[Gives] = "tokens"
 
     architecture: str
     model_type: str
@@ -118,16 +118,31 @@ class ModelSpec(ABC):
     dtype: str = "float32"
     generation_defaults: dict[str, float | int] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
+    gives: Gives = "tokens"
     pooling: Pooling = field(default_factory=Pooling)
+    labels: tuple[str, ...] = ()
 
     @cached_property
     def weights(self) -> Sequence[WeightSpec]:
         """Every tensor that the checkpoint must have, in the order of the layers."""
-        return tuple(self._list_weights())
+        return (*self._list_weights(), *head_weights(self.pooling))
 
     @abstractmethod
     def _list_weights(self) -> Sequence[WeightSpec]:
-        """See `weights`."""
+        """Those of `weights` that are the family's; the layers behind the pooling are not."""
+
+    def canonical(self, name: str) -> str:
+        """Return the name in `weights` of a checkpoint's tensor.
+
+        The same weights are called otherwise where a model was saved as a part of another one.
+        """
+        return name
+
+    @property
+    def output_size(self) -> int:
+        """Numbers that come out for a text, of a model that gives vectors or scores."""
+        layers = self.pooling.layers
+        return layers[-1].out_size if layers else self.hidden_size
 
     @property
     @abstractmethod
@@ -143,9 +158,19 @@ class ModelSpec(ABC):
         """Whether a checkpoint tensor that is not in `weights` is known to be superfluous."""
         return name in self.aliases
 
-    def uneven_parts(self, tp_size: int) -> list[str]:  # noqa: ARG002  # families know
-        """What `tp_size` ranks cannot share evenly, such as `3 attention heads`."""
+    def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # families know
+        """What ranks cannot share evenly, such as `3 attention heads`.
+
+        Args:
+            tp_size: ranks that share each layer.
+            ep_size: those that share out the experts, whole ones each.
+        """
         return []
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of a layer; 0 where there are none."""
+        return 0
 
     @property
     def num_parameters(self) -> int:
@@ -177,3 +202,25 @@ class ModelSpec(ABC):
     def elements_per_token(self, tp_size: int) -> int:
         """Numbers that one token leaves on one rank between steps, over all layers."""
         return sum(state.elements_per_token(tp_size) for state in self.layer_states)
+
+
+def head_weights(pooling: Pooling) -> list[WeightSpec]:
+    """The weights of the layers behind the pooling; `head.<i>` and `head.<i>_norm` take them."""
+    weights: list[WeightSpec] = []
+    for index, layer in enumerate(pooling.layers):
+        target, shape = f"head.{index}", (layer.out_size, layer.in_size)
+        weights.append(WeightSpec(f"{layer.name}.weight", shape, f"{target}.weight"))
+        if layer.bias:
+            weights.append(
+                WeightSpec(f"{layer.name}.bias", shape[:1], f"{target}.bias", kind="bias")
+            )
+        if layer.norm:
+            norm = f"{target}_norm"
+            weights.append(
+                WeightSpec(f"{layer.norm}.weight", shape[:1], f"{norm}.weight", kind="norm")
+            )
+            if layer.norm_bias:
+                weights.append(
+                    WeightSpec(f"{layer.norm}.bias", shape[:1], f"{norm}.bias", kind="bias")
+                )
+    return weights

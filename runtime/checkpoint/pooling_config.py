@@ -1,4 +1,7 @@
-"""How a folder wants its vectors made, as sentence-transformers writes it. Front-safe: no torch."""
+"""What stands behind a text encoder's layers: pooling, dense layers, unit length. Front-safe.
+
+A folder of sentence-transformers says it in files of its own, a classifier by its architecture.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from runtime.checkpoint.config_keys import MAX_WIDTH
 from runtime.checkpoint.json_file import MAX_JSON_BYTES, Keys, read_json_object
 from runtime.errors import StartupError
 
@@ -18,17 +22,54 @@ _MODES: dict[str, Mode] = {
 }
 
 
+HeadActivation = Literal["", "tanh", "gelu", "gelu_tanh", "relu"]
+# Ends of the class names that sentence-transformers writes.
+_HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
+    "Identity": "",
+    "Tanh": "tanh",
+    "GELU": "gelu",
+    "ReLU": "relu",
+}
+
+
+@dataclass(frozen=True)
+class HeadLayer:
+    """A dense layer behind the pooled vector, and what follows it.
+
+    Attributes:
+        name: of its weights in the checkpoint, without `.weight`; with `file`, our name for them.
+        activation: applied to what it gives; empty for none.
+        norm: name of the layer norm behind the activation; empty for none.
+        norm_eps: of that norm.
+        norm_bias: whether that norm has one.
+        file: where the weights are, relative to the folder, as `linear.weight` and `linear.bias`;
+            empty for those of the model.
+    """
+
+    name: str
+    in_size: int
+    out_size: int
+    bias: bool = True
+    activation: HeadActivation = ""
+    norm: str = ""
+    norm_eps: float = 1e-5
+    norm_bias: bool = False
+    file: str = ""
+
+
 @dataclass(frozen=True)
 class Pooling:
-    """How one vector is made of a text's tokens.
+    """How numbers of a text are made of its tokens' vectors.
 
     Attributes:
         mode: the mean of all tokens, the first token, or the last.
-        normalize: whether the vector is scaled to unit length.
+        normalize: whether what comes out in the end is scaled to unit length.
+        layers: behind the pooled vector, in order.
     """
 
     mode: Mode = "mean"
     normalize: bool = True
+    layers: tuple[HeadLayer, ...] = ()
 
 
 def read_pooling(folder: Path, default: Mode) -> Pooling:
@@ -44,21 +85,40 @@ def read_pooling(folder: Path, default: Mode) -> Pooling:
     path = folder / "modules.json"
     if not path.is_file():
         return Pooling(default)
-    modules = _read_modules(path)
     mode: Mode | None = None
+    layers: list[HeadLayer] = []
     normalizes = False
-    for module in modules:
+    for module in _read_modules(path):
         kind = str(module.get("type", "")).rpartition(".")[2]
+        name = str(module.get("path", ""))
         if kind == "Pooling":
-            mode = _read_mode(folder / str(module.get("path", "")) / "config.json")
+            mode = _read_mode(folder / name / "config.json")
+        elif kind == "Dense":
+            layers.append(_read_dense(folder, name))
         elif kind == "Normalize":
             normalizes = True
         elif kind != "Transformer":
             raise StartupError(
                 f"{path}: a module of type {kind[:64]!r} is not supported, only Transformer, "
-                "Pooling and Normalize"
+                "Pooling, Dense and Normalize"
             )
-    return Pooling(mode or default, normalizes)
+    return Pooling(mode or default, normalizes, tuple(layers))
+
+
+def _read_dense(folder: Path, name: str) -> HeadLayer:
+    path = folder / name / "config.json"
+    keys = Keys(str(path), read_json_object(path))
+    activation = str(keys.values.get("activation_function", "Tanh")).rpartition(".")[2]
+    if activation not in _HEAD_ACTIVATIONS:
+        raise keys.error("activation_function", f"one of {', '.join(_HEAD_ACTIVATIONS)}")
+    return HeadLayer(
+        name=name,
+        in_size=keys.integer("in_features", MAX_WIDTH),
+        out_size=keys.integer("out_features", MAX_WIDTH),
+        bias=keys.flag("bias", True),
+        activation=_HEAD_ACTIVATIONS[activation],
+        file=f"{name}/model.safetensors",
+    )
 
 
 def _read_modules(path: Path) -> list[dict[str, Any]]:

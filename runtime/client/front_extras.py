@@ -20,7 +20,10 @@ _OTHER_KIND: dict[Gives, str] = {
         "This server's model gives vectors of texts and generates none: use /encode or "
         "/v1/embeddings."
     ),
-    "scores": "This server's model scores texts and generates none.",
+    "scores": (
+        "This server's model scores texts and generates none: use /classify, /v1/classify or "
+        "/v1/rerank."
+    ),
 }
 
 
@@ -150,7 +153,8 @@ def check_kind(extras: Sequence[ExtraSpec], limits: EngineLimits) -> None:
         InvalidRequest: the request is for another kind of model.
     """
     wanted = {front_extra(spec.name).needs for spec in extras} or {"tokens"}
-    if wanted != {limits.gives}:
+    # Scores are asked for as vectors are.
+    if wanted != {"tokens" if limits.gives == "tokens" else "vectors"}:
         raise InvalidRequest(_OTHER_KIND[limits.gives])
 
 

@@ -99,6 +99,28 @@ async def encode_texts(
     return encoded
 
 
+async def encode_pairs(
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], limits: EngineLimits
+) -> list[tuple[list[int], int]]:
+    """Token ids of the pairs of texts of one request; see `Tokenizer.encode_pairs`.
+
+    Raises:
+        InvalidRequest: the texts are too long together, or one holds half a surrogate pair.
+        TooLong: a pair is longer than the context.
+        Overloaded: too many other requests wait for the same.
+    """
+    check_texts([text for pair in pairs for text in pair], limits)
+    encoded: list[tuple[list[int], int]] = []
+
+    def check_length(num_tokens: int) -> None:
+        check_prompt_length(num_tokens, limits)
+
+    for joined in _groups(["".join(pair) for pair in pairs]):
+        group = pairs[len(encoded) : len(encoded) + len(joined)]
+        encoded += await _POOL.run(tokenizer.encode_pairs, group, check_length)
+    return encoded
+
+
 async def decode_texts(
     tokenizer: Tokenizer, sequences: Sequence[list[int]], *, skip_special_tokens: bool = True
 ) -> list[str]:

@@ -25,6 +25,9 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+# Values of the options that name a parser of chat's output.
+AUTO_PARSER, NO_PARSER = "auto", "none"
+
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -40,6 +43,11 @@ class ModelArgs:
     tokenizer_path: str | None = option(None, "Folder of the tokenizer; the model's when absent.")
     skip_tokenizer_init: bool = option(
         False, "Load no tokenizer: token ids come in, token ids go out, there is no text."
+    )
+    is_embedding: bool = option(
+        False,
+        "Vectors of texts from a model that generates text; others that give vectors or scores "
+        "need no flag.",
     )
     load_format: str = option(
         "auto", "How weights are found.", choices=("auto", "safetensors", "dummy")
@@ -87,11 +95,15 @@ class HttpArgs:
         None, "Authorities that complete the certificate's chain; clients need no certificate."
     )
     chat_template: str | None = option(None, "Chat template: a file, or the text itself.")
-    reasoning_parser: str | None = option(
-        None, "How reasoning is split from the answer in chat: qwen3, deepseek-r1, ..."
+    reasoning_parser: str = option(
+        AUTO_PARSER,
+        "How reasoning is split from the answer in chat: qwen3, deepseek-r1, ...; none; auto "
+        "recognises it from the model's templates.",
     )
-    tool_call_parser: str | None = option(
-        None, "How tool calls are read from the answer in chat: hermes, qwen25, ..."
+    tool_call_parser: str = option(
+        AUTO_PARSER,
+        "How tool calls are read from the answer in chat: hermes, qwen25, ...; none; auto "
+        "recognises it from the model's templates.",
     )
     enable_cache_report: bool = option(False, "Report cached prompt tokens in `usage`.")
     sampling_defaults: str = option(
@@ -156,6 +168,11 @@ class ParallelArgs:
         1,
         "Copies of the model, each on its own devices, behind one address.",
         aliases=("--data-parallel-size", "--dp"),
+    )
+    ep_size: int = option(
+        1,
+        "As --tp-size: each of those devices holds its share of the experts, not a part of each.",
+        aliases=("--expert-parallel-size", "--ep"),
     )
     load_balance_method: str = option(
         "auto",
@@ -247,6 +264,7 @@ class WorkerConfig:
         generation: how many workers this front has started before.
         deterministic: use batch-invariant kernels only.
         tp_size: processes that share each layer; this one starts the others.
+        ep_size: 1, or `tp_size` where those share out the experts.
         dp_size: replicas like this one on this machine.
         dp_rank: which of them this is.
         gpu_ids: GPUs to be seen, as `CUDA_VISIBLE_DEVICES` names them; empty for all.
@@ -283,6 +301,8 @@ class WorkerConfig:
     log_level: str
     decode_log_interval: int
     stream_interval: int
+    is_embedding: bool = False
+    ep_size: int = 1
     tokenizer_folder: str = ""
     grammar_backend: str = "none"
 

@@ -7,7 +7,7 @@ import logging
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.executor.batch_rows import BatchRows
-from runtime.executor.build import Executor, Report
+from runtime.executor.build import Executor, Report, build_attention
 from runtime.executor.encoder_runner import EncoderRunner
 from runtime.executor.memory import PoolSize
 from runtime.executor.out_of_memory import memory_for
@@ -20,7 +20,11 @@ _FEW_TOKENS = 8
 
 
 def build_encoder(
-    config: WorkerConfig, model: TextEncoder, group: TensorGroup | None, report: Report
+    config: WorkerConfig,
+    model: TextEncoder,
+    group: TensorGroup | None,
+    backend: str,
+    report: Report,
 ) -> Executor:
     """Give a loaded encoder its rows and compute a first step.
 
@@ -36,7 +40,10 @@ def build_encoder(
         rows = BatchRows(
             config.max_running_requests, max_pages, config.context_len, spec.vocab_size, device
         )
-        runner = EncoderRunner(model, rows, is_alone=group is None)
+        attention = None
+        if model.sees_backward_only:
+            attention = build_attention(config, backend, device.type)
+        runner = EncoderRunner(model, rows, is_alone=group is None, attention=attention)
         report("warming_up")
         compute_prompts(runner, Prompts(min(_FEW_TOKENS, config.context_len)), spec.vocab_size)
     if group is not None:
@@ -47,7 +54,7 @@ def build_encoder(
         model=model,
         kv=[],
         size=PoolSize(num_pages, config.page_size, 0),
-        attention_backend="none",
+        attention_backend="none" if attention is None else backend,
         weight_bytes=sum(holder.size_bytes for _, holder in model.holders()),
         allocate_kv=list,
     )

@@ -1,4 +1,4 @@
-"""Steps of a model that gives a vector for each text: no pages, no sampler."""
+"""Steps of a model that gives numbers for each text: no pages, no sampler."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import torch
 
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.staging import to_device
-from runtime.executor.step_plan import MaskSource, StepPlan
+from runtime.executor.step_plan import Int64Array, MaskSource, StepPlan
 from runtime.executor.step_runner import Computed, StepRunner
+from runtime.extras.pooled.device import Numbers
+from runtime.models.attention.backend import AttentionBackend
 from runtime.models.encoder_batch import EncoderBatch
-from runtime.models.layers.pooling import pool
 from runtime.models.model import TextEncoder
 
 
@@ -21,10 +22,25 @@ class EncoderRunner(StepRunner):
     a prompt; its token means nothing and is sent to nobody.
     """
 
-    def __init__(self, model: TextEncoder, rows: BatchRows, *, is_alone: bool) -> None:
-        """Run `model`; `is_alone` where no other rank computes the same steps."""
+    def __init__(
+        self,
+        model: TextEncoder,
+        rows: BatchRows,
+        *,
+        is_alone: bool,
+        attention: AttentionBackend | None = None,
+    ) -> None:
+        """Run `model`.
+
+        Args:
+            model: loaded.
+            rows: of the running batch.
+            is_alone: whether no other rank computes the same steps.
+            attention: for a model whose tokens see none behind them.
+        """
         super().__init__(rows, is_alone=is_alone)
         self._model = model
+        self._attention = attention
 
     @torch.inference_mode()
     def _compute(
@@ -34,24 +50,36 @@ class EncoderRunner(StepRunner):
         *,
         with_graphs: bool = True,  # noqa: ARG002  # there are none
     ) -> Computed:
-        batch = pack_texts(plan, self._rows.device)
-        pooled = pool(self._model.forward(batch), batch, self._model.spec.pooling)
+        numbers = self._rows.extras.device_half("pooled")
+        first_parts = numbers.first_parts(plan.rows) if isinstance(numbers, Numbers) else None
+        batch = pack_texts(plan, self._rows.device, first_parts)
+        batch.attention = self._attention
+        pooled = self._model.compute(batch)
         return Computed(
             host_tokens=np.zeros(len(plan.sample_rows), dtype=np.int64),
             outputs=self._rows.extras.of_samples("hidden", plan.rows, pooled),
         )
 
 
-def pack_texts(plan: StepPlan, device: torch.device) -> EncoderBatch:
-    """The texts of a step, one after the other; all of them are whole."""
+def pack_texts(
+    plan: StepPlan, device: torch.device, first_parts: Int64Array | None = None
+) -> EncoderBatch:
+    """The texts of a step, one after the other; all of them are whole.
+
+    Args:
+        plan: the step.
+        device: where it is computed.
+        first_parts: `[num_texts]`, tokens of the first text of each pair; 0 where there is but one;
+            absent where no text is a pair.
+    """
     assert not plan.start_lens.any(), "texts are computed in one step"
     indptr = np.zeros(len(plan.rows) + 1, dtype=np.int64)
     np.cumsum(plan.query_lens, out=indptr[1:])
     starts = np.repeat(indptr[:-1], plan.query_lens)
-    ids, positions, bounds = to_device(
-        device,
-        plan.chunk_tokens.astype(np.int64),
-        np.arange(int(indptr[-1]), dtype=np.int64) - starts,
-        indptr,
-    )
-    return EncoderBatch(ids, positions, plan.query_lens.tolist(), bounds)
+    places = np.arange(int(indptr[-1]), dtype=np.int64) - starts
+    ids, positions, bounds = to_device(device, plan.chunk_tokens.astype(np.int64), places, indptr)
+    batch = EncoderBatch(ids, positions, plan.query_lens.tolist(), bounds)
+    if first_parts is not None and first_parts.any():
+        borders = np.where(first_parts, first_parts, plan.query_lens)
+        (batch.second_parts,) = to_device(device, places >= np.repeat(borders, plan.query_lens))
+    return batch

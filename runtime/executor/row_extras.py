@@ -58,6 +58,10 @@ class RowExtras:
             self._asking[name] = np.zeros(self._num_rows, dtype=bool)
         return self._loaded[name]
 
+    def device_half(self, name: str) -> DeviceExtra | None:
+        """The extra of that name, if anybody has asked for it."""
+        return self._loaded.get(name)
+
     def of_samples(
         self,
         reads: Reads,

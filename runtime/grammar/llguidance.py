@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from runtime.grammar.blanks import MAX_BLANKS
@@ -24,6 +26,39 @@ _JSON_OPTIONS: Any = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{MAX_BLANKS
 def _limits() -> LLParserLimits:
     # A state takes one or two kilobytes. Errors must not show what others have written.
     return LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+
+
+class _Vocabulary:
+    """A tokenizer as the library wants it: added tokens are text, but for the special ones.
+
+    Read from the tokenizer's file, tags such as `<tool_call>` would be special because of their
+    brackets: masked wherever text may come, and offered where their text must.
+
+    Attributes:
+        tokens: bytes of each token.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]) -> None:
+        self._backend = tokenizer.backend
+        # Special tokens never stand for the text that they are written with.
+        self._backend.encode_special_tokens = True
+        self._plain = LLTokenizer(self._backend.to_str(), n_vocab=vocab_size)
+        self.tokens = [self._plain.decode_bytes([token_id]) for token_id in range(vocab_size)]
+        self.special_token_ids = sorted({*tokenizer.special_ids, *eos_token_ids})
+        self.eos_token_id = eos_token_ids[0] if eos_token_ids else self._plain.eos_token
+
+    def __call__(self, text: str) -> list[int]:
+        wanted = text.encode()
+        # Behind a line break, where the tokenizer would put a space before the text.
+        for lead in ("", "\n"):
+            ids: list[int] = self._backend.encode(lead + text, add_special_tokens=False).ids
+            ends = list(accumulate(len(self.tokens[token_id]) for token_id in reversed(ids)))
+            ids = ids[len(ids) - bisect_right(ends, len(wanted)) :]
+            if b"".join([self.tokens[token_id] for token_id in ids]) == wanted:
+                return ids
+        return self._plain.greedy_tokenize(text)
 
 
 class LLGuidanceMatcher:
@@ -56,10 +91,11 @@ class LLGuidanceBackend:
 
     def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
         """Read the tokenizer's vocabulary."""
-        backend = Tokenizer.from_folder(tokenizer_folder).backend
+        tokenizer = Tokenizer.from_folder(tokenizer_folder)
         self._eos = frozenset(eos_token_ids)
+        vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
         self._tokenizer = LLTokenizer(
-            backend.to_str(), n_vocab=vocab_size, eos_token=eos_token_ids or None
+            TokenizerWrapper(vocabulary), n_vocab=vocab_size, eos_token=eos_token_ids or None
         )
 
     def compile(self, spec: GrammarSpec) -> bytes:

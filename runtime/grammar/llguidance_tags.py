@@ -39,30 +39,64 @@ def tag_to_grammar(text: str, json_options: dict[str, Any]) -> str:
     form = tag.get("format")
     if isinstance(form, dict) and form.get("type") == "triggered_tags":
         return _triggered(form, json_options)
-    return LLMatcher.grammar_from_lark(f"start: {_lark(form, json_options)}\n")
+    return LLMatcher.grammar_from_lark(_rules(form, json_options))
 
 
-def _lark(form: Any, options: dict[str, Any]) -> str:
-    if not isinstance(form, dict):
-        raise GrammarError("a format must be an object with a type")
-    match form.get("type"):
-        case "const_string":
-            return _text(form.get("value"))
-        case "json_schema":
-            return "%json " + orjson.dumps(_schema(form.get("json_schema"), options)).decode()
-        case "regex":
-            return f"/{_SLASH.sub(_escaped, _string(form.get('pattern')))}/"
-        case "sequence":
-            return "( " + " ".join(_lark(each, options) for each in _parts(form)) + " )"
-        case "or":
-            return "( " + " | ".join(_lark(each, options) for each in _parts(form)) + " )"
-        case "tag":
-            content = _lark(form.get("content"), options)
-            return f"( {_text(form.get('begin'))} {content} {_text(form.get('end'))} )"
-        case other:
-            raise GrammarError(
-                f"the format {str(other)[:40]!r} is not known to llguidance's backend"
-            )
+def _rules(form: Any, options: dict[str, Any]) -> str:
+    lark = _Lark(options)
+    start = lark.of(form)
+    return "\n".join([f"start: {start}", *lark.rules, ""])
+
+
+class _Lark:
+    """Formats as expressions of Lark.
+
+    Attributes:
+        rules: that the expressions name.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self.rules: list[str] = []
+
+    def of(self, form: Any) -> str:
+        """The expression of a format."""
+        if not isinstance(form, dict):
+            raise GrammarError("a format must be an object with a type")
+        match form.get("type"):
+            case "const_string":
+                return _text(form.get("value"))
+            case "json_schema":
+                schema = _schema(form.get("json_schema"), self._options)
+                return "%json " + orjson.dumps(schema).decode()
+            case "regex":
+                return f"/{_SLASH.sub(_escaped, _string(form.get('pattern')))}/"
+            case "grammar":
+                return f"%lark {{\n{gbnf_to_lark(_string(form.get('grammar')))}\n}}"
+            case "sequence":
+                return "( " + " ".join(map(self.of, _parts(form, "elements"))) + " )"
+            case "or":
+                return "( " + " | ".join(map(self.of, _parts(form, "elements"))) + " )"
+            case "tag":
+                content = self.of(form.get("content"))
+                return f"( {_text(form.get('begin'))} {content} {_text(form.get('end'))} )"
+            case "tags_with_separator":
+                return self._separated(form)
+            case other:
+                raise GrammarError(
+                    f"the format {str(other)[:40]!r} is not known to llguidance's backend"
+                )
+
+    def _separated(self, form: dict[str, Any]) -> str:
+        # A rule: written out twice, large schemas would be twice as large.
+        name = f"part_{len(self.rules)}"
+        self.rules.append("")
+        place = len(self.rules) - 1
+        tags = " | ".join(map(self.of, _parts(form, "tags")))
+        self.rules[place] = f"{name}: {tags}"
+        more = f"( {_text(form.get('separator'))} {name} )*"
+        all_of_them = name if form.get("stop_after_first") else f"{name} {more}"
+        return f"( {all_of_them} )" + ("" if form.get("at_least_one") else "?")
 
 
 def _triggered(form: dict[str, Any], options: dict[str, Any]) -> str:
@@ -83,7 +117,7 @@ def _triggered(form: dict[str, Any], options: dict[str, Any]) -> str:
         elif kind == "grammar":
             inner = gbnf_to_lark(_string(content.get("grammar")))
         else:
-            inner = f"start: {_lark(content, options)}\n"
+            inner = _rules(content, options)
         tags.append(
             StructTag(trigger=trigger, begin=begin, grammar=inner, end=_string(tag.get("end")))
         )
@@ -101,10 +135,10 @@ def _schema(schema: Any, options: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "x-guidance": options}
 
 
-def _parts(form: dict[str, Any]) -> list[Any]:
-    parts = form.get("elements")
+def _parts(form: dict[str, Any], key: str) -> list[Any]:
+    parts = form.get(key)
     if not isinstance(parts, list) or not parts:
-        raise GrammarError("elements must be a list with at least one format")
+        raise GrammarError(f"{key} must be a list with at least one format")
     return parts
 
 

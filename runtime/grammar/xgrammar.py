@@ -13,7 +13,7 @@ import orjson
 import torch
 import xgrammar
 
-from runtime.grammar.blanks import BlankTokens
+from runtime.grammar.blanks import MAX_BLANKS, BlankTokens
 from runtime.grammar.cache import content_of, with_size
 from runtime.grammar.grammar_backend import BitmaskRows, GrammarError, is_lark
 from runtime.grammar.xgrammar_schema import lengths_as_patterns
@@ -197,12 +197,16 @@ def _with_patterns(part: Any) -> Any:
         return [_with_patterns(each) for each in part]
     if not isinstance(part, dict):
         return part
-    return {
+    copy = {
         key: lengths_as_patterns(value)
         if key in ("json_schema", "schema")
         else _with_patterns(value)
         for key, value in part.items()
     }
+    if copy.get("type") == "json_schema":
+        # In the grammar: beside free text, blanks outside of it must not be counted.
+        copy.setdefault("max_whitespace_cnt", MAX_BLANKS)
+    return copy
 
 
 def _readable(message: str) -> str:

@@ -30,7 +30,11 @@ def assemble(
         max_total_num_tokens=resolved.worker.context_len,
         vocab_size=prepared.model.vocab_size,
         allow_auto_truncate=config.http.allow_auto_truncate,
-        hidden_size=prepared.model.hidden_size,
+        hidden_size=(
+            prepared.model.hidden_size
+            if prepared.model.gives == "tokens"
+            else prepared.model.output_size
+        ),
         gives=prepared.model.gives,
     )
     client = EngineClient(

@@ -43,7 +43,7 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
     """
     check_options(config)
     config, model_folder = find_model(config)
-    model = read_model_spec(model_folder)
+    model = read_model_spec(model_folder, is_embedding=config.model.is_embedding)
     if config.model.load_format != "dummy":
         check_model_folder(model_folder, model)
     tokenizer_path = config.model.tokenizer_path

@@ -63,7 +63,6 @@ _NO_QUANTIZATION = "quantized weights are not supported yet"
 _NO_TIERS = "the KV pool has one tier, the device's memory"
 
 _REFUSED_SWITCHES = {
-    "--is-embedding": "embedding, reward and rerank models are not supported yet",
     "--enable-multimodal": "images, audio and video are not supported yet",
     "--checkpoint-engine-wait-weights-before-ready": "weights come from the model folder only",
     "--enable-custom-logit-processor": "code sent by clients never runs here",
@@ -93,8 +92,6 @@ _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--hicache-storage-backend": (_NO_TIERS, ()),
     "--pp-size": (_ONE_NODE, ("1",)),
     "--pipeline-parallel-size": (_ONE_NODE, ("1",)),
-    "--ep-size": ("expert parallelism is not supported yet", ("1",)),
-    "--ep": ("expert parallelism is not supported yet", ("1",)),
     "--nnodes": (_ONE_NODE, ("1",)),
     "--node-rank": (_ONE_NODE, ("0",)),
     "--dist-init-addr": (_ONE_NODE, ()),

@@ -15,6 +15,8 @@ import msgspec
 
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import (
+    AUTO_PARSER,
+    NO_PARSER,
     DetokenizerConfig,
     GrammarConfig,
     ParallelArgs,
@@ -118,7 +120,7 @@ def resolve(
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     policy = _schedule_policy(scheduling)
     attention = _attention_backend(config, device, dtype, model.head_dims, choices)
-    _check_fit(config, device, page_size)
+    _check_fit(config, device, page_size, attention)
     _check_deterministic(config, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
     _check_ranks(config.parallel, model, device, hardware)
@@ -203,6 +205,8 @@ def resolve(
         stream_interval=config.http.stream_interval,
         tokenizer_folder=str(folders.tokenizer),
         grammar_backend=grammar_backend,
+        is_embedding=config.model.is_embedding,
+        ep_size=config.parallel.ep_size,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),
@@ -238,11 +242,11 @@ def _attention_backend(
     config: ServerConfig, device: str, dtype: str, head_dims: frozenset[int], choices: _Choices
 ) -> str:
     asked = config.kernels.attention_backend
+    if asked in ("flashinfer", "triton") and device != "cuda":
+        # Launch lines written for a GPU name them: they work on a CPU as well.
+        return str(choices.pick("attention_backend", "auto", f"{asked} needs an NVIDIA device"))
     if asked != "flashinfer":
         return asked
-    if device != "cuda":
-        # Launch lines written for a GPU name it: they work on a CPU as well.
-        return str(choices.pick("attention_backend", "auto", "flashinfer needs an NVIDIA device"))
     if dtype == "float32":
         raise StartupError("--attention-backend flashinfer has no float32; use --dtype bfloat16.")
     for head_dim in sorted(head_dims.difference(_FLASHINFER_HEAD_DIMS)):
@@ -284,7 +288,8 @@ def check_options(config: ServerConfig) -> None:
     """
     _check_bounds(config)
     http, scheduling = config.http, config.scheduling
-    if config.model.skip_tokenizer_init and (http.reasoning_parser or http.tool_call_parser):
+    parsers = {http.reasoning_parser, http.tool_call_parser}
+    if config.model.skip_tokenizer_init and not parsers <= {None, AUTO_PARSER, NO_PARSER}:
         raise StartupError("--reasoning-parser and --tool-call-parser need a tokenizer.")
     chunk = scheduling.chunked_prefill_size
     if chunk is not None and chunk != -1 and chunk < 1:
@@ -342,14 +347,13 @@ def _check_bounds(config: ServerConfig) -> None:
         raise StartupError(f"{name} must be {wanted}, got {value}.")
 
 
-def _check_fit(config: ServerConfig, device: str, page_size: int) -> None:
+def _check_fit(config: ServerConfig, device: str, page_size: int, backend: str) -> None:
     """Refuse what the worker could not start with, before it costs the import of torch."""
     pool = config.scheduling.max_total_tokens
     if pool is not None and pool < page_size:
         raise StartupError(
             f"--max-total-tokens {pool} is less than one page of {page_size} tokens."
         )
-    backend = config.kernels.attention_backend
     runs_on = ATTENTION_DEVICES.get(backend, device)
     if runs_on != device:
         raise StartupError(
@@ -385,7 +389,15 @@ def _check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware
             f"{' with '.join(asked)} needs {tp_size * dp_size} GPUs; this machine shows "
             f"{hardware.num_gpus}."
         )
-    for what in model.uneven_parts(tp_size):
+    ep_size = parallel.ep_size
+    if ep_size != 1 and (ep_size != tp_size or not model.num_experts):
+        reason = (
+            f"the ranks of --tp-size {tp_size} share out the experts, or none do"
+            if model.num_experts
+            else f"{model.architecture} has no experts"
+        )
+        raise StartupError(f"--ep-size {ep_size}: {reason}.")
+    for what in model.uneven_parts(tp_size, ep_size):
         raise StartupError(f"--tp-size {tp_size}: the model's {what} cannot be shared evenly.")
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from runtime.models.attention.backend import AttentionBackend
 
 
 @dataclass
@@ -17,9 +21,14 @@ class EncoderBatch:
         positions: `[num_tokens]` int64, each token's place in its own text, from 0.
         lengths: tokens of each text, in order, each at least 1.
         indptr: `[num_texts + 1]` int64, bounds of the texts, on the model's device.
+        second_parts: `[num_tokens]` bool, tokens of the second text of a pair; `None` where there
+            are none.
+        attention: what a model whose tokens see none behind them attends with; `None` for others.
     """
 
     input_ids: Tensor
     positions: Tensor
     lengths: Sequence[int]
     indptr: Tensor
+    second_parts: Tensor | None = None
+    attention: AttentionBackend | None = None

@@ -13,6 +13,7 @@ from runtime.models.encoder_batch import EncoderBatch
 from runtime.models.forward_batch import ForwardBatch
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import WeightHolder
+from runtime.models.layers.text_head import TextHead
 
 
 class Model(ABC):
@@ -63,7 +64,15 @@ class CausalLM(Model):
 
 
 class TextEncoder(Model):
-    """A model that gives a vector for each token, every token seeing all of its text."""
+    """A model that gives numbers for each text, a vector or scores, and keeps nothing.
+
+    Attributes:
+        head: what makes them of the tokens' vectors.
+        sees_backward_only: whether a token sees none behind it; needs `EncoderBatch.attention`.
+    """
+
+    head: TextHead
+    sees_backward_only: bool = False
 
     @abstractmethod
     def forward(self, batch: EncoderBatch) -> Tensor:
@@ -72,3 +81,7 @@ class TextEncoder(Model):
         Returns:
             `[num_tokens, hidden_size]`.
         """
+
+    def compute(self, batch: EncoderBatch) -> Tensor:
+        """Return what the model gives for each text, `[num_texts, output_size]` float32."""
+        return self.head.run(self.forward(batch), batch)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from runtime.checkpoint.config_keys import read_architecture, read_config
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import ModelSpec
-from runtime.checkpoint.pooling_config import read_pooling
+from runtime.checkpoint.pooling_config import Pooling, read_pooling
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from runtime.models.model import Model
 
 _DECODER = "runtime.models.decoder.model:DecoderForCausalLM"
+_DECODER_TEXTS = "runtime.models.decoder.text_encoder:DecoderTextEncoder"
+_BERT = "runtime.models.bert.model:BertModel"
+_MODERNBERT = "runtime.models.modernbert.model:ModernBertModel"
 
 
 @dataclass(frozen=True)
@@ -31,29 +34,73 @@ class Family:
     Attributes:
         spec: `(config, generation) -> ModelSpec`; front-safe.
         model: class, made from a spec and a `BuildContext`; needs torch.
+        head: `(spec, config) -> ModelSpec`, for one with a head of its own behind a family's
+            layers; front-safe.
+        texts: class that runs it where vectors of texts are asked for; empty where it gives them
+            anyway, or cannot.
     """
 
     spec: str
     model: str
+    head: str = ""
+    texts: str = ""
+
+
+def _decoder(family: str) -> Family:
+    return Family(f"runtime.models.{family}.spec:read", _DECODER, texts=_DECODER_TEXTS)
+
+
+def _texts(family: str) -> Family:
+    return Family(f"runtime.models.{family}.spec:read", _DECODER_TEXTS)
+
+
+def _scorer(family: str, head: str, model: str = _DECODER_TEXTS) -> Family:
+    return Family(f"runtime.models.{family}.spec:read", model, head=f"runtime.models.heads:{head}")
 
 
 FAMILIES: dict[str, Family] = {
-    "Gemma3ForCausalLM": Family("runtime.models.gemma3.spec:read", _DECODER),
-    "LlamaForCausalLM": Family("runtime.models.llama.spec:read", _DECODER),
-    "MistralForCausalLM": Family("runtime.models.mistral.spec:read", _DECODER),
-    "BertModel": Family("runtime.models.bert.spec:read", "runtime.models.bert.model:BertModel"),
-    "Qwen2ForCausalLM": Family("runtime.models.qwen2.spec:read", _DECODER),
-    "Qwen3ForCausalLM": Family("runtime.models.qwen3.spec:read", _DECODER),
+    "Gemma3ForCausalLM": _decoder("gemma3"),
+    "LlamaForCausalLM": _decoder("llama"),
+    "MistralForCausalLM": _decoder("mistral"),
+    "MixtralForCausalLM": _decoder("mixtral"),
+    "Qwen2ForCausalLM": _decoder("qwen2"),
+    "Qwen2MoeForCausalLM": _decoder("qwen2_moe"),
+    "Qwen3ForCausalLM": _decoder("qwen3"),
+    "Qwen3MoeForCausalLM": _decoder("qwen3_moe"),
+    "LlamaModel": _texts("llama"),
+    "MistralModel": _texts("mistral"),
+    "Qwen2Model": _texts("qwen2"),
+    "Qwen3Model": _texts("qwen3"),
+    "BertModel": Family("runtime.models.bert.spec:read", _BERT),
+    "Gemma3TextModel": Family("runtime.models.gemma3.spec:read_texts", _DECODER_TEXTS),
+    "ModernBertModel": Family("runtime.models.modernbert.spec:read", _MODERNBERT),
+    "RobertaModel": Family("runtime.models.roberta.spec:read", _BERT),
+    "XLMRobertaModel": Family("runtime.models.roberta.spec:read", _BERT),
+    "BertForSequenceClassification": _scorer("bert", "pooled_classifier", _BERT),
+    "Gemma3TextForSequenceClassification": _scorer("gemma3", "last_token_scores"),
+    "LlamaForSequenceClassification": _scorer("llama", "last_token_scores"),
+    "MistralForSequenceClassification": _scorer("mistral", "last_token_scores"),
+    "ModernBertForSequenceClassification": _scorer(
+        "modernbert", "modernbert_classifier", _MODERNBERT
+    ),
+    "Qwen2ForRewardModel": _scorer("qwen2", "reward"),
+    "Qwen2ForSequenceClassification": _scorer("qwen2", "last_token_scores"),
+    "Qwen3ForSequenceClassification": _scorer("qwen3", "last_token_scores"),
+    "RobertaForSequenceClassification": _scorer("roberta", "dense_classifier", _BERT),
+    "XLMRobertaForSequenceClassification": _scorer("roberta", "dense_classifier", _BERT),
 }
 
 
-def read_model_spec(folder: Path, overrides: dict[str, Any] | None = None) -> ModelSpec:
+def read_model_spec(
+    folder: Path, overrides: dict[str, Any] | None = None, *, is_embedding: bool = False
+) -> ModelSpec:
     """Read what a model folder says about its model.
 
     Args:
         folder: local, with `config.json` and perhaps `generation_config.json`; or the file that
             stands for the first, the second beside it.
         overrides: top-level keys that replace those of `config.json`.
+        is_embedding: whether a model that generates text is wanted for vectors of texts instead.
 
     Raises:
         StartupError: no such file, an unsupported architecture or feature, a number that is
@@ -63,6 +110,11 @@ def read_model_spec(folder: Path, overrides: dict[str, Any] | None = None) -> Mo
     family = _find(read_architecture(config), brings_code="auto_map" in config.values)
     read = cast("Callable[[Keys, Keys], ModelSpec]", load_object(family.spec))
     spec = read(config, generation)
+    if family.head:
+        with_head = cast("Callable[[ModelSpec, Keys], ModelSpec]", load_object(family.head))
+        spec = with_head(spec, config)
+    elif spec.gives == "tokens" and (is_embedding or not family.texts):
+        spec = replace(spec, gives="vectors", pooling=Pooling("last"))
     if spec.gives == "vectors":
         return replace(spec, pooling=read_pooling(folder, spec.pooling.mode))
     return spec
@@ -70,7 +122,9 @@ def read_model_spec(folder: Path, overrides: dict[str, Any] | None = None) -> Mo
 
 def model_class(spec: ModelSpec) -> type[Model]:
     """The class that runs the model that `spec` describes."""
-    return cast("type[Model]", load_object(FAMILIES[spec.architecture].model))
+    family = FAMILIES[spec.architecture]
+    path = family.texts if spec.gives != "tokens" and family.texts else family.model
+    return cast("type[Model]", load_object(path))
 
 
 def _find(architecture: str, *, brings_code: bool) -> Family:

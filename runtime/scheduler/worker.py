@@ -145,7 +145,7 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
     torch.set_num_threads(config.num_threads)
     torch.set_grad_enabled(False)
     device = _device(config, rank)
-    spec = read_model_spec(Path(config.model_folder))
+    spec = _read_spec(config)
     report("loading_weights")
     group = _join_group(config, rank, device)
     backend, linear = choose_attention(config, device.type)
@@ -166,7 +166,7 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
     took_s = time.perf_counter() - started
     logger.info("Weights: %.2f GiB on %s in %.2f s", parameter_bytes(model) / GIB, device, took_s)
     if isinstance(model, TextEncoder):
-        return replace(build_encoder(config, model, group, report), load_seconds=took_s)
+        return replace(build_encoder(config, model, group, backend, report), load_seconds=took_s)
     assert isinstance(model, CausalLM), "a family gives tokens or vectors"
     return replace(build_executor(config, model, group, backend, report), load_seconds=took_s)
 
@@ -193,6 +193,7 @@ def _build_context(
         all_reduce=group.sum_in_order if config.deterministic else group.all_reduce,
         sum_place=None if config.deterministic else partial(group.place, dtype=context.dtype),
         gather_columns=group.gather_columns,
+        splits_experts=config.ep_size > 1,
     )
 
 
@@ -235,8 +236,12 @@ def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> Tensor
     return TensorGroup(rank, config.tp_size, device, store)
 
 
+def _read_spec(config: WorkerConfig) -> ModelSpec:
+    return read_model_spec(Path(config.model_folder), is_embedding=config.is_embedding)
+
+
 def _grammars(config: WorkerConfig) -> Grammars:
-    vocab_size = read_model_spec(Path(config.model_folder)).vocab_size
+    vocab_size = _read_spec(config).vocab_size
     if config.grammar_backend == "none":
         return Grammars(None, vocab_size, config.eos_token_ids)
 

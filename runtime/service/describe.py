@@ -18,10 +18,8 @@ _SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
 # Arguments of the reference that routers read and that have one value here.
 _FIXED_ARGS: dict[str, Any] = {
     "pp_size": 1,
-    "ep_size": 1,
     "nnodes": 1,
     "node_rank": 0,
-    "is_embedding": False,
     "disaggregation_mode": "null",
     "quantization": None,
     "kv_cache_dtype": "auto",
@@ -115,6 +113,7 @@ def describe_args(context: ServiceContext) -> dict[str, Any]:
     for name in _SECRETS:
         flat[name] = None
     flat["weight_version"] = context.weight_version
+    flat["is_embedding"] = context.model.gives != "tokens"
     worker = context.status.worker
     if worker is not None:
         flat.update(

@@ -20,8 +20,10 @@ from runtime.extras.logprobs.front import MAX_TOKEN_IDS
 from runtime.extras.logprobs.positions import LogprobSpec, outputs_of
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
+from runtime.service.classes import require_scores
 from runtime.service.context import ServiceContext
 from runtime.service.streams import merge, new_id, open_streams, sample_rids
+from runtime.service.text_embeddings import embed
 
 MAX_ITEMS = 4096
 
@@ -85,6 +87,10 @@ async def score(context: ServiceContext, body: ScoreBody, body_size: int = 0) ->
     """
     _refuse_unsupported(body)
     prompts = await _prompts(context, body)
+    if context.model.gives != "tokens":
+        require_scores(context.model, "/v1/score")
+        found = await embed(context, prompts) if prompts else []
+        return Scored([each.numbers.tolist() for each in found], sum(map(len, prompts)))
     labels = await work_out(
         body_size,
         _labels,

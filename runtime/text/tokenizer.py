@@ -65,6 +65,7 @@ class Tokenizer:
         vocab_size: tokens including the added ones; the logits may be wider.
         model_max_length: longest input the tokenizer claims, `None` when it claims none.
         chat_template: the Jinja text, the default one where there are several.
+        response_template: what the folder says of how the model writes answers; empty without.
         special_ids: ids that `skip_special_tokens` hides.
         cleans_up_spaces: whether decoded text goes through `clean_up_spaces`.
     """
@@ -83,6 +84,8 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.model_max_length = _plausible_length(config.get("model_max_length"))
         self.chat_template = chat_template
+        described = config.get("response_template")
+        self.response_template: dict[str, Any] = described if isinstance(described, dict) else {}
         self.special_ids: frozenset[int] = frozenset(
             token_id
             for token_id, token in backend.get_added_tokens_decoder().items()
@@ -216,6 +219,36 @@ class Tokenizer:
                 check_length(len(encoding))
         return [encoding.ids for encoding in encodings]
 
+    def encode_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        check_length: Callable[[int], object] | None = None,
+    ) -> list[tuple[list[int], int]]:
+        """Token ids of pairs of texts, as models that compare two texts were trained on them.
+
+        Args:
+            pairs: any number.
+            check_length: see `encode_batch`.
+
+        Returns:
+            Of each pair its ids, and how many of them belong to the first text where the tokenizer
+            tells the two apart; 0 where it does not.
+
+        Raises:
+            InvalidRequest: a text holds half a surrogate pair.
+        """
+        for pair in pairs:
+            _refuse_surrogates(pair)
+        # The `fast` variant does not tell the two texts apart where no template joins them.
+        encodings = self.backend.encode_batch(list(pairs), add_special_tokens=True)
+        if check_length is not None:
+            for encoding in encodings:
+                check_length(len(encoding))
+        return [
+            (encoding.ids, types.index(1) if 1 in (types := encoding.type_ids) else 0)
+            for encoding in encodings
+        ]
+
     # ---- ids to text ----
 
     def decode(
@@ -268,6 +301,13 @@ class _NoTokenizer(Tokenizer):
         add_special_tokens: bool = True,  # noqa: ARG002
         check_length: Callable[[int], object] | None = None,  # noqa: ARG002
     ) -> list[list[int]]:
+        raise InvalidRequest(_MISSING)
+
+    def encode_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],  # noqa: ARG002
+        check_length: Callable[[int], object] | None = None,  # noqa: ARG002
+    ) -> list[tuple[list[int], int]]:
         raise InvalidRequest(_MISSING)
 
     def decode(

@@ -62,7 +62,10 @@ def from_shared_memory(name: str) -> Incoming:
         raise InvalidRequest(f"shared_memory: there is no {path} on this machine.")
     infos = read_header(path)
     _check_floating({info.name: info.dtype for info in infos if info.dtype not in FILE_DTYPES})
-    return Incoming({info.name: list(info.shape) for info in infos}, read_tensors(path, infos))
+    return Incoming(
+        {info.name: list(info.shape) for info in infos},
+        read_tensors(path, ((info.name, info) for info in infos)),
+    )
 
 
 def from_cuda(handles: list[CudaHandle], device: torch.device) -> Incoming:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import groupby
@@ -39,28 +39,28 @@ def checkpoint_tensors(
         StartupError: a file changed since it was checked.
     """
     if device.type == "cpu":
-        yield from _views(summary.tensors.values())
+        yield from _views(summary.tensors)
     else:
-        yield from copies(list(summary.tensors.values()), device, shards)
+        yield from copies(summary.tensors, device, shards)
 
 
-def _views(infos: Iterable[TensorInfo]) -> Iterator[tuple[str, Tensor]]:
-    for path, of_file in groupby(infos, key=_file):
+def _views(infos: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Tensor]]:
+    for path, of_file in groupby(infos.items(), key=lambda item: item[1].file):
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
-                for info in of_file:
-                    yield info.name, file.get_tensor(info.name)
+                for name, info in of_file:
+                    yield name, file.get_tensor(info.name)
         except (SafetensorError, OSError) as error:
             raise _unreadable(path, error) from error
 
 
 def copies(
-    infos: list[TensorInfo], device: torch.device, shards: Mapping[str, WeightShard]
+    infos: Mapping[str, TensorInfo], device: torch.device, shards: Mapping[str, WeightShard]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield copies on `device`, in the order of `infos`, made by several threads.
 
     Args:
-        infos: what to read.
+        infos: what to read, by the name it is wanted under.
         device: where to.
         shards: by name, which part of a tensor is wanted; others are copied whole.
 
@@ -69,7 +69,7 @@ def copies(
     """
     with ExitStack() as stack:
         files: dict[Path, Any] = {}
-        for path in dict.fromkeys(info.file for info in infos):
+        for path in dict.fromkeys(info.file for info in infos.values()):
             try:
                 files[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
             except (SafetensorError, OSError) as error:
@@ -78,36 +78,32 @@ def copies(
         # Making a view takes no time, and the library does not say that threads may share a file.
         one_by_one = threading.Lock()
 
-        def read(info: TensorInfo) -> Tensor:
+        def read(name: str, info: TensorInfo) -> Tensor:
             try:
                 with one_by_one:
                     view: Tensor = files[info.file].get_tensor(info.name)
             except (SafetensorError, OSError) as error:
                 raise _unreadable(info.file, error) from error
-            if info.name in shards:
-                view = shards[info.name].local_part(view)
+            if name in shards:
+                view = shards[name].local_part(view)
             return view.to(device, copy=True)
 
         pool = stack.enter_context(ThreadPoolExecutor(_READERS, thread_name_prefix="weights"))
-        waiting: deque[tuple[TensorInfo, Future[Tensor]]] = deque()
+        waiting: deque[tuple[str, int, Future[Tensor]]] = deque()
         ahead = 0
         try:
-            for info in infos:
+            for name, info in infos.items():
                 while waiting and ahead + info.size_bytes > _AHEAD_BYTES:
-                    first, future = waiting.popleft()
-                    yield first.name, future.result()
-                    ahead -= first.size_bytes
-                waiting.append((info, pool.submit(read, info)))
+                    first, size_bytes, future = waiting.popleft()
+                    yield first, future.result()
+                    ahead -= size_bytes
+                waiting.append((name, info.size_bytes, pool.submit(read, name, info)))
                 ahead += info.size_bytes
-            for first, future in waiting:
-                yield first.name, future.result()
+            for first, _, future in waiting:
+                yield first, future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _unreadable(path: Path, error: Exception) -> StartupError:
     return StartupError(f"{path} cannot be read: {error}")
-
-
-def _file(info: TensorInfo) -> Path:
-    return info.file

@@ -70,23 +70,26 @@ class WeightFiles:
         Raises:
             StartupError: a file cannot be read, or changed since it was looked at.
         """
-        for path, infos in groupby(self.summary.tensors.values(), key=lambda info: info.file):
+        named = self.summary.tensors.items()
+        for path, infos in groupby(named, key=lambda item: item[1].file):
             yield from read_tensors(path, infos)
         path_changed = self.changed()
         if path_changed is not None:
             raise StartupError(f"{path_changed} was changed while it was read")
 
 
-def read_tensors(path: Path, infos: Iterable[TensorInfo]) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors of one file, each in memory of its own.
+def read_tensors(
+    path: Path, infos: Iterable[tuple[str, TensorInfo]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors of one file under the names given, each in memory of its own.
 
     Raises:
         StartupError: the file cannot be read, or ends too soon.
     """
     try:
         with open_regular(path) as file:
-            for info in infos:
-                yield info.name, _read(file, info)
+            for name, info in infos:
+                yield name, _read(file, info)
     except OSError as error:
         raise StartupError(f"{path} cannot be read: {error.strerror}") from error
 

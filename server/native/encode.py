@@ -1,4 +1,4 @@
-"""`/encode`: the vector of a text, or of several, from a model that gives vectors."""
+"""`/encode` and `/classify`: the numbers of texts from a model that gives vectors or scores."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from runtime.client.json_body import decode_body
 from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import Int64
 from runtime.service.context import ServiceContext
-from runtime.service.text_embeddings import Embedding, EmbeddingAnswer, describe, embed
+from runtime.service.text_embeddings import (
+    Embedding,
+    EmbeddingAnswer,
+    TextInput,
+    describe,
+    embed,
+)
 from server.access import Access, AccessRouter
 from server.error_responses import json_response
 from server.event_stream import unless_disconnected
 
 
 class EncodeBody(msgspec.Struct, kw_only=True):
-    """`/encode` as it arrives; keys that are not listed here are ignored."""
+    """`/encode` and `/classify` as they arrive; keys that are not listed here are ignored."""
 
     text: str | list[str | list[str]] | None = None
     input_ids: list[int | list[int]] | None = None
@@ -57,22 +63,23 @@ async def encode(context: ServiceContext, body: EncodeBody) -> tuple[list[Embedd
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
-    """The route `/encode`."""
+    """The routes, two names for one thing."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
     async def encode_texts(request: Request) -> Response:
-        """Vector of one text (the answer is an object) or of several (a list)."""
+        """Vector or scores of one text (the answer is an object) or of several (a list)."""
         body = decode_body(await request.body(), _DECODER)
         found, is_single = await unless_disconnected(request.receive, encode(context, body))
         answers = [describe(each) for each in found]
         return json_response(answers[0] if is_single else answers)
 
     documented = operation(EncodeBody, ok=json_of(EmbeddingAnswer, list[EmbeddingAnswer]))
-    router.add_api_route("/encode", encode_texts, methods=["POST", "PUT"], openapi_extra=documented)
+    for path in ("/encode", "/classify"):
+        router.add_api_route(path, encode_texts, methods=["POST", "PUT"], openapi_extra=documented)
     return router
 
 
-def _inputs(body: EncodeBody) -> tuple[list[str | list[int]], bool]:
+def _inputs(body: EncodeBody) -> tuple[list[TextInput], bool]:
     """The texts or lists of ids, and whether there is a single one that is not in a list."""
     if body.input_ids is not None:
         ids = [each for each in body.input_ids if isinstance(each, int)]
@@ -84,9 +91,14 @@ def _inputs(body: EncodeBody) -> tuple[list[str | list[int]], bool]:
         return ([ids], True) if ids else ([*lists], False)
     if isinstance(body.text, str):
         return [body.text], True
-    texts = [each for each in body.text or [] if isinstance(each, str)]
-    if len(texts) < len(body.text or []):
+    return [_text_or_pair(each) for each in body.text or []], False
+
+
+def _text_or_pair(given: str | list[str]) -> TextInput:
+    if isinstance(given, str):
+        return given
+    if len(given) != 2:  # a query and a document
         raise InvalidRequest(
-            "Pairs of texts need a model that scores them; this one gives vectors.", param="text"
+            f"A list within text must be a pair of texts, got {len(given)}.", param="text"
         )
-    return [*texts], False
+    return given[0], given[1]

@@ -75,7 +75,7 @@ def api(request: pytest.FixtureRequest) -> Iterator[Api]:
     if request.param == "fake":
         yield request.getfixturevalue("fake_api")
         return
-    with ServerProcess("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes") as server:
+    with ServerProcess() as server:
         server.wait_ready()
         model = server.client.get("/v1/models").json()["data"][0]["id"]
         yield Api(server.url, model, echoes=False)

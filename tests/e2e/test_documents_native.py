@@ -1,7 +1,7 @@
 """The code cells of the native API's document that this server can serve, in order.
 
-Only the package, the host and the model's name are changed. Left out are the cells on embedding,
-rerank, reward and mixture-of-experts models.
+Only the package, the host and the model's name are changed. Left out are the cells on
+mixture-of-experts models.
 """
 
 import ast
@@ -58,9 +58,19 @@ def test_weights_are_updated(printed):
     assert "repository not found" in printed[9]
 
 
+def test_models_that_give_vectors_and_scores(printed):
+    vector = ast.literal_eval(printed[12].split("(first 10): ")[1].strip())
+    assert len(vector) == 10
+    assert all(isinstance(number, float) for number in vector)
+    scores = re.findall(r"Score: (-?[\d.]+) - Document: '(hi|The giant panda .*)'", printed[15])
+    assert len(scores) == 2
+    assert float(scores[0][0]) >= float(scores[1][0])
+    assert len(re.findall(r"^reward: -?[\d.]+", printed[18], re.MULTILINE)) == 2
+
+
 def test_the_round_trip(printed):
     text = "SGLang provides efficient tokenization endpoints."
     ids = Tokenizer.from_folder(MODEL_PATH).encode(text, add_special_tokens=False)
-    assert f"Tokenized Output (IDs):\n{ids}" in printed[12]
-    assert f"Token Count: {len(ids)}" in printed[12]
-    assert "Round Trip Successful" in printed[12]
+    assert f"Tokenized Output (IDs):\n{ids}" in printed[21]
+    assert f"Token Count: {len(ids)}" in printed[21]
+    assert "Round Trip Successful" in printed[21]

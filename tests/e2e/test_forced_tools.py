@@ -95,7 +95,7 @@ def test_a_forced_call_is_streamed(server: ServerProcess) -> None:
                 (choice,) = json.loads(line[6:])["choices"]
                 parts += choice["delta"].get("tool_calls") or []
                 reasons.append(choice["finish_reason"])
-    assert [part["function"]["name"] for part in parts] == ["get_weather", None]
+    assert [part["function"].get("name") for part in parts] == ["get_weather", None]
     assert parts[0]["function"]["arguments"] == ""
     check_weather(
         {"function": {"name": "get_weather", "arguments": parts[1]["function"]["arguments"]}}

@@ -15,6 +15,7 @@ from tests.support.grammar_backends import BACKENDS
 from tests.support.openapi_document import OpenAPIDocument, beyond, bounded
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_bert, tiny_model
+from tests.support.tiny_text_models import text_model
 
 SHORT = {"max_new_tokens": 4, "temperature": 0}
 LOGPROBS = {"return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [7], "text": "The"}
@@ -101,8 +102,10 @@ def asks(folder: Path) -> list[Ask]:
         post("/v1/embeddings", 400, input="The"),
         post("/encode", 400, text="The"),
         Ask("PUT", "/encode", {"text": "The"}, 400),
-        *(Ask(m, p, {}, 400) for m in ("POST", "PUT") for p in ("/classify", "/v1/classify")),
-        *(Ask(m, "/v1/rerank", {}, 400) for m in ("POST", "PUT")),
+        *(Ask(method, "/classify", {"text": "The"}, 400) for method in ("POST", "PUT")),
+        post("/v1/classify", 400, input="The"),
+        post("/v1/rerank", 400, query="The", documents=["A"]),
+        Ask("PUT", "/v1/rerank", {"query": "The", "documents": ["A"]}, 400),
         post("/generate", text="The", sampling_params=SHORT, return_prompt_token_ids=True),
         post("/generate", text=["The", "A"], sampling_params=SHORT, return_entropy=True),
         post(
@@ -234,20 +237,40 @@ def test_bounds_of_the_weight_routes(server, document, folder):
     assert names == {"master_port", "rank_offset", "world_size", "timeout", "truncate_size"}
 
 
-def test_a_model_that_gives_vectors_answers_as_described():
-    with ServerProcess("--model-path", str(tiny_bert("bert"))) as server:
+VECTORS = (
+    post("/encode", text="The"),
+    put("/encode", text=["The", "A"]),
+    post("/v1/embeddings", input=["The", "A"]),
+    post("/v1/embeddings", input="The", encoding_format="base64"),
+    post("/encode", 400, text="The", priority=2**63),
+    post("/v1/embeddings", 400, input="The", priority=-(2**63) - 1),
+    post("/generate", 400, text="The"),
+    get("/health_generate"),
+    get("/model_info"),
+    get("/server_info"),
+)
+CLASSES = (
+    post("/classify", text="The"),
+    put("/classify", text=["The", "A"]),
+    post("/v1/classify", input=["The", "A"]),
+    post("/v1/classify", 400, input="The", priority=2**63),
+    post("/v1/score", query="", items=["The"], label_token_ids=[1]),
+)
+RANKS = (
+    post("/v1/rerank", query="The", documents=["A", "B"]),
+    post("/v1/rerank", query="The", documents=["A", "B"], top_n=1, return_documents=False),
+    post("/v1/rerank", 400, query="The", documents=["A"], top_n=0),
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [("bert", VECTORS), ("bert_scores", CLASSES), ("xlm_roberta_scores", RANKS)],
+)
+def test_a_model_of_another_kind_answers_as_described(model, wanted):
+    folder = tiny_bert(model) if model == "bert" else text_model(model)
+    with ServerProcess("--model-path", str(folder)) as server:
         server.wait_ready()
         document = OpenAPIDocument(server.client.get("/openapi.json").json())
-        for ask in (
-            post("/encode", text="The"),
-            put("/encode", text=["The", "A"]),
-            post("/v1/embeddings", input=["The", "A"]),
-            post("/v1/embeddings", input="The", encoding_format="base64"),
-            post("/encode", 400, text="The", priority=2**63),
-            post("/v1/embeddings", 400, input="The", priority=-(2**63) - 1),
-            post("/generate", 400, text="The"),
-            get("/health_generate"),
-            get("/model_info"),
-            get("/server_info"),
-        ):
+        for ask in wanted:
             check(server, document, ask)

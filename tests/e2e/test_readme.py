@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/quickstart.md")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Served with what the quick start tells the reader to start it with.
-OPTIONS = "--reasoning-parser qwen3 --tool-call-parser qwen25"
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -106,7 +105,7 @@ def interrupt(process: subprocess.Popen[str]) -> int:
 def port() -> Iterator[int]:
     chosen = free_port()
     assert "make serve" in COMMANDS
-    process = make_serve(f'make serve ARGS="--port {chosen} {OPTIONS}"')
+    process = make_serve(f'make serve ARGS="--port {chosen}"')
     yield chosen
     interrupt(process)
 

@@ -1,5 +1,6 @@
 """Encoders against `transformers`: vectors of texts, alone and among neighbours."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,26 +9,21 @@ import torch
 
 from runtime.checkpoint.pooling_config import Pooling
 from runtime.errors import StartupError
-from runtime.extras.pooled.front import VECTOR
+from runtime.extras.pooled.front import VECTOR, of_pair
 from runtime.models.registry import read_model_spec
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import TINY_BERTS, edit_json, tiny_bert
+from tests.support.tiny_text_models import (
+    SCORES,
+    TEXT_MODELS,
+    VECTORS,
+    add_dense,
+    text_model,
+    their_scores,
+    their_vectors,
+)
 
 TEXTS = [np.random.default_rng(i).integers(3, 500, 1 + 7 * i).tolist() for i in range(16)]
-
-
-def their_vectors(folder: Path, pooling: str, *, normalize: bool) -> torch.Tensor:
-    from transformers import AutoModel
-
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    found = []
-    for text in TEXTS:
-        with torch.inference_mode():
-            hidden = model(torch.tensor([text])).last_hidden_state[0]
-        pick = {"mean": hidden.mean(dim=0), "cls": hidden[0], "last": hidden[-1]}
-        found.append(pick[pooling])
-    vectors = torch.stack(found)
-    return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
 
 
 def our_vectors(engine: InProcessEngine, count: int = len(TEXTS)) -> torch.Tensor:
@@ -48,8 +44,79 @@ def our_vectors(engine: InProcessEngine, count: int = len(TEXTS)) -> torch.Tenso
 @pytest.mark.parametrize("name", TINY_BERTS)
 def test_vectors_equal_transformers(name: str, pooling: str, normalize: bool) -> None:
     folder = tiny_bert(name, pooling, normalize=normalize)
-    expected = their_vectors(folder, pooling, normalize=normalize)
+    expected = their_vectors(folder, TEXTS, pooling, normalize=normalize)
     torch.testing.assert_close(our_vectors(InProcessEngine(folder)), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_of_every_family(name: str) -> None:
+    folder, variant = text_model(name), TEXT_MODELS[name]
+    engine = InProcessEngine(folder, is_embedding=variant.is_embedding)
+    expected = their_vectors(folder, TEXTS, variant.pooling)
+    torch.testing.assert_close(our_vectors(engine), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_of_every_family(name: str) -> None:
+    folder = text_model(name)
+    found = our_vectors(InProcessEngine(folder))
+    torch.testing.assert_close(found, their_scores(folder, TEXTS), atol=5e-5, rtol=5e-5)
+
+
+def test_a_reward_model_of_two_dense_layers(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(text_model("qwen2"), folder)
+    weights = {
+        k: v for k, v in load_file(folder / "model.safetensors").items() if "lm_head" not in k
+    }
+    generator = torch.Generator().manual_seed(5)
+    for name, shape in (("0", (32, 32)), ("2", (1, 32))):
+        weights[f"score.{name}.weight"] = torch.empty(shape).normal_(generator=generator)
+        weights[f"score.{name}.bias"] = torch.empty(shape[:1]).normal_(generator=generator)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    hidden = their_vectors(folder, TEXTS, "last", normalize=False)
+    edit_json(folder / "config.json", architectures=["Qwen2ForRewardModel"])
+    linear = torch.nn.functional.linear
+    inner = linear(hidden, weights["score.0.weight"], weights["score.0.bias"]).relu()
+    expected = linear(inner, weights["score.2.weight"], weights["score.2.bias"])
+    found = our_vectors(InProcessEngine(folder))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_dense_layers_behind_the_pooling(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder = add_dense(text_model("modernbert"), tmp_path / "model", [48, 24])
+    expected = their_vectors(folder, TEXTS, "mean", normalize=False)
+    for name in ("2_Dense", "3_Dense"):
+        weights = load_file(folder / name / "model.safetensors")
+        linear = torch.nn.functional.linear
+        expected = linear(expected, weights["linear.weight"], weights["linear.bias"]).tanh()
+    expected = torch.nn.functional.normalize(expected, dim=-1)
+    assert read_model_spec(folder).output_size == 24
+    torch.testing.assert_close(our_vectors(InProcessEngine(folder)), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_the_second_text_of_a_pair_is_of_the_second_type() -> None:
+    folder = text_model("bert_scores")
+    engine = InProcessEngine(folder)
+    pairs = TEXTS[2:6]
+    for i, text in enumerate(pairs):
+        engine.add(i + 1, text, 0, extras=[of_pair(3 + i)])
+    engine.add(9, pairs[0], 0, extras=[VECTOR])
+    engine.run()
+    expected = [
+        their_scores(folder, [text], token_type_ids=(torch.arange(len(text)) >= 3 + i).long()[None])
+        for i, text in enumerate(pairs)
+    ]
+    expected.append(their_scores(folder, [pairs[0]]))
+    found = [
+        torch.frombuffer(bytearray(engine.blocks[i, "pooled"][0].data), dtype=torch.float32)
+        for i in (1, 2, 3, 4, 9)
+    ]
+    torch.testing.assert_close(torch.stack(found), torch.cat(expected), atol=5e-5, rtol=5e-5)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +130,7 @@ def test_vectors_equal_transformers(name: str, pooling: str, normalize: bool) ->
 )
 def test_neighbours_and_batches_change_nothing(options: dict[str, object]) -> None:
     folder = tiny_bert("bert")
-    expected = their_vectors(folder, "mean", normalize=True)
+    expected = their_vectors(folder, TEXTS, "mean")
     found = our_vectors(InProcessEngine(folder, **options))
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
@@ -104,15 +171,13 @@ def test_a_vector_that_cannot_be_computed_ends_its_request_alone() -> None:
 
 
 def test_pooling_is_read_from_the_folder(tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "model"
     shutil.copytree(tiny_bert("bert", "cls", normalize=False), folder)
     assert read_model_spec(folder).pooling == Pooling("cls", normalize=False)
     (folder / "modules.json").unlink()
     assert read_model_spec(folder).pooling == Pooling("mean", normalize=True)
-    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
-    with pytest.raises(StartupError, match="Dense"):
+    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.LSTM"}]')
+    with pytest.raises(StartupError, match="LSTM"):
         read_model_spec(folder)
 
 
@@ -128,8 +193,6 @@ def test_pooling_is_read_from_the_folder(tmp_path: Path) -> None:
 def test_what_is_not_supported_is_named(
     tmp_path: Path, changes: dict[str, object], named: str
 ) -> None:
-    import shutil
-
     folder = tmp_path / "model"
     shutil.copytree(tiny_bert("bert"), folder)
     edit_json(folder / "config.json", **changes)

@@ -18,6 +18,8 @@ import kernels.activation
 import openai_api.router
 from kernels.activation import ACTIVATION, Activation, act_and_mul
 from kernels.table import Entry
+from openai_api.chat_template import ChatTemplate
+from openai_api.parser_choice import choose_parsers
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.client.front_extras import AnsweredSample, Asked, front_extra
 from runtime.client.generation_stream import GenerationChunk
@@ -123,6 +125,13 @@ async def test_a_tool_parser(follow: Any, make_front: Any, monkeypatch: pytest.M
     assert streamed == whole["message"]["content"]
     calls = [each for delta in deltas for each in delta.get("tool_calls") or ()]
     assert "".join(each["function"]["arguments"] for each in calls) == '{"a": 1, "b": 2}'
+    written = ChatTemplate("{{ 'Put calls in brackets: [[' ~ name ~ ']]' }}")
+    assert choose_parsers("auto", "auto", written, {}).tools == "double-bracket"
+    described = {"fields": {"tool_calls": {"open": "[[", "content": "json"}}}
+    assert choose_parsers("auto", "auto", None, described).tools == "double-bracket"
+    form = TOOL_PARSERS.load("double-bracket").call_form
+    assert form is not None
+    assert form.begin("add") + '{"a": 1, "b": 2}' + form.end in CALLS
 
 
 def test_an_unknown_parser_is_refused_with_the_known_ones() -> None:

@@ -9,6 +9,7 @@ OPTIONS = """
 --model-path --model = None
 --tokenizer-path = None
 --skip-tokenizer-init = False
+--is-embedding = False
 --load-format = auto
 --dtype = auto
 --context-length = None
@@ -28,8 +29,8 @@ OPTIONS = """
 --ssl-keyfile-password = None
 --ssl-ca-certs = None
 --chat-template = None
---reasoning-parser = None
---tool-call-parser = None
+--reasoning-parser = auto
+--tool-call-parser = auto
 --enable-cache-report = False
 --sampling-defaults = model
 --preferred-sampling-params = None
@@ -58,6 +59,7 @@ OPTIONS = """
 [parallel]
 --tp-size --tensor-parallel-size --tp = 1
 --dp-size --data-parallel-size --dp = 1
+--ep-size --expert-parallel-size --ep = 1
 --load-balance-method = auto
 [kernels]
 --attention-backend = auto

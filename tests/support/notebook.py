@@ -2,7 +2,8 @@
 
 `python -m tests.support.notebook FILE script` runs the cells one after the other;
 `... notebook` runs them inside an event loop that is running already, as Jupyter's kernel does.
-`MODEL_PATH` in a cell is the bundled demo model.
+`MODEL_PATH` in a cell is the bundled demo model, the names of `_SMALL_MODELS` tiny ones of random
+weights.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from typing import Any
 from headrace.demo import MODEL_PATH
 from headrace.utils import terminate_process
 
+# Of a kind that cells need: name in a cell to variant in `tests.support.tiny_text_models`.
+_SMALL_MODELS = {
+    "EMBEDDING_PATH": "qwen2",
+    "RERANKER_PATH": "xlm_roberta_scores",
+    "REWARD_PATH": "llama_scores",
+}
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ROOT / "tests" / "e2e" / "documents"
 SEPARATOR = "# %%\n"
@@ -32,6 +40,11 @@ def read_cells(path: Path) -> list[str]:
 def run_cells(cells: list[str]) -> None:
     """Execute `cells` in one namespace; each begins with a line `[cell N]`."""
     names: dict[str, Any] = {"__name__": "__main__", "MODEL_PATH": str(MODEL_PATH)}
+    for name, variant in _SMALL_MODELS.items():
+        if any(name in cell for cell in cells):
+            from tests.support.tiny_text_models import text_model
+
+            names[name] = str(text_model(variant))
     try:
         for number, cell in enumerate(cells, 1):
             print(f"[cell {number}]", flush=True)

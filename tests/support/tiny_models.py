@@ -149,6 +149,29 @@ TINY_MODELS: dict[str, TinyModel] = {
             "attention_bias": True,
         },
     ),
+    # Of three layers the first is dense.
+    "qwen2_moe": TinyModel(
+        "Qwen2MoeForCausalLM",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+            "mlp_only_layers": [0],
+        },
+    ),
+    "qwen3_moe": TinyModel(
+        "Qwen3MoeForCausalLM",
+        {
+            "head_dim": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "mixtral": TinyModel("MixtralForCausalLM", {"num_local_experts": 4, "sliding_window": 8}),
     "gemma3_bfloat16": TinyModel("Gemma3ForCausalLM", _GEMMA3, dtype="bfloat16"),
 }
 
@@ -161,13 +184,13 @@ def tiny_model(name: str) -> Path:
 
     assert_version_is_safe()
     variant = TINY_MODELS[name]
-    folder = _root() / name
+    folder = tiny_root() / name
     model_class = getattr(transformers, variant.architecture)
     options = {**_SMALL, **variant.options}
     # Deep copies, because transformers writes into the dictionaries it is given.
     model = model_class(model_class.config_class(**json.loads(json.dumps(options))))
     zero_centered = variant.architecture.startswith("Gemma")
-    _randomise(model, seed=sum(name.encode()), norm=0.0 if zero_centered else 1.0)
+    randomise(model, seed=sum(name.encode()), norm=0.0 if zero_centered else 1.0)
     model = model.to(getattr(torch, variant.dtype))
     model.generation_config.update(eos_token_id=[IM_END_ID, ENDOFTEXT_ID], **variant.generation)
     shards = {} if variant.max_shard_size is None else {"max_shard_size": variant.max_shard_size}
@@ -191,7 +214,7 @@ def tiny_bert(name: str, pooling: str = "mean", *, normalize: bool = True) -> Pa
 def _tiny_bert(name: str, pooling: str, normalize: bool) -> Path:
     from transformers import BertConfig, BertModel
 
-    folder = _root() / f"{name}-{pooling}-{normalize}"
+    folder = tiny_root() / f"{name}-{pooling}-{normalize}"
     options = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 32,
@@ -201,9 +224,15 @@ def _tiny_bert(name: str, pooling: str, normalize: bool) -> Path:
         "max_position_embeddings": 128,
     }
     model = BertModel(BertConfig(**options, **TINY_BERTS[name]))
-    _randomise(model, seed=sum(name.encode()), norm=1.0)
+    randomise(model, seed=sum(name.encode()), norm=1.0)
     model.save_pretrained(folder)
     write_tokenizer(folder)
+    write_pooling(folder, pooling, normalize=normalize)
+    return folder
+
+
+def write_pooling(folder: Path, pooling: str, *, normalize: bool = True) -> None:
+    """Write the files with which sentence-transformers describes a folder of vectors of 32."""
     kinds = ["Transformer", "Pooling", "Normalize"] if normalize else ["Transformer", "Pooling"]
     modules = [
         {
@@ -221,7 +250,6 @@ def _tiny_bert(name: str, pooling: str, normalize: bool) -> Path:
     (folder / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": 32, **flags})
     )
-    return folder
 
 
 def copy_of(name: str, target: Path) -> Path:
@@ -287,7 +315,7 @@ def assert_version_is_safe() -> None:
 
 
 @cache
-def _root() -> Path:
+def tiny_root() -> Path:
     root = Path(tempfile.mkdtemp(prefix="headrace-tiny-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     return root
@@ -311,7 +339,7 @@ def _tokenizer_json() -> str:
     return text
 
 
-def _randomise(model: Any, seed: int, norm: float) -> None:
+def randomise(model: Any, seed: int, norm: float) -> None:
     """Give every parameter values that matter, norms some around `norm`.
 
     `transformers` starts with norms that change nothing, biases of zero and logits so small that

@@ -18,6 +18,13 @@ NAME = "pooled"
 VECTOR = ExtraSpec(NAME, replaces=True)
 
 
+def of_pair(first_tokens: int) -> ExtraSpec:
+    """Asks for a pair's numbers; its first text has so many tokens, 0 where that is no matter."""
+    if not first_tokens:
+        return VECTOR
+    return ExtraSpec(NAME, first_tokens.to_bytes(4, "little"), replaces=True)
+
+
 class VectorAnswer(ExtraAnswer):
     """One text's vector."""
 
@@ -31,14 +38,14 @@ class VectorAnswer(ExtraAnswer):
             self._data = block.data
 
     def numbers(self) -> array[float]:
-        """The vector, float32.
+        """The vector or the scores, float32.
 
         Raises:
             HeadraceError: the model gave none, or one that is not finite.
         """
         found = array("f", self._data)
         if not found or not all(map(math.isfinite, found)):
-            raise HeadraceError("The model gave no finite vector for this text.")
+            raise HeadraceError("The model gave no finite numbers for this text.")
         return found
 
 

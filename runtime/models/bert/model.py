@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
+import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kernels.encoder_attention import encoder_attention
-from runtime.models.bert.spec import Activation, BertSpec
+from runtime.models.bert.spec import BertSpec
 from runtime.models.encoder_batch import EncoderBatch
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.embedding import Embedding
 from runtime.models.layers.layer_norm import LayerNorm
 from runtime.models.layers.linear import Linear, column, heads
 from runtime.models.layers.parameter import WeightHolder
+from runtime.models.layers.text_head import ACTIVATIONS, TextHead
 from runtime.models.model import TextEncoder
-
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-}
 
 
 class BertLayer:
@@ -33,7 +27,7 @@ class BertLayer:
         self._head_dim = hidden // spec.num_heads
         shards = [heads(shard, spec.num_heads, self._head_dim, context) for shard in "qkv"]
         self._num_heads = shards[0].length // self._head_dim
-        self._act = _ACTIVATIONS[spec.activation]
+        self._act = ACTIVATIONS[spec.activation]
         self.qkv = Linear.column_parallel(hidden, shards, True, context)
         self.attention_output = Linear.row_parallel(hidden, hidden, True, context)
         self.attention_norm = LayerNorm(hidden, eps, context)
@@ -46,7 +40,8 @@ class BertLayer:
     def forward(self, hidden: Tensor, batch: EncoderBatch) -> Tensor:
         """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
         qkv = self.qkv.apply(hidden)
-        attended = encoder_attention(qkv, batch.lengths, self._num_heads, self._head_dim**-0.5)
+        heads = self._num_heads
+        attended = encoder_attention(qkv, batch.lengths, heads, heads, self._head_dim**-0.5)
         hidden = self.attention_norm.forward(self.attention_output.apply(attended).add_(hidden))
         inner = self._act(self.intermediate.apply(hidden))
         return self.output_norm.forward(self.output.apply(inner).add_(hidden))
@@ -62,25 +57,34 @@ class BertLayer:
 
 
 class BertModel(TextEncoder):
-    """Embeddings and the layers."""
+    """Embeddings, the layers, and what stands behind them."""
+
+    spec: BertSpec
 
     def __init__(self, spec: BertSpec, context: BuildContext) -> None:
         self.spec, self.context = spec, context
-        sizes = spec.vocab_size, spec.context_len, spec.num_token_types
+        sizes = spec.vocab_size, spec.num_positions, spec.num_token_types
         self.words, self.positions, self.token_types = (
             Embedding(rows, spec.hidden_size, context, tied=False) for rows in sizes
         )
         self.norm = LayerNorm(spec.hidden_size, spec.layer_norm_eps, context)
         self.layers = [BertLayer(spec, context) for _ in range(spec.num_layers)]
+        self.head = TextHead(spec.pooling, context)
 
     def forward(self, batch: EncoderBatch) -> Tensor:
         hidden = self.words.forward(batch.input_ids)
-        # Every token of a single text is of the first type.
-        hidden.add_(self.token_types.weight[0]).add_(self.positions.forward(batch.positions))
+        hidden.add_(self._types(batch))
+        hidden.add_(self.positions.forward(batch.positions + self.spec.first_position))
         hidden = self.norm.forward(hidden)
         for layer in self.layers:
             hidden = layer.forward(hidden, batch)
         return hidden
+
+    def _types(self, batch: EncoderBatch) -> Tensor:
+        """Embeddings of the tokens' types; all tokens of a single text are of the first."""
+        if batch.second_parts is None or self.spec.num_token_types < 2:
+            return self.token_types.weight[0]
+        return self.token_types.weight.index_select(0, batch.second_parts.to(torch.int64))
 
     def holders(self) -> Iterator[tuple[str, WeightHolder]]:
         yield "embeddings.word_embeddings", self.words
@@ -89,3 +93,4 @@ class BertModel(TextEncoder):
         yield "embeddings.LayerNorm", self.norm
         for layer_idx, layer in enumerate(self.layers):
             yield from layer.holders(f"encoder.layer.{layer_idx}")
+        yield from self.head.holders()

@@ -5,23 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from runtime.checkpoint.config_keys import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, common_fields
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import Gives, LayerState, ModelSpec, NoState, WeightSpec
+from runtime.checkpoint.pooling_config import HeadActivation
 from runtime.checkpoint.rope_json import MAX_POSITIONS
 from runtime.models.decoder.weight_map import linear_weights
 
-Activation = Literal["gelu", "gelu_tanh", "relu"]
-_ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, HeadActivation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-# The pooler serves classification; position ids are a buffer that old versions saved.
-_UNUSED = re.compile(r"pooler\.dense\.(weight|bias)|embeddings\.position_ids")
+# A pooler may be left over, pretraining's heads too; position ids are a buffer that old versions
+# saved.
+_UNUSED = re.compile(r"(pooler\.|cls\.|lm_head\.).*|embeddings\.position_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,29 +29,45 @@ class BertSpec(ModelSpec):
     """Shape and numbers of a BERT encoder.
 
     Attributes:
-        num_token_types: rows of the token type embedding, of which texts use the first.
+        num_token_types: rows of the token type embedding; a second text of a pair is of the second
+            type where there are two.
+        first_position: row of the position embedding that a text's first token takes.
+        prefix: how names begin in a checkpoint of the model with something behind it.
     """
 
-    gives: ClassVar[Gives] = "vectors"
-
+    gives: Gives = "vectors"
     intermediate_size: int
     num_layers: int
     num_heads: int
     num_token_types: int
     layer_norm_eps: float
-    activation: Activation
+    activation: HeadActivation
+    first_position: int = 0
+    prefix: str = "bert."
+
+    @property
+    def num_positions(self) -> int:
+        """Rows of the position embedding."""
+        return self.context_len + self.first_position
+
+    def canonical(self, name: str) -> str:
+        """See `ModelSpec`; the first versions called the numbers of a norm otherwise."""
+        name = name.removeprefix(self.prefix)
+        return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+            "LayerNorm.beta", "LayerNorm.bias"
+        )
 
     def _list_weights(self) -> Sequence[WeightSpec]:
         hidden, inner = self.hidden_size, self.intermediate_size
         weights = []
         for name, rows in (
             ("word_embeddings", self.vocab_size),
-            ("position_embeddings", self.context_len),
+            ("position_embeddings", self.num_positions),
             ("token_type_embeddings", self.num_token_types),
         ):
             full = f"embeddings.{name}.weight"
             weights.append(WeightSpec(full, (rows, hidden), full))
-        weights += _layer_norm("embeddings.LayerNorm", hidden)
+        weights += layer_norm_weights("embeddings.LayerNorm", hidden)
         for layer_idx in range(self.num_layers):
             prefix = f"encoder.layer.{layer_idx}"
             attention = f"{prefix}.attention"
@@ -64,8 +80,8 @@ class BertSpec(ModelSpec):
                 (f"{prefix}.output.dense", (hidden, inner)),
             ):
                 weights += linear_weights(name, name, shape, bias=True)
-            weights += _layer_norm(f"{attention}.output.LayerNorm", hidden)
-            weights += _layer_norm(f"{prefix}.output.LayerNorm", hidden)
+            weights += layer_norm_weights(f"{attention}.output.LayerNorm", hidden)
+            weights += layer_norm_weights(f"{prefix}.output.LayerNorm", hidden)
         return weights
 
     @property
@@ -77,7 +93,7 @@ class BertSpec(ModelSpec):
         """See `ModelSpec`."""
         return _UNUSED.fullmatch(name) is not None
 
-    def uneven_parts(self, tp_size: int) -> list[str]:
+    def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # no experts
         """See `ModelSpec`."""
         parts = (
             (self.num_heads, "attention heads"),
@@ -87,7 +103,18 @@ class BertSpec(ModelSpec):
 
 
 def read(config: Keys, generation: Keys) -> BertSpec:
-    """Read BERT's `config.json`.
+    """Read BERT's `config.json`; see `read_bert`."""
+    return read_bert(config, generation, prefix="bert.")
+
+
+def read_bert(config: Keys, generation: Keys, *, prefix: str, first_position: int = 0) -> BertSpec:
+    """Read the `config.json` of BERT or of a descendant.
+
+    Args:
+        config: of the model.
+        generation: its `generation_config.json`.
+        prefix: see `BertSpec`.
+        first_position: see `BertSpec`.
 
     Raises:
         StartupError: a number that is missing or absurd, or something unsupported; one line.
@@ -97,8 +124,8 @@ def read(config: Keys, generation: Keys) -> BertSpec:
     if common["hidden_size"] % num_heads:
         raise config.error("hidden_size", f"a multiple of {num_heads} attention heads")
     activation = config.values.get("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS:
-        raise config.error("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
+    if activation not in ACTIVATIONS:
+        raise config.error("hidden_act", f"one of {', '.join(ACTIVATIONS)}")
     if config.values.get("position_embedding_type", "absolute") != "absolute":
         raise config.error("position_embedding_type", "'absolute'")
     for key in ("is_decoder", "add_cross_attention"):
@@ -106,17 +133,23 @@ def read(config: Keys, generation: Keys) -> BertSpec:
             raise config.error(key, "false: BERT is served as an encoder")
     return BertSpec(
         **common,
-        context_len=config.integer("max_position_embeddings", MAX_POSITIONS, 512),
+        context_len=config.integer(
+            "max_position_embeddings", MAX_POSITIONS, 512, low=first_position + 1
+        )
+        - first_position,
         intermediate_size=config.integer("intermediate_size", MAX_WIDTH),
         num_layers=config.integer("num_hidden_layers", MAX_LAYERS),
         num_heads=num_heads,
         num_token_types=config.integer("type_vocab_size", MAX_WIDTH, 2),
         layer_norm_eps=config.number("layer_norm_eps", 0.0, 1.0, 1e-12),
-        activation=_ACTIVATIONS[activation],
+        activation=ACTIVATIONS[activation],
+        first_position=first_position,
+        prefix=prefix,
     )
 
 
-def _layer_norm(name: str, size: int) -> list[WeightSpec]:
+def layer_norm_weights(name: str, size: int) -> list[WeightSpec]:
+    """A layer norm's two tensors."""
     return [
         WeightSpec(f"{name}.weight", (size,), f"{name}.weight", kind="norm"),
         WeightSpec(f"{name}.bias", (size,), f"{name}.bias", kind="bias"),

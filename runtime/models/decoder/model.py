@@ -17,6 +17,7 @@ from runtime.models.decoder.spec import DecoderSpec
 from runtime.models.forward_batch import ForwardBatch
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.embedding import Embedding
+from runtime.models.layers.experts import SharedExpert, SparseMLP
 from runtime.models.layers.linear import Linear, column, heads
 from runtime.models.layers.norm import RMSNorm
 from runtime.models.layers.parameter import WeightHolder
@@ -80,8 +81,7 @@ class DecoderMLP:
 
     __slots__ = ("activation", "down_proj", "gate_up_proj")
 
-    def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
-        size = spec.intermediate_size
+    def __init__(self, spec: DecoderSpec, size: int, context: BuildContext) -> None:
         self.activation = spec.activation
         self.gate_up_proj = Linear.column_parallel(
             spec.hidden_size,
@@ -101,6 +101,17 @@ class DecoderMLP:
         yield f"{prefix}.down_proj", self.down_proj
 
 
+def _mlp(spec: DecoderSpec, context: BuildContext, layer_idx: int) -> DecoderMLP | SparseMLP:
+    experts, hidden = spec.experts, spec.hidden_size
+    if experts is None or layer_idx not in experts.layers:
+        return DecoderMLP(spec, spec.intermediate_size, context)
+    shared = None
+    if experts.shared_size:
+        block = DecoderMLP(spec, experts.shared_size, context)
+        shared = SharedExpert(hidden, context, block.forward, block.holders)
+    return SparseMLP(experts, hidden, spec.activation, context, shared)
+
+
 class DecoderLayer:
     """Attention and feed-forward block, each between the norms that the family has."""
 
@@ -117,7 +128,7 @@ class DecoderLayer:
         self, spec: DecoderSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
     ) -> None:
         self.self_attn = DecoderAttention(spec, context, layer_idx, ropes)
-        self.mlp = DecoderMLP(spec, context)
+        self.mlp = _mlp(spec, context, layer_idx)
 
         def norm(place: str) -> RMSNorm | None:
             if place not in spec.norms:
@@ -161,7 +172,10 @@ class Decoder:
     def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
         ropes = RopeTables(context.max_positions or spec.context_len, context.device)
         self.embed_tokens = Embedding(
-            spec.vocab_size, spec.hidden_size, context, tied=spec.tie_word_embeddings
+            spec.vocab_size,
+            spec.hidden_size,
+            context,
+            tied=spec.tie_word_embeddings and spec.gives == "tokens",
         )
         # Rounded as `transformers` rounds it.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=context.dtype).item()

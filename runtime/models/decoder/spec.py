@@ -15,12 +15,13 @@ from runtime.checkpoint.config_keys import (
     common_fields,
 )
 from runtime.checkpoint.json_file import Keys
-from runtime.checkpoint.model_spec import ModelSpec, PagedState, WeightSpec
+from runtime.checkpoint.model_spec import LayerState, ModelSpec, NoState, PagedState, WeightSpec
 from runtime.checkpoint.rope_json import RopeConfig, read_rope
 from runtime.models.decoder.weight_map import decoder_weights, is_old_buffer
 
 if TYPE_CHECKING:
     from kernels.activation import Activation
+    from runtime.models.experts_spec import ExpertsSpec
 
 # Places of a layer's norms, with their names in Llama's checkpoints: each half behind its norm.
 PRE_NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
@@ -65,6 +66,8 @@ class DecoderSpec(ModelSpec):
         activation: of the gate in the feed-forward block.
         embedding_scale: multiplies embeddings, rounded to the model's type.
         query_scale: multiplies attention's scores; `None` for `head_dim ** -0.5`.
+        experts: what stands in the place of the feed-forward block in some layers or all.
+        is_causal: whether a token sees none behind it; where not, windows count on both sides.
     """
 
     intermediate_size: int
@@ -87,13 +90,23 @@ class DecoderSpec(ModelSpec):
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     query_scale: float | None = None
+    experts: ExpertsSpec | None = None
+    is_causal: bool = True
+
+    def canonical(self, name: str) -> str:
+        """See `ModelSpec`: without its head the model is saved without the name it has there."""
+        if self.gives == "tokens" or name.startswith(("model.", "lm_head.", "score.")):
+            return name
+        return f"model.{name}"
 
     def _list_weights(self) -> Sequence[WeightSpec]:
         return decoder_weights(self)
 
     @cached_property
-    def layer_states(self) -> Sequence[PagedState]:
+    def layer_states(self) -> Sequence[LayerState]:
         """See `ModelSpec`."""
+        if self.gives != "tokens":
+            return (NoState(),) * self.num_layers
         return tuple(
             PagedState(self.num_kv_heads, self.head_dim, self.layer_window(layer_idx))
             for layer_idx in range(self.num_layers)
@@ -106,9 +119,10 @@ class DecoderSpec(ModelSpec):
 
     def is_ignored(self, name: str) -> bool:
         """See `ModelSpec`."""
-        return super().is_ignored(name) or is_old_buffer(name)
+        has_spare_head = self.gives != "tokens" and name == "lm_head.weight"
+        return has_spare_head or super().is_ignored(name) or is_old_buffer(name)
 
-    def uneven_parts(self, tp_size: int) -> list[str]:
+    def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:
         """See `ModelSpec`."""
         heads = self.num_kv_heads
         # With fewer key/value heads than ranks, several ranks hold a copy of one.
@@ -118,7 +132,21 @@ class DecoderSpec(ModelSpec):
             (shared_unevenly, f"{heads} key/value heads"),
             (self.intermediate_size % tp_size, f"{self.intermediate_size} feed-forward rows"),
         )
-        return [what for rest, what in parts if rest]
+        found = [what for rest, what in parts if rest]
+        if self.experts is not None:
+            found += self.experts.uneven_parts(tp_size, ep_size)
+        return found
+
+    @property
+    def num_experts(self) -> int:
+        """See `ModelSpec`."""
+        return 0 if self.experts is None else self.experts.num_experts
+
+    @property
+    def num_active_parameters(self) -> int:
+        """See `ModelSpec`."""
+        idle = 0 if self.experts is None else self.experts.num_idle_parameters(self.hidden_size)
+        return self.num_parameters - idle
 
     def layer_window(self, layer_idx: int) -> int | None:
         """Return how many keys a query of this layer sees, its own included; `None` for all."""

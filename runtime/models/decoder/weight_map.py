@@ -29,9 +29,14 @@ def decoder_weights(spec: DecoderSpec) -> list[WeightSpec]:
     embedding = "model.embed_tokens.weight"
     weights = [WeightSpec(embedding, (spec.vocab_size, hidden), embedding)]
     for layer_idx in range(spec.num_layers):
-        weights += _layer_weights(spec, f"model.layers.{layer_idx}")
+        prefix = f"model.layers.{layer_idx}"
+        weights += _attention_weights(spec, prefix)
+        if spec.experts is not None and layer_idx in spec.experts.layers:
+            weights += spec.experts.weights(prefix, hidden)
+        else:
+            weights += _mlp_weights(spec, f"{prefix}.mlp")
     weights.append(norm_weight("model.norm", hidden, zero_centered=zero_centered))
-    if not spec.tie_word_embeddings:
+    if spec.gives == "tokens" and not spec.tie_word_embeddings:
         weights += linear_weights("lm_head", "lm_head", (spec.vocab_size, hidden))
     return weights
 
@@ -54,10 +59,9 @@ def linear_weights(
     return weights
 
 
-def _layer_weights(spec: DecoderSpec, prefix: str) -> list[WeightSpec]:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+def _attention_weights(spec: DecoderSpec, prefix: str) -> list[WeightSpec]:
+    hidden, attention = spec.hidden_size, f"{prefix}.self_attn"
     query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     zero_centered = spec.zero_centered_norms
     weights = [
         norm_weight(f"{prefix}.{name}", hidden, f"{prefix}.{place}", zero_centered=zero_centered)
@@ -73,6 +77,12 @@ def _layer_weights(spec: DecoderSpec, prefix: str) -> list[WeightSpec]:
             norm_weight(f"{attention}.{norm}", spec.head_dim, zero_centered=zero_centered)
             for norm in ("q_norm", "k_norm")
         ]
+    return weights
+
+
+def _mlp_weights(spec: DecoderSpec, mlp: str) -> list[WeightSpec]:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    weights: list[WeightSpec] = []
     for shard in ("gate", "up"):
         name, target = f"{mlp}.{shard}_proj", f"{mlp}.gate_up_proj"
         weights += linear_weights(name, target, (inner, hidden), shard, bias=spec.mlp_bias)

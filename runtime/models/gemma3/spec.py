@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from runtime.checkpoint.config_keys import MAX_LAYERS, MAX_WIDTH
 from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.pooling_config import Pooling
 from runtime.checkpoint.rope_json import MAX_POSITIONS, read_rope
 from runtime.models.decoder.spec import (
     DecoderSpec,
@@ -41,9 +43,25 @@ _ONLY = {
     "hidden_activation": "gelu_pytorch_tanh",
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
-    "use_bidirectional_attention": False,
 }
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
+
+
+def read_texts(config: Keys, generation: Keys) -> DecoderSpec:
+    """Read EmbeddingGemma's: the layers alone, whose tokens see one another in both directions.
+
+    Raises:
+        StartupError: see `read`.
+    """
+    values = {**config.values, "use_bidirectional_attention": None}
+    spec = read(Keys(config.source, values), generation)
+    spec = replace(spec, gives="vectors", pooling=Pooling("mean"))
+    if not config.flag("use_bidirectional_attention", False):
+        return spec
+    window = spec.sliding_window
+    # What the file counts is both sides together; ours is one with the token itself.
+    window = None if window is None else window // 2 + 1
+    return replace(spec, is_causal=False, sliding_window=window, raw=config.values)
 
 
 def read(config: Keys, generation: Keys) -> DecoderSpec:
@@ -53,6 +71,8 @@ def read(config: Keys, generation: Keys) -> DecoderSpec:
         StartupError: a number that is missing or absurd, or something unsupported; one line.
     """
     config = Keys(config.source, {**DEFAULTS, **config.values})
+    if config.flag("use_bidirectional_attention", False):
+        raise config.error("use_bidirectional_attention", "false where text is generated")
     for key, only in _ONLY.items():
         if config.values.get(key) not in (None, only):
             raise config.error(key, json.dumps(only))

@@ -43,6 +43,7 @@ class BuildContext:
             best written; none where that does not matter.
         gather_columns: joins the ranks' `[num_rows, width]` along their columns, in order of rank;
             without it the head is whole on each rank.
+        splits_experts: whether each rank holds its share of the experts, not a part of each.
         linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
     """
 
@@ -54,6 +55,7 @@ class BuildContext:
     all_reduce: Callable[[Tensor], Tensor] | None = None
     sum_place: Callable[[int, int], Tensor | None] | None = None
     gather_columns: Callable[[Tensor], Tensor] | None = None
+    splits_experts: bool = False
     linear: str | None = None
 
     def splits_head(self, vocab_size: int) -> bool:

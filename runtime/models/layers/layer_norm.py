@@ -1,4 +1,4 @@
-"""Layer normalisation with its weight and bias."""
+"""Layer normalisation with its weight and, in most models, its bias."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ class LayerNorm(WeightHolder):
 
     __slots__ = ("_parameters", "bias", "eps", "shape", "weight")
 
-    def __init__(self, size: int, eps: float, context: BuildContext) -> None:
+    def __init__(
+        self, size: int, eps: float, context: BuildContext, *, has_bias: bool = True
+    ) -> None:
         self.shape = (size,)
         self._parameters = {
             name: Parameter(self.shape, whole(self.shape), context.dtype, context.device)
-            for name in ("weight", "bias")
+            for name in (("weight", "bias") if has_bias else ("weight",))
         }
-        self.weight, self.bias = (each.allocate() for each in self._parameters.values())
+        self.weight = self._parameters["weight"].allocate()
+        self.bias = self._parameters["bias"].allocate() if has_bias else None
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,4 +49,4 @@ class LayerNorm(WeightHolder):
 
     @property
     def size_bytes(self) -> int:
-        return self.weight.nbytes + self.bias.nbytes
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)

@@ -88,6 +88,8 @@ def test_flashinfer_is_taken_when_asked_for_and_there(monkeypatch):
     on_cpu = choose(CPU, kernels=asked)
     assert on_cpu.worker.attention_backend == on_cpu.config.kernels.attention_backend == "auto"
     assert "attention_backend: auto (flashinfer needs an NVIDIA device)" in on_cpu.choices
+    triton = choose(CPU, kernels=KernelArgs(attention_backend="triton"))
+    assert "attention_backend: auto (triton needs an NVIDIA device)" in triton.choices
     config = ServerConfig(kernels=asked, model=ModelArgs(dtype="float32"))
     with pytest.raises(StartupError, match="no float32; use --dtype bfloat16"):
         resolve(config, fake_model_config(), GPU, FOLDERS, 7)
@@ -165,7 +167,6 @@ def test_deterministic_inference_fixes_the_seed_of_requests_without_one():
         # What the worker would find out after the import of torch, or not survive.
         {"scheduling": SchedulingArgs(max_total_tokens=5)},
         {"scheduling": SchedulingArgs(max_running_requests=10**6)},
-        {"kernels": KernelArgs(attention_backend="triton")},
         {"kernels": KernelArgs(num_threads=10**4)},
         {"kernels": KernelArgs(enable_deterministic_inference=True, attention_backend="torch")},
         {

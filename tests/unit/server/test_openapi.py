@@ -30,6 +30,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a"},
     "/v1/embeddings": {"input": "a"},
     "/encode": {"text": "a"},
+    "/classify": {"text": "a"},
+    "/v1/classify": {"input": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
     "/open_session": {"capacity_of_str_len": 10},
     "/separate_reasoning": {"text": "a", "reasoning_parser": "qwen3"},
     "/parse_function_call": {"text": "a", "tools": [], "tool_call_parser": "hermes"},
@@ -199,6 +202,9 @@ async def test_bounds_are_those_of_the_code(server, document):
     checked = set()
     for path, outer, name, schema in bounded(document, {"native", "OpenAI", "control"}):
         needed = {**NEEDED.get(path, {}), **BESIDE.get(name, {})}
+        if path == "/v1/classify":
+            # Refused before its fields are looked at: this model generates.
+            continue
 
         async def ask(value: float, path=path, outer=outer, name=name, needed=needed) -> Any:
             field = {outer: {name: value}} if outer else {name: value}

@@ -25,7 +25,7 @@ def test_copies_equal_views(name: str, ahead: int, monkeypatch: pytest.MonkeyPat
     folder = tiny_model(name)
     summary = check_model_folder(folder, read_model_spec(folder))
     views = [(each, tensor.clone()) for each, tensor in read.checkpoint_tensors(summary, CPU, {})]
-    copies = list(read.copies(list(summary.tensors.values()), CPU, {}))
+    copies = list(read.copies(summary.tensors, CPU, {}))
     assert [each for each, _ in copies] == [each for each, _ in views]
     for (_, copy), (_, view) in zip(copies, views, strict=True):
         assert torch.equal(copy, view)
@@ -36,7 +36,7 @@ def test_a_file_that_went_away(tmp_path: Path) -> None:
     summary = check_model_folder(folder, read_model_spec(folder))
     next(iter(folder.glob("*.safetensors"))).unlink()
     with pytest.raises(StartupError, match="cannot be read"):
-        list(read.copies(list(summary.tensors.values()), CPU, {}))
+        list(read.copies(summary.tensors, CPU, {}))
 
 
 @pytest.mark.parametrize("name", ["llama_biased", "llama_sharded", "qwen3"])
@@ -56,7 +56,7 @@ def test_ranks_copy_no_more_than_their_part(name: str) -> None:
         )
         usual = load_model(folder, config, context, lambda share: None)
         model = build_model(config, context)
-        parts = list(read.copies(list(summary.tensors.values()), CPU, shards_of(model)))
+        parts = list(read.copies(summary.tensors, CPU, shards_of(model)))
         copied.update({each: tensor.nbytes for each, tensor in parts})
         load_weights(model, parts)
         for (_, mine), (_, theirs) in zip(model.holders(), usual.holders(), strict=True):

@@ -1,0 +1,86 @@
+"""Mixtures of experts: each token passes the feed-forward blocks that its router chose."""
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.activation import Activation
+from kernels.table import Entry, Table
+
+__all__ = ["EXPERTS", "ExpertsKernels", "PackedExperts", "pack_experts"]
+
+
+class PackedExperts(ABC):
+    """All experts of a layer in the layout an implementation likes.
+
+    Attributes:
+        num_experts: that are here.
+    """
+
+    num_experts: int
+
+    @abstractmethod
+    def __call__(
+        self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
+    ) -> Tensor:
+        """Sum what the chosen experts make of each token.
+
+        Args:
+            x: `[num_tokens, hidden_size]`, contiguous, the dtype of the experts.
+            expert_ids: `[num_tokens, num_chosen]` int64; `num_experts` for one that is elsewhere.
+            weights: `[num_tokens, num_chosen]` float32, of each in the sum.
+            activation: of the gates.
+
+        Returns:
+            A new `[num_tokens, hidden_size]`, the dtype of `x`; summed in float32.
+        """
+
+    @abstractmethod
+    def unpack(self) -> tuple[Tensor, Tensor]:
+        """Return the plain weights, see `pack_experts`; they may share memory: do not write."""
+
+    @abstractmethod
+    def repack(self, gate_up: Tensor, down: Tensor) -> None:
+        """Replace the weights in place."""
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Bytes held."""
+
+
+class ExpertsKernels(Protocol):
+    """What an implementation of this op offers."""
+
+    def pack_experts(self, gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:
+        """See `kernels.experts.pack_experts`."""
+
+
+EXPERTS: Table[ExpertsKernels] = Table(
+    "experts",
+    {
+        "reference": Entry("kernels.experts.reference", invariant=True),
+        "grouped": Entry("kernels.experts.grouped"),
+    },
+    {"cuda": ("grouped",)},
+)
+
+
+def pack_experts(
+    gate_up: Tensor, down: Tensor, linear: str | None = None, implementation: str | None = None
+) -> PackedExperts:
+    """Lay the experts of a layer out for fast products.
+
+    Args:
+        gate_up: `[num_experts, 2 * intermediate_size, hidden_size]`, gates ahead of the others.
+        down: `[num_experts, hidden_size, intermediate_size]`.
+        linear: name in `kernels.linear.LINEAR` for implementations made of it; `None` for the
+            device's best.
+        implementation: a name in `EXPERTS`, or `None` to pick one for the weights' device.
+
+    Raises:
+        ValueError: `implementation` is unknown.
+    """
+    kernels = EXPERTS.choose(gate_up.device.type, implementation).kernels
+    return kernels.pack_experts(gate_up, down, linear)

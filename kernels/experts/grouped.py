@@ -1,0 +1,50 @@
+"""Experts by grouped products of torch: tokens sorted by expert, nothing waits for the device."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grouped_mm
+
+from kernels.activation import Activation, act_and_mul
+from kernels.experts import PackedExperts
+
+
+class GroupedExperts(PackedExperts):
+    """Two grouped products; may be captured in a CUDA graph."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        self.num_experts = len(gate_up)
+        self._gate_up, self._down = gate_up, down
+
+    def __call__(
+        self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
+    ) -> Tensor:
+        num_tokens, num_chosen = expert_ids.shape
+        flat = expert_ids.flatten()
+        order = flat.argsort(stable=True)
+        counts = torch.zeros(self.num_experts + 1, dtype=torch.int64, device=x.device)
+        counts.scatter_add_(0, flat, torch.ones_like(flat))
+        ends = counts[: self.num_experts].cumsum(0).to(torch.int32)
+        gathered = x.index_select(0, order // num_chosen)
+        inner = grouped_mm(gathered, self._gate_up.transpose(1, 2), offs=ends)
+        made = grouped_mm(act_and_mul(inner, activation), self._down.transpose(1, 2), offs=ends)
+        # Those of experts elsewhere are behind all others, and what is there means nothing.
+        is_here = (flat < self.num_experts).unsqueeze(1)
+        placed = torch.empty_like(made).index_copy_(0, order, made).float()
+        scaled = torch.where(is_here, placed * weights.reshape(-1, 1), 0.0)
+        return scaled.view(num_tokens, num_chosen, -1).sum(dim=1).to(x.dtype)
+
+    def unpack(self) -> tuple[Tensor, Tensor]:
+        return self._gate_up, self._down
+
+    def repack(self, gate_up: Tensor, down: Tensor) -> None:
+        self._gate_up.copy_(gate_up)
+        self._down.copy_(down)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._gate_up.nbytes + self._down.nbytes
+
+
+def pack_experts(gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:  # noqa: ARG001
+    """See `kernels.experts.pack_experts`."""
+    return GroupedExperts(gate_up, down)

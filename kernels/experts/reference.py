@@ -1,0 +1,59 @@
+"""Experts one after the other, each a pair of products over its tokens; others are not read."""
+
+import torch
+from torch import Tensor
+
+from kernels.activation import Activation
+from kernels.experts import PackedExperts
+from kernels.linear import pack
+
+
+class LoopedExperts(PackedExperts):
+    """Products of `kernels.linear` for each expert; waits for the device to learn which."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor, linear: str | None) -> None:
+        self.num_experts = len(gate_up)
+        self._gate_up = [pack(weight.contiguous(), None, linear) for weight in gate_up]
+        self._down = [pack(weight.contiguous(), None, linear) for weight in down]
+
+    def __call__(
+        self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
+    ) -> Tensor:
+        flat = expert_ids.flatten()
+        order = flat.argsort(stable=True)
+        tokens = order // expert_ids.shape[1]
+        counts = torch.bincount(flat, minlength=self.num_experts).tolist()[: self.num_experts]
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        if not sum(counts):
+            return out.to(x.dtype)
+        made = []
+        first = 0
+        gathered = x.index_select(0, tokens)
+        for expert, count in enumerate(counts):
+            if count:
+                part = gathered[first : first + count]
+                made.append(self._down[expert](self._gate_up[expert].gated(part, activation)))
+                first += count
+        scaled = torch.cat(made).float().mul_(weights.flatten()[order[:first]].unsqueeze(1))
+        return out.index_add_(0, tokens[:first], scaled).to(x.dtype)
+
+    def unpack(self) -> tuple[Tensor, Tensor]:
+        gate_up, down = (
+            torch.stack([each.unpack() for each in packed])
+            for packed in (self._gate_up, self._down)
+        )
+        return gate_up, down
+
+    def repack(self, gate_up: Tensor, down: Tensor) -> None:
+        for packed, weights in ((self._gate_up, gate_up), (self._down, down)):
+            for each, weight in zip(packed, weights, strict=True):
+                each.repack(weight.contiguous())
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in (*self._gate_up, *self._down))
+
+
+def pack_experts(gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:
+    """See `kernels.experts.pack_experts`."""
+    return LoopedExperts(gate_up, down, linear)

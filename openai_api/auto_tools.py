@@ -1,0 +1,204 @@
+"""`tool_choice` auto beside a grammar: what the model may write is an answer, or calls.
+
+Calls are in the form that the tool-call parser reads. The arguments of a function with `strict`
+follow its schema, those of others are any JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import orjson
+
+from openai_api.openai_context import OpenAIContext
+from openai_api.schemas.chat import ChatCompletionRequest, tool_names
+from openai_api.tool_parsers.tool_parser import CallForm
+from runtime.client.grammar_client import GrammarCompiler
+from runtime.client.offload import OffloadPool
+from runtime.errors import InvalidRequest
+from runtime.grammar.limits import check_grammar
+from runtime.grammar.schema_check import MAX_JSON_BYTES, check_schema, parse_json
+from runtime.requests.sampling_params import GrammarSpec
+
+logger = logging.getLogger(__name__)
+
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+# Agents send the same tools with every turn: what was made of these is kept.
+_NUM_KEPT = 32
+# Bytes of tools that are looked through in a millisecond or two; more are not, on the event loop.
+_SMALL = 8 * 1024
+_CHECKING = OffloadPool("checking of tools", workers=1, max_queued=1024, timeout_s=30.0)
+
+
+async def strict_calls(
+    request: ChatCompletionRequest, context: OpenAIContext
+) -> GrammarSpec | None:
+    """Free text, and calls that follow the schemas of functions with `strict`.
+
+    Returns:
+        `None` where no function asks for it, and where it cannot be had: `strict` is then a wish.
+    """
+    grammars, form = context.service.client.grammars, context.parsers.call_form
+    if form is None or grammars is None or not _lets_text_pass(context):
+        return None
+    tags = await _strict_tags(request, form)
+    if tags is None:
+        return None
+    spec = _spec({"type": "triggered_tags", "triggers": [form.trigger], "tags": tags})
+    try:
+        await _compile(grammars, spec)
+    except InvalidRequest as error:
+        _log_unfollowed(error)
+        return None
+    return spec
+
+
+async def answer_or_calls(
+    request: ChatCompletionRequest, answer: GrammarSpec, context: OpenAIContext
+) -> GrammarSpec:
+    """An answer that follows `answer`, or calls and nothing else.
+
+    Raises:
+        InvalidRequest: `answer` is invalid, or the two cannot be had together.
+    """
+    form, grammars = context.parsers.call_form, context.service.client.grammars
+    if grammars is None:
+        # Refused for its own sake, by whoever is asked to compile it.
+        return answer
+    name = "response_format" if request.response_format is not None else answer.kind
+    if form is None:
+        raise InvalidRequest(
+            f"{name} with tools: the answer would be a call or follow the constraint, for which "
+            "this server needs a tool-call parser whose calls a grammar can describe "
+            "(--tool-call-parser). Set tool_choice to none for an answer, to required for a call.",
+            param=name,
+        )
+    strict = await _strict_tags(request, form)
+    if strict is not None:
+        wished = _either(answer, strict, form)
+        try:
+            await _compile(grammars, wished)
+        except InvalidRequest as error:
+            _log_unfollowed(error)
+        else:
+            return wished
+    functions = msgspec.json.encode([{"name": each} for each in tool_names(request)])
+    plain = _either(answer, _tags(functions, form)[0], form)
+    try:
+        await _compile(grammars, plain)
+    except InvalidRequest as error:
+        # By its own name where that is what is wrong.
+        check_grammar(answer)
+        message = error.message.replace("structural_tag", f"{name} with tools", 1)
+        raise InvalidRequest(message, param=name) from None
+    return plain
+
+
+def _lets_text_pass(context: OpenAIContext) -> bool:
+    """Whether a grammar of free text would leave the model's other habits alone."""
+    parsers = context.parsers
+    # In a grammar's free text there are no special tokens, and without an end of text the
+    # grammar would end the output as soon as it may.
+    thinks_freely = parsers.reasoning is None or (
+        parsers.close_id is not None and not parsers.hidden_markers
+    )
+    return thinks_freely and bool(context.service.model.eos_token_ids)
+
+
+def _either(answer: GrammarSpec, tags: orjson.Fragment, form: CallForm) -> GrammarSpec:
+    calls = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": form.separator,
+        "at_least_one": True,
+    }
+    return _spec({"type": "or", "elements": [_format(answer), calls]})
+
+
+def _format(answer: GrammarSpec) -> dict[str, Any]:
+    match answer.kind:
+        case "json_schema":
+            schema = parse_json(answer.text, answer.kind)
+            return {"type": "json_schema", "json_schema": schema}
+        case "regex":
+            return {"type": "regex", "pattern": answer.text}
+        case "ebnf":
+            return {"type": "grammar", "grammar": answer.text}
+        case "structural_tag":
+            raise AssertionError("a structural tag describes calls itself")
+
+
+async def _strict_tags(request: ChatCompletionRequest, form: CallForm) -> orjson.Fragment | None:
+    """The tags of a request's functions; `None` where none is to be called by its schema."""
+    functions = [
+        {key: tool["function"].get(key) for key in ("name", "parameters", "strict")}
+        for tool in request.tools or []
+    ]
+    if not any(function["strict"] for function in functions):
+        return None
+    encoded = msgspec.json.encode(functions)
+    if len(encoded) > MAX_JSON_BYTES:
+        # More than a grammar may have.
+        return None
+    if len(encoded) <= _SMALL:
+        tags, is_strict = _tags(encoded, form)
+    else:
+        tags, is_strict = await _CHECKING.run(_tags, encoded, form)
+    return tags if is_strict else None
+
+
+@lru_cache(_NUM_KEPT)
+def _tags(functions: bytes, form: CallForm) -> tuple[orjson.Fragment, bool]:
+    """Structural tags of calls, as JSON, and whether one of them follows a schema.
+
+    Args:
+        functions: as the request has them, at least the names, as JSON.
+        form: of the calls.
+    """
+    tags: list[dict[str, Any]] = []
+    is_strict = False
+    for function in msgspec.json.decode(functions):
+        schema = _strict_schema(function)
+        is_strict = is_strict or schema is not _ANY_OBJECT
+        content = {"type": "json_schema", "json_schema": schema}
+        begin = form.begin(function["name"])
+        tags.append({"type": "tag", "begin": begin, "content": content, "end": form.end})
+    return orjson.Fragment(orjson.dumps(tags)), is_strict
+
+
+def _strict_schema(function: dict[str, Any]) -> dict[str, Any]:
+    schema = function.get("parameters")
+    if not function.get("strict") or not schema:
+        return _ANY_OBJECT
+    try:
+        check_schema(schema, "parameters")
+        orjson.dumps(schema)
+    except (InvalidRequest, orjson.JSONEncodeError) as error:
+        _log_unfollowed(error)
+        return _ANY_OBJECT
+    return dict(schema)
+
+
+def _log_unfollowed(error: Exception) -> None:
+    logger.debug("strict is not followed: %s", error)
+
+
+def _spec(form: dict[str, Any]) -> GrammarSpec:
+    tag = {"type": "structural_tag", "format": form}
+    return GrammarSpec("structural_tag", orjson.dumps(tag).decode())
+
+
+async def _compile(grammars: GrammarCompiler, spec: GrammarSpec) -> None:
+    """Compile it now, so that what cannot be compiled is known before the request is sent.
+
+    Raises:
+        InvalidRequest: it cannot be compiled.
+        Overloaded: the machine was too busy to find out.
+    """
+    _, compiled = grammars.compile(spec)
+    # Others may wait for the same grammar.
+    await asyncio.shield(compiled)

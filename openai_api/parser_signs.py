@@ -1,0 +1,59 @@
+"""How a parser is recognised from what a model's files say; each parser declares its own signs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What shows that a model writes in the form that a parser reads.
+
+    Attributes:
+        template: texts that the chat template holds as constants, all of them. Empty: it is not
+            recognised there. Of several parsers the one with the most signs is meant.
+        response: entries of the parser's field in `response_template` of tokenizer_config.json,
+            all of them.
+    """
+
+    template: tuple[str, ...] = ()
+    response: Mapping[str, str] = field(default_factory=dict)
+
+
+def by_response_template(
+    candidates: Mapping[str, Signs], template: Mapping[str, Any], fields: Iterable[str]
+) -> str | None:
+    """The first candidate that a checkpoint's `response_template` describes.
+
+    Args:
+        candidates: signs of each parser, by its name.
+        template: as the checkpoint has it, unchecked.
+        fields: what a field with this kind of output may be called.
+    """
+    described = template.get("fields")
+    if not isinstance(described, dict):
+        return None
+    found = [each for name in fields if isinstance(each := described.get(name), dict)]
+    for name, signs in candidates.items():
+        if signs.response and any(
+            all(_holds(each.get(key), value) for key, value in signs.response.items())
+            for each in found
+        ):
+            return name
+    return None
+
+
+def by_chat_template(candidates: Mapping[str, Signs], written: str) -> str | None:
+    """The candidate with the most signs among the texts of a chat template."""
+    fitting = {
+        name: len(signs.template)
+        for name, signs in candidates.items()
+        if signs.template and all(sign in written for sign in signs.template)
+    }
+    return max(fitting, key=lambda name: fitting[name], default=None)
+
+
+def _holds(given: object, wanted: str) -> bool:
+    return given == wanted or (isinstance(given, list) and wanted in given)

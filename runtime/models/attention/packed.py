@@ -1,0 +1,54 @@
+"""Attention of whole texts in both directions, with rotary embeddings and without pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from kernels.encoder_attention import encoder_attention
+from kernels.rope import rope_kv_write
+from runtime.models.attention.backend import AttentionLayer
+
+
+def attend_packed(
+    layer: AttentionLayer, qkv: Tensor, positions: Tensor, lengths: Sequence[int]
+) -> Tensor:
+    """Attend one layer.
+
+    Args:
+        layer: the layer's constants; its window counts on both sides.
+        qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, changed in place.
+        positions: `[num_tokens]` int64, each token's place in its text.
+        lengths: tokens of each text.
+
+    Returns:
+        `[num_tokens, num_heads * head_dim]`.
+    """
+    nowhere = _nowhere(layer.num_kv_heads, layer.head_dim, qkv.dtype, qkv.device)
+    rope_kv_write(
+        qkv,
+        layer.num_heads,
+        layer.num_kv_heads,
+        layer.head_dim,
+        layer.cos_sin,
+        positions,
+        torch.full_like(positions, -1),
+        nowhere,
+        nowhere,
+        layer.q_norm,
+        layer.k_norm,
+        layer.eps,
+        layer.zero_centered,
+    )
+    return encoder_attention(
+        qkv, lengths, layer.num_heads, layer.num_kv_heads, layer.scale, layer.window_left
+    )
+
+
+@cache
+def _nowhere(heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Pages that nothing is written to."""
+    return torch.empty(1, heads, 1, head_dim, dtype=dtype, device=device)

@@ -1,0 +1,120 @@
+"""A decoder that gives a vector or scores for each text: its layers without pages or a sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from runtime.models.attention.backend import AttentionBackend, AttentionLayer
+from runtime.models.attention.packed import attend_packed
+from runtime.models.decoder.model import Decoder
+from runtime.models.decoder.spec import DecoderSpec
+from runtime.models.encoder_batch import EncoderBatch
+from runtime.models.forward_batch import ForwardBatch, KVCache
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.parameter import WeightHolder
+from runtime.models.layers.text_head import TextHead
+from runtime.models.model import TextEncoder
+
+_PAGE_SIZE = 16
+
+
+class DecoderTextEncoder(TextEncoder):
+    """The decoder's layers, and what stands behind them instead of the vocabulary's head."""
+
+    spec: DecoderSpec
+
+    def __init__(self, spec: DecoderSpec, context: BuildContext) -> None:
+        self.spec, self.context = spec, context
+        self.model = Decoder(spec, context)
+        self.head = TextHead(spec.pooling, context)
+        self.sees_backward_only = spec.is_causal
+        heads = max(1, spec.num_kv_heads // context.tp_size)
+        self._pages = _Pages(heads, spec.head_dim, context)
+
+    def forward(self, batch: EncoderBatch) -> Tensor:
+        return self.model.forward(self._forward_batch(batch, None))
+
+    def compute(self, batch: EncoderBatch) -> Tensor:
+        if self.spec.pooling.mode != "last":
+            return super().compute(batch)
+        hidden = self.model.forward(self._forward_batch(batch, batch.indptr[1:] - 1))
+        return self.head.finish(hidden.float())
+
+    def _forward_batch(self, batch: EncoderBatch, wanted: Tensor | None) -> ForwardBatch:
+        if batch.attention is None:
+            return _whole_texts(batch, BothWays(batch), [], wanted)
+        cache, table, firsts = self._pages.hold(batch)
+        made = _whole_texts(batch, batch.attention, [cache] * self.spec.num_layers, wanted)
+        made.page_table = table
+        made.slots = batch.positions + firsts
+        batch.attention.plan(made)
+        return made
+
+    def holders(self) -> Iterator[tuple[str, WeightHolder]]:
+        yield from self.model.holders("model")
+        yield from self.head.holders()
+
+
+class BothWays:
+    """Attention of every token to all of its text; see `AttentionBackend.run`."""
+
+    def __init__(self, batch: EncoderBatch) -> None:
+        self._lengths = batch.lengths
+
+    def run(self, layer: AttentionLayer, qkv: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attend one layer."""
+        return attend_packed(layer, qkv, batch.positions, self._lengths)
+
+
+class _Pages:
+    """One layer's keys and values of a step, which the next layer writes over."""
+
+    def __init__(self, num_heads: int, head_dim: int, context: BuildContext) -> None:
+        self._shape = (num_heads, _PAGE_SIZE, head_dim)
+        self._dtype, self._device = context.dtype, context.device
+        self._cache: KVCache | None = None
+
+    def hold(self, batch: EncoderBatch) -> tuple[KVCache, Tensor, Tensor]:
+        """Pages for every text, their table, and the slot of each token's text's first token."""
+        counts = torch.tensor([-(-length // _PAGE_SIZE) for length in batch.lengths])
+        # Page 0 is nobody's.
+        firsts = 1 + counts.cumsum(0) - counts
+        num_pages = 1 + int(counts.sum())
+        if self._cache is None or len(self._cache.k) < num_pages:
+            k, v = (
+                torch.empty(num_pages, *self._shape, dtype=self._dtype, device=self._device)
+                for _ in range(2)
+            )
+            self._cache = KVCache(k, v)
+        table = firsts[:, None] + torch.arange(int(counts.max()))
+        lengths = torch.tensor(list(batch.lengths))
+        slots = (firsts * _PAGE_SIZE).repeat_interleave(lengths)
+        # Columns behind a text's own are not read; they name pages that there are.
+        table = table.clamp_(max=num_pages - 1).to(self._device, torch.int32)
+        return self._cache, table, slots.to(self._device)
+
+
+def _whole_texts(
+    batch: EncoderBatch,
+    attention: AttentionBackend | BothWays,
+    kv: list[KVCache],
+    wanted: Tensor | None,
+) -> ForwardBatch:
+    indptr = batch.indptr.to(torch.int32)
+    nowhere = batch.positions.new_empty(0)
+    return ForwardBatch(
+        input_ids=batch.input_ids,
+        positions=batch.positions,
+        slots=nowhere,
+        qo_indptr=indptr,
+        seq_lens=indptr[1:] - indptr[:-1],
+        page_table=nowhere,
+        num_decodes=0,
+        logits_indices=wanted,
+        kv=kv,
+        attention=attention,  # type: ignore[arg-type]  # `run` is all that layers call
+        whole_prompts=batch.lengths,
+    )

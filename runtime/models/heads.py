@@ -1,0 +1,90 @@
+"""What classifiers and reward models have behind their layers, by architecture. Front-safe.
+
+Each function takes what the family read of `config.json` and returns it with the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.checkpoint.config_keys import MAX_WIDTH
+from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.pooling_config import HeadLayer, Mode, Pooling
+from runtime.models.bert.spec import ACTIVATIONS
+
+_MAX_LABELS = 2**16
+_DEFAULT_LABELS = 2
+
+
+def pooled_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
+    """BERT: its pooler over the first token, then the classes."""
+    hidden, labels = spec.hidden_size, _labels(config)
+    pooler = HeadLayer("pooler.dense", hidden, hidden, activation="tanh")
+    return _scoring(spec, labels, "cls", pooler, HeadLayer("classifier", hidden, len(labels)))
+
+
+def dense_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
+    """RoBERTa: a dense layer over the first token, then the classes."""
+    hidden, labels = spec.hidden_size, _labels(config)
+    dense = HeadLayer("classifier.dense", hidden, hidden, activation="tanh")
+    return _scoring(
+        spec, labels, "cls", dense, HeadLayer("classifier.out_proj", hidden, len(labels))
+    )
+
+
+def modernbert_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:
+    """ModernBERT: pooling as its file says, a dense layer and a norm, then the classes."""
+    hidden, labels = spec.hidden_size, _labels(config)
+    mode = config.values.get("classifier_pooling", "cls")
+    if mode not in ("cls", "mean"):
+        raise config.error("classifier_pooling", "'cls' or 'mean'")
+    activation = config.values.get("classifier_activation", "gelu")
+    if activation not in ACTIVATIONS:
+        raise config.error("classifier_activation", f"one of {', '.join(ACTIVATIONS)}")
+    dense = HeadLayer(
+        "head.dense",
+        hidden,
+        hidden,
+        bias=config.flag("classifier_bias", False),
+        activation=ACTIVATIONS[activation],
+        norm="head.norm",
+        norm_eps=config.number("norm_eps", 0.0, 1.0, 1e-5),
+        norm_bias=config.flag("norm_bias", False),
+    )
+    return _scoring(spec, labels, mode, dense, HeadLayer("classifier", hidden, len(labels)))
+
+
+def last_token_scores(spec: ModelSpec, config: Keys) -> ModelSpec:
+    """A decoder's: one matrix over the last token."""
+    labels = _labels(config)
+    score = HeadLayer("score", spec.hidden_size, len(labels), bias=False)
+    return _scoring(spec, labels, "last", score)
+
+
+def reward(spec: ModelSpec, config: Keys) -> ModelSpec:  # noqa: ARG001  # one reward, whatever it says
+    """Qwen2's reward model: two dense layers over the last token give one number."""
+    hidden = spec.hidden_size
+    first = HeadLayer("score.0", hidden, hidden, activation="relu")
+    return _scoring(spec, ("reward",), "last", first, HeadLayer("score.2", hidden, 1))
+
+
+def _scoring(spec: ModelSpec, labels: tuple[str, ...], mode: Mode, *layers: HeadLayer) -> ModelSpec:
+    pooling = Pooling(mode, normalize=False, layers=layers)
+    return replace(spec, gives="scores", pooling=pooling, labels=labels)
+
+
+def _labels(config: Keys) -> tuple[str, ...]:
+    """Names of the classes, in order.
+
+    Raises:
+        StartupError: `id2label` does not name each of them.
+    """
+    named = config.mapping("id2label")
+    if not named:
+        count = config.integer("num_labels", min(_MAX_LABELS, MAX_WIDTH), _DEFAULT_LABELS)
+        return tuple(f"LABEL_{index}" for index in range(count))
+    try:
+        return tuple(str(named[str(index)]) for index in range(len(named)))
+    except KeyError as error:
+        raise config.error("id2label", f"a name for each of {len(named)} classes") from error

@@ -1,0 +1,196 @@
+"""A feed-forward block of experts: a router, those it chooses, and one that all tokens pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kernels.activation import Activation
+from kernels.experts import PackedExperts, pack_experts
+from runtime.models.experts_spec import ExpertsSpec
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.linear import Linear, column
+from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard
+
+
+class Experts(WeightHolder):
+    """The experts of one layer that this rank holds, or its part of each of them.
+
+    Attributes:
+        first, last: bounds of those that are here.
+        packed: what computes them; `None` before they are loaded and when they are released.
+    """
+
+    def __init__(self, spec: ExpertsSpec, hidden: int, context: BuildContext) -> None:
+        ranks = context.tp_size
+        if context.splits_experts:
+            part = spec.num_experts // ranks
+            self.first, self.last = context.tp_rank * part, (context.tp_rank + 1) * part
+            inner = column("", spec.intermediate_size, replace(context, tp_rank=0, tp_size=1))
+        else:
+            self.first, self.last = 0, spec.num_experts
+            inner = column("", spec.intermediate_size, context)
+        self._are_all_here = self.last - self.first == spec.num_experts
+        self._hidden, self._inner = hidden, inner.length
+        self._linear = context.linear
+        gate_up: dict[str, WeightShard] = {}
+        down: dict[str, WeightShard] = {}
+        tall, wide = (inner.size, hidden), (hidden, inner.size)
+        for expert in range(spec.num_experts):
+            place = expert - self.first
+            is_here = self.first <= expert < self.last
+            for index, name in enumerate(("gate", "up")):
+                rows = (2 * place + index) * inner.length
+                gate_up[f"{expert}.{name}"] = (
+                    WeightShard(tall, rows, 0, inner.start, inner.length)
+                    if is_here
+                    else WeightShard(tall, 0, 0, 0, 0)
+                )
+            down[str(expert)] = (
+                WeightShard(wide, place * hidden, 1, inner.start, inner.length)
+                if is_here
+                else WeightShard(wide, 0, 0, 0, 0)
+            )
+        count = self.last - self.first
+        shapes = (count * 2 * inner.length, hidden), (count * hidden, inner.length)
+        self._parameters = {
+            "gate_up": Parameter(shapes[0], gate_up, context.dtype, context.device),
+            "down": Parameter(shapes[1], down, context.dtype, context.device),
+        }
+        self.packed: PackedExperts | None = None
+
+    def apply(
+        self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
+    ) -> Tensor:
+        """Return the sum of the experts that are here; see `PackedExperts`.
+
+        Args:
+            x: `[num_tokens, hidden_size]`.
+            expert_ids: `[num_tokens, num_chosen]` int64, among all of the layer.
+            weights: `[num_tokens, num_chosen]` float32.
+            activation: of the gates.
+        """
+        if self.packed is None:
+            raise RuntimeError("the weights of this layer were released")
+        if self._are_all_here:
+            return self.packed(x, expert_ids, weights, activation)
+        count, local = self.last - self.first, expert_ids - self.first
+        local = local.masked_fill((local < 0) | (local >= count), count)
+        return self.packed(x, local, weights, activation)
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield from self._parameters.items()
+
+    def finalize(self, kept: list[tuple[str, str]]) -> None:
+        """Pack the filled weights and drop the plain ones."""
+        if self.packed is not None:
+            for name, shard_name in kept:
+                parameter = self._parameters[name]
+                shard = parameter.shards[shard_name]
+                present = self.plain(name).narrow(0, shard.offset, shard.num_rows)
+                parameter.rows(shard_name).copy_(present)
+        count, hidden, inner = self.last - self.first, self._hidden, self._inner
+        gate_up = self._parameters["gate_up"].allocate().view(count, 2 * inner, hidden)
+        down = self._parameters["down"].allocate().view(count, hidden, inner)
+        self.discard()
+        if self.packed is None:
+            self.packed = pack_experts(gate_up, down, self._linear)
+        else:
+            self.packed.repack(gate_up, down)
+
+    def discard(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.tensor = None
+
+    def plain(self, name: str) -> Tensor:
+        assert self.packed is not None, "the weights are not loaded"
+        gate_up, down = self.packed.unpack()
+        return (gate_up if name == "gate_up" else down).flatten(0, 1)
+
+    def release(self) -> None:
+        self.discard()
+        self.packed = None
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self.packed is None else self.packed.size_bytes
+
+
+class SparseMLP:
+    """The block in the place of a dense one."""
+
+    def __init__(
+        self,
+        spec: ExpertsSpec,
+        hidden: int,
+        activation: Activation,
+        context: BuildContext,
+        shared: SharedExpert | None,
+    ) -> None:
+        self._spec, self._activation = spec, activation
+        self.router = Linear.replicated(hidden, spec.num_experts, False, context)
+        self.experts = Experts(spec, hidden, context)
+        self._reduce = context.all_reduce if context.tp_size > 1 else None
+        self.shared = shared
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
+        expert_ids, weights = choose_experts(
+            self.router.apply(hidden), self._spec.num_chosen, sums_to_one=self._spec.sums_to_one
+        )
+        out = self.experts.apply(hidden, expert_ids, weights, self._activation)
+        if self._reduce is not None:
+            out = self._reduce(out)
+        return out if self.shared is None else out.add_(self.shared.forward(hidden))
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        yield f"{prefix}.router", self.router
+        yield f"{prefix}.experts", self.experts
+        if self.shared is not None:
+            yield from self.shared.holders(prefix)
+
+
+class SharedExpert:
+    """A block that every token passes, times a gate of its own."""
+
+    def __init__(
+        self,
+        hidden: int,
+        context: BuildContext,
+        block: Callable[[Tensor], Tensor],
+        holders: Callable[[str], Iterator[tuple[str, WeightHolder]]],
+    ) -> None:
+        self.gate = Linear.replicated(hidden, 1, False, context)
+        self._block, self._holders = block, holders
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
+        return self._block(hidden).mul_(torch.sigmoid(self.gate.apply(hidden)))
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        yield f"{prefix}.shared_gate", self.gate
+        yield from self._holders(f"{prefix}.shared")
+
+
+def choose_experts(logits: Tensor, num_chosen: int, *, sums_to_one: bool) -> tuple[Tensor, Tensor]:
+    """Return the experts of each token and their weights; in float32, as `transformers`.
+
+    Args:
+        logits: `[num_tokens, num_experts]`, of the router.
+        num_chosen: experts of a token.
+        sums_to_one: whether their weights are scaled to add up to one.
+
+    Returns:
+        `[num_tokens, num_chosen]` int64, and float32.
+    """
+    weights, expert_ids = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(
+        num_chosen, dim=-1
+    )
+    if sums_to_one:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return expert_ids, weights

@@ -1,0 +1,79 @@
+"""From the tokens' vectors to a text's numbers: pooling, dense layers, unit length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from torch import Tensor
+from torch.nn import functional
+
+from runtime.checkpoint.pooling_config import HeadActivation, HeadLayer, Pooling
+from runtime.models.encoder_batch import EncoderBatch
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.layer_norm import LayerNorm
+from runtime.models.layers.linear import Linear
+from runtime.models.layers.parameter import WeightHolder
+from runtime.models.layers.pooling import pool
+
+ACTIVATIONS: dict[HeadActivation, Callable[[Tensor], Tensor]] = {
+    "tanh": functional.tanh,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+class TextHead:
+    """What stands behind the layers of a model that gives vectors or scores; whole on each rank."""
+
+    def __init__(self, pooling: Pooling, context: BuildContext) -> None:
+        self.pooling = pooling
+        self._dtype = context.dtype
+        self._layers = [_Dense(layer, context) for layer in pooling.layers]
+
+    def run(self, hidden: Tensor, batch: EncoderBatch) -> Tensor:
+        """Make the numbers of each text.
+
+        Args:
+            hidden: `[num_tokens, hidden_size]`, of all of the batch's tokens.
+            batch: whose texts they are.
+
+        Returns:
+            `[num_texts, output_size]` float32.
+        """
+        return self.finish(pool(hidden, batch, self.pooling.mode))
+
+    def finish(self, pooled: Tensor) -> Tensor:
+        """Map pooled vectors, `[num_texts, hidden_size]`, to `[num_texts, output_size]` float32."""
+        if self._layers:
+            pooled = pooled.to(self._dtype)
+            for layer in self._layers:
+                pooled = layer.forward(pooled)
+            pooled = pooled.float()
+        return functional.normalize(pooled, dim=-1) if self.pooling.normalize else pooled
+
+    def holders(self) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights; see `runtime.checkpoint.model_spec.head_weights`."""
+        for index, layer in enumerate(self._layers):
+            yield f"head.{index}", layer.linear
+            if layer.norm is not None:
+                yield f"head.{index}_norm", layer.norm
+
+
+class _Dense:
+    """One layer."""
+
+    def __init__(self, layer: HeadLayer, context: BuildContext) -> None:
+        sizes = layer.in_size, layer.out_size
+        self.linear = Linear.replicated(*sizes, layer.bias, context)
+        self.norm: LayerNorm | None = None
+        if layer.norm:
+            self.norm = LayerNorm(layer.out_size, layer.norm_eps, context, has_bias=layer.norm_bias)
+        self._activation = ACTIVATIONS.get(layer.activation)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        pooled = self.linear.apply(pooled)
+        if self._activation is not None:
+            pooled = self._activation(pooled)
+        return pooled if self.norm is None else self.norm.forward(pooled)

@@ -1,0 +1,28 @@
+"""Mixtral: Mistral whose blocks are experts. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.checkpoint.json_file import Keys
+from runtime.models.decoder.spec import DecoderSpec, DecoderTraits, read_decoder
+from runtime.models.experts_spec import MAX_EXPERTS, ExpertsSpec
+
+TRAITS = DecoderTraits(window="always")
+
+
+def read(config: Keys, generation: Keys) -> DecoderSpec:
+    """Read the family's `config.json`; see `read_decoder`."""
+    values = {"sliding_window": None, "rms_norm_eps": 1e-5, **config.values}
+    spec = read_decoder(Keys(config.source, values), generation, TRAITS)
+    num_experts = config.integer("num_local_experts", MAX_EXPERTS, 8)
+    experts = ExpertsSpec(
+        num_experts=num_experts,
+        num_chosen=config.integer("num_experts_per_tok", num_experts, 2),
+        intermediate_size=spec.intermediate_size,
+        layers=frozenset(range(spec.num_layers)),
+        sums_to_one=True,
+        block="block_sparse_moe",
+        naming="mixtral",
+    )
+    return replace(spec, experts=experts)

@@ -1,0 +1,99 @@
+"""ModernBERT: norms ahead of each half of a layer, rotary embeddings, windows, gated blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from runtime.models.attention.backend import AttentionLayer
+from runtime.models.attention.packed import attend_packed
+from runtime.models.encoder_batch import EncoderBatch
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.embedding import Embedding
+from runtime.models.layers.layer_norm import LayerNorm
+from runtime.models.layers.linear import Linear
+from runtime.models.layers.parameter import WeightHolder
+from runtime.models.layers.rope import RopeTables
+from runtime.models.layers.text_head import ACTIVATIONS, TextHead
+from runtime.models.model import TextEncoder
+from runtime.models.modernbert.spec import ModernBertSpec
+
+
+class ModernBertLayer:
+    """Attention and gated feed-forward block, each added to the stream; changes it in place."""
+
+    def __init__(
+        self, spec: ModernBertSpec, context: BuildContext, layer_idx: int, ropes: RopeTables
+    ) -> None:
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        head_dim = hidden // spec.num_heads
+        is_windowed = layer_idx in spec.windowed_layers
+        self.attn_norm = _norm(spec, context) if layer_idx else None
+        self.mlp_norm = _norm(spec, context)
+        self.attn_in = Linear.replicated(hidden, 3 * hidden, spec.attention_bias, context)
+        self.attn_out = Linear.replicated(hidden, hidden, spec.attention_bias, context)
+        self.mlp_in = Linear.replicated(hidden, 2 * inner, spec.mlp_bias, context)
+        self.mlp_out = Linear.replicated(inner, hidden, spec.mlp_bias, context)
+        self._act = ACTIVATIONS[spec.activation]
+        self._attention = AttentionLayer(
+            layer_idx=layer_idx,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            cos_sin=ropes.table(spec.windowed_rope if is_windowed else spec.rope, head_dim),
+            window_left=spec.window if is_windowed else -1,
+        )
+
+    def forward(self, stream: Tensor, batch: EncoderBatch) -> None:
+        """Change the stream, `[num_tokens, hidden_size]`."""
+        normed = stream if self.attn_norm is None else self.attn_norm.forward(stream)
+        qkv = self.attn_in.apply(normed)
+        attended = attend_packed(self._attention, qkv, batch.positions, batch.lengths)
+        stream.add_(self.attn_out.apply(attended))
+        inner, gate = self.mlp_in.apply(self.mlp_norm.forward(stream)).chunk(2, dim=-1)
+        stream.add_(self.mlp_out.apply(self._act(inner).mul_(gate)))
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        if self.attn_norm is not None:
+            yield f"{prefix}.attn_norm", self.attn_norm
+        yield f"{prefix}.mlp_norm", self.mlp_norm
+        yield f"{prefix}.attn.Wqkv", self.attn_in
+        yield f"{prefix}.attn.Wo", self.attn_out
+        yield f"{prefix}.mlp.Wi", self.mlp_in
+        yield f"{prefix}.mlp.Wo", self.mlp_out
+
+
+class ModernBertModel(TextEncoder):
+    """Embeddings, the layers, and what stands behind them."""
+
+    def __init__(self, spec: ModernBertSpec, context: BuildContext) -> None:
+        self.spec, self.context = spec, context
+        ropes = RopeTables(context.max_positions or spec.context_len, context.device)
+        self.words = Embedding(spec.vocab_size, spec.hidden_size, context, tied=False)
+        self.norm = _norm(spec, context)
+        self.layers = [
+            ModernBertLayer(spec, context, layer_idx, ropes) for layer_idx in range(spec.num_layers)
+        ]
+        self.final_norm = _norm(spec, context)
+        self.head = TextHead(spec.pooling, context)
+
+    def forward(self, batch: EncoderBatch) -> Tensor:
+        stream = self.norm.forward(self.words.forward(batch.input_ids))
+        for layer in self.layers:
+            layer.forward(stream, batch)
+        return self.final_norm.forward(stream)
+
+    def holders(self) -> Iterator[tuple[str, WeightHolder]]:
+        yield "embeddings.tok_embeddings", self.words
+        yield "embeddings.norm", self.norm
+        for layer_idx, layer in enumerate(self.layers):
+            yield from layer.holders(f"layers.{layer_idx}")
+        yield "final_norm", self.final_norm
+        yield from self.head.holders()
+
+
+def _norm(spec: ModernBertSpec, context: BuildContext) -> LayerNorm:
+    return LayerNorm(spec.hidden_size, spec.norm_eps, context, has_bias=spec.norm_bias)

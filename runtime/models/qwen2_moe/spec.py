@@ -1,0 +1,18 @@
+"""Qwen2-MoE: Qwen2 with experts, and a block that every token passes. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.checkpoint.json_file import Keys
+from runtime.models.decoder.spec import DecoderSpec, read_decoder
+from runtime.models.experts_spec import read_qwen_experts
+from runtime.models.qwen2.spec import TRAITS
+
+
+def read(config: Keys, generation: Keys) -> DecoderSpec:
+    """Read the family's `config.json`; see `read_decoder`."""
+    has_bias = config.flag("qkv_bias", True)
+    traits = TRAITS if has_bias else replace(TRAITS, biases="never")
+    spec = read_decoder(config, generation, traits)
+    return replace(spec, experts=read_qwen_experts(config, has_shared=True))

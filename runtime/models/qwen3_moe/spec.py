@@ -1,0 +1,18 @@
+"""Qwen3-MoE: Qwen3 whose blocks are experts. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.checkpoint.json_file import Keys
+from runtime.models.decoder.spec import DecoderSpec, read_decoder
+from runtime.models.experts_spec import read_qwen_experts
+from runtime.models.qwen3 import spec as qwen3
+
+TRAITS = replace(qwen3.TRAITS, head_dim=None)
+
+
+def read(config: Keys, generation: Keys) -> DecoderSpec:
+    """Read the family's `config.json`; see `read_decoder`."""
+    spec = read_decoder(config, generation, TRAITS)
+    return replace(spec, experts=read_qwen_experts(config, has_shared=False))

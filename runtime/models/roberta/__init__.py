@@ -1,0 +1,1 @@
+"""RoBERTa and XLM-RoBERTa."""

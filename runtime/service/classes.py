@@ -1,0 +1,55 @@
+"""Classes of texts: what a classifier's scores mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.errors import InvalidRequest
+from runtime.service.text_embeddings import Embedding
+
+
+@dataclass(frozen=True)
+class Classified:
+    """One text's class.
+
+    Attributes:
+        label: of the most probable class, as `config.json` calls it.
+        probabilities: of each class, in order.
+    """
+
+    label: str
+    probabilities: list[float]
+
+
+def require_scores(model: ModelSpec, path: str) -> None:
+    """Refuse what only a model with classes can answer.
+
+    Raises:
+        InvalidRequest: the model gives something else.
+    """
+    if model.gives != "scores":
+        gives = "generates text" if model.gives == "tokens" else "gives vectors"
+        raise InvalidRequest(
+            f"{path} needs a model that scores texts; this server's ({model.architecture}) {gives}."
+        )
+
+
+def classify(model: ModelSpec, found: Embedding) -> Classified:
+    """Make probabilities of scores: of classes that exclude one another, or each by itself.
+
+    As the text classification of `transformers` does: a single class, and a model that was trained
+    for several classes of one text at once, have a probability each.
+    """
+    numbers = found.numbers
+    is_each = len(numbers) == 1 or model.raw.get("problem_type") == "multi_label_classification"
+    if is_each:
+        probabilities = [1.0 / (1.0 + math.exp(-max(number, -700.0))) for number in numbers]
+    else:
+        most = max(numbers)
+        parts = [math.exp(number - most) for number in numbers]
+        total = sum(parts)
+        probabilities = [part / total for part in parts]
+    best = max(range(len(numbers)), key=numbers.__getitem__)
+    return Classified(model.labels[best], probabilities)

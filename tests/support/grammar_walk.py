@@ -1,0 +1,81 @@
+"""Grammars without processes: a compiler for the front, and outputs walked through a grammar."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.client.grammar_client import grammar_key
+from runtime.errors import InvalidRequest
+from runtime.grammar.grammar_backend import (
+    GRAMMAR_BACKENDS,
+    GrammarBackend,
+    GrammarError,
+    num_words,
+)
+from runtime.grammar.limits import check_grammar
+from runtime.requests.sampling_params import GrammarSpec
+from runtime.text.tokenizer import Tokenizer
+from tests.support.tiny_tokenizers import write_folder
+
+
+class InProcessCompiler:
+    """What a `GrammarCompiler` does, in this process.
+
+    Attributes:
+        specs: what it was asked to compile.
+    """
+
+    def __init__(self, name: str, folder: Path, tokenizer: Tokenizer, eos_token_ids: list[int]):
+        """Build the back end `name` for a tokenizer, which is written to `folder`."""
+        write_folder(folder, tokenizer.backend)
+        self._tokenizer = tokenizer
+        self._eos = eos_token_ids
+        self.backend: GrammarBackend[Any] = GRAMMAR_BACKENDS.load(name)(
+            folder, tokenizer.vocab_size, eos_token_ids
+        )
+        self.specs: list[GrammarSpec] = []
+
+    def compile(self, spec: GrammarSpec) -> tuple[bytes, asyncio.Future[bytes]]:
+        """As `GrammarCompiler.compile`."""
+        check_grammar(spec)
+        self.specs.append(spec)
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(self.backend.compile(spec))
+        except GrammarError as error:
+            message = f"{spec.kind} cannot be used: {error}."
+            future.set_exception(InvalidRequest(message, param=spec.kind))
+        return grammar_key(spec), future
+
+    def takes(self, payload: bytes, text: str) -> bool:
+        """Whether a compiled grammar lets an output be `text`, and end there."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        matcher = self.backend.start(self.backend.load(payload))
+        return walk(self.backend, matcher, [*ids, *self._eos[:1]], self._tokenizer.vocab_size)
+
+
+def walk(
+    backend: GrammarBackend[Any], matcher: Any, token_ids: Sequence[int], vocab_size: int
+) -> bool:
+    """Follow tokens as far as their grammar allows them; whether that is to the end.
+
+    A token that the mask offers is accepted: else an output would end with an error.
+    """
+    for token_id in token_ids:
+        if matcher.is_terminated or token_id not in allowed(backend, matcher, vocab_size):
+            return False
+        assert matcher.accept(token_id)
+    return True
+
+
+def allowed(backend: GrammarBackend[Any], matcher: Any, vocab_size: int) -> list[int]:
+    """Tokens that the mask offers."""
+    words = np.zeros((1, num_words(vocab_size)), dtype=np.int32)
+    backend.fill([matcher], words)
+    bits = np.unpackbits(words[0].view(np.uint8), bitorder="little")[:vocab_size]
+    return [int(token_id) for token_id in np.flatnonzero(bits)]
