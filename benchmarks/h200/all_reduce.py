@@ -37,6 +37,9 @@ NUM_TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MAX_BYTES = max(NUM_TOKENS) * max(WIDTHS) * 2
 CHECKED = ((1, 896), (1, 4096), (64, 4096), (256, 4096), (1024, 4096))
 REPLAYS = 300
+# By how many cycles a rank comes late: microseconds, as in a step, and a millisecond, as where its
+# host launches late.
+LATE = (3000, 6000, 2_000_000)
 # Of the products whose parts are summed.
 IN_FEATURES = 512
 
@@ -68,17 +71,20 @@ def num_wrong(group: TensorGroup, one_shot: OneShotAllReduce) -> dict[str, int]:
         assert total.abs().max() <= 256
         place = one_shot.place(part.shape, part.dtype)
         assert place is not None
-        late = 3000 * (1 + i % 3) if (i + group.rank) % 3 == 0 else 0
+        late = LATE[i // 3 % len(LATE)] if (i + group.rank) % 3 == 0 else 0
         turns.append(partial(_turn, one_shot, layer, x, place, total.bfloat16(), late, wrong[name]))
 
     def work() -> None:
         for turn in turns:
             turn()
 
-    work()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
     for _ in range(REPLAYS):
         graph.replay()

@@ -41,6 +41,9 @@ class Sizes:
     repeat: int = 3
 
 
+# Of B to D; tokens found in a cache would make a rate a wrong one.
+_THROUGHPUT = ("input_tok_per_s", "output_tok_per_s", "duration_s", "cached_tokens")
+
 FULL = Sizes()
 # Enough to see that everything works, on two cores.
 SMOKE = Sizes(32, 8, 4, 3, 8, 8, 3, 64, 3, 64, 8, 4, 6, 3, 1)
@@ -79,7 +82,13 @@ class Cases:
                 self._random(1, sizes.a_input, sizes.a_output), self.target
             )
             tpot = record.tpot_s
-            runs.append({"ttft_ms": record.ttft_s * 1e3, "tpot_ms": (tpot or 0.0) * 1e3})
+            runs.append(
+                {
+                    "ttft_ms": record.ttft_s * 1e3,
+                    "tpot_ms": (tpot or 0.0) * 1e3,
+                    "cached_tokens": record.cached_tokens,
+                }
+            )
         return {name: _median(runs, name) for name in ("ttft_ms", "tpot_ms")} | {"runs": runs}
 
     async def many_at_once(self) -> dict[str, Any]:
@@ -102,7 +111,7 @@ class Cases:
         runs = []
         for _ in range(self.sizes.repeat):
             records = await run_at_once(self._random(count, input_len, output_len), self.target)
-            runs.append(_figures(records, ("input_tok_per_s", "output_tok_per_s", "duration_s")))
+            runs.append(_figures(records, _THROUGHPUT))
         return {name: _median(runs, name) for name in runs[0]} | {"runs": runs}
 
     async def shared_prefix(self) -> dict[str, Any]:
@@ -141,6 +150,9 @@ class Cases:
         return {
             "output_tok_per_s": middle["output_tok_per_s"],
             "num_failed": sum(run["num_failed"] for run in runs),
+            # As many as tokens where each comes by itself, and a gap between two is a token's.
+            "num_events": middle["num_events"],
+            "output_tokens": middle["output_tokens"],
             **{
                 f"{name}_{which}": middle[f"{name}_ms"].get(which, 0.0)
                 for name in ("ttft", "tpot", "itl")

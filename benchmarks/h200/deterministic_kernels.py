@@ -24,6 +24,7 @@ from kernels.paged_attention import reference
 from kernels.paged_attention import triton_invariant as ours
 from kernels.rope import ROPE
 from kernels.sampling import SAMPLING
+from kernels.triton_support.device import shared_memory
 
 DEVICE = torch.device("cuda")
 TOKENS = (1, 2, 7, 16, 33, 64, 128, 300, 2048, 8192)
@@ -170,7 +171,7 @@ def attention() -> Found:
 
 
 def _tiles(dim: int) -> list[ours.Tile]:
-    usual = ours.tile_of(torch.bfloat16, dim)
+    usual = ours.tile_of(torch.bfloat16, dim, shared_memory(DEVICE).size)
     return [replace(usual, num_stages=stages) for stages in (3, 4)]
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.h200.run A B C D E F --shape 8b 0.5b --out results
     python -m benchmarks.h200.run A F --shape 8b --url http://127.0.0.1:8000 \
-        --backend openai-completions --name vllm-8b
+        --backend openai --name vllm-8b
 
 Without `--url`, A to E start the engine's processes with random weights and use no HTTP, and F
 starts `python -m server.launch`. What is no option here is given to the engine, for example

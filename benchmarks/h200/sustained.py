@@ -102,7 +102,7 @@ class Loop:
             calls[0]()
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=stream):
             for call in calls:
                 call()
         self._once_s = self._replay(1)

@@ -18,7 +18,8 @@ def graph_us(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     # Threads of others may look at their events meanwhile: NCCL's does.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    # On the same stream, whose scratch memory the kernels have by now.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for call in calls:
             call()
     for _ in range(3):

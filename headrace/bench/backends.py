@@ -221,12 +221,14 @@ def _chat_prompt(request: BenchRequest) -> dict[str, Any]:
     return {"messages": request.messages or [{"role": "user", "content": request.text}]}
 
 
+_completions = partial(OpenAI, "/v1/completions", _completion_prompt, _completion_has_token)
+
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "headrace": Native,
     "sglang": Native,
-    "openai-completions": partial(
-        OpenAI, "/v1/completions", _completion_prompt, _completion_has_token
-    ),
+    # What vLLM's benchmark calls it.
+    "openai": _completions,
+    "openai-completions": _completions,
     "openai-chat": partial(OpenAI, "/v1/chat/completions", _chat_prompt, _chat_has_token),
 }
 

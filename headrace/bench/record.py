@@ -145,6 +145,7 @@ def summarize(
         "input_tokens": num_input,
         "cached_tokens": sum(record.cached_tokens for record in done),
         "output_tokens": num_output,
+        "num_events": sum(len(record.event_times) for record in done),
         "request_per_s": len(done) * per_second,
         "input_tok_per_s": num_input * per_second,
         "output_tok_per_s": num_output * per_second,

@@ -24,6 +24,7 @@ from headrace.engine.weight_methods import WeightMethods
 from runtime.ipc.messages import ControlReply, FreezeGarbage
 from runtime.service.context import ServiceContext
 from runtime.service.describe import describe_model, describe_server
+from runtime.service.expert_records import record_experts
 from runtime.service.generate_request import GenerateBody
 from runtime.service.live_options import change_options
 from runtime.service.profiling import ProfileBody, start_profile, stop_profile
@@ -304,6 +305,21 @@ class Engine(WeightMethods, VectorMethods):
     async def stop_profile(self) -> None:
         """Write what was recorded; the files are there when this returns."""
         await stop_profile(self._core.context.client)
+
+    @waiting
+    async def start_expert_distribution_record(self) -> None:
+        """Record which experts are chosen (`expert_distribution_recorder_mode`)."""
+        await record_experts(self._core.context.client, "start")
+
+    @waiting
+    async def stop_expert_distribution_record(self) -> None:
+        """Record no more; what there is stays."""
+        await record_experts(self._core.context.client, "stop")
+
+    @waiting
+    async def dump_expert_distribution_record(self) -> None:
+        """Write what was recorded, and forget it."""
+        await record_experts(self._core.context.client, "dump")
 
     @waiting
     async def set_internal_state(self, server_args: dict[str, float]) -> list[bool]:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-_EMBEDDINGS = "reward and rerank models are"
-_EXPERTS = "records of expert use are"
 _SOCKETS = "weights from the sockets of a checkpoint engine are"
 _ADAPTERS = "LoRA adapters are"
 _SAVING = "saving or sharing the loaded model is"
 
 LATER: dict[str, str] = {
-    "rerank": _EMBEDDINGS,
-    "async_rerank": _EMBEDDINGS,
-    "start_expert_distribution_record": _EXPERTS,
-    "stop_expert_distribution_record": _EXPERTS,
-    "dump_expert_distribution_record": _EXPERTS,
     "update_weights_from_ipc": _SOCKETS,
     "load_lora_adapter": _ADAPTERS,
     "unload_lora_adapter": _ADAPTERS,

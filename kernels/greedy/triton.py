@@ -7,8 +7,6 @@ As separate launches the copy, the maximum and the check for NaN took 50 microse
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel takes what it touches
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from kernels.greedy import NAN_TOKEN
 from kernels.triton_support.launch import launch_options, wait_for_inputs
+from kernels.triton_support.scratch import StreamScratch
 
 _BLOCK = 4096
 _MAX_ROWS = 16384
@@ -81,14 +80,12 @@ def _greedy_kernel(
     tl.store(token_ids_ptr + row, token.to(tl.int64))
 
 
-@cache
-def _arrived(device: torch.device) -> Tensor:
-    """Return the counts of finished programs a row, 0 between launches.
+def _counts(device: torch.device) -> tuple[Tensor, ...]:
+    """Return the counts of finished programs a row, 0 between launches."""
+    return (torch.zeros(_MAX_ROWS, dtype=torch.int32, device=device),)
 
-    One for all launches of a device: a stream computes them one after the other, and graphs
-    remember the address.
-    """
-    return torch.zeros(_MAX_ROWS, dtype=torch.int32, device=device)
+
+_ARRIVED = StreamScratch(_counts)
 
 
 def greedy_tokens(logits: Tensor, wide: Tensor, wanted: Tensor | None = None) -> Tensor:
@@ -104,13 +101,14 @@ def greedy_tokens(logits: Tensor, wide: Tensor, wanted: Tensor | None = None) ->
     num_parts = triton.cdiv(vocab_size, _BLOCK)
     values = wide.new_empty(num_rows, num_parts)
     places = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
+    (arrived,) = _ARRIVED.get(logits.device)
     _greedy_kernel[(num_rows, num_parts)](
         logits,
         wide,
         logits if wanted is None else wanted,
         values,
         places,
-        _arrived(logits.device),
+        arrived,
         token_ids,
         vocab_size,
         num_parts,

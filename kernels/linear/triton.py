@@ -22,7 +22,6 @@ Source of the last-arrival sum: stream-K (Osama et al., 2023).
 # ruff: noqa: PLR0913 a kernel takes what it touches
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
@@ -37,7 +36,9 @@ from kernels.linear.reference import TorchLinear
 from kernels.linear.triton_gated import gated
 from kernels.linear.triton_gated import supports as supports_gated
 from kernels.linear.triton_gemv import MAX_IN_FEATURES, gemv
+from kernels.triton_support.device import SharedMemory, shared_memory
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
+from kernels.triton_support.scratch import StreamScratch
 
 MAX_TOKENS = 64
 # Tokens of a block, the smallest that takes all of a product's.
@@ -54,7 +55,7 @@ class Tile:
     Attributes:
         block_n, block_k: weight rows and columns of a block.
         num_warps: of a program.
-        num_stages: blocks in flight.
+        num_stages: blocks in flight, fewer where shared memory is small.
         split_k: programs that share the columns of a block of rows.
         block_m: tokens of a block; 0 for all of the product's in one, so that its weight is read
             once. Small weights stay in the second-level cache, and more programs load sooner.
@@ -160,17 +161,15 @@ def _linear_kernel(
     )
 
 
-@cache
-def _shared_space(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return room for parts and the counts of those that are there, 0 between products.
-
-    One for all products of a device: a stream computes them one after the other, and graphs
-    remember the address.
-    """
+def _shared_space(device: torch.device) -> tuple[Tensor, ...]:
+    """Return room for parts and the counts of those that are there, 0 between products."""
     return (
         torch.empty(_MAX_PARTIALS, dtype=torch.float32, device=device),
         torch.zeros(_MAX_BLOCKS, dtype=torch.int32, device=device),
     )
+
+
+_SHARED_SPACE = StreamScratch(_shared_space)
 
 
 def run(
@@ -197,10 +196,11 @@ def run(
     if out is None:
         out = x.new_empty(num_tokens, out_features if gated is None else out_features // 2)
     block_m = tile.block_m or token_block(num_tokens)
+    stages = stages_of(tile, block_m, shared_memory(x.device))
     blocks, token_blocks = triton.cdiv(out_features, tile.block_n), triton.cdiv(num_tokens, block_m)
     partials, arrived = out, out
     if tile.split_k > 1:
-        partials, arrived = _shared_space(x.device)
+        partials, arrived = _SHARED_SPACE.get(x.device)
         assert blocks * tile.block_n * token_blocks * block_m * tile.split_k <= _MAX_PARTIALS
         assert blocks * token_blocks <= _MAX_BLOCKS
     _linear_kernel[(blocks, tile.split_k, token_blocks)](
@@ -219,12 +219,17 @@ def run(
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
         SPLIT_K=tile.split_k,
-        STAGES=tile.num_stages,
+        STAGES=stages,
         ACTIVATION=gated,
         num_warps=tile.num_warps,
         **launch_options(x.device),
     )
     return out
+
+
+def stages_of(tile: Tile, block_m: int, shared: SharedMemory) -> int:
+    """Return how many of a tile's stages a device has room for, of float16 or bfloat16."""
+    return shared.stages(tile.num_stages, (tile.block_n + block_m) * tile.block_k * 2)
 
 
 def token_block(num_tokens: int) -> int:
@@ -275,9 +280,6 @@ class TritonLinear(TorchLinear):
         self._streams = halves and columns <= MAX_IN_FEATURES
         self._tiles = {m: tile_of(rows, columns, m) for m in TOKEN_BLOCKS} if halves else {}
         self._gates = supports_gated(weight)
-        # Not while a graph is captured, whose own memory it would be.
-        if any(tile.split_k > 1 for tile in self._tiles.values()):
-            _shared_space(weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         product = self._of_few(x)

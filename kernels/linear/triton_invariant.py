@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.linear.reference import TorchLinear
+from kernels.triton_support.device import SharedMemory, shared_memory
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
 # Blocks of tokens that follow one another on the same weight rows, which then stay in the cache.
@@ -69,6 +70,11 @@ def tile_of(dtype: torch.dtype, num_tokens: int, out_features: int) -> Tile:
     most = _MOST_TOKENS
     programs = triton.cdiv(num_tokens, most.tokens) * triton.cdiv(out_features, most.rows)
     return most if programs >= _FULL_DEVICE else _MANY_TOKENS
+
+
+def stages_of(tile: Tile, dtype: torch.dtype, shared: SharedMemory) -> int:
+    """Return how many of a tile's stages a device has room for; no bit depends on it."""
+    return shared.stages(tile.num_stages, (tile.rows + tile.tokens) * tile.columns * dtype.itemsize)
 
 
 # The number of tokens is not compiled in: 1 and multiples of 16 would be kernels of their own.
@@ -154,7 +160,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile) -> Tensor:
         BLOCK_N=tile.rows,
         BLOCK_M=tile.tokens,
         BLOCK_K=tile.columns,
-        STAGES=tile.num_stages,
+        STAGES=stages_of(tile, x.dtype, shared_memory(x.device)),
         num_warps=tile.num_warps,
         **launch_options(x.device),
     )

@@ -18,6 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_attention.triton_invariant_kernel import attention_kernel
+from kernels.paged_attention.triton_tiles import ROOM_OF_WIDE_HEADS
+from kernels.triton_support.device import shared_memory
 from kernels.triton_support.launch import launch_options
 
 __all__ = [
@@ -47,9 +49,17 @@ class Tile:
     num_stages: int
 
 
-def tile_of(dtype: torch.dtype, block_dim: int) -> Tile:
-    """Return how the kernel is cut; a function of the model alone, never of the step."""
+def tile_of(dtype: torch.dtype, block_dim: int, room: int) -> Tile:
+    """Return how the kernel is cut; a function of the model and the device, never of the step.
+
+    Args:
+        dtype: of keys.
+        block_dim: their head size, rounded up to a power of two.
+        room: bytes of shared memory that a program may have.
+    """
     if dtype is torch.float32:
+        return Tile(32, 8, 2)
+    if block_dim > 128 and room < ROOM_OF_WIDE_HEADS:
         return Tile(32, 8, 2)
     return Tile(64, 4 if block_dim <= 128 else 8, 2)
 
@@ -265,7 +275,7 @@ def run_attention(
         return
     group = num_heads // num_kv_heads
     block_dim = max(16, triton.next_power_of_2(head_dim))
-    tile = tile or tile_of(q.dtype, block_dim)
+    tile = tile or tile_of(q.dtype, block_dim, shared_memory(q.device).size)
     attention_kernel[(num_kv_heads, plan.max_items)](
         q,
         k_cache,

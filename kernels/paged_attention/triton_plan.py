@@ -27,7 +27,7 @@ from kernels.paged_attention.triton_tiles import (
     block_rows_of,
     takes_long_chunks,
 )
-from kernels.triton_support.device import multiprocessors
+from kernels.triton_support.device import multiprocessors, shared_memory
 
 # Chunks of keys are multiples of this, and so of the decode kernel's block.
 CHUNK_GRAIN = 64
@@ -136,6 +136,7 @@ class AttentionWorkspace:
 
     Attributes:
         multiprocessors: of the device.
+        room: bytes of shared memory that a program may have.
         wanted_items: how many chunks a step's keys are cut into at most, roughly.
         max_parts: how many chunks a sequence of ordinary length is cut into at most.
         decode_items: int32 work list of decode chunks, see `_plan_kernel`.
@@ -162,6 +163,7 @@ class AttentionWorkspace:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.multiprocessors = multiprocessors(device)
+        self.room = shared_memory(device).size
         self.wanted_items = max(1, self.multiprocessors * _DECODE_PROGRAMS // num_kv_heads)
         decode_items = max_seqs + self.wanted_items
         extend_items = max_tokens * (num_heads // num_kv_heads) // MIN_BLOCK_ROWS + max_seqs
@@ -252,6 +254,7 @@ def plan_attention(
         extend_load / MAX_BLOCK_ROWS,
         extend_rows / num_chunks,
         workspace.head_dim,
+        workspace.room,
         short_prompts=short_prompts,
     )
     decode_load = 0.0

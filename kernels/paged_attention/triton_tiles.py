@@ -15,6 +15,10 @@ from kernels.paged_attention.shared_prefix import KEY_GRAIN
 # Query rows (tokens times heads of a group) of an extend item.
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 64, 128
 
+# Shared memory with which blocks are as large as measured; with heads of 256 these do not fit less,
+# such as Ada's 101,376 bytes.
+ROOM_OF_WIDE_HEADS = 128 * 1024
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -48,7 +52,9 @@ def decode_tile(dtype: torch.dtype, block_dim: int, load: float) -> Tile:
     return Tile(64, 2, 2)
 
 
-def block_rows_of(load: float, mean_rows: float, head_dim: int, *, short_prompts: bool) -> int:
+def block_rows_of(
+    load: float, mean_rows: float, head_dim: int, room: int, *, short_prompts: bool
+) -> int:
     """Return the rows of an extend item.
 
     With fewer than 64 Hopper's tensor cores would want their operands in registers, which is hardly
@@ -58,10 +64,12 @@ def block_rows_of(load: float, mean_rows: float, head_dim: int, *, short_prompts
         load: programs of 128 rows for each multiprocessor.
         mean_rows: query rows a sequence.
         head_dim: of keys.
+        room: bytes of shared memory that a program may have.
         short_prompts: whether the step's own keys, few as a rule, are all that its queries see.
     """
     few = load <= 2 or 2 * mean_rows <= MAX_BLOCK_ROWS
     few |= head_dim <= 64 and not short_prompts
+    few |= head_dim > 128 and room < ROOM_OF_WIDE_HEADS
     return MIN_BLOCK_ROWS if few else MAX_BLOCK_ROWS
 
 

@@ -19,6 +19,19 @@ class PromptAttentionKernels(Protocol):
     def supports(self, q: Tensor) -> bool:
         """Return whether queries of this type and head size can be computed."""
 
+    def prepare(
+        self, q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scale: float
+    ) -> None:
+        """Do what the first calls would do once for each shape; for the thread that computes.
+
+        Args:
+            q: as in `prompt_attention`, of any number of tokens.
+            num_kv_heads: heads of `k` and `v`, which lie behind those of `q` in one tensor.
+            max_length: tokens of a prompt at most.
+            max_tokens: of all prompts of a call.
+            scale: as in `prompt_attention`.
+        """
+
     def prompt_attention(
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float
     ) -> Tensor:

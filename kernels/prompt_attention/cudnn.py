@@ -1,10 +1,14 @@
 """Prompt attention through cuDNN: on Hopper two thirds of the time of our paged kernel.
 
-cuDNN makes a plan for each shape it meets, which takes 40 milliseconds; lengths are rounded up, so
-that a process meets few. Keys behind a prompt's end change nothing for its own tokens: they come
-later. Measured on an H200 by `benchmarks/h200/prompt_attention.py`: 32/8 heads of 128, prompts of
-2048, 4096 and 8192 tokens in 84, 258 and 906 microseconds, our kernel on pages in 108, 376 and
-1410. (cuDNN's own ragged batches make their plan at each call in torch 2.11.)
+cuDNN makes a plan for each shape it meets, which takes the host 41 milliseconds, and no stream gets
+a token meanwhile. So lengths are rounded up, prompts of one length go together by ones, twos and
+fours only, and `prepare` makes the plans of all shapes that are left (35 for steps of 8192 tokens).
+torch keeps them for the thread that made them. Keys behind a prompt's end change nothing for its
+own tokens: they come later.
+
+Measured on an H200 by `benchmarks/h200/prompt_attention.py`: 32/8 heads of 128, prompts of 2048,
+4096 and 8192 tokens in 84, 258 and 906 microseconds, our kernel on pages in 108, 376 and 1410.
+(cuDNN's own ragged batches make their plan at each call in torch 2.11.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,11 +16,16 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 # From here on a prompt alone fills the device, and attention is a share of the step worth having.
 MIN_LENGTH = 2048
+# Lengths are rounded up to multiples of the first, and where they are beyond the second twice over
+# to a sixteenth of the power of two below them: a long context has few shapes, too.
 _GRAIN = 256
+_COARSE = 4096
+# Prompts of a call; longer ones fill the device alone.
+_COUNTS = (4, 2, 1)
+_MAX_SHARING = 4096
 _MAX_HEAD_DIM = 128
 
 
@@ -52,27 +61,77 @@ def prompt_attention(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def prepare(q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scale: float) -> None:
+    """See `kernels.prompt_attention.PromptAttentionKernels.prepare`."""
+    shapes = shapes_of_steps(max_length, max_tokens)
+    most = max((count * length for count, length in shapes), default=0)
+    _, num_heads, head_dim = q.shape
+    qkv = q.new_zeros(most, num_heads + 2 * num_kv_heads, head_dim)
+    query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    for count, length in shapes:
+        part = slice(0, count * length)
+        _attend(query[part], key[part], value[part], count, length, scale)
+
+
+def shapes_of_steps(max_length: int, max_tokens: int) -> list[tuple[int, int]]:
+    """Return how many prompts of what length, rounded up, a call may be for.
+
+    Args:
+        max_length: tokens of a prompt at most.
+        max_tokens: of all prompts of a step.
+    """
+    longest = min(max_length, max_tokens)
+    longest = rounded_up(longest) if longest >= MIN_LENGTH else 0
+    shapes, length = [], rounded_up(MIN_LENGTH)
+    while length <= longest:
+        most = max_tokens // length if length <= min(_MAX_SHARING, max_length) else 1
+        shapes += [(count, length) for count in _COUNTS if count <= max(1, most)]
+        length = rounded_up(length + 1)
+    return shapes
+
+
+def rounded_up(length: int) -> int:
+    """Return the length that a prompt is computed with."""
+    below = 1 << max(0, (length - 1).bit_length() - 1)
+    grain = max(_GRAIN, below * _GRAIN // _COARSE)
+    return -(-length // grain) * grain
+
+
 def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Yield first token, number of prompts and their length, neighbours of a round one together."""
     start = 0
     for length, same in groupby(lengths):
-        count = len(list(same))
-        each = count if length % _GRAIN == 0 else 1
-        for _ in range(count // each):
-            yield start, each, length
-            start += each * length
+        left = len(list(same))
+        shares = length <= _MAX_SHARING and rounded_up(length) == length
+        while left:
+            count = next(count for count in _COUNTS if count <= left) if shares else 1
+            yield start, count, length
+            start += count * length
+            left -= count
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, count: int, length: int, scale: float) -> Tensor:
     """Attend in `count` prompts of `length` tokens each."""
-    missing = -length % _GRAIN
-    if missing:
-        q, k, v = (functional.pad(each, (0, 0, 0, 0, 0, missing)) for each in (q, k, v))
-    query, key, value = (
-        each.unflatten(0, (count, length + missing)).transpose(1, 2) for each in (q, k, v)
-    )
+    padded = rounded_up(length)
+    if padded != length:
+        q, k, v = _with_padding(q, k, v, padded)
+    query, key, value = (each.unflatten(0, (count, padded)).transpose(1, 2) for each in (q, k, v))
     # Not through `scaled_dot_product_attention`: choosing a back end costs the host more than this.
     out: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query, key, value, None, False, 0.0, True, False, scale=scale
     )[0]
-    return out.transpose(1, 2).reshape(count * (length + missing), -1)[: count * length]
+    return out.transpose(1, 2).reshape(count * padded, -1)[: count * length]
+
+
+def _with_padding(q: Tensor, k: Tensor, v: Tensor, padded: int) -> tuple[Tensor, ...]:
+    """Return copies with zeros behind, side by side as a projection leaves them.
+
+    Strides are a part of a shape to cuDNN: so the plan is the one of a round length.
+    """
+    sizes = [each.shape[1] for each in (q, k, v)]
+    qkv = q.new_empty(padded, sum(sizes), q.shape[2])
+    qkv[len(q) :] = 0
+    copies = qkv.split(sizes, dim=1)
+    for copy, each in zip(copies, (q, k, v), strict=True):
+        copy[: len(q)] = each
+    return copies

@@ -15,6 +15,11 @@ def supports(q: Tensor) -> bool:
     return True
 
 
+def prepare(q: Tensor, num_kv_heads: int, max_length: int, max_tokens: int, scale: float) -> None:
+    """Nothing."""
+    del q, num_kv_heads, max_length, max_tokens, scale
+
+
 def prompt_attention(
     q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float
 ) -> Tensor:

@@ -7,7 +7,7 @@ is the option's name, `option(...)` holds its help text and choices.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 def option(
@@ -29,6 +29,9 @@ def option(
 AUTO_PARSER, NO_PARSER = "auto", "none"
 
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+RecorderMode = Literal["stat", "stat_approx", "per_pass", "per_token"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +215,14 @@ class LoggingArgs:
     """Logs and metrics."""
 
     log_level: str = option("info", "Verbosity of our logs.", choices=_LOG_LEVELS)
+    expert_distribution_recorder_mode: str | None = option(
+        None,
+        "What /start_expert_distribution_record keeps of each step; without it that route is off.",
+        choices=("stat", "stat_approx", "per_pass", "per_token"),
+    )
+    expert_distribution_recorder_buffer_size: int = option(
+        1000, "Steps that are kept, the last ones; -1 for all."
+    )
     log_level_http: str | None = option(
         None, "Verbosity of the HTTP access log; the other logs' when absent.", choices=_LOG_LEVELS
     )
@@ -303,6 +314,8 @@ class WorkerConfig:
     stream_interval: int
     is_embedding: bool = False
     ep_size: int = 1
+    expert_recorder_mode: RecorderMode | None = None
+    expert_recorder_size: int = 1000
     tokenizer_folder: str = ""
     grammar_backend: str = "none"
 

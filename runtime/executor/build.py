@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from kernels.linear import GATED_TOKENS
+from kernels.prompt_attention.cudnn import MIN_LENGTH
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
@@ -176,6 +177,7 @@ def _step_limits(config: WorkerConfig) -> StepLimits:
     return StepLimits(
         max_seqs=config.max_running_requests + 1,
         max_tokens=budget + config.max_running_requests,
+        max_prompt_tokens=budget,
     )
 
 
@@ -206,7 +208,10 @@ def _activation_bytes(parts: _Parts) -> int:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     # One token fewer than takes a kernel that needs less memory may need the most.
-    steps = Prompts(min(length, GATED_TOKENS - 1)), Prompts(length, num_seqs)
+    steps = [Prompts(min(length, GATED_TOKENS - 1)), Prompts(length, num_seqs)]
+    if length > MIN_LENGTH:
+        # Attention copies prompts whose length is not round: as large a step, and the copies.
+        steps.append(Prompts(length - 1, num_seqs))
     for step in dict.fromkeys(steps):
         compute_prompts(runner, step, model.spec.vocab_size, num_pages)
     torch.cuda.synchronize()
@@ -246,6 +251,9 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
 def _graph_limits(parts: _Parts) -> GraphLimits | None:
     config, context = parts.config, parts.model.context
     if context.device.type != "cuda" or config.disable_cuda_graph:
+        return None
+    if config.expert_recorder_mode is not None:
+        logger.info("No CUDA graphs: they would not count which experts are chosen")
         return None
     if not parts.attention.is_graph_safe:
         logger.info("No CUDA graphs: this attention back end cannot be captured")

@@ -24,6 +24,8 @@ from runtime.models.forward_batch import ForwardBatch, KVCache
 
 # Lines in turn: with two steps in flight the third oldest is no longer being read.
 NUM_LINES = 4
+# Of 8 bytes each: 128 bytes, what a GPU moves at once, and two cache lines of the host.
+_LINE_GRAIN = 16
 
 
 class HostLines:
@@ -37,8 +39,7 @@ class HostLines:
 
     def __init__(self, size: int, device: torch.device) -> None:
         """Make the lines, each of `size` numbers or a few more, for graphs on `device`."""
-        # Each line begins at a multiple that kernels are compiled for.
-        self.lines = host_numbers(device, NUM_LINES, -(-size // 16) * 16)
+        self.lines = host_lines(device, size)
         self.numbers: list[Int64Array] = list(self.lines.numpy())
         self.turn = 0
 
@@ -52,9 +53,14 @@ class HostLines:
         return [self.numbers[(self.turn + i) % NUM_LINES] for i in range(1, NUM_LINES - 1)]
 
 
-def host_numbers(device: torch.device, *shape: int) -> Tensor:
-    """Return int64 zeros on the host, pinned where `device` is a GPU, which then reaches them."""
-    return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+def host_lines(device: torch.device, size: int) -> Tensor:
+    """Return `[NUM_LINES, size or a few more]` int64 zeros of the host, which `device` reaches.
+
+    On a GPU they are pinned. A line begins at a multiple of what kernels are compiled for, and
+    fills whole cache lines: device and host never write to one at the same time.
+    """
+    width = -(-size // _LINE_GRAIN) * _LINE_GRAIN
+    return torch.zeros(NUM_LINES, width, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
 class GraphInputs(ABC):

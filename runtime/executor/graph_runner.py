@@ -24,10 +24,9 @@ from runtime.executor.batch_rows import BatchRows
 from runtime.executor.graph_buckets import Bucket, Buckets, GraphLimits
 from runtime.executor.graph_capture import Graph
 from runtime.executor.graph_inputs import (
-    NUM_LINES,
     GraphInputs,
     HostLines,
-    host_numbers,
+    host_lines,
     inputs_of,
 )
 from runtime.executor.memory import GIB
@@ -90,7 +89,7 @@ class GraphRunner:
         self._numbers = torch.zeros(most, dtype=torch.int64, device=device)
         # The device's count of the host's lines: which one it read last.
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
-        self._kept = host_numbers(device, NUM_LINES, limits.max_batch)
+        self._kept = host_lines(device, limits.max_batch)
         self._kept_lines = list(self._kept.numpy())
         self.logits = torch.empty(0)
         self.hidden: Tensor | None = None

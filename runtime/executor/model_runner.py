@@ -85,7 +85,9 @@ class ModelRunner(StepRunner):
         batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
         self._attention.plan(batch)
         places = batch.logits_indices
-        if plan.report_spans:
+        # What is recorded of the last layer is of every token, too.
+        is_recording = self.recorder is not None and self.recorder.is_on
+        if plan.report_spans or is_recording:
             batch.logits_indices = None
         hidden = self._model.forward(batch)
         inputs: list[Named] = []

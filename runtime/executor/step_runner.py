@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.greedy import NAN_TOKEN
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.device_errors import losing_device, raise_if_lost
+from runtime.executor.expert_recorder import ExpertRecorder
 from runtime.executor.out_of_memory import step_failure
 from runtime.executor.profiler import Profiler
 from runtime.executor.row_extras import Named, reported
@@ -114,10 +115,12 @@ class StepRunner(ABC):
 
     Attributes:
         profiler: watches the steps, if any does.
+        recorder: keeps which experts the steps chose, if that was asked for at start.
         delay_s: how long each step waits before it is launched.
     """
 
     profiler: Profiler | None = None
+    recorder: ExpertRecorder | None = None
     delay_s = 0.0
 
     def __init__(self, rows: BatchRows, *, is_alone: bool) -> None:
@@ -161,8 +164,14 @@ class StepRunner(ABC):
             self.profiler.num_steps += 1
             if self.profiler.is_waiting:
                 with self.profiler.step(plan):
-                    return self._launch(plan, masks)
-        return self._launch(plan, masks)
+                    return self._recorded(plan, masks)
+        return self._recorded(plan, masks)
+
+    def _recorded(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
+        pending = self._launch(plan, masks)
+        if self.recorder is not None and self.recorder.is_on:
+            self.recorder.end_step(plan)
+        return pending
 
     def _launch(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
         self._rows.has_inputs = False

@@ -151,8 +151,15 @@ class SetOptions(_Message, frozen=True):
     values: dict[str, int]
 
 
+class RecordExperts(_Message, frozen=True):
+    """Record which experts are chosen, stop it, or write what was recorded."""
+
+    call_id: int
+    action: Literal["start", "stop", "dump"]
+
+
 # Commands that every rank of a worker obeys.
-WorkerCommand = StartProfile | StopProfile | SlowDown | FreezeGarbage | SetLogLevel
+WorkerCommand = StartProfile | StopProfile | SlowDown | FreezeGarbage | SetLogLevel | RecordExperts
 
 SchedulerInbound = (
     GenerateRequest

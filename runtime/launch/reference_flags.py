@@ -53,7 +53,7 @@ _IGNORED_VALUES = """
     --speculative-algorithm --speculative-draft-model-path --speculative-num-steps
     --speculative-eagle-topk --speculative-num-draft-tokens --speculative-token-map
     --gc-warning-threshold-secs --max-loras-per-batch --max-loaded-loras --max-lora-rank
-    --lora-backend --expert-distribution-recorder-buffer-size --eplb-rebalance-num-iterations
+    --lora-backend --eplb-rebalance-num-iterations
     --constrained-json-whitespace-pattern
 """
 
@@ -103,7 +103,6 @@ _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--disaggregation-ib-device": ("prefill and decode run in one server", ()),
     "--ep-num-redundant-experts": ("experts stay where they are loaded", ("0",)),
     "--init-expert-location": ("experts stay where they are loaded", ("trivial",)),
-    "--expert-distribution-recorder-mode": ("expert use is not recorded yet", ()),
     "--lora-paths": (_NO_ADAPTERS, ()),
     "--lora-target-modules": (_NO_ADAPTERS, ()),
     "--otlp-traces-endpoint": ("tracing is not supported yet", ()),

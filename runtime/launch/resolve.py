@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ from runtime.config.options import (
     DetokenizerConfig,
     GrammarConfig,
     ParallelArgs,
+    RecorderMode,
     SchedulingArgs,
     ServerConfig,
     WorkerConfig,
@@ -172,6 +173,11 @@ def resolve(
             grammar_backend=grammar_backend,
         ),
     )
+    recorder = config.logging.expert_distribution_recorder_mode
+    if recorder is not None and not model.num_experts:
+        raise StartupError(
+            f"--expert-distribution-recorder-mode {recorder}: {model.architecture} has no experts."
+        )
     worker = WorkerConfig(
         run_folder=str(folders.run),
         generation=0,
@@ -207,6 +213,8 @@ def resolve(
         grammar_backend=grammar_backend,
         is_embedding=config.model.is_embedding,
         ep_size=config.parallel.ep_size,
+        expert_recorder_mode=cast("RecorderMode | None", recorder),
+        expert_recorder_size=config.logging.expert_distribution_recorder_buffer_size,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),

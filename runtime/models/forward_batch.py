@@ -40,6 +40,12 @@ class HostLengths:
 class ForwardBatch:
     """New tokens of several sequences, flattened; sequences with one new token come first.
 
+    In a graph the tensors may be longer than the step: tokens behind `qo_indptr[-1]`, and those of
+    rows that pad a decode batch, are padding. Every op of a layer works on rows by themselves, so
+    theirs may hold anything, NaN too, and no other row sees it. What reads across rows (the largest
+    value of a tensor for one fp8 scale, how many tokens an expert gets) must leave them out: by
+    `qo_indptr[-1]`, or by `slots`, which is negative or on page 0 for all padding.
+
     Attributes:
         input_ids: `[num_tokens]` int64.
         positions: `[num_tokens]` int64, each token's place in its own sequence.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 
-from runtime.errors import HeadraceError
+from runtime.errors import HeadraceError, InvalidRequest
 from runtime.executor.device_errors import raise_if_lost
 from runtime.executor.profiler import Profiler
 from runtime.executor.step_runner import StepRunner
 from runtime.ipc.messages import (
     ControlReply,
     FreezeGarbage,
+    RecordExperts,
     SetLogLevel,
     SlowDown,
     StartProfile,
@@ -52,6 +53,8 @@ class Commands:
                 return "The profile is on."
             case StopProfile():
                 return f"Written to {self._profiler.stop()}"
+            case RecordExperts():
+                return self._record(command.action)
             case SlowDown():
                 self._runner.delay_s = command.seconds
             case FreezeGarbage():
@@ -60,3 +63,19 @@ class Commands:
             case SetLogLevel():
                 logging.getLogger().setLevel(command.level.upper())
         return ""
+
+    def _record(self, action: str) -> str:
+        recorder = self._runner.recorder
+        if recorder is None:
+            raise InvalidRequest(
+                "Expert use is not recorded by this server: start it with "
+                "--expert-distribution-recorder-mode."
+            )
+        if action == "dump":
+            path = recorder.dump()
+            return "" if path is None else f"Written to {path}"
+        if action == "start":
+            recorder.start()
+            return "Expert use is recorded from now on."
+        recorder.stop()
+        return "Expert use is recorded no more."

@@ -21,6 +21,7 @@ from runtime.errors import StartupError
 from runtime.executor.build import Executor, Report, build_executor, chunk_tokens
 from runtime.executor.build_encoder import build_encoder
 from runtime.executor.device_memory import DeviceMemory
+from runtime.executor.expert_recorder import ExpertRecorder
 from runtime.executor.invariance import require_invariance
 from runtime.executor.kernel_choices import choose_attention
 from runtime.executor.memory import GIB
@@ -36,6 +37,7 @@ from runtime.ipc.messages import (
 )
 from runtime.ipc.shared_state import SharedState
 from runtime.models.layers.build_context import BuildContext, parse_dtype
+from runtime.models.layers.expert_counts import ExpertCounts
 from runtime.models.model import CausalLM, TextEncoder
 from runtime.models.registry import read_model_spec
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
@@ -131,6 +133,9 @@ def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Comma
     """What this rank's runner is told beside its steps."""
     dp_rank = config.dp_rank if config.dp_size > 1 else None
     profiler = Profiler(config.device, rank, config.tp_size, dp_rank)
+    counts, mode = executor.model.context.expert_counts, config.expert_recorder_mode
+    if counts is not None and mode is not None:
+        executor.runner.recorder = ExpertRecorder(mode, config.expert_recorder_size, rank, counts)
     return Commands(executor.runner, profiler)
 
 
@@ -149,7 +154,7 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
     report("loading_weights")
     group = _join_group(config, rank, device)
     backend, linear = choose_attention(config, device.type)
-    context = _build_context(config, rank, device, group, linear)
+    context = _build_context(config, spec, rank, device, group, linear)
     started = time.perf_counter()
     with memory_for("the weights", TOO_LARGE, device):
         require_room(spec, context)
@@ -173,6 +178,7 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
 
 def _build_context(
     config: WorkerConfig,
+    spec: ModelSpec,
     rank: int,
     device: torch.device,
     group: TensorGroup | None,
@@ -183,6 +189,11 @@ def _build_context(
         device=device,
         max_positions=config.context_len + 1,
         linear=linear,
+        expert_counts=(
+            None
+            if config.expert_recorder_mode is None
+            else ExpertCounts(len(spec.layer_states), spec.num_experts)
+        ),
     )
     if group is None:
         return context

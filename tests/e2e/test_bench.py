@@ -50,7 +50,7 @@ def result(path: Path) -> dict:
 
 @pytest.mark.parametrize(
     ("backend", "processes"),
-    [("headrace", 1), ("sglang", 2), ("openai-completions", 1), ("openai-chat", 1)],
+    [("headrace", 1), ("sglang", 2), ("openai", 4), ("openai-chat", 1)],
 )
 def test_serving(
     server: ServerProcess, tmp_path: Path, backend: str, processes: int, capsys
@@ -66,6 +66,7 @@ def test_serving(
     summary = result(path)
     assert (summary["num_completed"], summary["num_failed"]) == (9, 0)
     assert summary["output_tokens"] == 9 * 6
+    assert 9 <= summary["num_events"] <= summary["output_tokens"]
     assert summary["max_concurrency"] <= 4
     if backend != "openai-chat":
         assert summary["input_tokens"] == 9 * 16

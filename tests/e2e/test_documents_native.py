@@ -1,7 +1,6 @@
-"""The code cells of the native API's document that this server can serve, in order.
+"""All code cells of the native API's document, in order.
 
-Only the package, the host and the model's name are changed. Left out are the cells on
-mixture-of-experts models.
+Only the package, the host and the models' names are changed.
 """
 
 import ast
@@ -68,9 +67,13 @@ def test_models_that_give_vectors_and_scores(printed):
     assert len(re.findall(r"^reward: -?[\d.]+", printed[18], re.MULTILINE)) == 2
 
 
+def test_expert_use_is_recorded(printed):
+    assert printed[21].count("<Response [200]>") == 3
+
+
 def test_the_round_trip(printed):
     text = "SGLang provides efficient tokenization endpoints."
     ids = Tokenizer.from_folder(MODEL_PATH).encode(text, add_special_tokens=False)
-    assert f"Tokenized Output (IDs):\n{ids}" in printed[21]
-    assert f"Token Count: {len(ids)}" in printed[21]
-    assert "Round Trip Successful" in printed[21]
+    assert f"Tokenized Output (IDs):\n{ids}" in printed[24]
+    assert f"Token Count: {len(ids)}" in printed[24]
+    assert "Round Trip Successful" in printed[24]

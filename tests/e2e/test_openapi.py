@@ -151,6 +151,11 @@ def asks(folder: Path) -> list[Ask]:
         *(Ask("POST", f"/{name}_profile") for name in ("start", "stop")),
         *(get(f"/{name}_profile") for name in ("start", "stop")),
         Ask("POST", "/stop_profile", status=400),
+        # A dense model has none.
+        *(
+            Ask("POST", f"/{action}_expert_distribution_record", status=400)
+            for action in ("start", "stop", "dump")
+        ),
         post("/get_weights_by_name", name=WEIGHT, truncate_size=2),
         get("/get_weights_by_name", name=WEIGHT, truncate_size=2),
         get("/get_weights_by_name", 400, name="no.weight"),

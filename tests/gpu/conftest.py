@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support import gpu
 from tests.support.gpu import ASKED, DEVICE
 from tests.support.graphs import record_graphs_on_the_cpu
 
@@ -43,7 +44,17 @@ def _why_not(item: pytest.Item) -> str:
 
 
 @pytest.fixture(scope="module")
-def graphs() -> Iterator[None]:
+def precision(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What `small_engine` computes in: float32, or one of `PRECISIONS`, which see."""
+    name = getattr(request, "param", "float32")
+    with pytest.MonkeyPatch.context() as patch:
+        for option, value in gpu.PRECISIONS[name].items():
+            patch.setitem(gpu.OPTIONS, option, value)
+        yield name
+
+
+@pytest.fixture(scope="module")
+def graphs(precision: str) -> Iterator[None]:
     """Engines of this process have graphs, of one kind or the other."""
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":

@@ -20,6 +20,9 @@ def test_tokens_equal_those_of_triton(tmp_path: Path, dtype: str, graphs: bool) 
         backend: {"attention_backend": backend, "disable_cuda_graph": not graphs, "overlap": True}
         for backend in ("triton", "flashinfer")
     }
-    equal = same_tokens("LlamaForCausalLM", tmp_path, ways, dtype)["flashinfer"]
-    # There one of six was, on an H200; each of the others had parted at a tie.
-    assert equal >= (1 if dtype == "bfloat16" and not graphs else len(PROMPT_LENGTHS) // 2)
+    # Many short answers: of six with 40 tokens all but one came to a tie, on an H200, in bf16
+    # without graphs, and what stands behind a tie is not compared.
+    lengths = PROMPT_LENGTHS * 4
+    found = same_tokens("LlamaForCausalLM", tmp_path, ways, dtype, lengths=lengths, num_new=8)
+    least = 10 if dtype == "bfloat16" and not graphs else 14
+    assert found["flashinfer"] >= least

@@ -8,11 +8,18 @@ import pytest
 import torch
 
 from runtime.executor import graph_runner as graph_runner_module
-from tests.support.gpu import count_graphs, graph_runner, prompt, small_engine
+from tests.support.gpu import (
+    count_graphs,
+    graph_runner,
+    in_both_precisions,
+    prompt,
+    small_engine,
+)
 from tests.support.tiny_models import tiny_model
 
 
 @pytest.mark.also_cpu
+@in_both_precisions
 def test_large_batches_get_their_graph_when_they_come(
     graphs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,11 +13,11 @@ from runtime.ipc.messages import AbortRequests, FlushCache
 from runtime.requests.sampling_params import GrammarSpec
 from runtime.text.tokenizer import Tokenizer
 from tests.support.engine import HiddenMode, InProcessEngine
-from tests.support.gpu import count_graphs, prompt, small_engine
+from tests.support.gpu import count_graphs, in_both_precisions, prompt, small_engine
 from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.tiny_models import tiny_model
 
-pytestmark = pytest.mark.also_cpu(asked=True)
+pytestmark = [pytest.mark.also_cpu(asked=True), in_both_precisions]
 
 MODEL = "llama"
 NUM_NEW = 24

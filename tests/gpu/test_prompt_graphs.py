@@ -8,10 +8,10 @@ import pytest
 
 from runtime.executor.batch_rows import BatchRows
 from tests.support.engine import refuse_rows_of_seed
-from tests.support.gpu import count_graphs, prompt, small_engine
+from tests.support.gpu import count_graphs, in_both_precisions, prompt, small_engine
 from tests.support.tiny_models import tiny_model
 
-pytestmark = pytest.mark.also_cpu
+pytestmark = [pytest.mark.also_cpu, in_both_precisions]
 NUM_NEW = 12
 
 

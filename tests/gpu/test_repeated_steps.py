@@ -10,8 +10,10 @@ import torch
 
 from runtime.extras.logprobs import device as logprobs
 from runtime.extras.logprobs.positions import LogprobSpec
-from tests.support.gpu import graph_runner, prompt, small_engine
+from tests.support.gpu import graph_runner, in_both_precisions, prompt, small_engine
 from tests.support.tiny_models import tiny_model
+
+pytestmark = [pytest.mark.also_cpu, in_both_precisions]
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -21,7 +23,6 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.also_cpu
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("newcomer", [False, True], ids=["decode", "mixed"])
 def test_nobody_gets_other_tokens(
@@ -56,7 +57,6 @@ def test_nobody_gets_other_tokens(
     assert all(engine.reasons[100 + i].type == "length" for i in range(len(KINDS)))
 
 
-@pytest.mark.also_cpu
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_graph_that_is_not_launched_reads_no_inputs(graphs: None, times: int) -> None:
     """The steps after it read their own: host and device count alike which are next."""

@@ -12,10 +12,10 @@ from runtime.executor.graph_buckets import Bucket
 from runtime.executor.step_plan import PageUpdate, RowJoin, StepPlan
 from runtime.requests.sampling_params import SamplingParams
 from tests.support.engine import InProcessEngine
-from tests.support.gpu import graph_runner, prompt, small_engine
+from tests.support.gpu import graph_runner, in_both_precisions, prompt, small_engine
 from tests.support.tiny_models import tiny_model
 
-pytestmark = pytest.mark.also_cpu
+pytestmark = [pytest.mark.also_cpu, in_both_precisions]
 PAGE = 16
 # Pages of each row, more than it needs.
 NUM_PAGES = 6

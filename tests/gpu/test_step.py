@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,47 @@ def test_a_step_waits_for_nothing(folder: Path, graphs: bool, errors_on_sync: No
             )
         # The first round compiles kernels and makes plans, which may wait.
         run_watched(engine, 25, may_wait=not round_number)
+
+
+# A fifth of a second at 2 GHz, many times what the host needs to launch a step.
+DELAY_CYCLES, DELAY_S = 400_000_000, 0.2
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+def test_a_launch_returns_while_the_device_is_busy(
+    folder: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waits of every kind show: for events, for memory of the device or the host, for plans."""
+    engine = InProcessEngine(folder, **CUDA, disable_cuda_graph=not graphs)
+    # A step whose masks depend on the one before is not launched behind it.
+    kinds = [options for options in KINDS.values() if "grammar" not in options]
+    launch, took = engine.runner.launch, []
+
+    def timed(*args: Any, **options: Any) -> Any:
+        torch.cuda._sleep(DELAY_CYCLES)
+        started = time.perf_counter()
+        pending = launch(*args, **options)
+        took.append(time.perf_counter() - started)
+        return pending
+
+    monkeypatch.setattr(engine.runner, "launch", timed)
+    for round_number in range(2):
+        # The first round fills the allocators' caches, as far as steps under way keep memory.
+        took.clear()
+        for i, options in enumerate(kinds):
+            logprobs = LogprobSpec(0, 5, [9]) if i % 2 else None
+            engine.add(
+                1 + i + 10 * round_number,
+                prompt(40 + 700 * i, i),
+                20,
+                logprobs,
+                ignore_eos=True,
+                **options,
+            )
+        engine.run()
+    assert len(took) >= 18
+    # One of them may have met the collector of Python, or another program.
+    assert sorted(took)[-2] < DELAY_S / 2, [round(each, 3) for each in took]
 
 
 def test_steps_that_share_a_prefix_wait_for_nothing(

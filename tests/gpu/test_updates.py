@@ -30,11 +30,12 @@ from tests.support.gpu import (
     assert_same,
     count_graphs,
     graphs_of,
+    in_both_precisions,
     small_engine,
 )
 from tests.support.tiny_models import other_weights, tiny_model
 
-pytestmark = pytest.mark.also_cpu
+pytestmark = [pytest.mark.also_cpu, in_both_precisions]
 
 K_PROJ = "model.layers.1.self_attn.k_proj.weight"
 
@@ -181,14 +182,14 @@ def test_requests_that_run_go_on_with_the_new_weights(case: Case) -> None:
     assert any(ids[:20] != old for ids, (old, _) in zip(made["eager"], case.before, strict=False))
 
 
-def test_every_weight_is_read_as_it_was_sent(case: Case) -> None:
+def test_every_weight_is_read_as_it_was_sent(case: Case, precision: str) -> None:
     update = case.engine.ask(LoadFolder(str(case.new)), flush_cache=True)
     assert update.success
     for name, tensor in case.tensors:
         reply = case.engine.ask(ReadWeight(name, 10**6))
         part = msgspec.msgpack.decode(reply.data, type=WeightPart)
         held = torch.frombuffer(bytearray(part.data), dtype=torch.float32).view(part.shape)
-        assert torch.equal(held, tensor), name
+        assert torch.equal(held, tensor.to(getattr(torch, precision)).float()), name
 
 
 def test_the_checker_sees_the_weights_of_the_device(case: Case) -> None:

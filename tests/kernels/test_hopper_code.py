@@ -6,15 +6,12 @@ room for the blocks in flight.
 """
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.uninterpreted import run_uninterpreted
+
 SCRIPT = """
 import torch, triton
 from triton.backends.compiler import GPUTarget
@@ -56,7 +53,7 @@ for tile in linear.tiles(torch.bfloat16):
     )
     print("LINEAR", tile.tokens)
     print(compiled(linear._linear_kernel, constants, num_warps=tile.num_warps))
-tile = attention.tile_of(torch.bfloat16, 128)
+tile = attention.tile_of(torch.bfloat16, 128, 227 * 1024)
 constants = dict(
     NUM_KV_HEADS=8, GROUP=4, GROUP_ROWS=4, HEAD_DIM=128, PAGE_SIZE=16, PRECISION="tf32",
     WINDOWED=False, PART=attention.PART, BLOCK_M=attention.BLOCK_ROWS, BLOCK_N=tile.block_n,
@@ -82,17 +79,8 @@ print(compiled(triton_gated._gated_kernel, constants, types, num_warps=cut.num_w
 @pytest.fixture(scope="module")
 def code() -> dict[str, str]:
     """PTX by kernel: `LINEAR 16` and so on by tokens of a block, `ATTENTION`, `GATED`."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    parts = re.split(r"^(LINEAR \d+|ATTENTION|GATED)$", done.stdout, flags=re.MULTILINE)[1:]
+    printed = run_uninterpreted("-c", SCRIPT, timeout=240)
+    parts = re.split(r"^(LINEAR \d+|ATTENTION|GATED)$", printed, flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 

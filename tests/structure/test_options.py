@@ -69,6 +69,8 @@ OPTIONS = """
 --num-threads = None
 [logging]
 --log-level = info
+--expert-distribution-recorder-mode = None
+--expert-distribution-recorder-buffer-size = 1000
 --log-level-http = None
 --log-requests = False
 --log-requests-level = 0

@@ -12,12 +12,12 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_824,
+    "kernels": 4_909,
     "kernels (C++)": 1_277,
-    "runtime": 17_064,
+    "runtime": 17_263,
     "openai_api": 2_546,
-    "server": 2_963,
-    "headrace": 4_003,
+    "server": 2_980,
+    "headrace": 4_006,
 }
 
 

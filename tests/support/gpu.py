@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ DEVICE = ASKED or ("cuda" if torch.cuda.is_available() else "cpu")
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="has no CPU form")
 TOLERANCE = 1e-3
 
+Result = TypeVar("Result")
+
 # So many rows that decoding rows beside a prompt have a graph, too; prompts are cut.
 OPTIONS: dict[str, Any] = {
     "device": DEVICE,
@@ -32,9 +35,22 @@ OPTIONS: dict[str, Any] = {
     "max_total_tokens": 32 * 256,
 }
 
+# In which an engine's tokens do not depend on who computes beside whom. float32 has other kernels
+# than those that serve; the batch-invariant ones of bfloat16 give the same bits in every batch.
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16", "deterministic": True},
+}
+in_both_precisions = pytest.mark.parametrize(
+    "precision",
+    ["float32", pytest.param("bfloat16", marks=on_gpu)],
+    indirect=True,
+    scope="module",
+)
+
 
 def small_engine(folder: Path, **options: Any) -> InProcessEngine:
-    """A float32 engine with graphs: its tokens do not depend on who computes beside whom."""
+    """An engine with graphs, in float32 or as the test's `precision` says."""
     return InProcessEngine(folder, **(OPTIONS | options))
 
 
@@ -70,6 +86,20 @@ def assert_same(found: Answers, expected: Answers) -> None:
     assert [ids for ids, _ in found] == [ids for ids, _ in expected]
     for (_, mine), (_, theirs) in zip(found, expected, strict=True):
         assert mine == pytest.approx(theirs, abs=TOLERANCE)
+
+
+def captured(work: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+    """A CUDA graph of `work`, which ran before on the same stream, and what it writes to."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = work()
+    torch.cuda.synchronize()
+    return graph.replay, result
 
 
 def graph_runner(engine: InProcessEngine) -> GraphRunner:

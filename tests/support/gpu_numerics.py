@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "graphs, plain": {"disable_cuda_graph": False, "overlap": False},
     "graphs, overlapped": {"disable_cuda_graph": False, "overlap": True},
 }
+# Of each prompt, for the errors of decode steps: fewer would be mostly noise.
+NUM_DECODED = 64
 PROMPT_LENGTHS = (5, 40, 300, 301, 700, 900)
 OPTIONS: dict[str, Any] = {"context_len": 1024, "max_total_tokens": 8192}
 
@@ -56,7 +58,8 @@ def errors(
 ) -> Iterator[dict[str, Any]]:
     """Yield, for prompts of three lengths, how far log-probabilities are from float32's.
 
-    The norms of the differences over a hundred ids of every position: ours, and `transformers`'.
+    The norms of the differences over a hundred ids of every position: ours, and `transformers`'; of
+    the prompt's positions, and of the output's, which decode steps computed.
     """
     model_class = write_model(architecture, folder)
     # Loaded, not cast: a cast takes the rotary frequencies along, which are wrong then.
@@ -75,7 +78,7 @@ def errors(
         **OPTIONS,
     )
     for i, prompt in enumerate(prompts):
-        engine.add(i + 1, prompt, 8, LogprobSpec(0, 0, asked), ignore_eos=True)
+        engine.add(i + 1, prompt, NUM_DECODED, LogprobSpec(0, 0, asked), ignore_eos=True)
     engine.run()
     exact = model_class.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     for i, prompt in enumerate(prompts):
@@ -86,13 +89,19 @@ def errors(
         found = [*engine.inputs[i + 1], *engine.outputs[i + 1]]
         mine = torch.tensor([each.id_values for each in found], dtype=torch.float64, device=device)
         assert mine.shape == want.shape
-        yield {
-            "model": architecture,
-            "attention": backend,
-            "prompt": len(prompt),
-            "ours": float((mine - want).norm()),
-            "transformers": float((near - want).norm()),
-        }
+        num_inputs = len(engine.inputs[i + 1])
+        for part, places in (
+            ("prompt", slice(0, num_inputs)),
+            ("output", slice(num_inputs, None)),
+        ):
+            yield {
+                "model": architecture,
+                "attention": backend,
+                "prompt": len(prompt),
+                "part": part,
+                "ours": float((mine - want)[places].norm()),
+                "transformers": float((near - want)[places].norm()),
+            }
 
 
 def same_tokens(
@@ -101,8 +110,10 @@ def same_tokens(
     ways: dict[str, dict[str, Any]],
     dtype: str = "bfloat16",
     device: str = "cuda",
+    lengths: Sequence[int] = PROMPT_LENGTHS,
+    num_new: int = 40,
 ) -> dict[str, int]:
-    """Compare each of `ways` with the first: 40 greedy tokens of each of `PROMPT_LENGTHS`.
+    """Compare each of `ways` with the first, greedily.
 
     Args:
         architecture: one of `SHAPES`.
@@ -110,6 +121,8 @@ def same_tokens(
         ways: options of an engine each.
         dtype: that of the weights, and computed in.
         device: where.
+        lengths: of the prompts.
+        num_new: tokens of each answer. With few of them most answers end before they come to a tie.
 
     Returns:
         For each way but the first, requests that are equal to the end.
@@ -119,7 +132,7 @@ def same_tokens(
     """
     write_model(architecture, folder, getattr(torch, dtype))
     rng = np.random.default_rng(3)
-    prompts = [rng.integers(3, 4000, length).tolist() for length in PROMPT_LENGTHS]
+    prompts = [rng.integers(3, 4000, length).tolist() for length in lengths]
     numbers = range(1, len(prompts) + 1)
     engines: dict[str, InProcessEngine] = {}
     for way, options in ways.items():
@@ -128,7 +141,7 @@ def same_tokens(
             folder, device=device, dtype=dtype, chunked_prefill_size=256, **OPTIONS, **options
         )
         for i, prompt in zip(numbers, prompts, strict=True):
-            engine.add(i, prompt, 40, LogprobSpec(-1, 2), ignore_eos=True)
+            engine.add(i, prompt, num_new, LogprobSpec(-1, 2), ignore_eos=True)
         engine.run()
     first, *others = ways
     return {

@@ -2,8 +2,8 @@
 
 `python -m tests.support.notebook FILE script` runs the cells one after the other;
 `... notebook` runs them inside an event loop that is running already, as Jupyter's kernel does.
-`MODEL_PATH` in a cell is the bundled demo model, the names of `_SMALL_MODELS` tiny ones of random
-weights.
+`MODEL_PATH` in a cell is the bundled demo model; `MOE_PATH` and those of `_SMALL_MODELS` are tiny
+ones of random weights.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 import secrets
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ def run_cells(cells: list[str]) -> None:
             from tests.support.tiny_text_models import text_model
 
             names[name] = str(text_model(variant))
+    if any("MOE_PATH" in cell for cell in cells):
+        from tests.support.tiny_models import tiny_model
+
+        names["MOE_PATH"] = str(tiny_model("qwen2_moe"))
     try:
         for number, cell in enumerate(cells, 1):
             print(f"[cell {number}]", flush=True)
@@ -68,10 +73,15 @@ def run_document(name: str, mode: str) -> tuple[str, str]:
         [sys.executable, "-m", "tests.support.notebook", path, mode],
         cwd=ROOT,
         # No document asks the network for a model.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+            "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR": tempfile.mkdtemp(prefix="experts-"),
+        },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr

@@ -13,7 +13,13 @@ TIE = {"bfloat16": 0.1, "float16": 0.04}
 
 
 def assert_same_but_for_ties(
-    reference: InProcessEngine, other: InProcessEngine, requests: Iterable[int], dtype: str
+    reference: InProcessEngine,
+    other: InProcessEngine,
+    requests: Iterable[int],
+    dtype: str,
+    *,
+    rounding: float | None = None,
+    tie: float | None = None,
 ) -> int:
     """Compare tokens, and log-probabilities up to where two requests part.
 
@@ -22,10 +28,14 @@ def assert_same_but_for_ties(
         other: likewise.
         requests: their numbers.
         dtype: that both compute in.
+        rounding: what log-probabilities may differ by, in the place of `ROUNDING`.
+        tie: the lead of a token where two ways may part, in the place of `TIE`.
 
     Returns:
         How many requests have the same tokens to the end.
     """
+    rounding = ROUNDING[dtype] if rounding is None else rounding
+    tie = TIE[dtype] if tie is None else tie
     equal = 0
     for i in requests:
         ours, theirs = reference.tokens[i], other.tokens[i]
@@ -33,10 +43,8 @@ def assert_same_but_for_ties(
         equal += first is None
         for n in range(len(ours) if first is None else first):
             (best, _), (also, _) = (engine.outputs[i][n].top[0] for engine in (reference, other))
-            assert abs(best - also) < ROUNDING[dtype], f"request {i}, token {n}: {best} {also}"
+            assert abs(best - also) < rounding, f"request {i}, token {n}: {best} {also}"
         if first is not None:
             (best, _), (second, _) = reference.outputs[i][first].top
-            assert best - second < TIE[dtype], (
-                f"request {i} parts at token {first}: {best} {second}"
-            )
+            assert best - second < tie, f"request {i} parts at token {first}: {best} {second}"
     return equal

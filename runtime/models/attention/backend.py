@@ -46,10 +46,18 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The largest step: `max_seqs` sequences with `max_tokens` new tokens together."""
+    """The largest step.
+
+    Attributes:
+        max_seqs: sequences.
+        max_tokens: new tokens of all of them.
+        max_prompt_tokens: of these, tokens of prompts; for the first whole prompt a back end makes
+            ready for all that may follow. 0: each new length is met when it comes.
+    """
 
     max_seqs: int
     max_tokens: int
+    max_prompt_tokens: int = 0
 
 
 class AttentionBackend(Protocol):

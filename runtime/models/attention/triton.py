@@ -48,6 +48,8 @@ class TritonAttention:
         self._workspaces: dict[int, AttentionWorkspace] = {}
         self._plans: dict[tuple[int, int], AttentionPlan] = {}
         self._prefixes: SharedPrefixes | None = None
+        # Kinds of layers whose kernels for whole prompts are ready.
+        self._ready: set[tuple[int, int, int, float]] = set()
 
     def plan(self, batch: ForwardBatch) -> None:
         """Forget the last step's work lists."""
@@ -66,6 +68,7 @@ class TritonAttention:
         num_rest = len(qkv) - sum(prompts)
         if prompts and not num_rest:
             return self._attend_prompts(layer, qkv, prompts)
+        # Padding behind the last sequence's tokens keeps what was there; see `ForwardBatch`.
         out = qkv.new_empty(len(qkv), layer.num_heads * layer.head_dim)
         num_seqs = len(batch.seq_lens) - len(prompts)
         self._attend_pages(layer, q[:num_rest], out[:num_rest], batch, num_seqs)
@@ -100,7 +103,18 @@ class TritonAttention:
         assert self._prompt is not None
         heads = qkv.unflatten(1, (-1, layer.head_dim))
         q, k, v = heads.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
+        self._prepare_prompts(layer, q)
         return self._prompt.prompt_attention(q, k, v, lengths, layer.scale)
+
+    def _prepare_prompts(self, layer: AttentionLayer, q: Tensor) -> None:
+        """Have the first whole prompt, one of start-up's, wait for what later ones need."""
+        kind = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.scale
+        if kind in self._ready:
+            return
+        self._ready.add(kind)
+        if self._prompt is not None and self._limits.max_prompt_tokens:
+            longest, most = len(layer.cos_sin), self._limits.max_prompt_tokens
+            self._prompt.prepare(q, layer.num_kv_heads, longest, most, layer.scale)
 
     def _plan(
         self,

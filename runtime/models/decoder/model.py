@@ -109,7 +109,7 @@ def _mlp(spec: DecoderSpec, context: BuildContext, layer_idx: int) -> DecoderMLP
     if experts.shared_size:
         block = DecoderMLP(spec, experts.shared_size, context)
         shared = SharedExpert(hidden, context, block.forward, block.holders)
-    return SparseMLP(experts, hidden, spec.activation, context, shared)
+    return SparseMLP(experts, hidden, spec.activation, context, layer_idx, shared)
 
 
 class DecoderLayer:

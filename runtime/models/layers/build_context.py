@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import StartupError
+from runtime.models.layers.expert_counts import ExpertCounts
 
 DTYPES = {
     "float32": torch.float32,
@@ -44,6 +45,7 @@ class BuildContext:
         gather_columns: joins the ranks' `[num_rows, width]` along their columns, in order of rank;
             without it the head is whole on each rank.
         splits_experts: whether each rank holds its share of the experts, not a part of each.
+        expert_counts: where layers note which experts were chosen; `None` where nobody asks.
         linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
     """
 
@@ -56,6 +58,7 @@ class BuildContext:
     sum_place: Callable[[int, int], Tensor | None] | None = None
     gather_columns: Callable[[Tensor], Tensor] | None = None
     splits_experts: bool = False
+    expert_counts: ExpertCounts | None = None
     linear: str | None = None
 
     def splits_head(self, vocab_size: int) -> bool:

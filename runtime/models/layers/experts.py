@@ -128,8 +128,10 @@ class SparseMLP:
         hidden: int,
         activation: Activation,
         context: BuildContext,
+        layer_idx: int,
         shared: SharedExpert | None,
     ) -> None:
+        self._counts, self._layer_idx = context.expert_counts, layer_idx
         self._spec, self._activation = spec, activation
         self.router = Linear.replicated(hidden, spec.num_experts, False, context)
         self.experts = Experts(spec, hidden, context)
@@ -141,6 +143,8 @@ class SparseMLP:
         expert_ids, weights = choose_experts(
             self.router.apply(hidden), self._spec.num_chosen, sums_to_one=self._spec.sums_to_one
         )
+        if self._counts is not None and self._counts.is_on:
+            self._counts.note(self._layer_idx, expert_ids)
         out = self.experts.apply(hidden, expert_ids, weights, self._activation)
         if self._reduce is not None:
             out = self._reduce(out)

@@ -206,6 +206,34 @@ async def test_native_abort_and_error_events_fail_the_request() -> None:
     assert "no tokens" in record.error
 
 
+async def test_opening_a_connection_is_a_part_of_the_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, opened = asyncio.get_running_loop(), []
+    connect = loop.create_connection
+
+    async def slowly(*args, **options):
+        opened.append(args)
+        await asyncio.sleep(0.2)
+        return await connect(*args, **options)
+
+    monkeypatch.setattr(loop, "create_connection", slowly)
+    answer = events(native("a", 1), native("ab", 2, finish_reason={"type": "length"}))
+    answer = plain(answer + b"data: [DONE]\n\n")
+    async with serving(RawServer(lambda *_: answer)) as server:
+        target = HttpTarget(HttpClient(server.url, {}, 60.0), BACKENDS["headrace"](), Wire())
+        request = BenchRequest(text="x", output_len=2)
+        records = await drive([(0, 0.0, request), (1, 0.0, request)], target, max_concurrency=1)
+        target.client.close()
+    assert [record.error for record in records] == ["", ""]
+    assert records[0].ttft_s >= 0.2
+    assert len(opened) == 1, "the second request has the connection of the first"
+
+
+def test_openai_is_what_other_benchmarks_call_completions() -> None:
+    assert BACKENDS["openai"]().path == BACKENDS["openai-completions"]().path == "/v1/completions"
+
+
 @pytest.mark.parametrize("backend", ["sglang", "openai-completions"])
 async def test_an_answer_that_breaks_off_is_no_answer(backend: str) -> None:
     # Without a length, as a proxy passes it on, the end of the connection is an end in order.

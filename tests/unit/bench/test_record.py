@@ -59,6 +59,8 @@ def test_summary_counts_only_what_succeeded() -> None:
     assert summary["duration_s"] == pytest.approx(1.5)
     assert summary["output_tok_per_s"] == pytest.approx(10 / 1.5)
     assert summary["max_concurrency"] == 2
+    # Ten tokens came in so many pieces.
+    assert (summary["output_tokens"], summary["num_events"]) == (10, 6)
     assert summary["mean_concurrency"] == pytest.approx(2 / 1.5)
     assert summary["errors"] == ["HTTP 503"]
     # 200 ms a token is over the limit.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.executor.graph_buckets import prompt_buckets
-from runtime.executor.graph_inputs import HostLines
+from runtime.executor.graph_inputs import NUM_LINES, HostLines, host_lines
 
 
 @pytest.mark.parametrize("num_steps", range(9))
@@ -23,6 +23,18 @@ def test_no_step_under_way_reads_a_free_line(num_steps: int) -> None:
     assert len(free) == 2
     assert not set(read[-2:]) & free
     assert host.following in free
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 17, 300])
+def test_no_two_lines_share_a_cache_line(size: int) -> None:
+    """Neither what the host writes nor what the device does."""
+    for lines in (
+        host_lines(torch.device("cpu"), size),
+        HostLines(size, torch.device("cpu")).lines,
+    ):
+        assert lines.shape[0] == NUM_LINES
+        assert size <= lines.shape[1] < size + 16
+        assert lines.stride(0) * lines.element_size() % 128 == 0
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def cut(shape: tuple[int, int, int], prompts: Prompts) -> tuple[int, Tile]:
     tokens, short = prompts.length * prompts.num_seqs, not prompts.cached
     load = tokens * heads / (MAX_BLOCK_ROWS * MULTIPROCESSORS)
     mean_rows = prompts.length * heads / kv_heads
-    rows = block_rows_of(load, mean_rows, head_dim, short_prompts=short)
+    rows = block_rows_of(load, mean_rows, head_dim, 227 * 1024, short_prompts=short)
     return rows, extend_tile(torch.bfloat16, head_dim, rows, short_prompts=short)
 
 
@@ -107,10 +107,16 @@ def test_one_of_several_that_fails_is_told(
     assert STEP_OUT_OF_MEMORY not in str(told.value)
 
 
+@pytest.mark.parametrize("min_whole", [2048, 32])
 def test_a_start_as_on_a_gpu_computes_full_steps(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, min_whole: int
 ) -> None:
-    """With a context shorter than the chunk these are several prompts."""
+    """With a context shorter than the chunk these are several prompts.
+
+    Where prompts are so long that attention copies those whose length is not round, such are
+    measured too.
+    """
+    monkeypatch.setattr(build, "MIN_LENGTH", min_whole)
     steps: list[Prompts] = []
     size_pool, warm_up = build._size_pool, build._warm_up
     measured: list[int] = []
@@ -144,7 +150,8 @@ def test_a_start_as_on_a_gpu_computes_full_steps(
     )
     activations, num_measured = measured
     assert activations == 900 + 8 * 32 * 8
-    assert steps[:num_measured] == [Prompts(63), Prompts(63, 4)]
+    copied = [Prompts(62, 4)] if min_whole < 63 else []
+    assert steps[:num_measured] == [Prompts(63), Prompts(63, 4), *copied]
     assert steps[num_measured:] == prompts_to_compile(300, 64, 8)
     assert steps[-1] == Prompts(62, 4, 1)
     engine.add(1, [5, 9, 20], 4, ignore_eos=True)

@@ -1,0 +1,154 @@
+"""How often each expert is chosen, gathered on the device without waiting for it; files of it.
+
+Files are those of the reference, see `docs/experts.md`.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.config.options import RecorderMode
+from runtime.errors import InvalidRequest
+from runtime.executor.step_plan import StepPlan
+from runtime.models.layers.expert_counts import ExpertCounts
+
+logger = logging.getLogger(__name__)
+
+FOLDER_VARIABLE = "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"
+_PREFIX = "expert_distribution_recorder"
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One recorded step: its number, counts `[num_layers, num_experts]`, and tokens if kept."""
+
+    number: int
+    counts: Tensor
+    tokens: dict[str, Any]
+
+
+class ExpertRecorder:
+    """Records of one rank's steps between a start and a stop.
+
+    All ranks that share layers choose the same experts for the same tokens, so that what one of
+    them counts is the whole.
+    """
+
+    def __init__(self, mode: RecorderMode, size: int, rank: int, counts: ExpertCounts) -> None:
+        """Record nothing yet.
+
+        Args:
+            mode: what is kept of a step.
+            size: steps that are kept, the last ones; -1 for all.
+            rank: of this process.
+            counts: that the model's layers write to.
+        """
+        self._mode, self._size, self._rank, self._counts = mode, size, rank, counts
+        self._passes: list[_Pass] = []
+        self._num_steps = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether steps are recorded."""
+        return self._counts.is_on
+
+    def start(self) -> None:
+        """Forget what was recorded, and record from the next step on."""
+        self._forget()
+        self._counts.is_on = True
+        self._counts.keeps_ids = self._mode == "per_token"
+
+    def stop(self) -> None:
+        """Record no more; what there is stays until it is written or recording starts again."""
+        self._counts.is_on = False
+
+    def end_step(self, plan: StepPlan) -> None:
+        """Keep what the layers counted in the step that was just launched."""
+        counts, ids = self._counts.take()
+        tokens: dict[str, Any] = {}
+        if self._mode == "per_token":
+            tokens = {
+                "input_ids": plan.chunk_tokens.tolist(),
+                "positions": [
+                    int(start) + place
+                    for start, length in zip(plan.start_lens, plan.query_lens, strict=True)
+                    for place in range(int(length))
+                ],
+                "extend_seq_lens": plan.query_lens.tolist(),
+                "forward_mode": "DECODE" if plan.num_decodes == len(plan.rows) else "EXTEND",
+                "topk_ids_of_layer": ids,
+                "misc_objects": [],
+            }
+        self._passes.append(_Pass(self._num_steps, counts, tokens))
+        self._num_steps += 1
+        if self._size > 0 and len(self._passes) > self._size:
+            del self._passes[0]
+
+    def dump(self) -> Path | None:
+        """Write what was recorded and forget it; the file, if this rank writes one.
+
+        Raises:
+            InvalidRequest: the folder cannot be written to.
+        """
+        passes = self._passes
+        self._forget()
+        if self._mode in ("stat", "stat_approx") and self._rank:
+            return None
+        folder = Path(os.environ.get(FOLDER_VARIABLE) or "/tmp")  # the reference's
+        name = f"{_PREFIX}_{time.time()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if self._mode in ("stat", "stat_approx"):
+                return self._write_counts(folder / f"{name}.pt", passes)
+            return self._write_passes(folder / f"{name}_{self._rank}.pt", passes)
+        except OSError as error:
+            raise InvalidRequest(f"{folder} cannot be written to: {error.strerror}.") from error
+
+    def _write_counts(self, path: Path, passes: list[_Pass]) -> Path:
+        shape = self._counts.shape
+        rows = max(self._size, len(passes))
+        logical = torch.zeros(rows, *shape, dtype=torch.int64)
+        for row, each in enumerate(passes):
+            logical[row] = each.counts.cpu()
+        made = {"rank": 0, "logical_count": logical, "average_utilization_rate_over_window": None}
+        torch.save(made, path)
+        with path.with_suffix(".csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["layer_id", "expert_id", "count"])
+            for layer, counts in enumerate(logical.sum(dim=0).tolist()):
+                writer.writerows([layer, expert, count] for expert, count in enumerate(counts))
+        logger.info("Expert counts of %d steps written: %s", len(passes), path)
+        return path
+
+    def _write_passes(self, path: Path, passes: list[_Pass]) -> Path:
+        num_layers, num_experts = self._counts.shape
+        records = []
+        for each in passes:
+            record = {
+                "forward_pass_id": each.number,
+                "rank": self._rank,
+                "gatherer_key": "primary",
+                "global_physical_count": each.counts.cpu(),
+                **each.tokens,
+            }
+            if "topk_ids_of_layer" in record:
+                record["topk_ids_of_layer"] = record["topk_ids_of_layer"].cpu()
+            records.append(record)
+        places = torch.arange(num_experts).expand(num_layers, -1).clone()
+        torch.save({"records": records, "last_physical_to_logical_map": places}, path)
+        logger.info("Experts of %d steps written: %s", len(passes), path)
+        return path
+
+    def _forget(self) -> None:
+        self._passes = []
+        self._num_steps = 0
+        self._counts.take()

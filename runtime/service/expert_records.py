@@ -1,0 +1,24 @@
+"""Records of expert use: begun, ended, written."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from runtime.client.client import EngineClient
+from runtime.errors import InvalidRequest
+from runtime.ipc.messages import RecordExperts
+
+# Writing every token of many steps takes a worker a while.
+_WRITE_TIMEOUT_S = 300.0
+
+
+async def record_experts(client: EngineClient, action: Literal["start", "stop", "dump"]) -> str:
+    """Tell every rank; what the first says.
+
+    Raises:
+        InvalidRequest: the server was not started for it, or the file cannot be written.
+    """
+    reply = await client.control(lambda call_id: RecordExperts(call_id, action), _WRITE_TIMEOUT_S)
+    if not reply.success:
+        raise InvalidRequest(reply.message)
+    return reply.message

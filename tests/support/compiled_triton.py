@@ -1,0 +1,308 @@
+"""Compiles the Triton kernels for GPUs that are not here, as far as PTX: `python -m` prints JSON.
+
+    python -m tests.support.compiled_triton shared   # bytes by "capability kernel"
+    python -m tests.support.compiled_triton ptx      # Hopper's code of each dependent launch
+
+In a process of its own: an interpreted Triton compiles nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
+
+from kernels.activation import triton as activation
+from kernels.decode_step import triton as decode_step
+from kernels.greedy import NAN_TOKEN
+from kernels.greedy import triton as greedy
+from kernels.linear import triton as linear
+from kernels.linear import triton_gemv as gemv
+from kernels.linear import triton_invariant as invariant_linear
+from kernels.norm import triton as norm
+from kernels.paged_attention import triton_invariant as invariant_attention
+from kernels.paged_attention import triton_tiles as tiles
+from kernels.paged_attention.triton_decode import decode_kernel
+from kernels.paged_attention.triton_extend import extend_kernel
+from kernels.paged_attention.triton_invariant_kernel import attention_kernel
+from kernels.paged_attention.triton_prefix import prefix_kernel
+from kernels.rope import triton as rope
+from kernels.sampling import triton_draw, triton_rows
+from kernels.triton_support.device import SharedMemory
+
+# Bytes of shared memory that a program may have, by compute capability: CUDA C++ Programming Guide,
+# "Technical Specifications per Compute Capability", less the kilobyte that the system keeps.
+LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+DTYPE = torch.bfloat16
+HALVES = {
+    *("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "residual_ptr"),
+    *("qkv_ptr", "k_cache_ptr", "v_cache_ptr", "q_norm_ptr", "k_norm_ptr", "logits_ptr"),
+}
+FLOATS = {
+    *("partial_ptr", "state_ptr", "lse_ptr", "cos_sin_ptr", "wide_ptr", "values_ptr"),
+    *("row_max_ptr", "normaliser_ptr", "top_p_ptr", "min_p_ptr", "temperature_ptr"),
+    *("block_max_ptr",),
+}
+LONGS = {
+    *("positions_ptr", "slots_ptr", "token_ids_ptr", "rows_ptr", "seq_lens_ptr", "new_pages_ptr"),
+    *("last_token_ptr", "latest_input_ptr", "input_ids_ptr", "turn_ptr", "kept_ptr", "wanted_ptr"),
+    *("cut_ties_ptr", "ranked_ptr", "ids_ptr"),
+}
+NUMBERS = {"scale_log2": "fp32", "eps": "fp32"}
+EVEN = {"q_stride", "in_features", "out_features", "width", "max_pages", "stride"}
+
+Kernel = tuple[str, Any, dict[str, Any], int]
+# Others of the same kernel take more shared memory; to compile is slow.
+SMALL = {"product, one block", "product, vocabulary", "invariant 128"}
+
+
+class _FoundError(Exception):
+    """What was asked for, ahead of the assembler, which is slow."""
+
+
+def compiled(kernel: Any, constants: dict[str, Any], warps: int, capability: int, stop: str) -> Any:
+    """Shared bytes of a kernel when `stop` is "llir", its code when it is "ptx"."""
+    types: dict[str, str] = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            types[name] = "constexpr"
+        elif name.endswith("_ptr"):
+            halves, floats = name in HALVES, name in FLOATS
+            kind = "bf16" if halves else "fp32" if floats else "i64" if name in LONGS else "i32"
+            types[name] = f"*{kind}"
+        else:
+            types[name] = NUMBERS.get(name, "i32")
+    aligned = {
+        (at,): [["tt.divisibility", 16]]
+        for at, name in enumerate(types)
+        if name.endswith("_ptr") or name in EVEN
+    }
+    values = {(at,): constants[name] for at, name in enumerate(types) if name in constants}
+    source = ASTSource(fn=kernel, signature=types, constexprs=values, attrs=aligned)
+    add_stages = CUDABackend.add_stages
+
+    def add_and_stop(self: Any, stages: dict[str, Any], *rest: Any) -> None:
+        add_stages(self, stages, *rest)
+        make = stages[stop]
+
+        def last(code: Any, metadata: dict[str, Any]) -> None:
+            made = make(code, metadata)
+            raise _FoundError(metadata["shared"] if stop == "llir" else made)
+
+        stages[stop] = last
+
+    CUDABackend.add_stages = add_and_stop
+    options = {"num_warps": warps, "launch_pdl": bool(constants.get("PDL"))}
+    try:
+        # A kernel that was compiled once would come from the disk, whole.
+        with triton.knobs.compilation.scope():
+            triton.knobs.compilation.always_compile = True
+            triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    except _FoundError as found:
+        return found.args[0]
+    finally:
+        CUDABackend.add_stages = add_stages
+    raise AssertionError("nothing was compiled")
+
+
+def attention(head_dim: int) -> dict[str, Any]:
+    """What every attention kernel is compiled for, with four heads a key head."""
+    return {
+        "NUM_KV_HEADS": 8,
+        "GROUP": 4,
+        "HEAD_DIM": head_dim,
+        "PAGE_SIZE": 16,
+        "PRECISION": "tf32",
+        "BLOCK_D": head_dim,
+    }
+
+
+def products(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
+    """The products of few tokens whose blocks take the most, split and gated ones among them."""
+    shapes = {
+        "split": (896, 4864, 64, None),
+        "gated": (28672, 4096, 64, "silu"),
+        "one block": (4096, 4096, 16, None),
+        "vocabulary": (128256, 4096, 64, None),
+    }
+    for name, (rows, columns, tokens, gated) in shapes.items():
+        tile = linear.tile_of(rows, columns, tokens)
+        block_m = tile.block_m or tokens
+        constants = {
+            "HAS_BIAS": True,
+            "EVEN_K": True,
+            "BLOCK_M": block_m,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_K": tile.block_k,
+            "SPLIT_K": tile.split_k,
+            "STAGES": linear.stages_of(tile, block_m, shared),
+            "ACTIVATION": gated,
+            "PDL": pdl,
+        }
+        assert gated is None or tile.split_k == 1
+        assert name != "split" or tile.split_k > 1
+        yield f"product, {name}", linear._linear_kernel, constants, tile.num_warps
+    large = invariant_linear._MOST_TOKENS
+    constants = {
+        "HAS_BIAS": True,
+        "EVEN_K": True,
+        "PRECISION": "tf32",
+        "GROUP": 8,
+        "BLOCK_N": large.rows,
+        "BLOCK_M": large.tokens,
+        "BLOCK_K": large.columns,
+        "STAGES": invariant_linear.stages_of(large, DTYPE, shared),
+        "PDL": pdl,
+    }
+    yield "product, invariant", invariant_linear._linear_kernel, constants, large.num_warps
+
+
+def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
+    """Attention of decoding rows and of chunks at the head sizes that take the most."""
+    for head_dim in (128, 256):
+        layout = attention(head_dim)
+        rows = tiles.block_rows_of(9.0, 4096.0, head_dim, shared.size, short_prompts=False)
+        tile = tiles.extend_tile(DTYPE, head_dim, rows, short_prompts=False)
+        constants = {
+            "WINDOWED": False,
+            "BLOCK_M": rows,
+            "BLOCK_N": tile.block_n,
+            "STAGES": tile.num_stages,
+            "PDL": pdl,
+        }
+        yield f"extend {head_dim}", extend_kernel, layout | constants, tile.num_warps
+        cut = invariant_attention.tile_of(DTYPE, head_dim, shared.size)
+        constants = {
+            "GROUP_ROWS": 4,
+            "WINDOWED": False,
+            "PART": invariant_attention.PART,
+            "BLOCK_M": invariant_attention.BLOCK_ROWS,
+            "BLOCK_N": cut.block_n,
+            "STAGES": cut.num_stages,
+            "PDL": pdl,
+        }
+        yield f"invariant {head_dim}", attention_kernel, layout | constants, cut.num_warps
+    layout = attention(128)
+    tile = tiles.decode_tile(DTYPE, 128, 1.0)
+    constants = {
+        "BLOCK_M": 16,
+        "BLOCK_N": tile.block_n,
+        "GROUP_ROWS": 4,
+        "PARTS": 8,
+        "STAGES": tile.num_stages,
+        "SHARED": False,
+        "EARLY": False,
+        "PDL": pdl,
+    }
+    yield "decode 128", decode_kernel, layout | constants, tile.num_warps
+    tile = tiles.prefix_tile(DTYPE, 128)
+    constants = {
+        "GROUP_ROWS": 4,
+        "BLOCK_M": 64,
+        "BLOCK_N": tile.block_n,
+        "STAGES": tile.num_stages,
+        "PDL": pdl,
+    }
+    yield "prefix 128", prefix_kernel, layout | constants, tile.num_warps
+
+
+def layer_ops(*, pdl: bool) -> Iterator[Kernel]:
+    """What stands between products."""
+    constants: dict[str, Any] = {"HAS_RESIDUAL": True, "ZERO_CENTERED": False, "BLOCK": 16384}
+    yield "norm", norm._rms_norm_kernel, constants | {"PDL": pdl}, 16
+    constants = {
+        "NAN": NAN_TOKEN,
+        "HAS_WANTED": True,
+        "BLOCK": greedy._BLOCK,
+        "PARTS": 64,
+        "PDL": pdl,
+    }
+    yield "greedy", greedy._greedy_kernel, constants, 4
+
+
+def sampling() -> Iterator[Kernel]:
+    """Those that compare all with all, sort, and hold the most of a row."""
+    few = triton_rows.FEW_CANDIDATES
+    constants = {"CANDIDATES": triton_rows.CANDIDATES, "WIDTH": few, "AT_LEAST": 0}
+    yield "cut of candidates", triton_rows.cut_candidates_kernel, constants, 4
+    yield "ranks", triton_draw.rank_kernel, {"WIDTH": 128}, 8
+
+
+def dependent() -> Iterator[Kernel]:
+    """A form of every kernel that may begin before the one ahead of it has ended."""
+    shared = SharedMemory.of_capability(LIMITS[90], 9)
+    seen = set()
+    for kernel in (
+        *products(shared, pdl=True),
+        *attentions(shared, pdl=True),
+        *layer_ops(pdl=True),
+    ):
+        if kernel[1] not in seen:
+            seen.add(kernel[1])
+            yield kernel
+    constants: dict[str, Any] = {
+        "IN_FEATURES": 4096,
+        "HAS_BIAS": True,
+        "ROWS": 2,
+        "COLUMNS": 2048,
+        "PDL": True,
+    }
+    yield "gemv", gemv._gemv_kernel, constants, 4
+    constants = {"ACTIVATION": "silu", "BLOCK": 1024, "EARLY": True, "PDL": True}
+    yield "activation", activation._act_and_mul_kernel, constants, 4
+    constants = {
+        "NUM_HEADS": 32,
+        "NUM_KV_HEADS": 8,
+        "HEAD_DIM": 128,
+        "PAGE_SIZE": 16,
+        "HAS_Q_NORM": True,
+        "HAS_K_NORM": True,
+        "ZERO_CENTERED": False,
+        "BLOCK_HEADS": 8,
+        "BLOCK_HALF": 64,
+        "EARLY": True,
+        "PDL": True,
+    }
+    yield "rope", rope._rope_kernel, constants, 2
+    constants = {"BLOCK": 1024, "PDL": True}
+    yield "decode inputs", decode_step._decode_inputs_kernel, constants, 4
+    constants = {"BLOCK": 128, "PDL": True}
+    yield "decode outputs", decode_step._decode_outputs_kernel, constants, 4
+
+
+def arguments(kernel: Any, constants: dict[str, Any]) -> list[str]:
+    """Names of the compiled kernel's parameters, in order."""
+    return [name for name in kernel.arg_names if name not in constants]
+
+
+def main() -> None:
+    """Print what the argument asks for."""
+    if sys.argv[1] == "shared":
+        for capability, limit in LIMITS.items():
+            shared = SharedMemory.of_capability(limit, capability // 10)
+            pdl = capability >= 90
+            for name, *kernel in (
+                *products(shared, pdl=pdl),
+                *attentions(shared, pdl=pdl),
+                *layer_ops(pdl=pdl),
+                *sampling(),
+            ):
+                if name in SMALL:
+                    continue
+                size = compiled(*kernel, capability, "llir")
+                print(json.dumps([f"{capability} {name}", size]), flush=True)
+        return
+    for name, kernel, constants, warps in dependent():
+        ptx = compiled(kernel, constants, warps, 90, "ptx")
+        print(json.dumps([name, kernel.__name__, arguments(kernel, constants), ptx]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
