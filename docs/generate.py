@@ -98,8 +98,8 @@ def errors_page() -> str:
     head = [
         "# Errors",
         "",
-        "One table maps exceptions to answers. On `/v1/` a body carries OpenAI's nested `error` object",
-        "and the flat keys (`object`, `message`, `type`, `param`, `code`); native routes answer",
+        "One table maps exceptions to answers. On `/v1/` and `/invocations` a body carries OpenAI's nested",
+        "`error` object and the flat keys (`object`, `message`, `type`, `param`, `code`); native routes answer",
         '`{"error": {"message": ...}}` for a refused value, `{"error": "Unauthorized"}` and',
         '`{"error": "Forbidden"}` for a key that does not suffice (as SGLang), and the flat object otherwise;',
         'an unknown path and a wrong method have `"detail"` besides (`Not Found`, `Method Not Allowed`).',

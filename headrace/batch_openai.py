@@ -5,23 +5,21 @@ The answers are those of the server's routes: the same code makes them, without 
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Message
 
+from openai_api.call import Call, Whole
 from openai_api.endpoints.chat_completions import create_chat_completion
 from openai_api.endpoints.completions import create_completion
 from openai_api.endpoints.embeddings import create_embeddings
 from openai_api.openai_context import OpenAIContext
-from openai_api.openai_errors import error_response
+from openai_api.openai_errors import error_body
+from openai_api.router import Handler
+from runtime.client.json_pieces import all_pieces
+from runtime.service.error_table import describe_error
 
-Handler = Callable[[Request, OpenAIContext], Awaitable[Response]]
 HANDLERS: dict[str, Handler] = {
     "/v1/chat/completions": create_chat_completion,
     "/v1/completions": create_completion,
@@ -62,34 +60,12 @@ async def answer(context: OpenAIContext, url: str, body: dict[str, Any]) -> dict
 
     A request that is refused has a response too, with its status and OpenAI's error object.
     """
-    payload = orjson.dumps(body)
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(payload)).encode()),
-    ]
-    scope = {"type": "http", "method": "POST", "path": url, "headers": headers}
-    unread = [payload]
-
-    async def receive() -> Message:
-        if unread:
-            return {"type": "http.request", "body": unread.pop(), "more_body": False}
-        # Nobody leaves before the answer.
-        return await asyncio.get_running_loop().create_future()
-
-    status, parts = 0, []
-
-    async def send(message: Message) -> None:
-        nonlocal status
-        status = message.get("status", status)
-        parts.append(message.get("body", b""))
-
+    status = 200
     try:
-        made = await HANDLERS[url](Request(scope, receive), context)
+        reply = await HANDLERS[url](Call(orjson.dumps(body)), context)
+        assert isinstance(reply, Whole), "nothing is streamed in a batch"
+        content = orjson.loads(b"".join(all_pieces(reply.content)))
     except Exception as error:
-        made = error_response(error)
-    await made(scope, receive, send)
-    return {
-        "status_code": status,
-        "request_id": secrets.token_hex(16),
-        "body": orjson.loads(b"".join(parts)),
-    }
+        info = describe_error(error)
+        status, content = info.status, error_body(info)
+    return {"status_code": status, "request_id": secrets.token_hex(16), "body": content}

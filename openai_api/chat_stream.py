@@ -9,8 +9,8 @@ from typing import Any
 from openai_api.chat_choice import ChatChoice
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.common import StreamOptions
-from openai_api.sse import Chunk, event, joined
 from openai_api.usage import usage_of
+from runtime.service.events import Chunk, event, joined
 from runtime.service.streams import Indexed
 
 _OPEN = {"finish_reason": None, "matched_stop": None}

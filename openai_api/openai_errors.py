@@ -7,14 +7,54 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, TypedDict
 
 import orjson
-from starlette.responses import Response
 
 from runtime.service.error_table import ErrorInfo, describe_error
 
 MAX_MESSAGE_CHARS = 2000
+
+
+class OpenAIErrorDetail(TypedDict):
+    """What OpenAI's clients read."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIErrorBody(TypedDict):
+    """An error's body."""
+
+    object: Literal["error"]
+    message: str
+    type: str
+    param: str | None
+    code: int
+    error: OpenAIErrorDetail
+
+
+class StreamedErrorDetail(TypedDict):
+    """The error of a stream, for both kinds of client; `code` is OpenAI's word."""
+
+    object: Literal["error"]
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class StreamedErrorBody(TypedDict):
+    """The event that ends a stream which had begun."""
+
+    object: Literal["error"]
+    message: str
+    type: str
+    param: str | None
+    code: int
+    error: StreamedErrorDetail
 
 
 @dataclass(frozen=True)
@@ -40,24 +80,16 @@ KINDS: Mapping[int, _Kind] = {
 }
 
 
-def error_response(error: Exception) -> Response:
-    """Answer with the error's status and body."""
-    info = describe_error(error)
-    headers = {} if info.retry_after_s is None else {"Retry-After": str(info.retry_after_s)}
-    return Response(
-        orjson.dumps(_body(info)), info.status, headers=headers, media_type="application/json"
-    )
-
-
 def error_event(error: Exception) -> bytes:
     """The error as an event of a stream that has already begun with status 200."""
-    body = _body(describe_error(error))
-    nested = body.pop("error")
+    body = error_body(describe_error(error))
     # Inside a stream both kinds of client look under `error`: OpenAI's keys win there.
-    return b"data: " + orjson.dumps({**body, "error": {**body, **nested}}) + b"\n\n"
+    detail: StreamedErrorDetail = {"object": body["object"], **body["error"]}
+    streamed: StreamedErrorBody = {**body, "error": detail}
+    return b"data: " + orjson.dumps(streamed) + b"\n\n"
 
 
-def _body(info: ErrorInfo) -> dict[str, Any]:
+def error_body(info: ErrorInfo) -> OpenAIErrorBody:
     """OpenAI's nested object and the flat keys together."""
     kind = KINDS.get(info.status, KINDS[400 if info.status < 500 else 500])
     message = info.message[:MAX_MESSAGE_CHARS]

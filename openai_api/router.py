@@ -1,20 +1,31 @@
-"""The OpenAI routes: a table of endpoints, each a file, behind one place that answers errors."""
+"""The OpenAI routes: a table of endpoints, each a file."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
-from fastapi import Request
-from starlette.responses import Response
-
-from openai_api.access import Access, AccessRouter
+from openai_api.call import Call, Reply
 from openai_api.openai_context import OpenAIContext
-from openai_api.openai_errors import error_response
-from runtime.config.registry import load_object
+from openai_api.openai_errors import StreamedErrorBody
+from openai_api.operation import events_of, json_of, operation
+from openai_api.schemas.answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Classification,
+    Completion,
+    CompletionChunk,
+    EmbeddingList,
+    ModelCard,
+    ModelList,
+)
+from openai_api.schemas.chat import ChatCompletionRequest
+from openai_api.schemas.classify import ClassifyRequest
+from openai_api.schemas.completions import CompletionRequest
+from openai_api.schemas.embeddings import EmbeddingRequest
 
-Handler = Callable[[Request, OpenAIContext], Awaitable[Response]]
+Handler = Callable[[Call, OpenAIContext], Awaitable[Reply]]
 
 
 @dataclass(frozen=True)
@@ -22,14 +33,21 @@ class Endpoint:
     """One route.
 
     Attributes:
-        handler: string path of a coroutine `(request, context) -> Response`.
+        handler: string path of a `Handler`.
+        documented: what it takes and answers, for the OpenAPI document.
     """
 
     method: str
     path: str
     handler: str
     summary: str
+    documented: dict[str, Any]
 
+
+_CHAT = operation(
+    ChatCompletionRequest,
+    ok={**json_of(ChatCompletion), **events_of(ChatCompletionChunk, StreamedErrorBody)},
+)
 
 ENDPOINTS = (
     Endpoint(
@@ -37,6 +55,7 @@ ENDPOINTS = (
         "/v1/chat/completions",
         "openai_api.endpoints.chat_completions:create_chat_completion",
         "Answer a conversation",
+        _CHAT,
     ),
     # Where SageMaker sends what its clients ask.
     Endpoint(
@@ -44,64 +63,44 @@ ENDPOINTS = (
         "/invocations",
         "openai_api.endpoints.chat_completions:create_chat_completion",
         "Answer a conversation, for SageMaker",
+        _CHAT,
     ),
     Endpoint(
         "POST",
         "/v1/completions",
         "openai_api.endpoints.completions:create_completion",
         "Continue a text",
+        operation(
+            CompletionRequest,
+            ok={**json_of(Completion), **events_of(CompletionChunk, StreamedErrorBody)},
+        ),
     ),
     Endpoint(
         "POST",
         "/v1/embeddings",
         "openai_api.endpoints.embeddings:create_embeddings",
         "Vectors of texts",
+        operation(EmbeddingRequest, ok=json_of(EmbeddingList)),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/models",
+        "openai_api.endpoints.models:list_models",
+        "List the models",
+        operation(ok=json_of(ModelList)),
     ),
     Endpoint(
         "POST",
         "/v1/classify",
         "openai_api.endpoints.classify:create_classification",
         "Classes of texts",
+        operation(ClassifyRequest, ok=json_of(Classification)),
     ),
-    Endpoint("GET", "/v1/models", "openai_api.endpoints.models:list_models", "List the models"),
     Endpoint(
         "GET",
         "/v1/models/{model_id:path}",
         "openai_api.endpoints.models:retrieve_model",
         "Describe a model",
+        operation(ok=json_of(ModelCard), refuses=(404,)),
     ),
 )
-
-
-def create_router(context: OpenAIContext) -> AccessRouter:
-    """All OpenAI routes, bound to `context`."""
-    router = AccessRouter(Access.KEY, tags=["OpenAI"])
-    for endpoint in ENDPOINTS:
-        router.add_api_route(
-            endpoint.path,
-            _bound(cast("Handler", load_object(endpoint.handler)), context),
-            methods=[endpoint.method],
-            name=endpoint.handler.rpartition(":")[2],
-            summary=endpoint.summary,
-            response_model=None,
-            openapi_extra=_BODY if endpoint.method == "POST" else None,
-        )
-    return router
-
-
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"type": "object"}}},
-    }
-}
-
-
-def _bound(handler: Handler, context: OpenAIContext) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request, context)
-        except Exception as error:
-            return error_response(error)
-
-    return answer

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.openai_context import OpenAIContext
-from openai_api.router import create_router as create_openai_router
+from openai_api.operation import operation, text
+from server.access import Access, AccessRouter
 from server.entry.application import Application
 from server.error_responses import RouteNotFound
 from server.metrics import Metrics
@@ -30,6 +29,8 @@ from server.native import (
     tokenize,
     weights,
 )
+from server.openai_routes import create_router as create_openai_router
+from server.openapi import Description
 from server.request_log import RequestLog
 from server.routing import RouteTable
 
@@ -38,15 +39,7 @@ def create_app(openai: OpenAIContext) -> Application:
     """Build the application around `openai` and the service in it."""
     context = openai.service
     http = context.config.http
-    has_docs = not http.disable_docs
-    api = FastAPI(
-        title="Headrace",
-        version=context.version,
-        openapi_url="/openapi.json" if has_docs else None,
-        # The framework's own page loads its scripts from elsewhere.
-        docs_url=None,
-        redoc_url=None,
-    )
+    api = Description(context.version, http)
     routers = [generate.create_router(context), create_openai_router(openai)]
     routers.append(tokenize.create_router(context, openai.chat_template))
     routers.append(rerank.create_router(context, openai.chat_template))
@@ -70,7 +63,7 @@ def create_app(openai: OpenAIContext) -> Application:
     if metrics is not None:
         context.client.sinks.append(metrics.on_record)
     routers.append(_metrics_router(metrics))
-    if has_docs:
+    if not http.disable_docs:
         routers.append(docs_page.create_router())
     # Last: its path comes from outside and must take no other route's place.
     routers.append(cloud.create_router(context))
@@ -84,20 +77,20 @@ def create_app(openai: OpenAIContext) -> Application:
     return Application(api, table, http, context.lifecycle, [metrics] if metrics else [])
 
 
-def _include(api: FastAPI, table: RouteTable, router: AccessRouter) -> None:
+def _include(api: Description, table: RouteTable, router: AccessRouter) -> None:
     """Document the routes of `router` and make them callable.
 
     Only the routes count: what else a router may have (events of its life span) is not looked at.
     """
     for route in router.routes:
-        table.add(route, router.access)
-        api.router.routes.append(route)
+        match = table.add(route, router.access, speaks_openai=router.speaks_openai)
+        api.describe(route, match)
 
 
 def _metrics_router(metrics: Metrics | None) -> AccessRouter:
     router = AccessRouter(Access.OPEN, tags=["health"], include_in_schema=metrics is not None)
 
-    @router.get("/metrics")
+    @router.get("/metrics", openapi_extra=operation(ok=text()))
     async def metrics_page() -> Response:
         """Prometheus metrics."""
         if metrics is None:

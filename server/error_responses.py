@@ -8,7 +8,7 @@ Routes under `/v1/` speak OpenAI's dialect, whose table is `openai_api`'s.
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import orjson
 from starlette.responses import Response
@@ -16,7 +16,51 @@ from starlette.responses import Response
 from openai_api import openai_errors
 from runtime.client.expected import InvalidBody
 from runtime.errors import HeadraceError, InvalidRequest
-from runtime.service.error_table import describe_error
+from runtime.service.error_table import ErrorInfo, describe_error
+
+
+class ErrorBody(TypedDict):
+    """The flat body; `detail` of an unknown path and a wrong method."""
+
+    object: Literal["error"]
+    message: str
+    type: str
+    param: None
+    code: int
+    detail: NotRequired[str]
+
+
+class Refused(TypedDict):
+    """Why."""
+
+    message: str
+
+
+class RefusedBody(TypedDict):
+    """The body for a value that a route refuses."""
+
+    error: Refused
+
+
+class KeyRefusedBody(TypedDict):
+    """The body for a key that does not suffice."""
+
+    error: Literal["Unauthorized", "Forbidden"]
+
+
+class StreamErrorDetail(TypedDict):
+    """What went wrong, and whether to ask again."""
+
+    message: str
+    type: str
+    code: int
+    retryable: bool
+
+
+class StreamErrorBody(TypedDict):
+    """The event that ends a native stream which had begun."""
+
+    error: StreamErrorDetail
 
 
 class BodyTooLarge(HeadraceError):
@@ -103,18 +147,23 @@ def json_response(content: Any, status_code: int = 200, **headers: str) -> Respo
     )
 
 
+def openai_error(error: Exception) -> Response:
+    """The OpenAI wire's answer to `error`."""
+    info = describe_error(error)
+    return json_response(openai_errors.error_body(info), info.status, **_headers(info))
+
+
 def native_error(error: Exception) -> Response:
     """The native family's answer to `error`."""
     info = describe_error(error)
-    headers = {}
-    if info.retry_after_s is not None:
-        headers["retry_after"] = str(info.retry_after_s)
+    headers = _headers(info)
     if isinstance(error, InvalidRequest) and not isinstance(error, InvalidBody):
-        body: dict[str, Any] = {"error": {"message": info.message}}
-    elif isinstance(error, KeyRefused):
-        body = {"error": "Unauthorized" if info.status == 401 else "Forbidden"}
-    else:
-        body = _flat(info.message, _type_name(error), info.status)
+        refused: RefusedBody = {"error": {"message": info.message}}
+        return json_response(refused, info.status, **headers)
+    if isinstance(error, KeyRefused):
+        word: KeyRefusedBody = {"error": "Unauthorized" if info.status == 401 else "Forbidden"}
+        return json_response(word, info.status, **headers)
+    body = _flat(info.message, _type_name(error), info.status)
     if isinstance(error, RouteNotFound | MethodNotAllowed):
         # What clients of the reference look for.
         body["detail"] = HTTPStatus(info.status).phrase
@@ -123,7 +172,7 @@ def native_error(error: Exception) -> Response:
 
 def error_response(error: Exception, *, speaks_openai: bool) -> Response:
     """The answer to `error` in the dialect of the route."""
-    response = openai_errors.error_response(error) if speaks_openai else native_error(error)
+    response = openai_error(error) if speaks_openai else native_error(error)
     if isinstance(error, MethodNotAllowed):
         response.headers["allow"] = error.allowed
     elif isinstance(error, KeyRefused) and error.status_code == 401:
@@ -131,7 +180,7 @@ def error_response(error: Exception, *, speaks_openai: bool) -> Response:
     return response
 
 
-def stream_error(error: Exception) -> dict[str, Any]:
+def stream_error(error: Exception) -> StreamErrorBody:
     """The event that ends a native stream which had begun before `error` came."""
     info = describe_error(error)
     return {
@@ -144,6 +193,10 @@ def stream_error(error: Exception) -> dict[str, Any]:
     }
 
 
+def _headers(info: ErrorInfo) -> dict[str, str]:
+    return {} if info.retry_after_s is None else {"retry_after": str(info.retry_after_s)}
+
+
 def _type_name(error: Exception) -> str:
     if isinstance(error, InvalidBody):
         return "Bad Request"
@@ -154,5 +207,5 @@ def _type_name(error: Exception) -> str:
     return "BadRequest" if error.status_code == 400 else str(error.status_code)
 
 
-def _flat(message: str, type_name: str, code: int) -> dict[str, Any]:
+def _flat(message: str, type_name: str, code: int) -> ErrorBody:
     return {"object": "error", "message": message, "type": type_name, "param": None, "code": code}

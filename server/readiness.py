@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from runtime.client.gate import PAUSE, SESSION, UPDATE
 from runtime.client.status import ReplicaStatus
@@ -11,6 +11,18 @@ from runtime.service.context import ServiceContext
 
 # Longer than any step of a healthy worker on a GPU, shorter than a client's patience.
 READY_HEARTBEAT_AGE_S = 10.0
+
+
+class ProgressReport(TypedDict):
+    """Phase and progress; `reason` while it is not ready."""
+
+    ready: bool
+    phase: str
+    progress: float
+    detail: str
+    num_restarts: int
+    reason: NotRequired[str]
+    last_failure: NotRequired[str]
 
 
 def why_not_alive(context: ServiceContext) -> str | None:
@@ -73,14 +85,14 @@ def _why_replica_not_ready(context: ServiceContext, replica: ReplicaStatus) -> s
     return None
 
 
-def progress_report(context: ServiceContext) -> dict[str, Any]:
+def progress_report(context: ServiceContext) -> ProgressReport:
     """Phase and progress, for people who wait and for probes."""
     status = context.status
     reason = why_not_ready(context)
     phase = status.phase
     if status.is_ready:
         phase = "ready" if context.lifecycle.warmed_up else "warming_up"
-    report: dict[str, Any] = {
+    report: ProgressReport = {
         "ready": reason is None,
         "phase": "draining" if context.lifecycle.draining else phase,
         "progress": round(status.fraction, 3),

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_api.access import Access
+from server.access import Access
 from server.error_responses import HttpRefusal, MethodNotAllowed, RouteNotFound, error_response
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
@@ -55,8 +55,14 @@ class RouteTable:
         self._exact: dict[str, dict[str, RouteMatch]] = {}
         self._patterns: list[tuple[BaseRoute, RouteMatch]] = []
 
-    def add(self, route: BaseRoute, access: Access) -> None:
+    def add(self, route: BaseRoute, access: Access, *, speaks_openai: bool = False) -> RouteMatch:
         """Take `route`; of two for the same path and method the first one counts.
+
+        Args:
+            route: what is matched and run.
+            access: who may call it.
+            speaks_openai: whether its errors have OpenAI's shape wherever its path is; those of
+                paths under `/v1/` always have.
 
         Raises:
             TypeError: `route` is of a kind, or declared in a way, that would not be kept to.
@@ -67,16 +73,17 @@ class RouteTable:
         methods = frozenset(getattr(route, "methods", None) or ())
         if access is Access.OPEN and not (methods and methods <= _READING):
             raise TypeError(f"{route!r} is open and may only be read")
-        speaks_openai = path.startswith("/v1/")
+        speaks_openai = speaks_openai or path.startswith("/v1/")
         match = RouteMatch(path, access, speaks_openai, _endpoint(route, speaks_openai))
         if isinstance(route, Mount) or route.param_convertors or not methods:
             self._patterns.append((route, match))
-            return
+            return match
         by_method = self._exact.setdefault(path, {})
         for method in methods:
             by_method.setdefault(method, match)
         if _answers_head(match, methods):
             by_method.setdefault("HEAD", match)
+        return match
 
     def resolve(self, scope: Scope) -> RouteMatch:
         """Find the route of a request; it is `scope["route"]` from then on."""

@@ -85,7 +85,7 @@ STATIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("front", "runtime.client.client:EngineClient.on_deltas"),
         ("front", "runtime.client.generation_stream:GenerationStream.__anext__"),
         ("front", "runtime.service.outputs:Output.answer"),
-        ("front", "openai_api.sse:event"),
+        ("front", "runtime.service.events:event"),
         ("front", "server.entry.application:Application.__call__.send_with_id"),
     ),
 }

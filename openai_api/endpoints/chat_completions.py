@@ -7,9 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import Request
-from starlette.responses import Response
-
+from openai_api.call import Call, Reply, Streamed, Whole
 from openai_api.chat_choice import ChatChoice
 from openai_api.chat_grammar import after_reasoning, constrained
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
@@ -30,18 +28,16 @@ from openai_api.schemas.common import (
     cache_namespace,
     check_rid,
     hidden_extras,
-    priority_of,
     refuse_adapter,
     session_of,
 )
-from openai_api.sse import EventStream, json_answer, unless_disconnected, with_errors
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import SamplingParams, nth_sample
+from runtime.requests.sampling_params import SamplingParams, check_priority, nth_sample
 from runtime.service.streams import (
     close_all,
     first_then_rest,
@@ -52,9 +48,9 @@ from runtime.service.streams import (
 )
 
 
-async def create_chat_completion(request: Request, context: OpenAIContext) -> Response:
+async def create_chat_completion(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/chat/completions`."""
-    body = await read_body(request, DECODER)
+    body = await read_body(call, DECODER)
     check_chat_request(body)
     check_rid(body.rid)
     refuse_adapter(body, context.service.served_model_name)
@@ -78,7 +74,7 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
                     stream=bool(body.stream),
                     explicit_max_new_tokens=max_tokens is not None,
                     cache_namespace=cache_namespace(body),
-                    priority=priority_of(body),
+                    priority=check_priority(body.priority),
                     extras=extras,
                     dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
                 ),
@@ -90,10 +86,10 @@ async def create_chat_completion(request: Request, context: OpenAIContext) -> Re
         streams = await open_streams(generate, inputs, context.service.client.limits)
     head = {"id": answer_id, "created": int(time.time()), "model": body.model or "default"}
     if body.stream:
-        chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
+        chunks = await first_then_rest(merge(streams))
         events = chat_events(head, choices, chunks, body.stream_options, context)
-        return EventStream(with_errors(events), lambda: close_all(streams))
-    return await unless_disconnected(request.receive, _whole(head, choices, streams, context))
+        return Streamed(events, lambda: close_all(streams))
+    return await _whole(head, choices, streams, context)
 
 
 def _max_tokens(body: ChatCompletionRequest) -> tuple[str, int | None]:
@@ -178,7 +174,7 @@ async def _whole(
     choices: list[ChatChoice],
     streams: list[GenerationStream],
     context: OpenAIContext,
-) -> Response:
+) -> Whole:
     messages = [_Message() for _ in choices]
     async with contextlib.aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
@@ -204,4 +200,4 @@ async def _whole(
         ),
         "metadata": {"weight_version": context.service.weight_version},
     }
-    return json_answer(body)
+    return Whole(body)

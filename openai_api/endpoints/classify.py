@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import time
 
-import orjson
-from fastapi import Request
-from starlette.responses import Response
-
+from openai_api.call import Call, Whole
 from openai_api.endpoints.embeddings import text_inputs
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
 from openai_api.schemas.classify import DECODER
-from openai_api.sse import unless_disconnected
 from runtime.service.classes import classify, require_scores
 from runtime.service.streams import new_id
 from runtime.service.text_embeddings import embed
 
 
-async def create_classification(request: Request, context: OpenAIContext) -> Response:
+async def create_classification(call: Call, context: OpenAIContext) -> Whole:
     """A class for each input, in order."""
-    body = await read_body(request, DECODER)
+    body = await read_body(call, DECODER)
     model = context.service.model
     require_scores(model, "/v1/classify")
-    work = embed(context.service, text_inputs(body.input), rid=body.rid, priority=body.priority)
-    found = await unless_disconnected(request.receive, work)
+    found = await embed(
+        context.service, text_inputs(body.input), rid=body.rid, priority=body.priority
+    )
     num_tokens = sum(each.prompt_tokens for each in found)
     data = []
     for index, each in enumerate(found):
@@ -45,4 +42,4 @@ async def create_classification(request: Request, context: OpenAIContext) -> Res
         "data": data,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
-    return Response(orjson.dumps(answer), media_type="application/json")
+    return Whole(answer)

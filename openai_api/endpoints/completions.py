@@ -8,9 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Request
-from starlette.responses import Response
-
+from openai_api.call import Call, Reply, Streamed, Whole
 from openai_api.logprobs import CompletionLogprobs, completion_spec
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
@@ -20,7 +18,6 @@ from openai_api.schemas.common import (
     cache_namespace,
     check_rid,
     hidden_extras,
-    priority_of,
     refuse_adapter,
     session_of,
 )
@@ -30,14 +27,6 @@ from openai_api.schemas.completions import (
     CompletionRequest,
     check_completion_request,
     prompts_of,
-)
-from openai_api.sse import (
-    Chunk,
-    EventStream,
-    event,
-    json_answer,
-    unless_disconnected,
-    with_errors,
 )
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation_stream import GenerationInput, GenerationStream
@@ -50,7 +39,8 @@ from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import nth_sample
+from runtime.requests.sampling_params import check_priority, nth_sample
+from runtime.service.events import Chunk, event
 from runtime.service.streams import (
     Indexed,
     close_all,
@@ -65,24 +55,24 @@ from runtime.service.streams import (
 _CHARS_PER_COST = 64
 
 
-async def create_completion(request: Request, context: OpenAIContext) -> Response:
+async def create_completion(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/completions`, at once or as a stream."""
-    body = await read_body(request, DECODER)
+    body = await read_body(call, DECODER)
     try:
-        return await _answer(request, body, context)
+        return await _answer(body, context)
     finally:
         let_go(body.prompt)
 
 
-async def _answer(request: Request, body: CompletionRequest, context: OpenAIContext) -> Response:
+async def _answer(body: CompletionRequest, context: OpenAIContext) -> Reply:
     with wire_names("max_tokens", "logprobs"):
         plan = await _plan(body, context)
         generate = context.service.generator(session_of(body))
         streams = await open_streams(generate, plan.inputs, context.service.client.limits)
     if body.stream:
-        chunks = await unless_disconnected(request.receive, first_then_rest(merge(streams)))
-        return EventStream(with_errors(_events(plan, chunks)), lambda: close_all(streams))
-    return await unless_disconnected(request.receive, _whole(plan, streams))
+        chunks = await first_then_rest(merge(streams))
+        return Streamed(_events(plan, chunks), lambda: close_all(streams))
+    return await _whole(plan, streams)
 
 
 @dataclass(frozen=True)
@@ -145,7 +135,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     prompts = prompts_of(body)
     answer_id, rids = _rids(body, len(prompts), sampling.n)
     ids = await _encode(prompts, context)
-    namespace, priority = cache_namespace(body), priority_of(body)
+    namespace, priority = cache_namespace(body), check_priority(body.priority)
     hidden = hidden_extras(body, context.service.features.offered)
     extras = [*([] if logprobs is None else [logprobs.extra()]), *hidden]
     inputs = [
@@ -239,7 +229,7 @@ def _head(plan: _Plan) -> dict[str, Any]:
     }
 
 
-async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Response:
+async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Whole:
     counts = [TokenCount() for _ in plan.inputs]
     logprobs, hidden = plan.logprobs(), plan.hidden_states()
     texts = [[echo] for echo in plan.echoes]
@@ -266,7 +256,7 @@ async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Response:
         "usage": plan.usage(counts),
         "metadata": {"weight_version": plan.context.service.weight_version},
     }
-    return json_answer(body)
+    return Whole(body)
 
 
 def _cost(texts: list[list[str]], logprobs: list[CompletionLogprobs | None]) -> int:

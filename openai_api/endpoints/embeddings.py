@@ -6,34 +6,29 @@ import base64
 import sys
 from typing import Any
 
-import orjson
-from fastapi import Request
-from starlette.responses import Response
-
+from openai_api.call import Call, Whole
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
 from openai_api.schemas.embeddings import DECODER
-from openai_api.sse import unless_disconnected
 from runtime.errors import InvalidRequest
 from runtime.service.text_embeddings import Embedding, TextInput, embed
 
 
-async def create_embeddings(request: Request, context: OpenAIContext) -> Response:
+async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
     """A vector for each input, in order."""
-    body = await read_body(request, DECODER)
+    body = await read_body(call, DECODER)
     if context.service.model.gives == "scores":
         raise InvalidRequest(
             "This server's model scores texts and gives no vectors: use /v1/classify, /classify or "
             "/v1/rerank."
         )
-    work = embed(
+    found = await embed(
         context.service,
         text_inputs(body.input),
         rid=body.rid,
         dimensions=body.dimensions,
         priority=body.priority,
     )
-    found = await unless_disconnected(request.receive, work)
     num_tokens = sum(each.prompt_tokens for each in found)
     answer = {
         "object": "list",
@@ -48,7 +43,7 @@ async def create_embeddings(request: Request, context: OpenAIContext) -> Respons
         "model": body.model or context.service.served_model_name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
-    return Response(orjson.dumps(answer), media_type="application/json")
+    return Whole(answer)
 
 
 def text_inputs(given: str | list[str | int | list[int]]) -> list[TextInput]:

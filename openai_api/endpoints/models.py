@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-from fastapi import Request
-from starlette.responses import Response
-
+from openai_api.call import Call, Whole
 from openai_api.openai_context import OpenAIContext
 from runtime.errors import HeadraceError
 
@@ -23,17 +20,17 @@ class ModelNotFound(HeadraceError):
         super().__init__(f"The model {model[:128]!r} does not exist.", param="model")
 
 
-async def list_models(request: Request, context: OpenAIContext) -> Response:  # noqa: ARG001
+async def list_models(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
     """The list, one card long."""
-    return _json({"object": "list", "data": [_card(context)]})
+    return Whole({"object": "list", "data": [_card(context)]})
 
 
-async def retrieve_model(request: Request, context: OpenAIContext) -> Response:
+async def retrieve_model(call: Call, context: OpenAIContext) -> Whole:
     """The card of the model that is served; any other name is 404."""
-    model_id = str(request.path_params["model_id"])
+    model_id = str(call.path["model_id"])
     if model_id != context.service.served_model_name:
         raise ModelNotFound(model_id)
-    return _json(_card(context))
+    return Whole(_card(context))
 
 
 def _card(context: OpenAIContext) -> dict[str, Any]:
@@ -48,7 +45,3 @@ def _card(context: OpenAIContext) -> dict[str, Any]:
         "parent": None,
         "max_model_len": context.service.client.limits.context_len,
     }
-
-
-def _json(content: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(content), media_type="application/json")

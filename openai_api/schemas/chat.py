@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from openai_api.schemas.common import GenerationFields, refuse_unsupported
+from openai_api.logprobs import MAX_CHAT_TOP
+from openai_api.operation import described_as
+from openai_api.schemas.common import GenerationFields, Rid, refuse_unsupported
 from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
 from runtime.grammar.schema_check import check_well_formed
+from runtime.requests.bounds import within
+from runtime.requests.sampling_params import INT64_MAX
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # An assistant may have called tools instead of saying something, and a tool may return nothing.
@@ -94,11 +98,11 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     """The body; `tools` stays as sent because the template prints it for the model to read."""
 
     messages: list[ChatMessage]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: Annotated[int, within(1, INT64_MAX)] | None = None
+    max_completion_tokens: Annotated[int, within(1, INT64_MAX)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    top_logprobs: Annotated[int, within(0, MAX_CHAT_TOP)] | None = None
+    tools: list[Annotated[dict[str, Any], described_as(Tool)]] | None = None
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -109,7 +113,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    rid: str | None = None
+    rid: Rid | None = None
 
     input_ids: Any = None
     modalities: list[str] | None = None

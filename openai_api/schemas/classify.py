@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from runtime.requests.sampling_params import Int64
+
 
 class ClassifyRequest(msgspec.Struct, kw_only=True):
     """The body; keys that are not listed here are ignored.
@@ -16,7 +18,7 @@ class ClassifyRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     user: str | None = None
     rid: str | list[str] | None = None
-    priority: int = 0
+    priority: Int64 = 0
 
 
 DECODER = msgspec.json.Decoder(ClassifyRequest)

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.front import LAST, NAME, HiddenSwitch, check_offered
+from runtime.requests.bounds import at_most
 from runtime.requests.extra_spec import ExtraSpec
-from runtime.requests.sampling_params import INT64_MAX
+from runtime.requests.sampling_params import (
+    Bias,
+    FrequencyPenalty,
+    Int64,
+    MinP,
+    NumSamples,
+    NumTokens,
+    PresencePenalty,
+    RepetitionPenalty,
+    StopString,
+    StopStrings,
+    Temperature,
+    TokenId,
+    TopK,
+    TopP,
+)
+
+MAX_RID_CHARS = 256
+MAX_SALT_CHARS = 256
+Rid = Annotated[str, at_most(chars=MAX_RID_CHARS)]
+Salt = Annotated[str, at_most(chars=MAX_SALT_CHARS)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -37,30 +58,30 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    n: int | None = None
-    seed: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    n: NumSamples | None = None
+    seed: Int64 | None = None
+    frequency_penalty: FrequencyPenalty | None = None
+    presence_penalty: PresencePenalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: dict[str, Bias] | None = None
+    stop: StopString | StopStrings | None = None
+    stop_token_ids: list[TokenId] | None = None
     stop_regex: str | list[str] | None = None
-    min_tokens: int | None = None
+    min_tokens: NumTokens | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
 
-    priority: int | None = None
+    priority: Int64 | None = None
     data_parallel_rank: int | None = None
     routed_dp_rank: int | None = None
-    cache_salt: str | None = None
-    extra_key: str | None = None
+    cache_salt: Salt | None = None
+    extra_key: Salt | None = None
 
     response_format: dict[str, Any] | None = None
     regex: str | None = None
@@ -88,10 +109,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     return_meta_info: Any = None
     bootstrap_host: Any = None
     bootstrap_room: Any = None
-
-
-MAX_RID_CHARS = 256
-MAX_SALT_CHARS = 256
 
 
 def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:
@@ -161,15 +178,3 @@ def cache_namespace(request: GenerationFields) -> str:
             )
     # The length in front keeps ("ab", "c") and ("a", "bc") apart.
     return f"{len(key)}:{key}{salt}" if key or salt else ""
-
-
-def priority_of(request: GenerationFields) -> int:
-    """The request's priority, 0 when it names none.
-
-    Raises:
-        InvalidRequest: more than 64 bits.
-    """
-    priority = request.priority or 0
-    if not -INT64_MAX - 1 <= priority <= INT64_MAX:
-        raise InvalidRequest("priority must fit in 64 bits.", param="priority")
-    return priority

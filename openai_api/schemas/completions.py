@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
-from openai_api.schemas.common import GenerationFields, refuse_unsupported
+from openai_api.schemas.common import GenerationFields, Rid, refuse_unsupported
 from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
+from runtime.extras.logprobs.front import MAX_TOP_LOGPROBS
+from runtime.requests.bounds import within
+from runtime.requests.sampling_params import NumTokens
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -24,12 +27,12 @@ class CompletionRequest(GenerationFields, kw_only=True):
     """
 
     prompt: str | list[str | int | list[int]]
-    max_tokens: int | None = None
+    max_tokens: NumTokens | None = None
     echo: bool | None = None
-    logprobs: int | bool | None = None
+    logprobs: Annotated[int, within(0, MAX_TOP_LOGPROBS)] | bool | None = None
     suffix: Any = None
     best_of: int | None = None
-    rid: str | list[str] | None = None
+    rid: Rid | list[Rid] | None = None
     prompt_embeds: Any = None
 
 

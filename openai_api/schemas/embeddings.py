@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from runtime.requests.sampling_params import Int64
+
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """The body; keys that are not listed here are ignored.
@@ -21,7 +23,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
     user: str | None = None
     rid: str | list[str] | None = None
-    priority: int = 0
+    priority: Int64 = 0
 
 
 DECODER = msgspec.json.Decoder(EmbeddingRequest)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import msgspec
 
 from runtime.errors import InvalidRequest
+from runtime.requests.bounds import at_most, within
 from runtime.requests.stop_regex import InvalidPattern, compile_patterns
 
 GREEDY_TEMPERATURE = 1e-6
@@ -82,23 +83,62 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         )
 
 
-def _in_range(low: float, high: float, *, open_low: bool = False) -> Callable[[float], bool]:
-    def check(value: float) -> bool:
-        return (
-            math.isfinite(value) and (low < value if open_low else low <= value) and value <= high
-        )
+@dataclass(frozen=True)
+class _Rule:
+    """What a number must be, checked and told."""
 
-    return check
+    low: float
+    high: float
+    allowed: str
+    is_open: bool = False
+
+    def holds(self, value: float) -> bool:
+        above_low = self.low < value if self.is_open else self.low <= value
+        return math.isfinite(value) and above_low and value <= self.high
+
+    @property
+    def meta(self) -> msgspec.Meta:
+        if self.is_open:
+            return within(above=self.low, high=self.high)
+        return within(self.low, self.high)
 
 
-_RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    ("temperature", _in_range(0.0, 1e6), "a finite number >= 0"),
-    ("top_p", _in_range(0.0, 1.0, open_low=True), "in (0, 1]"),
-    ("min_p", _in_range(0.0, 1.0), "in [0, 1]"),
-    ("frequency_penalty", _in_range(-2.0, 2.0), "in [-2, 2]"),
-    ("presence_penalty", _in_range(-2.0, 2.0), "in [-2, 2]"),
-    ("repetition_penalty", _in_range(0.0, 2.0, open_low=True), "in (0, 2]"),
-)
+_RULES = {
+    "temperature": _Rule(0.0, 1e6, "a finite number >= 0"),
+    "top_p": _Rule(0.0, 1.0, "in (0, 1]", is_open=True),
+    "min_p": _Rule(0.0, 1.0, "in [0, 1]"),
+    "frequency_penalty": _Rule(-2.0, 2.0, "in [-2, 2]"),
+    "presence_penalty": _Rule(-2.0, 2.0, "in [-2, 2]"),
+    "repetition_penalty": _Rule(0.0, 2.0, "in (0, 2]", is_open=True),
+}
+MAX_BIAS = 1e4
+
+# The fields of the wires, whose bounds are checked once a request has been converted.
+Temperature = Annotated[float, _RULES["temperature"].meta]
+TopP = Annotated[float, _RULES["top_p"].meta]
+TopK = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": -1, "not": {"const": 0}})]
+MinP = Annotated[float, _RULES["min_p"].meta]
+FrequencyPenalty = Annotated[float, _RULES["frequency_penalty"].meta]
+PresencePenalty = Annotated[float, _RULES["presence_penalty"].meta]
+RepetitionPenalty = Annotated[float, _RULES["repetition_penalty"].meta]
+NumSamples = Annotated[int, within(1, MAX_SAMPLES)]
+NumTokens = Annotated[int, within(0, INT64_MAX)]
+Int64 = Annotated[int, within(-INT64_MAX - 1, INT64_MAX)]
+Bias = Annotated[float, within(-MAX_BIAS, MAX_BIAS)]
+StopString = Annotated[str, at_most(chars=MAX_STOP_STRING_CHARS)]
+StopStrings = Annotated[list[StopString], at_most(MAX_STOP_STRINGS)]
+TokenId = Annotated[int, within(0)]
+
+
+def check_priority(priority: int | None) -> int:
+    """The priority of a request, 0 when it names none.
+
+    Raises:
+        InvalidRequest: more than 64 bits.
+    """
+    if priority is not None and not -INT64_MAX - 1 <= priority <= INT64_MAX:
+        raise InvalidRequest("priority must fit in 64 bits.", param="priority")
+    return priority or 0
 
 
 def validate_sampling_params(params: SamplingParams, vocab_size: int) -> None:
@@ -107,10 +147,10 @@ def validate_sampling_params(params: SamplingParams, vocab_size: int) -> None:
     Raises:
         InvalidRequest: the first field out of bounds, with what is allowed.
     """
-    for name, ok, allowed in _RULES:
+    for name, rule in _RULES.items():
         value = getattr(params, name)
-        if not ok(value):
-            raise InvalidRequest(f"{name} must be {allowed}, got {value}.", param=name)
+        if not rule.holds(value):
+            raise InvalidRequest(f"{name} must be {rule.allowed}, got {value}.", param=name)
     if params.top_k != -1 and params.top_k < 1:
         raise InvalidRequest(
             f"top_k must be -1 (disable) or at least 1, got {params.top_k}.", param="top_k"
@@ -120,7 +160,7 @@ def validate_sampling_params(params: SamplingParams, vocab_size: int) -> None:
     _check_lengths(params)
     _check_stop(params)
     if params.seed is not None and not -INT64_MAX - 1 <= params.seed <= INT64_MAX:
-        raise InvalidRequest("seed must fit in 64 bits.", param="seed")
+        raise InvalidRequest("sampling_seed must fit in 64 bits.", param="sampling_seed")
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
@@ -133,7 +173,7 @@ def validate_sampling_params(params: SamplingParams, vocab_size: int) -> None:
                 f"logit_bias keys must be token ids in [0, {vocab_size}), got {token_id}.",
                 param="logit_bias",
             )
-        if not math.isfinite(bias) or abs(bias) > 1e4:
+        if not math.isfinite(bias) or abs(bias) > MAX_BIAS:
             raise InvalidRequest(
                 f"logit_bias values must be within [-10000, 10000], got {bias}.",
                 param="logit_bias",
@@ -145,10 +185,10 @@ def _check_lengths(params: SamplingParams) -> None:
     if limit is not None and not 0 <= limit <= INT64_MAX:
         bound = "be at least 0" if limit < 0 else "fit in 64 bits"
         raise InvalidRequest(f"max_new_tokens must {bound}, got {limit}.", param="max_new_tokens")
-    if params.min_new_tokens < 0:
+    if not 0 <= params.min_new_tokens <= INT64_MAX:
+        bound = "be at least 0" if params.min_new_tokens < 0 else "fit in 64 bits"
         raise InvalidRequest(
-            f"min_new_tokens must be at least 0, got {params.min_new_tokens}.",
-            param="min_new_tokens",
+            f"min_new_tokens must {bound}, got {params.min_new_tokens}.", param="min_new_tokens"
         )
     if limit is not None and params.min_new_tokens > limit:
         raise InvalidRequest(
@@ -182,26 +222,26 @@ def _check_stop(params: SamplingParams) -> None:
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`sampling_params` as it arrives in JSON: every key optional, null means the default."""
 
-    max_new_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
-    min_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    max_new_tokens: NumTokens | msgspec.UnsetType | None = msgspec.UNSET
+    min_new_tokens: NumTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    frequency_penalty: FrequencyPenalty | None = None
+    presence_penalty: PresencePenalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    stop: StopString | StopStrings | None = None
+    stop_token_ids: list[TokenId] | None = None
     stop_regex: str | list[str] | None = None
     ignore_eos: bool | None = None
-    sampling_seed: int | None = None
-    logit_bias: dict[str, float] | None = None
-    n: int | None = None
+    sampling_seed: Int64 | None = None
+    logit_bias: dict[str, Bias] | None = None
+    n: NumSamples | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    stream_interval: int | None = None
+    stream_interval: Annotated[int, within(1, INT64_MAX)] | None = None
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypedDict, get_type_hints
 
 import msgspec
 
 from runtime.client.status import ReplicaStatus
+from runtime.config.options import ServerConfig
 from runtime.service.context import ServiceContext
 
 _SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
@@ -33,6 +34,66 @@ _FIXED_ARGS: dict[str, Any] = {
 }
 # Tokens that admission keeps free beyond a prompt: one to generate.
 _RESERVED_TOKENS = 1
+
+
+class ModelInfo(TypedDict):
+    """The model; exactly these keys, which clients compare."""
+
+    model_path: str | None
+    tokenizer_path: str | None
+    is_generation: bool
+    preferred_sampling_params: dict[str, Any] | None
+    weight_version: str
+    has_image_understanding: bool
+    has_audio_understanding: bool
+    model_type: str
+    architectures: list[str]
+
+
+class MemoryUsage(TypedDict):
+    """GiB, and the tokens that the KV pool holds."""
+
+    weight: float
+    kvcache: float
+    token_capacity: int
+    graph: float
+
+
+def _struct(name: str, doc: str, fields: dict[str, Any]) -> type[msgspec.Struct]:
+    return msgspec.defstruct(name, list(fields.items()), namespace={"__doc__": doc})
+
+
+def _types_of_args() -> dict[str, Any]:
+    found: dict[str, Any] = {name: type(value) | None for name, value in _FIXED_ARGS.items()}
+    for section in get_type_hints(ServerConfig).values():
+        found |= get_type_hints(section)
+    return found
+
+
+_ARGS = _types_of_args()
+ReplicaState = _struct(
+    "ReplicaState",
+    "Every argument as one replica has it, and what it does.",
+    {
+        **_ARGS,
+        "last_gen_throughput": float,
+        "memory_usage": MemoryUsage,
+        "effective_max_running_requests_per_dp": int | None,
+    },
+)
+ServerInfo = _struct(
+    "ServerInfo",
+    "Every argument with its resolved value, and the state of the engine.",
+    {
+        **_ARGS,
+        "status": str,
+        "max_total_num_tokens": int,
+        "max_req_input_len": int,
+        "num_restarts": int,
+        "internal_states": list[ReplicaState],  # type: ignore[valid-type]  # made at run time
+        "version": str,
+    },
+)
 
 
 def describe_model(context: ServiceContext) -> dict[str, Any]:

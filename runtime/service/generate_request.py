@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -14,12 +14,17 @@ from runtime.client.router import wanted_rank
 from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.front import HiddenSwitch
+from runtime.extras.logprobs.front import MAX_TOP_LOGPROBS
+from runtime.requests.bounds import at_most, within
 from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import (
     INT64_MAX,
     MAX_SAMPLES,
+    Int64,
     SamplingFields,
+    TokenId,
+    check_priority,
     nth_sample,
     resolve_sampling,
 )
@@ -28,6 +33,9 @@ from runtime.service.input_embeds import Features, Row, read_embeds
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_BATCH = 4096
 MAX_LABEL_CHARS = 256
+Label = Annotated[str, at_most(chars=MAX_LABEL_CHARS)]
+StartLen = Annotated[int, within(-1, INT64_MAX)]
+NumTop = Annotated[int, within(0, MAX_TOP_LOGPROBS)]
 _LOOKED_AT = 64 * 1024
 
 
@@ -39,14 +47,14 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     input_embeds: list[Row] | None = None
     sampling_params: SamplingFields | list[SamplingFields] | None = None
     stream: bool | None = None
-    rid: str | list[str] | None = None
-    extra_key: str | list[str | None] | None = None
-    cache_salt: str | list[str | None] | None = None
-    priority: int | None = None
+    rid: Label | list[Label] | None = None
+    extra_key: Label | list[Label | None] | None = None
+    cache_salt: Label | list[Label | None] | None = None
+    priority: Int64 | None = None
     return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int | None] | None = None
-    top_logprobs_num: int | list[int | None] | None = None
-    token_ids_logprob: list[int | list[int] | None] | None = None
+    logprob_start_len: StartLen | list[StartLen | None] | None = None
+    top_logprobs_num: NumTop | list[NumTop | None] | None = None
+    token_ids_logprob: list[TokenId | list[TokenId] | None] | None = None
     return_text_in_logprobs: bool | None = None
     return_prompt_token_ids: bool | None = None
     log_metrics: bool | None = None
@@ -150,7 +158,7 @@ def plan_generate(
     extras = _extras(body, Asked(len(prompts), vocab_size, n, embeds is None, features.offered))
     defaults = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, **preferred}
     params = [resolve_sampling(each, defaults, vocab_size) for each in fields]
-    priority = _int64(body.priority, "priority")
+    priority = check_priority(body.priority)
     dp_rank = wanted_rank(body.routed_dp_rank, body.data_parallel_rank)
     samples: list[Sample] = []
     for prompt_index in range(len(prompts)):
@@ -311,9 +319,3 @@ def _namespaces(body: GenerateBody, num_prompts: int) -> list[str]:
     return [
         f"{len(key)}:{key}{salt}" if key or salt else "" for key, salt in zip(*columns, strict=True)
     ]
-
-
-def _int64(value: int | None, name: str) -> int:
-    if value is not None and not -INT64_MAX - 1 <= value <= INT64_MAX:
-        raise InvalidRequest(f"{name} must fit in 64 bits.", param=name)
-    return value or 0

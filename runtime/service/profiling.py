@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Annotated
 
 import msgspec
 
 from runtime.client.client import EngineClient
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import ProfileSpec, Stage, StartProfile, StopProfile
+from runtime.requests.bounds import one_of, within
+from runtime.requests.sampling_params import INT64_MAX
 from runtime.service.context import ServiceContext
 from runtime.service.profile_folder import make_folder
 
@@ -26,9 +29,9 @@ class ProfileBody(msgspec.Struct, kw_only=True):
     """`/start_profile` as it arrives; every key may be left away."""
 
     output_dir: str | None = None
-    start_step: int | None = None
-    num_steps: int | None = None
-    activities: list[str] | None = None
+    start_step: Annotated[int, within(0, INT64_MAX)] | None = None
+    num_steps: Annotated[int, within(1, MAX_STEPS)] | None = None
+    activities: list[Annotated[str, one_of(*ACTIVITIES)]] | None = None
     with_stack: bool | None = None
     record_shapes: bool | None = None
     profile_by_stage: bool | None = None
@@ -87,7 +90,7 @@ def _plan(body: ProfileBody) -> ProfileSpec:
             f"num_steps must be in [1, {MAX_STEPS}], got {num_steps}.", param="num_steps"
         )
     start_step = body.start_step or 0
-    if not 0 <= start_step < 2**63:
+    if not 0 <= start_step <= INT64_MAX:
         raise InvalidRequest(
             f"start_step must be at least 0 and fit in 64 bits, got {start_step}.",
             param="start_step",

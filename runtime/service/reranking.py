@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
 from runtime.errors import InvalidRequest
+from runtime.requests.bounds import within
 from runtime.service.classes import require_scores
 from runtime.service.context import ServiceContext
 from runtime.service.scoring import MAX_ITEMS, ScoreBody, score
-from runtime.service.text_embeddings import MAX_INPUTS, describe, embed
+from runtime.service.text_embeddings import MAX_INPUTS, EmbeddingMeta, describe, embed
 
 # Writes the prompt that asks whether a document answers a query: instruction, query, document.
 AskPrompt = Callable[[str, str, str], Awaitable[str]]
@@ -24,9 +25,18 @@ class RerankBody(msgspec.Struct, kw_only=True):
     query: str | list[dict[str, Any]]
     documents: list[str | list[dict[str, Any]]]
     instruct: str | None = None
-    top_n: int | None = None
+    top_n: Annotated[int, within(1)] | None = None
     return_documents: bool = True
     rid: str | list[str] | None = None
+
+
+class Ranked(TypedDict):
+    """A document with its score; `meta_info` of a model that scores pairs."""
+
+    score: float
+    index: int
+    meta_info: EmbeddingMeta | None
+    document: NotRequired[str]
 
 
 async def rerank(

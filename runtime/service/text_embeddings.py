@@ -8,7 +8,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -20,7 +20,7 @@ from runtime.errors import HeadraceError, InvalidRequest
 from runtime.extras.pooled.front import VectorAnswer, of_pair
 from runtime.ipc.messages import FinishReason
 from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import SamplingParams
+from runtime.requests.sampling_params import SamplingParams, check_priority
 from runtime.service.context import ServiceContext
 from runtime.service.streams import close_all, open_streams
 
@@ -54,6 +54,23 @@ class Embedding:
     finish_reason: FinishReason
     weight_version: str
     latency_s: float
+
+
+class EmbeddingMeta(TypedDict):
+    """What is known of a vector; `e2e_latency` in seconds."""
+
+    id: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    weight_version: str
+    e2e_latency: float
+
+
+class EmbeddingAnswer(TypedDict):
+    """One vector in the words of the native API and the engine."""
+
+    embedding: list[float]
+    meta_info: EmbeddingMeta
 
 
 def vector_input(
@@ -162,6 +179,7 @@ async def embed(
         EmbeddingAborted: one was aborted.
     """
     _check_dimensions(dimensions, context.model)
+    check_priority(priority)
     if not 1 <= len(given) <= MAX_INPUTS:
         raise InvalidRequest(
             f"The request must have 1 to {MAX_INPUTS} inputs, got {len(given)}.", param="input"

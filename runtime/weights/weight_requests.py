@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -24,12 +24,15 @@ from runtime.ipc.weight_messages import (
     TensorSpec,
     WeightPart,
 )
+from runtime.requests.bounds import one_of, within
 from runtime.weights.weight_control import PauseMode
 
 # An answer of so many takes the loop tens of milliseconds to write.
 MAX_NUMBERS_READ = 2**20
 _DEFAULT_ROWS = 100
 DEFAULT_GROUP = "weight_update_group"
+MAX_PORT = 65535
+_BACKENDS = ("nccl", "gloo")
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 _ALLOWED = (
     "Send one of: serialized_named_tensors (base64 of the bytes of a safetensors file, one for all "
@@ -49,7 +52,7 @@ class ByNameBody(msgspec.Struct, kw_only=True):
     """`/get_weights_by_name` as it arrives."""
 
     name: str
-    truncate_size: int | None = None
+    truncate_size: Annotated[int, within(1)] | None = None
 
 
 class CheckBody(msgspec.Struct, kw_only=True):
@@ -126,18 +129,18 @@ class DistributedBody(msgspec.Struct, kw_only=True):
     load_format: str | None = None
     selector: str | None = None
     torch_empty_cache: bool | None = None
-    timeout: float | None = None
+    timeout: Annotated[float, within(above=0, high=BROADCAST_TIMEOUT_S)] | None = None
 
 
 class InitGroupBody(msgspec.Struct, kw_only=True):
     """`/init_weights_update_group` as it arrives."""
 
     master_address: str
-    master_port: int
-    rank_offset: int
-    world_size: int
+    master_port: Annotated[int, within(1, MAX_PORT)]
+    rank_offset: Annotated[int, within(1)]
+    world_size: Annotated[int, within(2)]
     group_name: str = DEFAULT_GROUP
-    backend: str = "nccl"
+    backend: Annotated[str, one_of(*_BACKENDS)] = "nccl"
     timeout: float | None = None
 
 
@@ -275,12 +278,12 @@ def to_join(body: InitGroupBody, tp_size: int) -> JoinGroup:
     Raises:
         InvalidRequest: numbers that cannot be.
     """
-    if body.backend not in ("nccl", "gloo"):
+    if body.backend not in _BACKENDS:
         raise InvalidRequest(
-            f"backend {body.backend[:64]!r} is not one of nccl, gloo.", param="backend"
+            f"backend {body.backend[:64]!r} is not one of {', '.join(_BACKENDS)}.", param="backend"
         )
-    if not 0 < body.master_port < 65536:
-        raise InvalidRequest("master_port must be in [1, 65535].", param="master_port")
+    if not 1 <= body.master_port <= MAX_PORT:
+        raise InvalidRequest(f"master_port must be in [1, {MAX_PORT}].", param="master_port")
     if not body.master_address or not body.group_name:
         raise InvalidRequest("master_address and group_name must not be empty.")
     last = body.rank_offset + tp_size

@@ -14,9 +14,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openai_api.access import Access
 from runtime.config.options import HttpArgs
 from runtime.service.context import Lifecycle
+from server.access import Access
 from server.entry.body_limit import BodyLimit
 from server.entry.connections import check_connection
 from server.entry.keys import Keys

@@ -7,7 +7,6 @@ import time
 
 from starlette.types import Message, Receive, Scope
 
-from openai_api.sse import ClientGone
 from runtime.errors import HeadraceError
 from server.entry.origins import is_from_browser
 from server.error_responses import (
@@ -16,6 +15,7 @@ from server.error_responses import (
     UnsupportedEncoding,
     UnsupportedMediaType,
 )
+from server.event_stream import ClientGone
 
 BODY_TIMEOUT_S = 120.0
 

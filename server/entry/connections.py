@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-from openai_api.access import Access
 from runtime.errors import Overloaded
+from server.access import Access
 
 
 def check_connection(scope: Scope) -> None:

@@ -7,7 +7,7 @@ import hmac
 
 from starlette.types import Scope
 
-from openai_api.access import Access
+from server.access import Access
 from server.error_responses import KeyRefused
 
 # Where keys are sent: the second one is Anthropic's clients' own.

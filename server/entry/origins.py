@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from openai_api.access import Access
 from runtime.errors import HeadraceError
+from server.access import Access
 from server.entry.keys import KEY_HEADERS, Keys
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

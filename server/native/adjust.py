@@ -5,20 +5,21 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
-from openai_api.access import Access, AccessRouter
+from openai_api.operation import json_of, operation, text
 from runtime.client.json_body import read_json
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.ipc.messages import FreezeGarbage, SetLogLevel, SlowDown
+from runtime.requests.bounds import within
 from runtime.service.context import ServiceContext
 from runtime.service.live_options import change_options
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
-from server.native.schema import body_schema
 from server.request_log import LEVELS, RequestLog
 
 MAX_SLEEP_S = 60.0
@@ -33,14 +34,14 @@ class SetInternalStateBody(msgspec.Struct, kw_only=True):
 class SlowDownBody(msgspec.Struct, kw_only=True):
     """`/slow_down` as it arrives: seconds of sleep before each step, null or 0 for none."""
 
-    forward_sleep_time: float | None = None
+    forward_sleep_time: Annotated[float, within(0, MAX_SLEEP_S)] | None = None
 
 
 class ConfigureLoggingBody(msgspec.Struct, kw_only=True):
     """`/configure_logging` as it arrives; what is left away stays as it is."""
 
     log_requests: bool | None = None
-    log_requests_level: int | None = None
+    log_requests_level: Annotated[int, within(LEVELS[0], LEVELS[-1])] | None = None
     log_requests_format: Literal["text", "json"] | None = None
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
     # Files with users' prompts, written by this process: not offered.
@@ -74,15 +75,15 @@ def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRou
         body = await read_json(await request.body(), _STATE)
         return json_response([await change_options(context, body.server_args)])
 
-    documented = body_schema(SetInternalStateBody)
+    documented = operation(SetInternalStateBody, ok=json_of(list[bool]))
     router.add_api_route(
-        "/set_internal_state", set_internal_state, methods=["POST"], openapi_extra=documented
-    )
-    router.add_api_route(
-        "/set_internal_state", set_internal_state, methods=["PUT"], include_in_schema=False
+        "/set_internal_state", set_internal_state, methods=["POST", "PUT"], openapi_extra=documented
     )
 
-    @router.post("/slow_down", openapi_extra=body_schema(SlowDownBody))
+    @router.post(
+        "/slow_down",
+        openapi_extra=operation(SlowDownBody, ok=json_of(None), body_may_be_absent=True),
+    )
     async def slow_down(request: Request) -> Response:
         """Sleep before each step, so that what happens under load can be tried with little."""
         payload = await request.body()
@@ -96,7 +97,7 @@ def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRou
         await tell(lambda call_id: SlowDown(call_id, seconds))
         return json_response(None)
 
-    @router.post("/freeze_gc")
+    @router.post("/freeze_gc", openapi_extra=operation(ok=text(), refuses=(503,)))
     async def freeze_gc() -> Response:
         """Leave what lives now out of later collections of garbage, here and in the worker."""
         gc.collect()
@@ -104,7 +105,10 @@ def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRou
         await tell(FreezeGarbage)
         return PlainTextResponse("Garbage collection frozen.\n")
 
-    @router.post("/configure_logging", openapi_extra=body_schema(ConfigureLoggingBody))
+    @router.post(
+        "/configure_logging",
+        openapi_extra=operation(ConfigureLoggingBody, body_may_be_absent=True),
+    )
     async def configure_logging(request: Request) -> Response:
         """Change what is logged about requests, and how much the server and its worker log."""
         payload = await request.body()
@@ -118,7 +122,7 @@ def create_router(context: ServiceContext, request_log: RequestLog) -> AccessRou
         level = body.log_requests_level
         if level is not None and level not in LEVELS:
             raise InvalidRequest(
-                f"log_requests_level must be in [0, {LEVELS[-1]}], got {level}.",
+                f"log_requests_level must be in [{LEVELS[0]}, {LEVELS[-1]}], got {level}.",
                 param="log_requests_level",
             )
         log_level = body.log_level

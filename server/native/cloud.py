@@ -5,20 +5,19 @@ SageMaker's `/invocations` is an alias of chat in `openai_api.router`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
-from openai_api.request_body import read_raw
-from openai_api.sse import json_answer, unless_disconnected
+from openai_api.operation import json_of, operation
 from runtime.client.expected import InvalidBody, explain
 from runtime.client.json_body import read_json, work_out
 from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
+from runtime.service.generate_answer import GenerateAnswer
 from runtime.service.generate_request import GenerateBody, GeneratePlan
 from runtime.service.outputs import (
     as_pieces,
@@ -26,9 +25,11 @@ from runtime.service.outputs import (
     plan_body,
     read_all,
 )
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
-from server.native.health import answer_health
-from server.native.schema import body_schema
+from server.event_stream import json_answer, unless_disconnected
+from server.native.health import HEALTH, answer_health
+from server.request_body import read_raw
 
 _KINDS = ("text", "input_ids", "input_embeds")
 _MEDIA = "image_data"
@@ -41,6 +42,12 @@ class VertexBody(msgspec.Struct, kw_only=True):
     parameters: dict[str, Any] | None = None
 
 
+class VertexAnswer(TypedDict):
+    """An answer for each instance."""
+
+    predictions: list[GenerateAnswer]
+
+
 _DECODER = msgspec.json.Decoder(VertexBody)
 
 
@@ -48,12 +55,14 @@ def create_router(context: ServiceContext) -> AccessRouter:
     """Both routes; Vertex AI's is at the path that the environment names."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
-    @router.get("/ping", tags=["health"])
+    @router.get("/ping", tags=["health"], openapi_extra=HEALTH)
     async def ping() -> Response:
         """What `/health` says; unlike it this route asks for the key."""
         return answer_health(context)
 
-    @router.post(context.config.http.vertex_route, openapi_extra=body_schema(VertexBody))
+    documented = operation(VertexBody, ok=json_of(VertexAnswer))
+
+    @router.post(context.config.http.vertex_route, openapi_extra=documented)
     async def vertex_generate(request: Request) -> Response:
         """Continue every instance; `predictions` are what `/generate` answers, in order."""
         raw = await read_raw(request)

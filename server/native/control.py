@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from typing import Annotated
 
 import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
+from openai_api.operation import Query, operation, text
 from runtime.client.json_body import read_json
 from runtime.errors import InvalidRequest
+from runtime.requests.bounds import within
 from runtime.service.context import ServiceContext
-from server.native.schema import body_schema
+from server.access import Access, AccessRouter
 
 MAX_FLUSH_WAIT_S = 300.0
 _FLUSH_POLL_S = 0.1
@@ -27,6 +29,13 @@ class AbortBody(msgspec.Struct, kw_only=True):
     abort_all: bool | None = None
 
 
+_QUERY = (
+    Query(
+        "timeout",
+        Annotated[float, within(0, MAX_FLUSH_WAIT_S)],
+        "Seconds to wait for running requests.",
+    ),
+)
 _ABORT = msgspec.json.Decoder(AbortBody)
 
 
@@ -48,12 +57,14 @@ def create_router(context: ServiceContext) -> AccessRouter:
                 return Response(f"{text}\n", 400, media_type="text/plain")
             await asyncio.sleep(_FLUSH_POLL_S)
 
-    router.add_api_route("/flush_cache", flush_cache, methods=["POST"])
+    methods = ["POST"]
     # Trainers poll it with GET; with a key set, nothing that changes the server answers GET.
     if context.config.http.api_key is None and context.config.http.admin_api_key is None:
-        router.add_api_route("/flush_cache", flush_cache, methods=["GET"], include_in_schema=False)
+        methods.append("GET")
+    documented = operation(ok=text(), others={400: text()}, refuses=(400, 503), query=_QUERY)
+    router.add_api_route("/flush_cache", flush_cache, methods=methods, openapi_extra=documented)
 
-    @router.post("/abort_request", openapi_extra=body_schema(AbortBody))
+    @router.post("/abort_request", openapi_extra=operation(AbortBody, body_may_be_absent=True))
     async def abort_request(request: Request) -> Response:
         """Abort one request (or the batch it names) or all; each still gets its final answer."""
         payload = await request.body()

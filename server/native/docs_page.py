@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
+from server.access import Access, AccessRouter
 
 _SCRIPT_BEGIN, _SCRIPT_END = "<script>", "</script>"
 

@@ -6,14 +6,21 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
-from openai_api.sse import unless_disconnected
+from openai_api.operation import json_of, operation
 from runtime.client.json_body import decode_body
 from runtime.errors import InvalidRequest
+from runtime.requests.sampling_params import Int64
 from runtime.service.context import ServiceContext
-from runtime.service.text_embeddings import Embedding, TextInput, describe, embed
+from runtime.service.text_embeddings import (
+    Embedding,
+    EmbeddingAnswer,
+    TextInput,
+    describe,
+    embed,
+)
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
-from server.native.schema import body_schema
+from server.event_stream import unless_disconnected
 
 
 class EncodeBody(msgspec.Struct, kw_only=True):
@@ -23,7 +30,7 @@ class EncodeBody(msgspec.Struct, kw_only=True):
     input_ids: list[int | list[int]] | None = None
     rid: str | list[str] | None = None
     dimensions: int | None = None
-    priority: int = 0
+    priority: Int64 = 0
     data_parallel_rank: int | None = None
     image_data: object | None = None
     lora_path: object | None = None
@@ -66,10 +73,9 @@ def create_router(context: ServiceContext) -> AccessRouter:
         answers = [describe(each) for each in found]
         return json_response(answers[0] if is_single else answers)
 
-    documented = body_schema(EncodeBody)
+    documented = operation(EncodeBody, ok=json_of(EmbeddingAnswer, list[EmbeddingAnswer]))
     for path in ("/encode", "/classify"):
-        router.add_api_route(path, encode_texts, methods=["POST"], openapi_extra=documented)
-        router.add_api_route(path, encode_texts, methods=["PUT"], include_in_schema=False)
+        router.add_api_route(path, encode_texts, methods=["POST", "PUT"], openapi_extra=documented)
     return router
 
 

@@ -7,9 +7,10 @@ from typing import Literal
 
 from starlette.responses import PlainTextResponse, Response
 
-from openai_api.access import Access, AccessRouter
+from openai_api.operation import operation, text
 from runtime.service.context import ServiceContext
 from runtime.service.expert_records import record_experts
+from server.access import Access, AccessRouter
 
 _ACTIONS: tuple[Literal["start", "stop", "dump"], ...] = ("start", "stop", "dump")
 
@@ -19,7 +20,10 @@ def create_router(context: ServiceContext) -> AccessRouter:
     router = AccessRouter(Access.ADMIN, tags=["control"])
     for action in _ACTIONS:
         path = f"/{action}_expert_distribution_record"
-        router.add_api_route(path, _handler(context, action), methods=["POST"])
+        documented = operation(ok=text(), refuses=(503,))
+        router.add_api_route(
+            path, _handler(context, action), methods=["POST"], openapi_extra=documented
+        )
     return router
 
 

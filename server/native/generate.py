@@ -9,21 +9,13 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
-from openai_api.request_body import read_raw
-from openai_api.sse import (
-    DONE,
-    Chunk,
-    EventStream,
-    event,
-    json_answer,
-    unless_disconnected,
-    with_errors,
-)
+from openai_api.operation import events_of, json_of, operation
 from runtime.client.json_body import let_go, read_json
 from runtime.client.tokenization import encode_prompts
 from runtime.errors import TooLong
 from runtime.service.context import ServiceContext
+from runtime.service.events import DONE, Chunk, event
+from runtime.service.generate_answer import GenerateAnswer
 from runtime.service.generate_request import GenerateBody, GeneratePlan
 from runtime.service.outputs import (
     Output,
@@ -33,9 +25,12 @@ from runtime.service.outputs import (
     read_all,
 )
 from runtime.service.streams import Indexed, close_all, first_then_rest, merge
-from server.error_responses import stream_error
-from server.native.schema import body_schema
+from server.access import Access, AccessRouter
+from server.error_responses import StreamErrorBody, stream_error
+from server.event_stream import EventStream, json_answer, unless_disconnected, with_errors
+from server.request_body import read_raw
 
+_EVENTS = (GenerateAnswer, StreamErrorBody)
 _DECODER = msgspec.json.Decoder(GenerateBody)
 
 
@@ -79,9 +74,9 @@ def create_router(context: ServiceContext) -> AccessRouter:
         events = _events(outputs, plan, incremental, chunks)
         return EventStream(with_errors(events, _error_event), lambda: close_all(streams))
 
-    documented = body_schema(GenerateBody)
-    router.add_api_route("/generate", generate, methods=["POST"], openapi_extra=documented)
-    router.add_api_route("/generate", generate, methods=["PUT"], include_in_schema=False)
+    whole, streamed = json_of(GenerateAnswer, list[GenerateAnswer]), events_of(*_EVENTS)
+    documented = operation(GenerateBody, ok={**whole, **streamed})
+    router.add_api_route("/generate", generate, methods=["POST", "PUT"], openapi_extra=documented)
     return router
 
 

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import secrets
 import time
+from typing import Literal, TypedDict
 
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
+from openai_api.operation import json_of, operation
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.errors import HeadraceError
 from runtime.ipc.messages import Ping
@@ -17,8 +18,10 @@ from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
 from runtime.service.text_embeddings import vector_input
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
 from server.readiness import (
+    ProgressReport,
     progress_report,
     why_not_alive,
     why_not_healthy,
@@ -26,6 +29,22 @@ from server.readiness import (
     why_waiting,
 )
 
+
+class NotAlive(TypedDict):
+    """Why this process should be replaced."""
+
+    alive: Literal[False]
+    reason: str
+
+
+class NoToken(TypedDict):
+    """Why the probe failed."""
+
+    ready: Literal[False]
+    reason: str
+
+
+HEALTH = operation(others={503: json_of(ProgressReport)})
 PROBE_TIMEOUT_S = 20.0
 _PROBE_POLL_S = 0.1
 
@@ -45,11 +64,11 @@ def create_router(context: ServiceContext) -> AccessRouter:
         """200 with an empty body when requests are welcome; else 503 and the reason as JSON."""
         return _answer(context, why_not_ready(context))
 
-    router.add_api_route("/health", health, methods=["GET"])
+    router.add_api_route("/health", health, methods=["GET"], openapi_extra=HEALTH)
     for path in ("/readyz", "/ready"):
-        router.add_api_route(path, ready, methods=["GET"])
+        router.add_api_route(path, ready, methods=["GET"], openapi_extra=HEALTH)
 
-    @router.get("/livez")
+    @router.get("/livez", openapi_extra=operation(others={503: json_of(NotAlive)}))
     async def livez() -> Response:
         """200 unless this process should be replaced."""
         reason = why_not_alive(context)
@@ -57,13 +76,17 @@ def create_router(context: ServiceContext) -> AccessRouter:
             return Response(status_code=200)
         return json_response({"alive": False, "reason": reason}, 503)
 
-    @router.get("/startupz")
+    progress = json_of(ProgressReport)
+
+    @router.get("/startupz", openapi_extra=operation(ok=progress, others={503: progress}))
     async def startupz() -> Response:
         """Phase and progress of the start-up; 200 once requests are served."""
         started = context.status.is_ready and context.lifecycle.warmed_up
         return json_response(progress_report(context), 200 if started else 503)
 
-    @router.get("/health_generate")
+    failed = json_of(ProgressReport, NoToken)
+
+    @router.get("/health_generate", openapi_extra=operation(others={503: failed}))
     async def health_generate() -> Response:
         """200 once a token has come out of the engine: ours, or anybody's while it is busy."""
         if why_not_healthy(context) is not None:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypedDict
 
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
+from openai_api.operation import json_of, operation
 from runtime.service.context import ServiceContext
-from runtime.service.describe import describe_model, describe_server
+from runtime.service.describe import ModelInfo, ServerInfo, describe_model, describe_server
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
 
 logger = logging.getLogger(__name__)
+
+
+class Root(TypedDict):
+    """Where to look next."""
+
+    name: str
+    version: str
+    model: str | None
+    docs: str | None
+    openai: str
+    health: str
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
@@ -27,10 +40,21 @@ def create_router(context: ServiceContext) -> AccessRouter:
         """Every argument with its resolved value, and the engine's state."""
         return json_response(describe_server(context))
 
-    for name, handler in (("model_info", model_info), ("server_info", server_info)):
-        router.add_api_route(f"/{name}", handler, methods=["GET"])
+    for name, handler, kind in (
+        ("model_info", model_info, ModelInfo),
+        ("server_info", server_info, ServerInfo),
+    ):
+        documented = operation(ok=json_of(kind))
+        router.add_api_route(f"/{name}", handler, methods=["GET"], openapi_extra=documented)
         old = _under_old_name(name, handler)
-        router.add_api_route(f"/get_{name}", old, methods=["GET"], name=name)
+        router.add_api_route(
+            f"/get_{name}",
+            old,
+            methods=["GET"],
+            name=name,
+            openapi_extra=documented,
+            deprecated=True,
+        )
 
     async def root() -> Response:
         """Where to look next."""
@@ -45,8 +69,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
             }
         )
 
-    router.add_api_route("/", root, methods=["GET"])
-    router.add_api_route("/", root, methods=["HEAD"], include_in_schema=False)
+    router.add_api_route("/", root, methods=["GET"], openapi_extra=operation(ok=json_of(Root)))
     return router
 
 

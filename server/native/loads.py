@@ -5,25 +5,115 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
+from openai_api.operation import Query, json_of, operation, text
 from runtime.client.status import ReplicaStatus
 from runtime.errors import InvalidRequest
+from runtime.requests.bounds import within
 from runtime.service.context import ServiceContext
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
 
+
+class LoadMemory(TypedDict):
+    """GiB, and the tokens that the KV pool holds."""
+
+    weight_gb: float
+    kv_cache_gb: float
+    graph_gb: float
+    token_capacity: int
+
+
+class LoadQueues(TypedDict):
+    """Requests that wait, by what for."""
+
+    waiting: int
+    grammar: int
+    paused: int
+    retracted: int
+
+
+class LoadDisaggregation(TypedDict):
+    """There is none."""
+
+    mode: str
+
+
+class Load(TypedDict):
+    """One replica's load; its last keys as `include` says."""
+
+    dp_rank: int
+    timestamp: float
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_waiting_uncached_tokens: int
+    num_total_reqs: int
+    num_used_tokens: int
+    num_total_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    gen_throughput: float
+    cache_hit_rate: float
+    utilization: float
+    max_running_requests: int
+    memory: NotRequired[LoadMemory]
+    queues: NotRequired[LoadQueues]
+    disaggregation: NotRequired[LoadDisaggregation]
+
+
+class LoadAggregate(TypedDict):
+    """Of all replicas: sums, and averages."""
+
+    total_running_reqs: int
+    total_waiting_reqs: int
+    total_reqs: int
+    avg_token_usage: float
+    avg_throughput: float
+    avg_utilization: float
+
+
+class Loads(TypedDict):
+    """The answer of `/v1/loads`."""
+
+    timestamp: str
+    version: str
+    dp_rank_count: int
+    loads: list[Load]
+    aggregate: LoadAggregate
+
+
+class BriefLoad(TypedDict):
+    """One replica's load in the older form."""
+
+    dp_rank: int
+    num_reqs: int
+    num_waiting_reqs: int
+    num_tokens: int
+    ts_tic: float
+
+
 _SECTIONS = frozenset({"core", "memory", "spec", "lora", "disagg", "queues", "all"})
+
+_LOADS = operation(
+    ok={**json_of(Loads), **text()},
+    refuses=(400,),
+    query=(
+        Query("include", str, f"Some of {', '.join(sorted(_SECTIONS))}, with commas between."),
+        Query("dp_rank", Annotated[int, within(0)], "One replica only."),
+        Query("format", Literal["json", "prometheus"], "Of the answer."),
+    ),
+)
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
     """`/v1/loads` and its older spelling."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
-    @router.get("/v1/loads")
+    @router.get("/v1/loads", openapi_extra=_LOADS)
     async def loads(request: Request) -> Response:
         """Running and waiting requests, tokens in use, throughput."""
         query = request.query_params
@@ -58,7 +148,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
             }
         )
 
-    @router.get("/get_load")
+    @router.get("/get_load", openapi_extra=operation(ok=json_of(list[BriefLoad])))
     async def get_load() -> Response:
         """The older form: one list entry per replica."""
         return json_response([_describe_briefly(each) for each in context.status.replicas])
@@ -81,7 +171,7 @@ def _sum(loads: list[dict[str, Any]], name: str) -> float:
     return sum(load[name] for load in loads)
 
 
-def _describe_briefly(replica: ReplicaStatus) -> dict[str, Any]:
+def _describe_briefly(replica: ReplicaStatus) -> BriefLoad:
     shared = replica.shared
     running, waiting = int(shared["num_running_reqs"]), int(shared["num_queue_reqs"])
     return {

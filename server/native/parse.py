@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
+from openai_api.operation import json_of, operation
 from openai_api.output_parser import Call, ContentText, OutputParser, ReasoningText
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.schemas.chat import MAX_TOOLS, Tool
@@ -16,15 +16,17 @@ from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.client.json_body import read_json
 from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest
+from runtime.requests.bounds import at_most
 from runtime.service.context import ServiceContext
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
-from server.native.schema import body_schema
 
 # A name that is unknown is repeated in the answer.
 ParserName = Annotated[str, msgspec.Meta(max_length=64)]
 
 # Characters: the output of about a quarter of a million tokens, read in a fifth of a second.
 MAX_TEXT_LEN = 1024 * 1024
+Text = Annotated[str, at_most(chars=MAX_TEXT_LEN)]
 # One thread: parsing holds the interpreter, so more would only take turns with the event loop.
 _PARSING = OffloadPool("parsing", workers=1, max_queued=32, timeout_s=30.0)
 
@@ -32,7 +34,7 @@ _PARSING = OffloadPool("parsing", workers=1, max_queued=32, timeout_s=30.0)
 class SeparateReasoningBody(msgspec.Struct, kw_only=True):
     """`/separate_reasoning` as it arrives."""
 
-    text: str
+    text: Text
     reasoning_parser: ParserName
     return_blocks: bool | None = None
 
@@ -40,9 +42,31 @@ class SeparateReasoningBody(msgspec.Struct, kw_only=True):
 class ParseFunctionCallBody(msgspec.Struct, kw_only=True):
     """`/parse_function_call` as it arrives."""
 
-    text: str
-    tools: list[Tool]
+    text: Text
+    tools: Annotated[list[Tool], at_most(MAX_TOOLS)]
     tool_call_parser: ParserName
+
+
+class SeparatedReasoning(TypedDict):
+    """Both parts."""
+
+    reasoning_text: str
+    text: str
+
+
+class ParsedCall(TypedDict):
+    """A call; `parameters` is JSON text, as the model wrote it."""
+
+    tool_index: int
+    name: str
+    parameters: str
+
+
+class ParsedCalls(TypedDict):
+    """The calls, and the text around them."""
+
+    normal_text: str
+    calls: list[ParsedCall]
 
 
 _REASONING = msgspec.json.Decoder(SeparateReasoningBody)
@@ -54,7 +78,10 @@ def create_router(context: ServiceContext) -> AccessRouter:
     del context
     router = AccessRouter(Access.KEY, tags=["native"])
 
-    @router.post("/separate_reasoning", openapi_extra=body_schema(SeparateReasoningBody))
+    @router.post(
+        "/separate_reasoning",
+        openapi_extra=operation(SeparateReasoningBody, ok=json_of(SeparatedReasoning)),
+    )
     async def separate_reasoning(request: Request) -> Response:
         """Split a model's output into its reasoning and its answer."""
         body = await read_json(await request.body(), _REASONING)
@@ -66,7 +93,10 @@ def create_router(context: ServiceContext) -> AccessRouter:
         reasoning = REASONING_PARSERS.load(body.reasoning_parser)(prompt_is_open=False)
         return await _PARSING.run(_separate, OutputParser(reasoning=reasoning), body.text)
 
-    @router.post("/parse_function_call", openapi_extra=body_schema(ParseFunctionCallBody))
+    @router.post(
+        "/parse_function_call",
+        openapi_extra=operation(ParseFunctionCallBody, ok=json_of(ParsedCalls)),
+    )
     async def parse_function_call(request: Request) -> Response:
         """Read the tool calls in a model's output; `tool_index` is the place in `tools`."""
         body = await read_json(await request.body(), _CALLS)

@@ -6,11 +6,11 @@ import msgspec
 from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
 
-from openai_api.access import Access, AccessRouter
+from openai_api.operation import operation, text
 from runtime.client.json_body import read_json
 from runtime.service.context import ServiceContext
 from runtime.service.profiling import ProfileBody, start_profile, stop_profile
-from server.native.schema import body_schema
+from server.access import Access, AccessRouter
 
 _DECODER = msgspec.json.Decoder(ProfileBody)
 
@@ -30,11 +30,12 @@ def create_router(context: ServiceContext) -> AccessRouter:
         """Write what was recorded; 400 when nothing is being recorded."""
         return PlainTextResponse(f"{await stop_profile(context.client)}\n")
 
-    documented = body_schema(ProfileBody)
-    router.add_api_route("/start_profile", start, methods=["POST"], openapi_extra=documented)
-    router.add_api_route("/stop_profile", stop, methods=["POST"])
+    methods = ["POST"]
     # Clients of the reference send GET; with a key set, nothing that changes the server answers it.
     if context.config.http.api_key is None and context.config.http.admin_api_key is None:
-        for path, handler in (("/start_profile", start), ("/stop_profile", stop)):
-            router.add_api_route(path, handler, methods=["GET"], include_in_schema=False)
+        methods.append("GET")
+    starting = operation(ProfileBody, ok=text(), refuses=(400, 503), body_may_be_absent=True)
+    router.add_api_route("/start_profile", start, methods=methods, openapi_extra=starting)
+    stopping = operation(ok=text(), refuses=(400, 503))
+    router.add_api_route("/stop_profile", stop, methods=methods, openapi_extra=stopping)
     return router

@@ -6,14 +6,14 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.chat_template import ChatTemplate
-from openai_api.request_body import check_media_type, read_raw
-from openai_api.sse import json_answer, unless_disconnected
+from openai_api.operation import json_of, operation
 from runtime.client.json_body import read_json
 from runtime.service.context import ServiceContext
-from runtime.service.reranking import AskPrompt, RerankBody, rerank
-from server.native.schema import body_schema
+from runtime.service.reranking import AskPrompt, Ranked, RerankBody, rerank
+from server.access import Access, AccessRouter
+from server.event_stream import json_answer, unless_disconnected
+from server.request_body import check_media_type, read_raw
 
 _DECODER = msgspec.json.Decoder(RerankBody)
 
@@ -30,9 +30,10 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         found = await unless_disconnected(request.receive, rerank(context, body, ask))
         return json_answer(found)
 
-    documented = body_schema(RerankBody)
-    router.add_api_route("/v1/rerank", rerank_documents, methods=["POST"], openapi_extra=documented)
-    router.add_api_route("/v1/rerank", rerank_documents, methods=["PUT"], include_in_schema=False)
+    documented = operation(RerankBody, ok=json_of(list[Ranked]))
+    router.add_api_route(
+        "/v1/rerank", rerank_documents, methods=["POST", "PUT"], openapi_extra=documented
+    )
     return router
 
 

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypedDict
+
 import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
-from openai_api.request_body import check_media_type, read_raw
-from openai_api.sse import json_answer, unless_disconnected
+from openai_api.operation import json_of, operation
 from runtime.client.json_body import read_json
 from runtime.client.json_pieces import JsonList
 from runtime.service.context import ServiceContext
 from runtime.service.scoring import ScoreBody, score
-from server.native.schema import body_schema
+from server.access import Access, AccessRouter
+from server.event_stream import json_answer, unless_disconnected
+from server.request_body import check_media_type, read_raw
+
+
+class ScoreUsage(TypedDict):
+    """Token counts of all items together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: None
+
+
+class Scores(TypedDict):
+    """A list for each item, in it a number for each label."""
+
+    object: Literal["scoring"]
+    model: str
+    scores: list[list[float]]
+    usage: ScoreUsage
+
 
 _DECODER = msgspec.json.Decoder(ScoreBody)
 
@@ -22,7 +43,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
     """The route `/v1/score`."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
-    @router.post("/v1/score", openapi_extra=body_schema(ScoreBody))
+    @router.post("/v1/score", openapi_extra=operation(ScoreBody, ok=json_of(Scores)))
     async def score_items(request: Request) -> Response:
         """Probability of each label after `query` + item, over the vocabulary or the labels."""
         check_media_type(request)

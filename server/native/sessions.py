@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
+from openai_api.operation import json_of, operation
 from runtime.client.json_body import read_json
+from runtime.client.sessions import MAX_ID_CHARS, MAX_TIMEOUT_S
+from runtime.requests.bounds import at_most, within
 from runtime.service.context import ServiceContext
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
-from server.native.schema import body_schema
 
 
 class OpenBody(msgspec.Struct, kw_only=True):
     """`/open_session` as it arrives; `timeout` in seconds without use."""
 
-    capacity_of_str_len: int
-    session_id: str | None = None
+    capacity_of_str_len: Annotated[int, within(1)]
+    session_id: Annotated[str, at_most(chars=MAX_ID_CHARS)] | None = None
     streaming: bool | None = None
-    timeout: float | None = None
+    timeout: Annotated[float, within(above=0, high=MAX_TIMEOUT_S)] | None = None
 
 
 class CloseBody(msgspec.Struct, kw_only=True):
@@ -36,7 +40,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
     """Both routes."""
     router = AccessRouter(Access.KEY, tags=["native"])
 
-    @router.post("/open_session", openapi_extra=body_schema(OpenBody))
+    @router.post("/open_session", openapi_extra=operation(OpenBody, ok=json_of(str)))
     async def open_session(request: Request) -> Response:
         """Open a session; the answer is its id."""
         body = await read_json(await request.body(), _OPEN)
@@ -48,7 +52,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
         )
         return json_response(session_id)
 
-    @router.post("/close_session", openapi_extra=body_schema(CloseBody))
+    @router.post("/close_session", openapi_extra=operation(CloseBody))
     async def close_session(request: Request) -> Response:
         """Forget a session; one that is not open is as good as closed."""
         context.sessions.close((await read_json(await request.body(), _CLOSE)).session_id)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
 from openai_api.chat_template import ChatTemplate
-from openai_api.request_body import check_media_type, read_raw
-from openai_api.sse import json_answer
+from openai_api.operation import json_of, operation
 from runtime.client.admission import EngineLimits
 from runtime.client.json_body import read_json, work_out
 from runtime.client.json_pieces import BATCH, JsonItems, JsonList
 from runtime.client.tokenization import check_texts, decode_texts, encode_texts
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
+from server.access import Access, AccessRouter
 from server.error_responses import DecodeError, json_response
-from server.native.schema import body_schema
+from server.event_stream import json_answer
+from server.request_body import check_media_type, read_raw
 
 MAX_TEXTS = 4096
 # Of all texts together: two million tokens, which the answer lists one by one.
@@ -40,6 +42,33 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: list[int | list[int]]
     skip_special_tokens: bool | None = None
     model: str | None = None
+
+
+class Tokenized(TypedDict):
+    """Ids and their number; lists of both where `prompt` is one."""
+
+    tokens: list[int | list[int]]
+    count: int | list[int]
+    max_model_len: int
+
+
+class Detokenized(TypedDict):
+    """The text twice, a list where the ids were lists."""
+
+    text: str | list[str]
+    prompt: str | list[str]
+
+
+class TokenizerInfo(TypedDict):
+    """What a client needs that makes prompts itself."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    model_max_length: int
+    vocab_size: int
 
 
 _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
@@ -96,7 +125,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         """What a client needs that makes prompts itself: special tokens and the chat template."""
         tokenizer = context.tokenizer
         tokenizer.check_present()
-        info = {
+        info: TokenizerInfo = {
             "bos_token": tokenizer.bos_token,
             "eos_token": tokenizer.eos_token,
             "pad_token": tokenizer.pad_token,
@@ -107,20 +136,25 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         }
         return json_response(info)
 
-    router.add_api_route("/tokenizer_info", tokenizer_info, methods=["GET"])
+    router.add_api_route(
+        "/tokenizer_info",
+        tokenizer_info,
+        methods=["GET"],
+        openapi_extra=operation(ok=json_of(TokenizerInfo), refuses=(400,)),
+    )
 
     for prefix in ("", "/v1"):
         router.add_api_route(
             f"{prefix}/tokenize",
             tokenize,
             methods=["POST"],
-            openapi_extra=body_schema(TokenizeBody),
+            openapi_extra=operation(TokenizeBody, ok=json_of(Tokenized)),
         )
         router.add_api_route(
             f"{prefix}/detokenize",
             detokenize,
             methods=["POST"],
-            openapi_extra=body_schema(DetokenizeBody),
+            openapi_extra=operation(DetokenizeBody, ok=json_of(Detokenized)),
         )
     return router
 

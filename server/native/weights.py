@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from openai_api.access import Access, AccessRouter
+from openai_api.operation import Content, Query, json_of, operation
 from runtime.checkpoint.weight_roots import WeightRoots
 from runtime.client.expected import InvalidBody
 from runtime.client.json_body import read_json
 from runtime.errors import InvalidRequest
 from runtime.ipc.weight_messages import CheckWeights, LeaveGroup, ReadWeight
+from runtime.requests.bounds import within
 from runtime.service.context import ServiceContext
 from runtime.weights.weight_control import Outcome
 from runtime.weights.weight_requests import (
@@ -37,10 +38,46 @@ from runtime.weights.weight_requests import (
     to_receive,
     to_tensors,
 )
+from server.access import Access, AccessRouter
 from server.error_responses import json_response
-from server.native.schema import body_schema
 
 B = TypeVar("B", bound=msgspec.Struct)
+
+
+class WeightOutcome(TypedDict):
+    """Whether it went well, and what happened."""
+
+    success: bool
+    message: str
+
+
+class DiskOutcome(WeightOutcome):
+    """Of an update from disk."""
+
+    num_paused_requests: int
+
+
+class VersionOutcome(WeightOutcome):
+    """Of a new label."""
+
+    new_version: str
+
+
+class PauseAnswer(TypedDict):
+    """That it was done."""
+
+    message: str
+    status: Literal["ok"]
+
+
+_OUTCOME = json_of(WeightOutcome)
+_DISK_OUTCOME = json_of(DiskOutcome)
+_PAUSED = json_of(PauseAnswer)
+_DONE = json_of(None)
+_BY_NAME = [
+    Query("name", str, "Of the weight.", required=True),
+    Query("truncate_size", Annotated[int, within(1)], "Most rows of the answer."),
+]
 
 
 def create_router(context: ServiceContext) -> AccessRouter:
@@ -58,10 +95,11 @@ def _route(
     path: str,
     body_type: type[B],
     act: Callable[[B], Awaitable[Response]],
+    ok: Content,
     *,
     body_may_be_absent: bool = False,
 ) -> None:
-    """Answer POST on `path` with what `act` makes of the body."""
+    """Answer POST on `path` with what `act` makes of the body: `ok`, or an error."""
     decoder = msgspec.json.Decoder(body_type)
 
     async def handler(request: Request) -> Response:
@@ -72,7 +110,10 @@ def _route(
 
     handler.__doc__ = act.__doc__
     handler.__name__ = path.strip("/")
-    router.add_api_route(path, handler, methods=["POST"], openapi_extra=body_schema(body_type))
+    # Trainers get the same body where an update fails.
+    others = {400: ok} if ok in (_OUTCOME, _DISK_OUTCOME) else {}
+    documented = operation(body_type, ok=ok, others=others, body_may_be_absent=body_may_be_absent)
+    router.add_api_route(path, handler, methods=["POST"], openapi_extra=documented)
 
 
 async def _tell(outcome: Awaitable[Outcome], *, with_paused: bool = False) -> Response:
@@ -151,12 +192,15 @@ def _add_updates(router: AccessRouter, context: ServiceContext) -> None:
         )
         return json_response({"success": False, "message": message}, 400)
 
-    router.add_api_route("/update_weights_from_ipc", from_ipc, methods=["POST"])
-    _route(router, "/update_weights_from_disk", DiskBody, from_disk)
-    _route(router, "/update_weights_from_tensor", TensorBody, from_tensor)
-    _route(router, "/update_weights_from_distributed", DistributedBody, from_distributed)
-    _route(router, "/begin_weight_update", SessionBody, begin, body_may_be_absent=True)
-    _route(router, "/end_weight_update", SessionBody, end, body_may_be_absent=True)
+    refused = operation(ok=None, others={400: _OUTCOME})
+    router.add_api_route(
+        "/update_weights_from_ipc", from_ipc, methods=["POST"], openapi_extra=refused
+    )
+    _route(router, "/update_weights_from_disk", DiskBody, from_disk, _DISK_OUTCOME)
+    _route(router, "/update_weights_from_tensor", TensorBody, from_tensor, _OUTCOME)
+    _route(router, "/update_weights_from_distributed", DistributedBody, from_distributed, _OUTCOME)
+    _route(router, "/begin_weight_update", SessionBody, begin, _OUTCOME, body_may_be_absent=True)
+    _route(router, "/end_weight_update", SessionBody, end, _OUTCOME, body_may_be_absent=True)
 
 
 def _add_groups(router: AccessRouter, context: ServiceContext) -> None:
@@ -178,8 +222,8 @@ def _add_groups(router: AccessRouter, context: ServiceContext) -> None:
 
         return await _tell(leave())
 
-    _route(router, "/init_weights_update_group", InitGroupBody, init)
-    _route(router, "/destroy_weights_update_group", DestroyGroupBody, destroy)
+    _route(router, "/init_weights_update_group", InitGroupBody, init, _OUTCOME)
+    _route(router, "/destroy_weights_update_group", DestroyGroupBody, destroy, _OUTCOME)
 
 
 def _add_checks(router: AccessRouter, context: ServiceContext) -> None:
@@ -218,13 +262,16 @@ def _add_checks(router: AccessRouter, context: ServiceContext) -> None:
             raise InvalidRequest(reply.message, param="name")
         return json_response(read_weight(reply.data))
 
-    _route(router, "/update_weight_version", VersionBody, update_version)
-    _route(router, "/weights_checker", CheckBody, check)
-    documented = body_schema(ByNameBody)
-    router.add_api_route(
-        "/get_weights_by_name", by_name, methods=["POST"], openapi_extra=documented
-    )
-    router.add_api_route("/get_weights_by_name", by_name, methods=["GET"], include_in_schema=False)
+    _route(router, "/update_weight_version", VersionBody, update_version, json_of(VersionOutcome))
+    _route(router, "/weights_checker", CheckBody, check, _OUTCOME)
+    rows = json_of(list[Any])
+    for method, documented in (
+        ("POST", operation(ByNameBody, ok=rows)),
+        ("GET", operation(ok=rows, refuses=(400, 503), query=_BY_NAME)),
+    ):
+        router.add_api_route(
+            "/get_weights_by_name", by_name, methods=[method], openapi_extra=documented
+        )
 
 
 def _query(request: Request) -> dict[str, object]:
@@ -256,7 +303,7 @@ def _add_pauses(router: AccessRouter, context: ServiceContext) -> None:
         await context.weights.resume_memory(body.tags or [])
         return json_response(None)
 
-    _route(router, "/pause_generation", PauseBody, pause, body_may_be_absent=True)
-    _route(router, "/continue_generation", ContinueBody, resume, body_may_be_absent=True)
-    _route(router, "/release_memory_occupation", MemoryBody, release)
-    _route(router, "/resume_memory_occupation", MemoryBody, take_back)
+    _route(router, "/pause_generation", PauseBody, pause, _PAUSED, body_may_be_absent=True)
+    _route(router, "/continue_generation", ContinueBody, resume, _PAUSED, body_may_be_absent=True)
+    _route(router, "/release_memory_occupation", MemoryBody, release, _DONE)
+    _route(router, "/resume_memory_occupation", MemoryBody, take_back, _DONE)

@@ -20,7 +20,6 @@ from kernels.activation import ACTIVATION, Activation, act_and_mul
 from kernels.table import Entry
 from openai_api.chat_template import ChatTemplate
 from openai_api.parser_choice import choose_parsers
-from openai_api.router import Endpoint
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.client.front_extras import AnsweredSample, Asked, front_extra
 from runtime.client.generation_stream import GenerationChunk
@@ -145,7 +144,8 @@ def test_an_unknown_parser_is_refused_with_the_known_ones() -> None:
 async def test_an_endpoint(follow: Any, make_front: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = follow("add-an-endpoint.md")
     assert (await make_front().post("/v1/count", {"texts": ["Hi"]})).status_code == 404
-    added = eval(f"({lines['ENDPOINTS']})", {"Endpoint": Endpoint})
+    names = {**vars(openai_api.router), **vars(sys.modules["openai_api.schemas.count"])}
+    added = eval(f"({lines['ENDPOINTS']})", names)
     endpoints = (*openai_api.router.ENDPOINTS, *added)
     monkeypatch.setattr(openai_api.router, "ENDPOINTS", endpoints)
     front = make_front()

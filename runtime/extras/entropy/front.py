@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from runtime.client.front_extras import AnsweredSample, Asked, ExtraAnswer, FrontExtra
 from runtime.client.generation_stream import GenerationChunk
@@ -16,6 +16,12 @@ class EntropyFields(Protocol):
     """Its field of `/generate`."""
 
     return_entropy: bool | None
+
+
+class EntropyMeta(TypedDict, total=False):
+    """Its key of `meta_info`: nats, of each output token."""
+
+    output_token_entropy: list[float]
 
 
 class EntropyFront(FrontExtra):

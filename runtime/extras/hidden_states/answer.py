@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
 
@@ -13,6 +13,12 @@ from runtime.client.generation_stream import GenerationChunk
 from runtime.client.json_pieces import Pieces
 
 _BYTES = 4
+
+
+class HiddenMeta(TypedDict, total=False):
+    """The key of `meta_info`: one row of numbers, or a list of the prompt's matrix and of rows."""
+
+    hidden_states: list[Any]
 
 
 class HiddenAnswer(ExtraAnswer, Pieces):

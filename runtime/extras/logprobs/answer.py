@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from runtime.client.front_extras import AnsweredSample, ExtraAnswer
 from runtime.client.generation_stream import GenerationChunk
@@ -18,6 +18,21 @@ from runtime.extras.logprobs.positions import (
 
 TokenText = Callable[[int], str]
 Triple = list[Any]
+# The same as it is described: unknown before the first position that is reported, and the text on
+# request.
+TripleBody = tuple[float | None, int, str | None]
+
+
+class LogprobMeta(TypedDict, total=False):
+    """The keys of `meta_info`; an entry for each position."""
+
+    input_token_logprobs: list[TripleBody]
+    output_token_logprobs: list[TripleBody]
+    output_token_logprobs_length: int
+    input_top_logprobs: list[list[TripleBody] | None]
+    output_top_logprobs: list[list[TripleBody] | None]
+    input_token_ids_logprobs: list[list[TripleBody] | None]
+    output_token_ids_logprobs: list[list[TripleBody] | None]
 
 
 class _Growing(Protocol):

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from openai_api.chat_template import ChatTemplate
 from openai_api.openai_context import OpenAIContext
 from openai_api.parsers import ParserSet
-from openai_api.router import create_router
+from server.openai_routes import create_router
 from tests.support.fake_engine import CHATML, FakeEngine, echo
 from tests.support.fake_service import fake_service
 

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, WebSocketRoute
 
-from openai_api.access import Access, AccessRouter
 from runtime.config.options import HttpArgs, LoggingArgs, ModelArgs, ServerConfig
 from runtime.errors import StartupError
+from server.access import Access, AccessRouter
 from server.banner import warn_if_open
 from server.listener import prepare
 from server.routing import RouteTable

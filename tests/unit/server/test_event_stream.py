@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from openai_api.sse import ClientGone, EventStream, unless_disconnected
+from server.event_stream import ClientGone, EventStream, unless_disconnected
 
 
 class Client:

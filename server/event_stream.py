@@ -1,24 +1,22 @@
-"""Server-sent events as ready-made bytes, and work that ends when its client goes away."""
+"""Answers that are sent while they are made, and work that ends when its client goes away."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Self, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from openai_api.openai_errors import error_event
 from runtime.client.json_pieces import encode
 from runtime.client.turns import in_turns
 from runtime.errors import HeadraceError
+from runtime.service.events import DONE, Chunk
 
 T = TypeVar("T")
 
-DONE = b"data: [DONE]\n\n"
 # A client that takes nothing for this long loses its request, and nobody else waits for it.
 SEND_TIMEOUT_S = 60.0
 
@@ -27,33 +25,6 @@ class ClientGone(HeadraceError):
     """The client closed the connection before its answer was complete; nobody reads this."""
 
     status_code = 499
-
-
-# Bytes that are ready, or ones that take so long to make that they are made while they are sent.
-Chunk = bytes | Iterator[bytes]
-
-
-def event(content: dict[str, Any]) -> Chunk:
-    """One event with a JSON payload, in which lists may be `Pieces`."""
-    data = encode(content)
-    if isinstance(data, bytes):
-        return b"data: " + data + b"\n\n"
-    return itertools.chain((b"data: ",), data, (b"\n\n",))
-
-
-def joined(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The same, those that are ready as one."""
-    ready: list[bytes] = []
-    for chunk in chunks:
-        if isinstance(chunk, bytes):
-            ready.append(chunk)
-            continue
-        if ready:
-            yield b"".join(ready)
-            ready = []
-        yield chunk
-    if ready:
-        yield b"".join(ready)
 
 
 def json_answer(content: Any) -> Response:
@@ -84,7 +55,7 @@ class SlicedResponse(Response):
 
 
 async def with_errors(
-    events: AsyncGenerator[Chunk, None], as_event: Callable[[Exception], Chunk] = error_event
+    events: AsyncGenerator[Chunk, None], as_event: Callable[[Exception], Chunk]
 ) -> AsyncGenerator[Chunk, None]:
     """The same events; a failure becomes a last event, and the end mark always comes."""
     async with contextlib.aclosing(events):

@@ -31,7 +31,16 @@ class AccessRouter(APIRouter):
         *,
         tags: list[str | Enum] | None = None,
         include_in_schema: bool = True,
+        speaks_openai: bool = False,
     ) -> None:
-        """Make an empty router; `tags` and `include_in_schema` are for the OpenAPI document."""
+        """Make an empty router.
+
+        Args:
+            access: who may call its routes.
+            tags: in the OpenAPI document.
+            include_in_schema: whether its routes are in that document.
+            speaks_openai: whether errors have OpenAI's shape on paths outside of `/v1/`, too.
+        """
         super().__init__(tags=tags, include_in_schema=include_in_schema)
         self.access = access
+        self.speaks_openai = speaks_openai

@@ -1,0 +1,45 @@
+"""What an endpoint is asked and what it answers; who carries both is another's business."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.service.events import Chunk
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request.
+
+    Attributes:
+        body: JSON, not decoded yet.
+        path: the parts of the path that have a name.
+    """
+
+    body: bytes | bytearray = b""
+    path: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An answer in one piece: JSON, in which lists may be `Pieces`."""
+
+    content: Any
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """An answer in events.
+
+    Attributes:
+        events: a failure among them is told by who sends them, and so is the end.
+        on_end: called once, however the answer ends.
+    """
+
+    events: AsyncGenerator[Chunk, None]
+    on_end: Callable[[], None]
+
+
+Reply = Whole | Streamed

@@ -1,0 +1,266 @@
+"""The OpenAPI document of all routes, from what decodes their bodies and from their answers."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
+
+from openai_api.openai_errors import OpenAIErrorBody
+from openai_api.operation import OPERATION_KEY, REFERENCE, Content, Operation, json_of
+from runtime.config.options import HttpArgs
+from server.access import Access
+from server.error_responses import ErrorBody, KeyRefusedBody, RefusedBody
+from server.routing import RouteMatch
+
+_WRITING = frozenset({"POST", "PUT"})
+# Of one scheme each: a bearer token, or the header of Anthropic's clients.
+_SCHEMES = {
+    Access.KEY: ("ApiKey", "ApiKeyHeader", "--api-key"),
+    Access.ADMIN: ("AdminKey", "AdminKeyHeader", "--admin-api-key; where none is set, --api-key"),
+}
+_ERROR_HEADERS = {
+    401: ("WWW-Authenticate", "Bearer"),
+    503: ("Retry-After", "seconds, where asking again may help"),
+}
+
+
+class Description(FastAPI):
+    """All routes as FastAPI knows them, and the document about them; it serves nothing."""
+
+    def __init__(self, version: str, http: HttpArgs) -> None:
+        """Describe no route yet."""
+        has_docs = not http.disable_docs
+        super().__init__(
+            title="Headrace",
+            version=version,
+            openapi_url="/openapi.json" if has_docs else None,
+            # The framework's own page loads its scripts from elsewhere.
+            docs_url=None,
+            redoc_url=None,
+        )
+        self._http = http
+        self._described: list[_Route] = []
+
+    def describe(self, route: BaseRoute, match: RouteMatch) -> None:
+        """Take `route`, which requests find as `match`, into the document, or leave it out.
+
+        Raises:
+            TypeError: it does not say what it takes and answers.
+        """
+        self.router.routes.append(route)
+        if isinstance(route, APIRoute) and route.include_in_schema:
+            self._described.append(_Route(route, match))
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, made once."""
+        if self.openapi_schema is None:
+            self.openapi_schema = self._document()
+        return self.openapi_schema
+
+    def _document(self) -> dict[str, Any]:
+        kinds = [kind for route in self._described for kind in route.kinds()]
+        schemas = _Schemas(kinds)
+        paths: dict[str, dict[str, Any]] = {}
+        for route in self._described:
+            methods = paths.setdefault(route.api.path_format, {})
+            for method in route.methods:
+                # Of two routes for the same path and method the first one counts.
+                methods.setdefault(
+                    method.lower(),
+                    {
+                        **route.document(method, schemas),
+                        "security": self._security(route.match.access),
+                    },
+                )
+        return {
+            "openapi": "3.1.0",
+            "info": {
+                "title": self.title,
+                "version": self.version,
+                "description": "What answers GET answers HEAD too, apart from admin routes.",
+            },
+            "paths": paths,
+            "components": {"schemas": schemas.components, "securitySchemes": _security_schemes()},
+        }
+
+    def _security(self, access: Access) -> list[dict[str, list[str]]]:
+        if access is Access.OPEN:
+            return []
+        bearer, header, _ = _SCHEMES[access]
+        needed: list[dict[str, list[str]]] = [{bearer: []}, {header: []}]
+        admin_key = self._http.admin_api_key if access is Access.ADMIN else None
+        # Without such a key this server asks for none.
+        return needed if self._http.api_key or admin_key else [{}, *needed]
+
+
+class _Schemas:
+    """JSON schemas of types, by reference where a type has a name."""
+
+    def __init__(self, kinds: list[Any]) -> None:
+        """Make those of `kinds`, and of what they are made of."""
+        # Equal types are not always the same key: `list[int]` is made anew each time.
+        schemas, self.components = msgspec.json.schema_components(
+            kinds,
+            # Fields typed `object` take anything; the library wants some keyword said about them.
+            schema_hook=lambda _: {"description": "any JSON value"},
+            ref_template=REFERENCE,
+        )
+        for schema in self.components.values():
+            if "description" in schema:
+                schema["description"] = inspect.cleandoc(schema["description"])
+        self._by_kind = {_key(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
+
+    def of(self, *kinds: Any) -> dict[str, Any]:
+        """The schema of a value of one of `kinds`."""
+        schemas = [self._by_kind[_key(kind)] for kind in kinds]
+        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def _key(kind: Any) -> Any:
+    # `Annotated` compares its notes, which the library's are not made for.
+    return kind if isinstance(kind, type) else repr(kind)
+
+
+class _Route:
+    """One route, and what its access level and dialect add to what it says."""
+
+    def __init__(self, route: APIRoute, match: RouteMatch) -> None:
+        self.api = route
+        self.match = match
+        self.methods = sorted(route.methods or ())
+        self._operation = _operation_of(route)
+
+    def kinds(self) -> Iterator[Any]:
+        """Every type in it."""
+        if self._operation.body is not None:
+            yield self._operation.body
+        for query in self._operation.query:
+            yield query.kind
+        for method in self.methods:
+            for content in self._responses(method).values():
+                for kinds in content.values():
+                    yield from kinds
+
+    def document(self, method: str, schemas: _Schemas) -> dict[str, Any]:
+        """OpenAPI's object for one of its methods."""
+        said = self._operation
+        description = self.api.description
+        name = re.sub(r"\W", "_", f"{self.api.name}{self.api.path_format}")
+        found: dict[str, Any] = {
+            "tags": self.api.tags,
+            "summary": self.api.summary or description.partition("\n")[0].rstrip("."),
+            "description": description,
+            "operationId": f"{name}_{method.lower()}",
+        }
+        parameters = [
+            {"name": each, "in": "path", "required": True, "schema": {"type": "string"}}
+            for each in self.api.param_convertors
+        ]
+        parameters += [
+            {
+                "name": each.name,
+                "in": "query",
+                "required": each.required,
+                "description": each.description,
+                "schema": schemas.of(each.kind),
+            }
+            for each in said.query
+        ]
+        if parameters:
+            found["parameters"] = parameters
+        if said.body is not None and method in _WRITING:
+            found["requestBody"] = {
+                "required": not said.body_may_be_absent,
+                "content": _content(json_of(said.body), schemas),
+            }
+        found["responses"] = {
+            str(status): _response(status, content, schemas)
+            for status, content in sorted(self._responses(method).items())
+        }
+        return found
+
+    def _responses(self, method: str) -> dict[int, Content]:
+        said = self._operation
+        found: dict[int, Content] = dict(said.answers)
+        for status in self._errors(method):
+            mine = found.get(status, {})
+            known = mine.get("application/json", ())
+            found[status] = {
+                **mine,
+                "application/json": tuple(dict.fromkeys((*known, *self._error_bodies(status)))),
+            }
+        return found
+
+    def _errors(self, method: str) -> set[int]:
+        found = {500, *self._operation.refuses}
+        if self.match.access is not Access.OPEN:
+            found.add(401)
+        if self.match.access is Access.ADMIN or method in _WRITING:
+            # Of the API key on an admin route, or of another origin's page.
+            found.add(403)
+        if method in _WRITING:
+            found |= {400, 413, 415}
+            if self._operation.body is not None:
+                found.add(503)
+        return found
+
+    def _error_bodies(self, status: int) -> tuple[Any, ...]:
+        if self.match.speaks_openai:
+            return (OpenAIErrorBody,)
+        return _NATIVE_ERRORS.get(status, (ErrorBody,))
+
+
+def _operation_of(route: APIRoute) -> Operation:
+    """What was said about `route`.
+
+    Raises:
+        TypeError: nothing.
+    """
+    found = (route.openapi_extra or {}).get(OPERATION_KEY)
+    if not isinstance(found, Operation):
+        raise TypeError(
+            f"{route!r} does not say what it takes and answers: openapi_extra=operation(...)"
+        )
+    return found
+
+
+_NATIVE_ERRORS: Mapping[int, tuple[Any, ...]] = {
+    400: (RefusedBody, ErrorBody),
+    401: (KeyRefusedBody,),
+    403: (KeyRefusedBody, ErrorBody),
+}
+
+
+def _response(status: int, content: Content, schemas: _Schemas) -> dict[str, Any]:
+    found: dict[str, Any] = {"description": HTTPStatus(status).phrase}
+    if status in _ERROR_HEADERS:
+        name, what = _ERROR_HEADERS[status]
+        found["headers"] = {name: {"description": what, "schema": {"type": "string"}}}
+    if content:
+        found["content"] = _content(content, schemas)
+    return found
+
+
+def _content(content: Content, schemas: _Schemas) -> dict[str, Any]:
+    return {media: {"schema": schemas.of(*kinds)} for media, kinds in content.items()}
+
+
+def _security_schemes() -> dict[str, Any]:
+    schemes: dict[str, Any] = {}
+    for bearer, header, option in _SCHEMES.values():
+        schemes[bearer] = {"type": "http", "scheme": "bearer", "description": option}
+        schemes[header] = {
+            "type": "apiKey",
+            "in": "header",
+            "name": "x-api-key",
+            "description": option,
+        }
+    return schemes

@@ -1,0 +1,137 @@
+"""The OpenAPI document of a server, and answers held against it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT202012
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+
+def closed(schema: Any) -> Any:
+    """The same, but that objects with known keys have no others: what is not described is found."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: closed(value) for key, value in schema.items()}
+    if "properties" in found and "required" in found:
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+class OpenAPIDocument:
+    """What a server says of itself."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        """Take the content of `/openapi.json`."""
+        self.document = document
+        as_said = Resource(document, DRAFT202012)
+        strict = Resource(closed(document), DRAFT202012)
+        self._registry = Registry().with_resources([("urn:said", as_said), ("urn:strict", strict)])
+
+    def operations(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Method, path and what is said of it."""
+        for path, methods in self.document["paths"].items():
+            for method, operation in methods.items():
+                yield method.upper(), path, operation
+
+    def body_of(self, operation: dict[str, Any]) -> dict[str, Any] | None:
+        """The schema of a request's body, references followed at its top."""
+        if "requestBody" not in operation:
+            return None
+        schema = operation["requestBody"]["content"][JSON]["schema"]
+        found: dict[str, Any] = self.resolve(schema)
+        return found
+
+    def resolve(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """What a reference leads to."""
+        while "$ref" in schema:
+            schema = self.document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        return schema
+
+    def check_body(self, method: str, path: str, body: Any) -> None:
+        """Hold a request's body against the document."""
+        self._validate(body, "urn:said", path, method.lower(), "requestBody", "content", JSON)
+
+    def check(self, method: str, path: str, answer: httpx.Response) -> None:
+        """Hold an answer against the document: status, media type, content, nothing else in it."""
+        responses = self.document["paths"][path][method.lower()]["responses"]
+        status = str(answer.status_code)
+        where = f"{method} {path} {status}: {answer.text[:500]}"
+        assert status in responses, where
+        content = responses[status].get("content")
+        if content is None:
+            assert answer.content == b"", where
+            assert "content-type" not in answer.headers, where
+            return
+        media = answer.headers["content-type"].partition(";")[0]
+        assert media in content, where
+        place = ("urn:strict", path, method.lower(), "responses", status, "content", media)
+        if media == EVENTS:
+            *events, end, rest = answer.text.split("\n\n")
+            assert (end, rest) == ("data: [DONE]", ""), where
+            for event in events:
+                self._validate(json.loads(event.removeprefix("data: ")), *place)
+        elif media == JSON:
+            self._validate(answer.json(), *place)
+        else:
+            assert content[media]["schema"] == {"type": "string"}, where
+
+    def _validate(self, value: Any, document: str, *place: str) -> None:
+        steps = "/".join(step.replace("~", "~0").replace("/", "~1") for step in place)
+        schema = {"$ref": f"{document}#/paths/{steps}/schema"}
+        error = best_match(Draft202012Validator(schema, registry=self._registry).iter_errors(value))
+        assert error is None, f"{place}: {error.json_path}: {error.message[:500]}"
+
+
+def numbers(document: OpenAPIDocument, schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The alternatives of a field that are numbers with bounds."""
+    schema = document.resolve(schema)
+    for each in schema.get("anyOf", [schema]):
+        bounds = {"minimum", "maximum", "exclusiveMinimum"} & each.keys()
+        if each.get("type") in ("integer", "number") and bounds:
+            yield each
+
+
+def beyond(schema: dict[str, Any]) -> Iterator[float]:
+    step = 1 if schema["type"] == "integer" else 0.5
+    if "minimum" in schema:
+        yield schema["minimum"] - step
+    if "exclusiveMinimum" in schema:
+        yield schema["exclusiveMinimum"]
+    if "maximum" in schema:
+        yield schema["maximum"] + step
+
+
+def inside(schema: dict[str, Any]) -> Iterator[float]:
+    if "minimum" in schema:
+        yield schema["minimum"]
+    if "maximum" in schema:
+        yield schema["maximum"]
+
+
+def bounded(
+    document: OpenAPIDocument, tags: set[str]
+) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Path, place in the body (`outer.inner`), and bounds, of every field that has some."""
+    for method, path, operation in document.operations():
+        body = document.body_of(operation)
+        if body is None or method != "POST" or not tags & set(operation["tags"]):
+            continue
+        for name, schema in body["properties"].items():
+            for each in numbers(document, schema):
+                yield path, "", name, each
+            for alternative in schema.get("anyOf", ()):
+                inner = document.resolve(alternative)
+                for deep, below in inner.get("properties", {}).items():
+                    for each in numbers(document, below):
+                        yield path, name, deep, each
