@@ -7,6 +7,7 @@ the place of CUDA graphs (`tests/support/graphs.py`), or, where a CPU test shows
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,15 @@ def _why_not(item: pytest.Item) -> str:
     if form.kwargs.get("asked") and ASKED is None:
         return "no CUDA device; HEADRACE_TEST_DEVICE=cpu runs its CPU form"
     return ""
+
+
+@pytest.fixture(autouse=True)
+def memory_is_given_back() -> Iterator[None]:
+    """An engine that took all of the device does not keep it from the next test's."""
+    yield
+    if DEVICE != "cpu":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="module")
