@@ -211,7 +211,11 @@ def _answer(templates: _Templates, connection: socket.socket, end: ForkEnd) -> N
         answer = _encode(Rendered(error=error, error_kind="refused"))
     with connection, contextlib.suppress(OSError):
         connection.settimeout(_REPLY_TIMEOUT_S)
-        connection.sendall(answer)
+        try:
+            connection.sendall(answer)
+        finally:
+            # Forks that were made meanwhile hold it too: closing it here tells the front nothing.
+            connection.shutdown(socket.SHUT_RDWR)
     if (job := _rendered.decode(answer).compiled) is not None:
         # A fork could compile it within its limits, so this process can. Later ones have it.
         templates[job.source] = CompiledTemplate(job.source, job.name)

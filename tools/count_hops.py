@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import msgspec
@@ -312,7 +312,7 @@ def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorde
 
     threading.Thread(target=ask, name="client", daemon=True).start()
     ThreadChild.profile = recorder
-    in_threads = partial(Replica, start_child=ThreadChild)
+    in_threads = partial(Replica, start_child=cast("Any", ThreadChild))
     with mock.patch("runtime.client.host.Replica", in_threads):
         sys.setprofile(recorder)
         arguments = ["--port", str(port), "--log-level", "error", "--skip-server-warmup"]

@@ -41,6 +41,10 @@ class PackedExperts(ABC):
         """Return the plain weights, see `pack_experts`; they may share memory: do not write."""
 
     @abstractmethod
+    def unpack_one(self, expert: int) -> tuple[Tensor, Tensor]:
+        """Return one expert's plain weights, `[2 * intermediate_size, hidden_size]` and back."""
+
+    @abstractmethod
     def repack(self, gate_up: Tensor, down: Tensor) -> None:
         """Replace the weights in place."""
 

@@ -36,6 +36,9 @@ class GroupedExperts(PackedExperts):
     def unpack(self) -> tuple[Tensor, Tensor]:
         return self._gate_up, self._down
 
+    def unpack_one(self, expert: int) -> tuple[Tensor, Tensor]:
+        return self._gate_up[expert], self._down[expert]
+
     def repack(self, gate_up: Tensor, down: Tensor) -> None:
         self._gate_up.copy_(gate_up)
         self._down.copy_(down)

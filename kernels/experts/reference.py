@@ -44,6 +44,9 @@ class LoopedExperts(PackedExperts):
         )
         return gate_up, down
 
+    def unpack_one(self, expert: int) -> tuple[Tensor, Tensor]:
+        return self._gate_up[expert].unpack(), self._down[expert].unpack()
+
     def repack(self, gate_up: Tensor, down: Tensor) -> None:
         for packed, weights in ((self._gate_up, gate_up), (self._down, down)):
             for each, weight in zip(packed, weights, strict=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from runtime.checkpoint.config_keys import MAX_WIDTH
@@ -30,6 +30,9 @@ _HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
     "GELU": "gelu",
     "ReLU": "relu",
 }
+
+
+_ORDER = {"Transformer": 0, "Pooling": 1, "Dense": 2, "Normalize": 3}
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,12 @@ class Pooling:
     layers: tuple[HeadLayer, ...] = ()
 
 
-def read_pooling(folder: Path, default: Mode) -> Pooling:
-    """Read `modules.json` and the pooling's own file.
+def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
+    """Read `modules.json` and the files of the modules.
 
     Args:
         folder: of the model.
+        size: numbers of a token's vector.
         default: for a folder without `modules.json`, whose vectors then have unit length.
 
     Raises:
@@ -88,9 +92,13 @@ def read_pooling(folder: Path, default: Mode) -> Pooling:
     mode: Mode | None = None
     layers: list[HeadLayer] = []
     normalizes = False
+    places: list[int] = []
     for module in _read_modules(path):
         kind = str(module.get("type", "")).rpartition(".")[2]
         name = str(module.get("path", ""))
+        places.append(_ORDER.get(kind, 0))
+        if kind in ("Pooling", "Dense") and not is_inside(name):
+            raise StartupError(f"{path}: {name[:64]!r} is no folder inside of this one")
         if kind == "Pooling":
             mode = _read_mode(folder / name / "config.json")
         elif kind == "Dense":
@@ -102,7 +110,22 @@ def read_pooling(folder: Path, default: Mode) -> Pooling:
                 f"{path}: a module of type {kind[:64]!r} is not supported, only Transformer, "
                 "Pooling, Dense and Normalize"
             )
+    if places != sorted(places) or len({layer.name for layer in layers}) < len(layers):
+        raise StartupError(
+            f"{path}: modules must be Transformer, Pooling, Dense, Normalize, in this order, each "
+            "in a folder of its own"
+        )
+    for layer in layers:
+        if layer.in_size != size:
+            raise StartupError(f"{path}: {layer.name} takes {layer.in_size} numbers, not {size}")
+        size = layer.out_size
     return Pooling(mode or default, normalizes, tuple(layers))
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative path stays in the folder that it is relative to."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def _read_dense(folder: Path, name: str) -> HeadLayer:

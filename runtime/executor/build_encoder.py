@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
@@ -42,7 +43,10 @@ def build_encoder(
         )
         attention = None
         if model.sees_backward_only:
-            attention = build_attention(config, backend, device.type)
+            # A text is computed whole, also one that is longer than a step's budget.
+            longest = max(config.chunked_prefill_size, config.context_len)
+            whole = replace(config, chunked_prefill_size=longest)
+            attention = build_attention(whole, backend, device.type)
         runner = EncoderRunner(model, rows, is_alone=group is None, attention=attention)
         report("warming_up")
         compute_prompts(runner, Prompts(min(_FEW_TOKENS, config.context_len)), spec.vocab_size)

@@ -50,6 +50,8 @@ class EncoderRunner(StepRunner):
         *,
         with_graphs: bool = True,  # noqa: ARG002  # there are none
     ) -> Computed:
+        # No page is read: what the device does not know of them need not be kept.
+        self._rows.forget_unsent()
         numbers = self._rows.extras.device_half("pooled")
         first_parts = numbers.first_parts(plan.rows) if isinstance(numbers, Numbers) else None
         batch = pack_texts(plan, self._rows.device, first_parts)

@@ -170,7 +170,12 @@ class StepRunner(ABC):
     def _recorded(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:
         pending = self._launch(plan, masks)
         if self.recorder is not None and self.recorder.is_on:
-            self.recorder.end_step(plan)
+            try:
+                self.recorder.end_step(plan)
+            except Exception as error:
+                raise_if_lost(error)
+                logger.exception("Expert use is recorded no more: a step could not be kept")
+                self.recorder.stop()
         return pending
 
     def _launch(self, plan: StepPlan, masks: MaskSource | None) -> PendingStep:

@@ -12,6 +12,7 @@ from runtime.checkpoint.model_spec import WeightSpec
 from runtime.models.decoder.weight_map import linear_weights
 
 MAX_EXPERTS = 2**12
+MAX_EXPERTS_OF_MODEL = 2**16
 # Names of an expert's gate, up and down products.
 _NAMES = {
     "qwen": ("gate_proj", "up_proj", "down_proj"),
@@ -102,6 +103,8 @@ def read_qwen_experts(config: Keys, *, has_shared: bool) -> ExpertsSpec:
     # Version 5 calls them local in the files of some families.
     key = "num_experts" if "num_experts" in config.values else "num_local_experts"
     num_experts = config.integer(key, MAX_EXPERTS)
+    if num_layers * num_experts > MAX_EXPERTS_OF_MODEL:
+        raise config.error(key, f"at most {MAX_EXPERTS_OF_MODEL} experts in all layers together")
     step = config.integer("decoder_sparse_step", MAX_LAYERS, 1)
     dense = config.values.get("mlp_only_layers") or []
     if not isinstance(dense, list):

@@ -89,6 +89,8 @@ def _labels(config: Keys) -> tuple[str, ...]:
     if not named:
         count = config.integer("num_labels", min(_MAX_LABELS, MAX_WIDTH), _DEFAULT_LABELS)
         return tuple(f"LABEL_{index}" for index in range(count))
+    if len(named) > _MAX_LABELS:
+        raise config.error("id2label", f"at most {_MAX_LABELS} classes")
     try:
         return tuple(str(named[str(index)]) for index in range(len(named)))
     except KeyError as error:

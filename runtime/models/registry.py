@@ -116,7 +116,7 @@ def read_model_spec(
             )
         spec = replace(spec, gives="vectors", pooling=Pooling("last"))
     if spec.gives == "vectors":
-        return replace(spec, pooling=read_pooling(folder, spec.pooling.mode))
+        return replace(spec, pooling=read_pooling(folder, spec.pooling.mode, spec.hidden_size))
     return spec
 
 

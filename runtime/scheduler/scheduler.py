@@ -193,6 +193,9 @@ class Scheduler:
                 why = log_failure(f"A message of kind {type(message).__name__}", error)
                 if isinstance(message, GenerateRequest):
                     self._send_front(RequestError([message.request_id], why))
+                elif (call_id := getattr(message, "call_id", None)) is not None:
+                    # Who called waits for an answer.
+                    self._send_front(ControlReply(call_id, False, why))
 
     def _dispatch(self, message: SchedulerInbound) -> None:
         match message:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
+from runtime.client.tokenization import check_num_chars
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
 from runtime.service.classes import require_scores
@@ -54,9 +55,15 @@ async def rerank(
         InvalidRequest: something in `body` is wrong, or the model cannot compare texts.
     """
     query = _text(body.query, "query")
-    documents = [_text(each, "documents") for each in body.documents]
-    if not documents:
+    most = MAX_ITEMS if context.model.gives == "tokens" else MAX_INPUTS
+    if not body.documents:
         raise InvalidRequest("documents must not be empty.", param="documents")
+    if len(body.documents) > most:
+        raise InvalidRequest(f"documents may have at most {most} entries.", param="documents")
+    documents = [_text(each, "documents") for each in body.documents]
+    # Each gets the query: together that could be a thousand times what was sent.
+    repeated = (len(query) + len(body.instruct or "")) * len(documents)
+    check_num_chars(repeated + sum(map(len, documents)))
     if body.top_n is not None and body.top_n < 1:
         raise InvalidRequest("top_n must be at least 1.", param="top_n")
     if context.model.gives == "tokens":
@@ -87,8 +94,6 @@ async def _score_pairs(
             "instruct is for models that are asked in words; this one compares two texts.",
             param="instruct",
         )
-    if len(documents) > MAX_INPUTS:
-        raise InvalidRequest(f"documents may have at most {MAX_INPUTS} entries.", param="documents")
     found = await embed(context, [(query, document) for document in documents], rid=body.rid)
     return [(each.numbers[0], describe(each)["meta_info"]) for each in found]
 
@@ -107,8 +112,6 @@ async def _ask_each(
             f"for yes or no; this server's ({context.model.architecture}) generates text. For "
             "Qwen3-Reranker start it with --chat-template qwen3-reranker."
         )
-    if len(documents) > MAX_ITEMS:
-        raise InvalidRequest(f"documents may have at most {MAX_ITEMS} entries.", param="documents")
     instruction = body.instruct or DEFAULT_INSTRUCTION
     prompts: list[str | list[int]] = [
         await ask(instruction, query, document) for document in documents

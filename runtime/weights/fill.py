@@ -73,6 +73,7 @@ class _Fill:
         self.sizes = {name: len(shards) for name, shards in self.open.items()}
 
     def take(self, name: str, tensor: Tensor) -> None:
+        name = self.spec.canonical(name)
         spec = self.specs.get(name)
         if spec is None:
             if self.spec.is_ignored(name):

@@ -108,6 +108,7 @@ class LiveWeights:
         """
         self._check_present()
         specs = {spec.name: spec for spec in self._model.spec.weights}
+        shapes = {self._model.spec.canonical(name): shape for name, shape in shapes.items()}
         unknown = [
             name for name in shapes if name not in specs and not self._model.spec.is_ignored(name)
         ]
@@ -182,7 +183,7 @@ class LiveWeights:
         return tensor[:num_rows].to("cpu", torch.float32, copy=True).contiguous(), shard
 
     def _spec(self, name: str) -> WeightSpec:
-        wanted = self._model.spec.aliases.get(name, name)
+        wanted = self._model.spec.aliases.get(name, self._model.spec.canonical(name))
         for spec in self._model.spec.weights:
             if spec.name == wanted:
                 return spec
@@ -196,7 +197,7 @@ class LiveWeights:
         holder_name, _, parameter_name = spec.target.rpartition(".")
         holder = self._holders[holder_name]
         shard = dict(holder.parameters())[parameter_name].shards[spec.shard]
-        return holder.plain(parameter_name).narrow(0, shard.offset, shard.num_rows), shard
+        return holder.part(parameter_name, spec.shard), shard
 
     # ---- a trainer's tests ----
 

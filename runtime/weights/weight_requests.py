@@ -238,10 +238,11 @@ def to_receive(body: DistributedBody, model: ModelSpec) -> ReceiveTensors:
     for alias, name in model.aliases.items():
         # Sent by trainers that do not know; received like the rest and then left out.
         expected[alias] = expected[name]
-    unknown = [name for name in body.names if name not in expected]
+    named = [model.canonical(name) for name in body.names]
+    unknown = [name for name in named if name not in expected]
     wrong = [
         f"{name} is {shape}, expected {list(expected[name])}"
-        for name, shape in zip(body.names, body.shapes, strict=True)
+        for name, shape in zip(named, body.shapes, strict=True)
         if name in expected and tuple(shape) != expected[name]
     ]
     problems = [describe("unknown", unknown), describe("of the wrong shape", wrong)]

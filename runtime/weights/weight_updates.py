@@ -74,7 +74,7 @@ class WeightUpdates:
         if failed:
             return ControlReply(call.call_id, False, failed)
         if isinstance(op, ReadWeight):
-            return ControlReply(call.call_id, True, data=_join(replies))
+            return ControlReply(call.call_id, True, data=join_parts(replies))
         messages = [reply.message for reply in replies]
         if isinstance(op, CheckWeights) and op.action == "checksum" and len(messages) > 1:
             return ControlReply(call.call_id, True, " ".join(messages))
@@ -125,12 +125,16 @@ def _failures(replies: list[RankReply]) -> str:
     return " | ".join(dict.fromkeys(texts))
 
 
-def _join(replies: list[RankReply]) -> bytes:
+def join_parts(replies: list[RankReply]) -> bytes:
     """One `WeightPart` out of every rank's."""
     parts = [msgspec.msgpack.decode(reply.data, type=WeightPart) for reply in replies]
-    first = parts[0]
-    if first.shard_dim is None or len(parts) == 1:
+    if parts[0].shard_dim is None or len(parts) == 1:
         return replies[0].data
+    # Of an expert that is elsewhere a rank has no row.
+    parts = [part for part in parts if part.data] or parts[:1]
+    first = parts[0]
+    if first.shard_dim is None:
+        return msgspec.msgpack.encode(first)
     shape = list(first.shape)
     shape[first.shard_dim] = first.whole_len
     whole = np.zeros(shape, dtype=np.float32)

@@ -7,7 +7,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.operation import json_of, operation
-from runtime.client.json_body import decode_body
+from runtime.client.json_body import read_json
 from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import Int64
 from runtime.service.context import ServiceContext
@@ -21,6 +21,7 @@ from runtime.service.text_embeddings import (
 from server.access import Access, AccessRouter
 from server.error_responses import json_response
 from server.event_stream import unless_disconnected
+from server.request_body import read_raw
 
 
 class EncodeBody(msgspec.Struct, kw_only=True):
@@ -68,7 +69,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
 
     async def encode_texts(request: Request) -> Response:
         """Vector or scores of one text (the answer is an object) or of several (a list)."""
-        body = decode_body(await request.body(), _DECODER)
+        body = await read_json(await read_raw(request), _DECODER)
         found, is_single = await unless_disconnected(request.receive, encode(context, body))
         answers = [describe(each) for each in found]
         return json_response(answers[0] if is_single else answers)

@@ -129,6 +129,8 @@ def test_documents_by_their_score(reranker):
         ({"query": "a", "documents": [[{"type": "image_url", "image_url": {}}]]}, "text"),
         ({"query": "a", "documents": ["b"], "instruct": "c"}, "instruct"),
         ({"query": "a", "documents": ["b"] * 2049}, "2048"),
+        # Each document gets the query.
+        ({"query": "a" * 200_000, "documents": ["b"] * 200}, "characters together"),
     ],
 )
 def test_what_cannot_be_ranked_is_refused(reranker, body, message):

@@ -1,5 +1,6 @@
 """Encoders against `transformers`: vectors of texts, alone and among neighbours."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -176,6 +177,29 @@ def test_pooling_is_read_from_the_folder(tmp_path: Path) -> None:
     assert read_model_spec(folder).pooling == Pooling("mean", normalize=True)
     (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.LSTM"}]')
     with pytest.raises(StartupError, match="LSTM"):
+        read_model_spec(folder)
+
+
+@pytest.mark.parametrize(
+    ("modules", "named"),
+    [
+        ([("Normalize", "2_Normalize"), ("Dense", "2_Dense")], "in this order"),
+        ([("Dense", "2_Dense"), ("Dense", "2_Dense")], "a folder of its own"),
+        ([("Dense", "../2_Dense")], "inside of this one"),
+        ([("Dense", "/2_Dense")], "inside of this one"),
+        ([("Dense", "")], "inside of this one"),
+        ([("Dense", "3_Dense")], "takes 48 numbers, not 32"),
+    ],
+)
+def test_modules_that_do_not_fit_are_named(
+    tmp_path: Path, modules: list[tuple[str, str]], named: str
+) -> None:
+    folder = add_dense(text_model("modernbert"), tmp_path / "model", [48, 24])
+    listed = [("Transformer", ""), ("Pooling", "1_Pooling"), *modules]
+    (folder / "modules.json").write_text(
+        json.dumps([{"type": f"sentence_transformers.{k}", "path": path} for k, path in listed])
+    )
+    with pytest.raises(StartupError, match=named):
         read_model_spec(folder)
 
 

@@ -12,10 +12,10 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_916,
+    "kernels": 4_922,
     "kernels (C++)": 1_277,
-    "runtime": 17_866,
-    "openai_api": 3_131,
+    "runtime": 17_915,
+    "openai_api": 3_134,
     "server": 3_190,
     "headrace": 4_080,
 }

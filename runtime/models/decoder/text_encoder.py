@@ -38,7 +38,9 @@ class DecoderTextEncoder(TextEncoder):
         return self.model.forward(self._forward_batch(batch, None))
 
     def compute(self, batch: EncoderBatch) -> Tensor:
-        if self.spec.pooling.mode != "last":
+        counts = self.context.expert_counts
+        # What is recorded of the last layer is of every token.
+        if self.spec.pooling.mode != "last" or (counts is not None and counts.is_on):
             return super().compute(batch)
         hidden = self.model.forward(self._forward_batch(batch, batch.indptr[1:] - 1))
         return self.head.finish(hidden.float())

@@ -28,7 +28,7 @@ class ExpertCounts:
         counts = torch.zeros(self.shape[1], dtype=torch.int64, device=flat.device)
         self._counts[layer_idx] = counts.scatter_add_(0, flat, torch.ones_like(flat))
         if self.keeps_ids:
-            self._ids[layer_idx] = expert_ids
+            self._ids[layer_idx] = expert_ids.to(torch.int32)
 
     def take(self) -> tuple[Tensor, Tensor]:
         """The step's counts, `[num_layers, num_experts]` int64, and begin the next one's.

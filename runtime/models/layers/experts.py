@@ -88,16 +88,15 @@ class Experts(WeightHolder):
         """Pack the filled weights and drop the plain ones."""
         if self.packed is not None:
             for name, shard_name in kept:
-                parameter = self._parameters[name]
-                shard = parameter.shards[shard_name]
-                present = self.plain(name).narrow(0, shard.offset, shard.num_rows)
-                parameter.rows(shard_name).copy_(present)
+                self._parameters[name].rows(shard_name).copy_(self.part(name, shard_name))
         count, hidden, inner = self.last - self.first, self._hidden, self._inner
         gate_up = self._parameters["gate_up"].allocate().view(count, 2 * inner, hidden)
         down = self._parameters["down"].allocate().view(count, hidden, inner)
         self.discard()
         if self.packed is None:
-            self.packed = pack_experts(gate_up, down, self._linear)
+            # Where products are chosen, it is for rows that do not depend on the batch.
+            implementation = None if self._linear is None else "reference"
+            self.packed = pack_experts(gate_up, down, self._linear, implementation)
         else:
             self.packed.repack(gate_up, down)
 
@@ -109,6 +108,16 @@ class Experts(WeightHolder):
         assert self.packed is not None, "the weights are not loaded"
         gate_up, down = self.packed.unpack()
         return (gate_up if name == "gate_up" else down).flatten(0, 1)
+
+    def part(self, name: str, shard_name: str) -> Tensor:
+        shard = self._parameters[name].shards[shard_name]
+        if not shard.num_rows or self.packed is None:
+            return self.plain(name)[:0]
+        # Not `plain`, which lays all experts out.
+        gate_up, down = self.packed.unpack_one(int(shard_name.partition(".")[0]) - self.first)
+        if name == "down":
+            return down
+        return gate_up[: self._inner] if shard_name.endswith("gate") else gate_up[self._inner :]
 
     def release(self) -> None:
         self.discard()

@@ -115,6 +115,11 @@ class WeightHolder(ABC):
         The tensor may share memory with the live one: do not write into it.
         """
 
+    def part(self, name: str, shard_name: str) -> Tensor:
+        """Return what one checkpoint tensor filled of a parameter; see `plain`."""
+        shard = dict(self.parameters())[name].shards[shard_name]
+        return self.plain(name).narrow(0, shard.offset, shard.num_rows)
+
     @abstractmethod
     def release(self) -> None:
         """Give large matrices' memory back; to be used again they must be filled and finalized."""
