@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.support.grammar_backends import needs_grammars
-from tests.support.native import until_idle, until_running
+from tests.support.native import slowed, until_idle, until_running
 from tests.support.neighbours import Neighbours, greedy
 from tests.support.server import ROOT, ServerProcess
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
@@ -66,11 +66,20 @@ PROBES: dict[int, list[Probe]] = {
         sampling("json_schema", json_schema='{"type": "string", "pattern": 7}'),
         sampling("json_schema", json_schema='{"not": {}}'),
         completion("structured_outputs", structured_outputs={"choice": []}),
-        chat("at #: 'type'", response_format=SCHEMA, stream=True, n=3, tools=[TOOL]),
+        chat("tool_choice", response_format=SCHEMA, stream=True, n=3, tools=[TOOL]),
+        chat(
+            "'type'",
+            response_format=SCHEMA,
+            stream=True,
+            n=3,
+            tools=[TOOL],
+            tool_choice="none",
+        ),
     ],
     10: [
         sampling("n must be", n=10**9),
-        sampling("stop", stop=["x"] * 10**6),
+        sampling("too large", stop=["x"] * 10**6),
+        sampling("stop strings", stop=["x"] * 1000),
         native("4096", text=["a"] * 100_000),
         completion("best_of", best_of=10**6),
         completion("n must be", n=10**9),
@@ -115,7 +124,7 @@ PROBES: dict[int, list[Probe]] = {
         completion("prompt", prompt=[VOCAB_SIZE]),
     ],
     16: [
-        native("rid", text="a", rid=""),
+        chat("rid", rid=""),
         native("rid", text="a", rid="a\nb"),
         native("rid", text="a", rid="x" * 10**6),
         chat("rid", rid="x" * 10**6),
@@ -126,7 +135,7 @@ PROBES: dict[int, list[Probe]] = {
         native("extra_key", text="a", extra_key=["a", "b"]),
     ],
     20: [
-        chat("chat_template", chat_template="{% for i in range(10**9) %}{% endfor %}"),
+        chat("--chat-template", chat_template="{% for i in range(10**9) %}{% endfor %}"),
         chat("chat_template", chat_template_kwargs={"chat_template": "{{ 'a' * 10**10 }}"}),
         chat("chat_template", chat_template_kwargs={"tools": []}),
         chat("chat_template", chat_template_kwargs={"messages": []}),
@@ -136,7 +145,7 @@ PROBES: dict[int, list[Probe]] = {
         native("longer than", text="\U0001f468\u200d\U0001f469" * 200_000),
         native("longer than", text="\0" * 10**6),
         native("longer than", text="<|im_end|>" * 10**6),
-        raw('{"text": "\\ud800"}', "malformed"),
+        raw('{"text": "\\ud800"}', "not valid JSON"),
     ],
     23: [
         chat("text only", part("image_url", url=url))
@@ -199,11 +208,12 @@ def test_refused_and_unnoticed(server: ServerProcess, solo: str, number: int) ->
 def test_an_abort_of_no_exact_name_ends_nobody(server: ServerProcess, solo: str, rid: str) -> None:
     params = {"max_new_tokens": 50, "temperature": 0, "ignore_eos": True}
     body = {"text": "The mill", "rid": "mine-1", "stream": True, "sampling_params": params}
-    with server.client.stream("POST", GENERATE, json=body) as answer:
+    # It runs still when the abort comes.
+    with slowed(server, 0.02), server.client.stream("POST", GENERATE, json=body) as answer:
         lines = answer.iter_lines()
-        next(lines)
+        events = [next(lines)]
         assert post(server, "/abort_request", {"rid": rid}).status_code == 200
-        events = [line for line in lines if line]
+        events += [line for line in lines if line]
     assert json.loads(events[-2].removeprefix("data: "))["text"] == solo
 
 
@@ -223,6 +233,7 @@ def test_labels_of_the_metrics_are_closed_sets(server: ServerProcess) -> None:
         assert post(server, COMPLETIONS, {**body, "model": f"{served}:{name}"}).status_code == 400
 
     ask("first")
+    label_values(server)
     before = label_values(server)
     for number in range(40):
         ask(f"random-{number}")

@@ -6,6 +6,8 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.faults.test_kill import children_by_name, is_ready, restarts
 from tests.support.native import slowed, until_running
 from tests.support.neighbours import greedy
@@ -14,6 +16,7 @@ from tests.support.tiny_models import tiny_model
 from tests.support.waiting import until
 
 
+@pytest.mark.slow
 def test_streams_go_on_where_they_stood() -> None:
     args = ("--model-path", str(tiny_model("qwen3")), "--skip-server-warmup")
     with ServerProcess(*args) as server, ThreadPoolExecutor(4) as pool:
