@@ -146,7 +146,9 @@ def models_page() -> str:
     rows = []
     for name, family in sorted(FAMILIES.items()):
         folder = family.spec.split(".")[2]
-        gives = "" if family.texts else "scores" if family.head else "vectors"
+        gives = "" if family.texts else "vectors"
+        if family.head and not family.head.endswith(":vectors"):
+            gives = "scores"
         ranks = "1" if folder in _ONE_RANK else "1 and more"
         experts = "as `--tp-size`" if folder in _WITH_EXPERTS else ""
         rows.append(f"| `{name}` | {folder} | {_GIVES[gives]} | {ranks} | {experts} |")

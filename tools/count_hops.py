@@ -37,6 +37,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -287,6 +288,7 @@ def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorde
     """
     # Before any profile function looks on, which would slow these imports down.
     import runtime.scheduler.worker  # noqa: F401
+    from runtime.client.replica import Replica
     from server.launch import run
 
     recorder = Recorder()
@@ -310,7 +312,8 @@ def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorde
 
     threading.Thread(target=ask, name="client", daemon=True).start()
     ThreadChild.profile = recorder
-    with mock.patch("runtime.client.replica.Child", ThreadChild):
+    in_threads = partial(Replica, start_child=ThreadChild)
+    with mock.patch("runtime.client.host.Replica", in_threads):
         sys.setprofile(recorder)
         arguments = ["--port", str(port), "--log-level", "error", "--skip-server-warmup"]
         run([*arguments, "--grammar-backend", "none", "--device", "cpu"])

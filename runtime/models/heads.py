@@ -1,4 +1,4 @@
-"""What classifiers and reward models have behind their layers, by architecture. Front-safe.
+"""What embedders, classifiers and reward models have behind their layers. Front-safe.
 
 Each function takes what the family read of `config.json` and returns it with the head.
 """
@@ -15,6 +15,11 @@ from runtime.models.bert.spec import ACTIVATIONS
 
 _MAX_LABELS = 2**16
 _DEFAULT_LABELS = 2
+
+
+def vectors(spec: ModelSpec, config: Keys) -> ModelSpec:  # noqa: ARG001  # the folder's files say more
+    """A decoder without its head: a vector."""
+    return replace(spec, gives="vectors", pooling=Pooling("last"))
 
 
 def pooled_classifier(spec: ModelSpec, config: Keys) -> ModelSpec:

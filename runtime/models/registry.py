@@ -50,11 +50,7 @@ def _decoder(family: str) -> Family:
     return Family(f"runtime.models.{family}.spec:read", _DECODER, texts=_DECODER_TEXTS)
 
 
-def _texts(family: str) -> Family:
-    return Family(f"runtime.models.{family}.spec:read", _DECODER_TEXTS)
-
-
-def _scorer(family: str, head: str, model: str = _DECODER_TEXTS) -> Family:
+def _headed(family: str, head: str, model: str = _DECODER_TEXTS) -> Family:
     return Family(f"runtime.models.{family}.spec:read", model, head=f"runtime.models.heads:{head}")
 
 
@@ -67,27 +63,27 @@ FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": _decoder("qwen2_moe"),
     "Qwen3ForCausalLM": _decoder("qwen3"),
     "Qwen3MoeForCausalLM": _decoder("qwen3_moe"),
-    "LlamaModel": _texts("llama"),
-    "MistralModel": _texts("mistral"),
-    "Qwen2Model": _texts("qwen2"),
-    "Qwen3Model": _texts("qwen3"),
+    "LlamaModel": _headed("llama", "vectors"),
+    "MistralModel": _headed("mistral", "vectors"),
+    "Qwen2Model": _headed("qwen2", "vectors"),
+    "Qwen3Model": _headed("qwen3", "vectors"),
     "BertModel": Family("runtime.models.bert.spec:read", _BERT),
     "Gemma3TextModel": Family("runtime.models.gemma3.spec:read_texts", _DECODER_TEXTS),
     "ModernBertModel": Family("runtime.models.modernbert.spec:read", _MODERNBERT),
     "RobertaModel": Family("runtime.models.roberta.spec:read", _BERT),
     "XLMRobertaModel": Family("runtime.models.roberta.spec:read", _BERT),
-    "BertForSequenceClassification": _scorer("bert", "pooled_classifier", _BERT),
-    "Gemma3TextForSequenceClassification": _scorer("gemma3", "last_token_scores"),
-    "LlamaForSequenceClassification": _scorer("llama", "last_token_scores"),
-    "MistralForSequenceClassification": _scorer("mistral", "last_token_scores"),
-    "ModernBertForSequenceClassification": _scorer(
+    "BertForSequenceClassification": _headed("bert", "pooled_classifier", _BERT),
+    "Gemma3TextForSequenceClassification": _headed("gemma3", "last_token_scores"),
+    "LlamaForSequenceClassification": _headed("llama", "last_token_scores"),
+    "MistralForSequenceClassification": _headed("mistral", "last_token_scores"),
+    "ModernBertForSequenceClassification": _headed(
         "modernbert", "modernbert_classifier", _MODERNBERT
     ),
-    "Qwen2ForRewardModel": _scorer("qwen2", "reward"),
-    "Qwen2ForSequenceClassification": _scorer("qwen2", "last_token_scores"),
-    "Qwen3ForSequenceClassification": _scorer("qwen3", "last_token_scores"),
-    "RobertaForSequenceClassification": _scorer("roberta", "dense_classifier", _BERT),
-    "XLMRobertaForSequenceClassification": _scorer("roberta", "dense_classifier", _BERT),
+    "Qwen2ForRewardModel": _headed("qwen2", "reward"),
+    "Qwen2ForSequenceClassification": _headed("qwen2", "last_token_scores"),
+    "Qwen3ForSequenceClassification": _headed("qwen3", "last_token_scores"),
+    "RobertaForSequenceClassification": _headed("roberta", "dense_classifier", _BERT),
+    "XLMRobertaForSequenceClassification": _headed("roberta", "dense_classifier", _BERT),
 }
 
 
@@ -113,7 +109,11 @@ def read_model_spec(
     if family.head:
         with_head = cast("Callable[[ModelSpec, Keys], ModelSpec]", load_object(family.head))
         spec = with_head(spec, config)
-    elif spec.gives == "tokens" and (is_embedding or not family.texts):
+    elif spec.gives == "tokens" and is_embedding:
+        if not family.texts:
+            raise StartupError(
+                f"--is-embedding: {spec.architecture} is served for what it generates only."
+            )
         spec = replace(spec, gives="vectors", pooling=Pooling("last"))
     if spec.gives == "vectors":
         return replace(spec, pooling=read_pooling(folder, spec.pooling.mode))

@@ -44,7 +44,7 @@ def test_neighbours_of_a_round_length_share_a_call():
 
 
 def test_no_more_than_four_share_a_call_and_no_long_ones() -> None:
-    runs = [(count, length) for _, count, length in cudnn._runs([2048] * 7 + [4352] * 2)]
+    runs = [(count, length) for _, count, length in cudnn.runs([2048] * 7 + [4352] * 2)]
     assert runs == [(4, 2048), (2, 2048), (1, 2048), (1, 4352), (1, 4352)]
 
 
@@ -72,7 +72,7 @@ def test_every_call_of_a_step_has_a_plan(data: st.DataObject, most: int, is_shor
         times = data.draw(st.integers(1, left // length))
         lengths += [length] * times
         left -= times * length
-    for _, count, length in cudnn._runs(lengths):
+    for _, count, length in cudnn.runs(lengths):
         assert (count, cudnn.rounded_up(length)) in ready
     assert len(ready) == len(set(ready)) <= 70
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime.client import answer_size, large_body, tokenization
+from runtime.requests.sampling_params import SamplingFields
 from server.native import tokenize
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,13 @@ def test_the_page_of_limits_tells_the_bounds() -> None:
     }
     page = (ROOT / "docs" / "limits.md").read_text()
     assert {bound for bound in bounds if f"{bound:,}" not in page} == set()
+
+
+def test_the_page_of_sampling_parameters_has_every_key() -> None:
+    page = (ROOT / "docs" / "sampling_params.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    told = {key for line in rows for key in re.findall(r"`(\w+)`", line.split("|")[1])}
+    assert told == set(SamplingFields.__struct_fields__)
 
 
 def test_decision_records_are_short() -> None:

@@ -85,6 +85,14 @@ def test_a_page_is_short(page: str) -> None:
     assert len((FOLDER / page).read_text().splitlines()) < 150
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_names_exist(page: str) -> None:
+    text = (FOLDER / page).read_text()
+    made = {path for path, table, _ in blocks(page) if not table}
+    named = set(re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|md))`", BLOCK.sub("", text)))
+    assert [path for path in sorted(named - made) if not (FOLDER.parents[1] / path).exists()] == []
+
+
 @pytest.mark.parametrize("page", FOLLOWED)
 def test_tables_of_a_page_exist_and_its_files_do_not(page: str) -> None:
     for path, table, code in blocks(page):

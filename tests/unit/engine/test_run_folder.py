@@ -30,10 +30,12 @@ OWNER = textwrap.dedent(
 
 
 @pytest.fixture(autouse=True)
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # Sockets in it have short paths; those of pytest's own folders are long.
+    with tempfile.TemporaryDirectory(prefix="run-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from tests.support.fake_server import FakeServer
 OPEN = {"/health", "/health_generate", "/livez", "/readyz", "/ready", "/startupz", "/metrics"}
 ADMIN = {
     *("/flush_cache", "/abort_request", "/pause_generation", "/continue_generation"),
+    *(f"/{action}_expert_distribution_record" for action in ("start", "stop", "dump")),
     *("/start_profile", "/stop_profile", "/set_internal_state", "/slow_down", "/freeze_gc"),
     *("/configure_logging", "/release_memory_occupation", "/resume_memory_occupation"),
     *("/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_ipc"),
