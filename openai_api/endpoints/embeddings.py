@@ -10,6 +10,7 @@ from openai_api.call import Call, Whole
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
 from openai_api.schemas.embeddings import DECODER
+from runtime.client.json_pieces import JsonList
 from runtime.errors import InvalidRequest
 from runtime.service.text_embeddings import Embedding, TextInput, embed
 
@@ -32,14 +33,18 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
     num_tokens = sum(each.prompt_tokens for each in found)
     answer = {
         "object": "list",
-        "data": [
-            {
-                "object": "embedding",
-                "embedding": _written(each, body.encoding_format),
-                "index": index,
-            }
-            for index, each in enumerate(found)
-        ],
+        # A million numbers become JSON as they are sent.
+        "data": JsonList(
+            sum(len(each.numbers) for each in found),
+            (
+                {
+                    "object": "embedding",
+                    "embedding": _written(each, body.encoding_format),
+                    "index": index,
+                }
+                for index, each in enumerate(found)
+            ),
+        ),
         "model": body.model or context.service.served_model_name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from openai_api.operation import json_of, operation
 from runtime.client.json_body import read_json
+from runtime.client.json_pieces import JsonList
 from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import Int64
 from runtime.service.context import ServiceContext
@@ -20,7 +21,7 @@ from runtime.service.text_embeddings import (
 )
 from server.access import Access, AccessRouter
 from server.error_responses import json_response
-from server.event_stream import unless_disconnected
+from server.event_stream import json_answer, unless_disconnected
 from server.request_body import read_raw
 
 
@@ -71,8 +72,11 @@ def create_router(context: ServiceContext) -> AccessRouter:
         """Vector or scores of one text (the answer is an object) or of several (a list)."""
         body = await read_json(await read_raw(request), _DECODER)
         found, is_single = await unless_disconnected(request.receive, encode(context, body))
-        answers = [describe(each) for each in found]
-        return json_response(answers[0] if is_single else answers)
+        if is_single:
+            return json_response(describe(found[0]))
+        # A million numbers become JSON as they are sent.
+        num_numbers = sum(len(each.numbers) for each in found)
+        return json_answer(JsonList(num_numbers, map(describe, found)))
 
     documented = operation(EncodeBody, ok=json_of(EmbeddingAnswer, list[EmbeddingAnswer]))
     for path in ("/encode", "/classify"):

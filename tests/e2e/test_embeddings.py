@@ -113,6 +113,17 @@ def test_the_server_is_well(server):
     assert metrics["is_generation"] is False
 
 
+def test_an_answer_that_is_written_as_it_is_sent(server, expected):
+    texts = TEXTS * 100
+    answers = ask(server, "/encode", text=texts).json()
+    close([each["embedding"] for each in answers], expected.repeat(100, 1))
+    whole = ask(server, "/v1/embeddings", input=texts).json()
+    assert [each["index"] for each in whole["data"]] == list(range(300))
+    close([each["embedding"] for each in whole["data"]], expected.repeat(100, 1))
+    raw = ask(server, "/v1/embeddings", input=texts, encoding_format="base64").json()["data"]
+    assert base64.b64decode(raw[299]["embedding"]) == base64.b64decode(raw[2]["embedding"])
+
+
 async def test_many_at_once_and_some_that_leave(server, expected):
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         tasks = [
