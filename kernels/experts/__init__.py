@@ -38,15 +38,23 @@ class PackedExperts(ABC):
 
     @abstractmethod
     def unpack(self) -> tuple[Tensor, Tensor]:
-        """Return the plain weights, see `pack_experts`; they may share memory: do not write."""
+        """Return the plain weights of all experts; they may share memory: do not write.
+
+        Returns:
+            What `pack_experts` takes: `gate_up` and `down`.
+        """
 
     @abstractmethod
     def unpack_one(self, expert: int) -> tuple[Tensor, Tensor]:
-        """Return one expert's plain weights, `[2 * intermediate_size, hidden_size]` and back."""
+        """Return the plain weights of expert number `expert`; they may share memory: do not write.
+
+        Returns:
+            `[2 * intermediate_size, hidden_size]` and `[hidden_size, intermediate_size]`.
+        """
 
     @abstractmethod
     def repack(self, gate_up: Tensor, down: Tensor) -> None:
-        """Replace the weights in place."""
+        """Replace the weights in place; shapes and dtype as in `pack_experts`."""
 
     @property
     @abstractmethod
