@@ -11,7 +11,10 @@ import torch
 from runtime.checkpoint.pooling_config import Pooling
 from runtime.errors import StartupError
 from runtime.extras.pooled.front import VECTOR, of_pair
+from runtime.models.layers.build_context import BuildContext
 from runtime.models.registry import read_model_spec
+from runtime.weights.fill import load_weights
+from runtime.weights.load_model import build_model
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import TINY_BERTS, edit_json, tiny_bert
 from tests.support.tiny_text_models import (
@@ -84,6 +87,20 @@ def test_a_reward_model_of_two_dense_layers(tmp_path: Path) -> None:
     expected = linear(inner, weights["score.2.weight"], weights["score.2.bias"])
     found = our_vectors(InProcessEngine(folder))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert_scores", "xlm_roberta_scores", "modernbert_scores"])
+def test_weights_come_under_the_names_of_the_file(name: str) -> None:
+    from safetensors.torch import load_file
+
+    folder = text_model(name)
+    spec = read_model_spec(folder)
+    named = load_file(folder / "model.safetensors")
+    # A trainer sends them so; the weight map calls them otherwise.
+    assert set(named) - {weight.name for weight in spec.weights}
+    model = build_model(spec, BuildContext(dtype=torch.float32, device=torch.device("cpu")))
+    load_weights(model, named.items())
+    assert all(holder.size_bytes for _, holder in model.holders())
 
 
 def test_dense_layers_behind_the_pooling(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,19 @@ def test_the_process_is_started_again() -> None:
     os.kill(first, signal.SIGKILL)
     assert process.ask(job).text == "2"
     assert process.pid != first
+
+
+def test_a_quick_one_does_not_wait_for_a_slow_one() -> None:
+    process = TemplateProcess()
+    quick = Job("{{ 1 + 1 }}", "t", {}, 10)
+    assert process.ask(quick).text == "2"
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    slow = threading.Thread(target=process.ask, args=[Job(endless, "t", {}, 10)])
+    slow.start()
+    for _ in range(20):
+        assert process.ask(quick).text == "2"
+    assert slow.is_alive()
+    slow.join()
 
 
 def test_the_process_leaves_with_the_front() -> None:

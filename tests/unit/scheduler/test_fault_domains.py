@@ -280,3 +280,18 @@ def test_what_fails_for_all_ends_all_and_the_worker_lives(tmp_path: Path) -> Non
         harness.add(number, PROMPTS[number], MAX_NEW)
     harness.run()
     check_neighbours(harness, {4, 5, 6})
+
+
+class StuckCache(CacheManager):
+    """A cache that cannot be flushed."""
+
+    def flush(self) -> None:
+        raise PlantedError("flush")
+
+
+def test_who_asked_for_what_failed_is_answered(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, cache=StuckCache)
+    harness.scheduler.receive([FlushCache(7)])
+    (reply,) = harness.replies
+    assert (reply.call_id, reply.success) == (7, False)
+    assert "the log has the details under id" in reply.message
