@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,10 +64,11 @@ class Children(list[Process]):
 
     async def say(self, replica: Replica, *messages: msgspec.Struct) -> None:
         """Have the replica read what children say."""
-        progress = Progress("warming_up", next(self._said) / 100)
+        # A restart takes back the phase and how far it is, not this.
+        progress = Progress("warming_up", detail=f"message {next(self._said)}")
         for message in (*messages, progress):
             self._outbox.send(message)
-        await until_in_loop(lambda: replica.status.fraction in (progress.fraction, 1.0))
+        await until_in_loop(lambda: replica.status.detail == progress.detail)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def started(tmp_path: Path) -> Children:
 
 
 @pytest.fixture
-def replica(tmp_path: Path, started: Children) -> Replica:
+async def replica(tmp_path: Path, started: Children) -> AsyncIterator[Replica]:
     hardware = Hardware(num_gpus=0, torch_has_cuda=False, cpu_has_bf16=False, num_cores=1)
     folders = Folders(tmp_path, tmp_path, tmp_path)
     resolved = resolve(ServerConfig(), fake_model_config(), hardware, folders, seed=7)
@@ -88,7 +89,7 @@ def replica(tmp_path: Path, started: Children) -> Replica:
         worker_died=lambda: None,
         ended=lambda why: pytest.fail(why),
     )
-    return Replica(
+    replica = Replica(
         status,
         resolved.worker,
         resolved.detokenizer,
@@ -98,6 +99,9 @@ def replica(tmp_path: Path, started: Children) -> Replica:
         start_child=started.start,
         restart_delays_s=(0.0, 0.01),
     )
+    yield replica
+    # A test that failed has not: open sockets would hold whoever collects the context.
+    await replica.stop()
 
 
 async def test_both_children_are_replaced_when_the_worker_dies(
