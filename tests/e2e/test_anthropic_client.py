@@ -132,8 +132,8 @@ def test_a_choice_and_a_schema_are_followed(client: anthropic.Anthropic) -> None
 def test_errors_are_the_classes_of_the_client(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="max_tokens must be at least 1"):
         client.messages.create(**asked("Hello", max_tokens=0))
+    picture = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
     with pytest.raises(anthropic.BadRequestError, match="text only"):
-        picture = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
         client.messages.create(**asked(user([{"type": "image", "source": picture}])))
     with pytest.raises(anthropic.BadRequestError, match="context length"):
         client.messages.create(**asked("word " * 20_000))
