@@ -66,7 +66,5 @@ def make_context(service: ServiceContext) -> OpenAIContext:
             model_sampling_defaults(service.model.generation_defaults) if use_model_defaults else {}
         ),
         parsers=ParserSet.choose(names.reasoning, names.tools, tokenizer),
-        responses=open_store(
-            http.response_store, http.response_store_mb, http.response_store_hours
-        ),
+        responses=open_store(http.response_store, http.response_store_mb),
     )

@@ -150,7 +150,7 @@ async def _before(response_id: str, context: OpenAIContext) -> list[dict[str, An
     if stored is None:
         error = InvalidRequest(
             f"Previous response with id {response_id[:64]!r} not found. This server keeps "
-            "responses with store for a time (--response-store-hours, --response-store-mb).",
+            "responses with store for a day, the newest (--response-store-mb).",
             param="previous_response_id",
         )
         error.code = "previous_response_not_found"

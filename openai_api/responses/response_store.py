@@ -15,6 +15,8 @@ import msgspec
 
 from runtime.errors import StartupError
 
+EXPIRY_S = 24 * 3600.0
+
 
 class StoredResponse(msgspec.Struct):
     """A response and the conversation that it answers.
@@ -171,7 +173,7 @@ class FileStore:
         return done.rowcount > 0
 
 
-def open_store(path: str | None, max_mb: float, hours: float) -> ResponseStore | None:
+def open_store(path: str | None, max_mb: float) -> ResponseStore | None:
     """The store that the server's options ask for; None where nothing is kept.
 
     Raises:
@@ -181,5 +183,5 @@ def open_store(path: str | None, max_mb: float, hours: float) -> ResponseStore |
     if max_bytes <= 0:
         return None
     if path is None:
-        return MemoryStore(max_bytes, hours * 3600)
-    return FileStore(Path(path), max_bytes, hours * 3600)
+        return MemoryStore(max_bytes, EXPIRY_S)
+    return FileStore(Path(path), max_bytes, EXPIRY_S)

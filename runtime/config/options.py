@@ -144,9 +144,8 @@ class HttpArgs:
         None, "SQLite file that keeps responses of /v1/responses; in memory when absent."
     )
     response_store_mb: float = option(
-        128.0, "Most MiB of responses that are kept, the newest; 0 keeps none."
+        128.0, "Most MiB of responses that are kept for a day; 0 keeps none."
     )
-    response_store_hours: float = option(24.0, "How long a response is kept.")
     allow_origins: list[str] = option(
         [], "Web origins that may call this server (CORS).", metavar="ORIGIN"
     )
