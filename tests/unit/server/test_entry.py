@@ -127,7 +127,8 @@ async def test_unknown_routes_and_methods(tmp_path):
         ("/chat/completions", "is /v1 missing"),
     ],
 )
-async def test_a_route_of_others_is_answered_with_what_there_is(server, path, hint):
+async def test_a_route_of_others_is_answered_with_what_there_is(tmp_path, path, hint):
+    server = FakeServer(tmp_path)
     answer = await server.client.post(path, json={})
     assert answer.status_code == 404
     assert hint in answer.json()["message"]
