@@ -189,7 +189,9 @@ def _request(row: _Row) -> str:
         parts.append(f"<p class='error'>{html.escape(str(event.error))}</p>")
     if row.prompt:
         share = 100 * (row.cached or 0) / row.prompt
-        parts.append(f"<p>{row.cached or 0} of {row.prompt} prompt tokens cached ({share:.0f}%)</p>")
+        parts.append(
+            f"<p>{row.cached or 0} of {row.prompt} prompt tokens cached ({share:.0f}%)</p>"
+        )
     if event.sampling:
         asked = json.dumps(event.sampling, ensure_ascii=False, default=str)
         parts.append(f"<p class='hint'>{html.escape(asked)}</p>")

@@ -53,9 +53,7 @@ def _for_generation(s: Prompt, params: SglSamplingParams) -> Asked:
 def _for_selection(
     s: Prompt, choices: Sequence[str], temperature: float, method: ChoicesSamplingMethod
 ) -> Asked:
-    return _asked(
-        "select", s, choices=list(choices), temperature=temperature, method=repr(method)
-    )
+    return _asked("select", s, choices=list(choices), temperature=temperature, method=repr(method))
 
 
 def _for_turn(s: Prompt, parts: Sequence[TurnPart]) -> Asked:

@@ -102,7 +102,9 @@ def split_turn(text: str, parts: Sequence[TurnPart]) -> list[str] | None:
     for part, following in zip(parts, [*parts[1:], None], strict=True):
         if part.sampling_params is None:
             # At the turn's begin the model's own white space may differ.
-            pattern += re.escape(part.text or "" if pattern != r"\s*" else (part.text or "").lstrip())
+            pattern += re.escape(
+                part.text or "" if pattern != r"\s*" else (part.text or "").lstrip()
+            )
             continue
         stops = [re.escape(stop) for stop in part.sampling_params.stops]
         if following is None:
