@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.bench.http_stream import HttpClient
+from headrace.http_stream import HttpClient
 from headrace.bench.shapes import write_shape
 from runtime.errors import StartupError
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headrace.bench.http_stream import HttpClient, OnEvent
+from headrace.http_stream import HttpClient, OnEvent
 from headrace.bench.record import BenchRequest, RequestRecord
 from runtime.errors import HeadraceError, StartupError
 

@@ -15,7 +15,7 @@ import msgspec
 import uvloop
 
 from headrace.bench.backends import BACKENDS, HttpTarget, Wire
-from headrace.bench.http_stream import HttpClient
+from headrace.http_stream import HttpClient
 from headrace.bench.load import OnDone, drive
 from headrace.bench.record import BenchRequest, RequestRecord
 from runtime.errors import HeadraceError

@@ -23,9 +23,7 @@ class _Turns(NamedTuple):
     assistant: tuple[str, str]
 
 
-def derive_chat_template(
-    render: Render, name: str, *, bos_token: str = ""
-) -> ChatTemplate | None:
+def derive_chat_template(render: Render, name: str, *, bos_token: str = "") -> ChatTemplate | None:
     """The role markup of a model's own chat template.
 
     Args:
@@ -96,9 +94,7 @@ def _find_turns(write: Callable[..., str | None]) -> _Turns | None:
     )
 
 
-def _add_system(
-    write: Callable[..., str | None], turns: _Turns, name: str
-) -> ChatTemplate | None:
+def _add_system(write: Callable[..., str | None], turns: _Turns, name: str) -> ChatTemplate | None:
     user_prefix = turns.user[0]
     found = ChatTemplate(
         name,

@@ -266,4 +266,3 @@ def _command(arguments: ServerArgs) -> str:
 
 def _without_none(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
-

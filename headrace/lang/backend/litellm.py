@@ -115,9 +115,7 @@ class LiteLLM(AsyncBackend):
         params = SglSamplingParams(temperature=temperature, json_schema=schema)
         answer = await self._send(choice_messages(s, choices, "LiteLLM"), params)
         choice = answer.choices[0]
-        return ChoicesDecision(
-            chosen(choice.message.content or "", choices), _meta(answer, choice)
-        )
+        return ChoicesDecision(chosen(choice.message.content or "", choices), _meta(answer, choice))
 
     async def _ask(self, s: Prompt, params: SglSamplingParams, **options: Any) -> Any:
         self._unsupported.check(params)

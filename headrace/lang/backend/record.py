@@ -53,9 +53,7 @@ def _for_generation(s: Prompt, params: SglSamplingParams) -> Asked:
 def _for_selection(
     s: Prompt, choices: Sequence[str], temperature: float, method: ChoicesSamplingMethod
 ) -> Asked:
-    return _asked(
-        "select", s, choices=list(choices), temperature=temperature, method=repr(method)
-    )
+    return _asked("select", s, choices=list(choices), temperature=temperature, method=repr(method))
 
 
 def _for_turn(s: Prompt, parts: Sequence[TurnPart]) -> Asked:
@@ -215,6 +213,7 @@ class ReplayBackend(AsyncBackend):
         style = ChatTemplateStyle[template.pop("style")]
         markup = {role: tuple(both) for role, both in template["role_prefix_and_suffix"].items()}
         template["role_prefix_and_suffix"] = markup
+        template["stop_str"] = tuple(template["stop_str"])
         self.chat_template = ChatTemplate(**template, style=style)
 
     def get_model_name(self) -> str:

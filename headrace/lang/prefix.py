@@ -1,0 +1,73 @@
+"""The text that all programs of a batch begin with, sent once before the first of them.
+
+Nothing runs twice for it: the first two requests of the batch wait here until both are known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from headrace.lang.forking import MIN_PREFIX_CHARS
+
+if TYPE_CHECKING:
+    from headrace.lang.backend.base import BaseBackend
+    from headrace.lang.executor import StreamExecutor
+
+# The second program may wait for something that the first one does.
+_TIMEOUT_S = 0.5
+
+
+class PrefixGate:
+    """Holds the first requests of a batch until their common text is cached."""
+
+    def __init__(self, backend: BaseBackend) -> None:
+        """Hold everything."""
+        self._backend = backend
+        self._opened = asyncio.Event()
+        self._first: str | None = None
+        self._is_sending = False
+
+    def ticket(self, executor: StreamExecutor) -> _Ticket:
+        """What the executor awaits before its first request."""
+        return _Ticket(self, executor)
+
+    def open(self) -> None:
+        """Hold nothing from now on; on the core's loop."""
+        self._opened.set()
+
+    async def arrive(self, executor: StreamExecutor) -> None:
+        """Wait until the common text is known and cached."""
+        if self._opened.is_set():
+            return
+        if self._first is None:
+            self._first = executor.text_
+            asyncio.get_running_loop().call_later(_TIMEOUT_S, self._give_up)
+        elif not self._is_sending:
+            self._is_sending = True
+            await self._send(os.path.commonprefix([self._first, executor.text_]))
+        await self._opened.wait()
+
+    def _give_up(self) -> None:
+        if not self._is_sending:
+            self.open()
+
+    async def _send(self, prefix: str) -> None:
+        try:
+            if len(prefix) > MIN_PREFIX_CHARS:
+                # A batch is never worse for it: its own requests tell what is wrong.
+                with contextlib.suppress(Exception):
+                    await self._backend.async_cache_prefix(prefix)
+        finally:
+            self.open()
+
+
+class _Ticket:
+    def __init__(self, gate: PrefixGate, executor: StreamExecutor) -> None:
+        self._gate = gate
+        self._executor = executor
+
+    def __await__(self) -> Any:
+        return self._gate.arrive(self._executor).__await__()
