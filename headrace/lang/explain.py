@@ -188,10 +188,9 @@ def _request(row: _Row) -> str:
     if event.error is not None:
         parts.append(f"<p class='error'>{html.escape(str(event.error))}</p>")
     if row.prompt:
-        share = 100 * (row.cached or 0) / row.prompt
-        parts.append(
-            f"<p>{row.cached or 0} of {row.prompt} prompt tokens cached ({share:.0f}%)</p>"
-        )
+        cached = row.cached or 0
+        share = f"{cached / row.prompt:.0%}"
+        parts.append(f"<p>{cached} of {row.prompt} prompt tokens cached ({share})</p>")
     if event.sampling:
         asked = json.dumps(event.sampling, ensure_ascii=False, default=str)
         parts.append(f"<p class='hint'>{html.escape(asked)}</p>")

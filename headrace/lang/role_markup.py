@@ -23,9 +23,7 @@ class _Turns(NamedTuple):
     assistant: tuple[str, str]
 
 
-def derive_chat_template(
-    render: Render, name: str, *, bos_token: str = "", image_token: str = "<image>"
-) -> ChatTemplate | None:
+def derive_chat_template(render: Render, name: str, *, bos_token: str = "") -> ChatTemplate | None:
     """The role markup of a model's own chat template.
 
     Args:
@@ -33,7 +31,6 @@ def derive_chat_template(
         name: of the result.
         bos_token: what the server's tokenizer sets before every prompt by itself; it is no part of
             the markup.
-        image_token: of the result.
 
     Returns:
         `None` when prefixes and suffixes cannot say what the template writes: then the table in
@@ -47,7 +44,7 @@ def derive_chat_template(
     turns = _find_turns(write)
     if turns is None:
         return None
-    found = _add_system(write, turns, name, image_token)
+    found = _add_system(write, turns, name)
     if found is None or not _writes_the_same(write, found):
         return None
     opening = write(_conversation(_QUESTION), is_open=True)
@@ -97,16 +94,13 @@ def _find_turns(write: Callable[..., str | None]) -> _Turns | None:
     )
 
 
-def _add_system(
-    write: Callable[..., str | None], turns: _Turns, name: str, image_token: str
-) -> ChatTemplate | None:
+def _add_system(write: Callable[..., str | None], turns: _Turns, name: str) -> ChatTemplate | None:
     user_prefix = turns.user[0]
     found = ChatTemplate(
         name,
         None,
         {"system": ("", ""), "user": turns.user, "assistant": turns.assistant},
         _stops(turns),
-        image_token,
     )
     bare = _split(write(_conversation(_QUESTION)), [_QUESTION])
     if bare is None or not bare[0].endswith(user_prefix):
@@ -165,11 +159,7 @@ def _opening_prefix(opening: str, plain: str) -> str:
 
 
 def template_from_source(
-    source: str | Mapping[str, str],
-    special_tokens: Mapping[str, str],
-    name: str,
-    *,
-    image_token: str = "<image>",
+    source: str | Mapping[str, str], special_tokens: Mapping[str, str], name: str
 ) -> ChatTemplate | None:
     """The role markup of a Jinja chat template; see `derive_chat_template`.
 
@@ -177,15 +167,33 @@ def template_from_source(
         source: the template's text, or texts by name.
         special_tokens: `bos_token` and the like, for those that exist.
         name: of the result.
-        image_token: of the result.
     """
-    # Jinja is loaded where a server shows a template, not with the language.
-    from openai_api.chat_template import ChatTemplate as JinjaTemplate
+    return template_of_model(None, source, special_tokens, name)
+
+
+def template_of_model(
+    option: str | None,
+    own: str | Mapping[str, str] | None,
+    special_tokens: Mapping[str, str],
+    name: str,
+) -> ChatTemplate | None:
+    """The role markup of the template that a server's chat renders with.
+
+    Args:
+        option: `--chat-template`, where it is given.
+        own: the template of the model's folder.
+        special_tokens: `bos_token` and the like, for those that exist.
+        name: of the result.
+    """
+    # Jinja is loaded where a model shows a template, not with the language.
+    from openai_api.chat_template import load_chat_template
     from runtime.errors import InvalidRequest, StartupError
 
     try:
-        template = JinjaTemplate(source, special_tokens)
+        template = load_chat_template(option, own, special_tokens)
     except StartupError:
+        return None
+    if template is None:
         return None
 
     def render(messages: Messages, is_open: bool) -> str | None:
@@ -194,5 +202,4 @@ def template_from_source(
         except InvalidRequest:
             return None
 
-    bos_token = special_tokens.get("bos_token", "")
-    return derive_chat_template(render, name, bos_token=bos_token, image_token=image_token)
+    return derive_chat_template(render, name, bos_token=special_tokens.get("bos_token", ""))

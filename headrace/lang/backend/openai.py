@@ -161,9 +161,8 @@ class OpenAI(AsyncBackend):
             if found is not None:
                 meta = self._meta(answer, answer.choices[0])
                 # The tokens are of one request: they are told once.
-                return [
-                    (each, meta if i == 0 else {"id": meta["id"]}) for i, each in enumerate(found)
-                ]
+                metas = [meta, *({"id": meta["id"]} for _ in found[1:])]
+                return list(zip(found, metas, strict=True))
         raise RuntimeError(
             f"The model did not keep to the turn's pattern in {_TRIES} tries; its last text was "
             f"{text[:200]!r}. Show the pattern in the messages before, or give more "

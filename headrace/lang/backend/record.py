@@ -213,6 +213,7 @@ class ReplayBackend(AsyncBackend):
         style = ChatTemplateStyle[template.pop("style")]
         markup = {role: tuple(both) for role, both in template["role_prefix_and_suffix"].items()}
         template["role_prefix_and_suffix"] = markup
+        template["stop_str"] = tuple(template["stop_str"])
         self.chat_template = ChatTemplate(**template, style=style)
 
     def get_model_name(self) -> str:

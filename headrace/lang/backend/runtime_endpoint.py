@@ -25,6 +25,7 @@ from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from headrace.lang.core_loop import core
 from headrace.lang.errors import BackendError
 from headrace.lang.global_config import global_config
+from headrace.lang.role_markup import template_from_source
 from headrace.lang.sampling import SglSamplingParams
 from runtime.errors import HeadraceError
 
@@ -109,7 +110,20 @@ class RuntimeEndpoint(AsyncBackend):
     def _choose_template(self, name: str | None) -> ChatTemplate:
         if name is not None:
             return get_chat_template(name)
-        return get_chat_template_by_model_path(self.get_model_name())
+        path = self.get_model_name()
+        return self._own_template(path) or get_chat_template_by_model_path(path)
+
+    def _own_template(self, name: str) -> ChatTemplate | None:
+        """The markup that the server's own chat template writes, where it shows it."""
+        try:
+            told = core().call(self._get("/tokenizer_info"))
+        except BackendError:
+            # Servers of the reference have no such route; ours may have no tokenizer.
+            return None
+        if not isinstance(told, dict) or not isinstance(told.get("chat_template"), str):
+            return None
+        tokens = {key: value for key, value in told.items() if key.endswith("_token") and value}
+        return template_from_source(told["chat_template"], tokens, name)
 
     def get_model_name(self) -> str:
         return str(self.model_info["model_path"])
@@ -129,7 +143,7 @@ class RuntimeEndpoint(AsyncBackend):
     # ---- coroutines ----
 
     async def async_generate(self, s: Prompt, sampling_params: SglSamplingParams) -> Generated:
-        answer = await self.post("/generate", _payload(s, sampling_params))
+        answer = await self.post("/generate", generate_payload(s, sampling_params))
         if isinstance(answer, list):
             return [one["text"] for one in answer], [one["meta_info"] for one in answer]
         return answer["text"], answer["meta_info"]
@@ -140,7 +154,7 @@ class RuntimeEndpoint(AsyncBackend):
         if self._is_incremental is None:
             self._is_incremental = await self._streams_deltas()
         taken = 0
-        events = self._events("/generate", {**_payload(s, sampling_params), "stream": True})
+        events = self._events("/generate", {**generate_payload(s, sampling_params), "stream": True})
         async with contextlib.aclosing(events):
             async for event in events:
                 text = event["text"]
@@ -309,7 +323,8 @@ class RuntimeEndpoint(AsyncBackend):
         return BackendError(f"{type(error).__name__}: {words}", url=self.base_url + path)
 
 
-def _payload(s: Prompt, sampling_params: SglSamplingParams) -> dict[str, Any]:
+def generate_payload(s: Prompt, sampling_params: SglSamplingParams) -> dict[str, Any]:
+    """The body of the native `/generate` that continues `s.text_`."""
     sampling = {
         "skip_special_tokens": (
             global_config.skip_special_tokens_in_output

@@ -9,7 +9,8 @@ from typing import Any
 
 from headrace.lang.backend.base import Message, Prompt, TurnPart
 
-CHOOSE_SCHEMA_NAME = "choice"
+_CHOICE = "choice"
+_SPACE = r"\s*"
 
 
 def open_text(s: Prompt, backend: str) -> str:
@@ -46,8 +47,8 @@ def choice_schema(choices: Sequence[str]) -> dict[str, Any]:
     options = list(dict.fromkeys(choices))
     return {
         "type": "object",
-        "properties": {CHOOSE_SCHEMA_NAME: {"type": "string", "enum": options}},
-        "required": [CHOOSE_SCHEMA_NAME],
+        "properties": {_CHOICE: {"type": "string", "enum": options}},
+        "required": [_CHOICE],
         "additionalProperties": False,
     }
 
@@ -77,7 +78,7 @@ def chosen(answer: str, choices: Sequence[str]) -> str:
         ValueError: the answer holds none of them.
     """
     try:
-        found = json.loads(answer)[CHOOSE_SCHEMA_NAME]
+        found = json.loads(answer)[_CHOICE]
     except (ValueError, LookupError, TypeError):
         found = None
     if found not in choices:
@@ -98,13 +99,12 @@ def split_turn(text: str, parts: Sequence[TurnPart]) -> list[str] | None:
     Returns:
         `None` when the text does not keep to the pattern.
     """
-    pattern = r"\s*"
+    pattern = _SPACE
     for part, following in zip(parts, [*parts[1:], None], strict=True):
         if part.sampling_params is None:
+            constant = part.text or ""
             # At the turn's begin the model's own white space may differ.
-            pattern += re.escape(
-                part.text or "" if pattern != r"\s*" else (part.text or "").lstrip()
-            )
+            pattern += re.escape(constant.lstrip() if pattern == _SPACE else constant)
             continue
         stops = [re.escape(stop) for stop in part.sampling_params.stops]
         if following is None:

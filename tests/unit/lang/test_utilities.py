@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from headrace import utils
-from headrace.media import load_image, mime_type, read_image_bytes
+from headrace.media import load_image
 from tests.support.fake_http import serve
 
 
@@ -188,22 +188,17 @@ def test_t61_a_picture_in_every_form(tmp_path: Path) -> None:
         ]
         for form in forms:
             assert utils.encode_image_base64(form) == encoded
-        with pytest.raises(ValueError, match="does not give an image"):
-            read_image_bytes(f"{server.url}/none.png")
+        with pytest.raises(OSError, match="cannot be fetched"):
+            utils.encode_image_base64(f"{server.url}/none.png")
     assert load_image(Drawn())[1] == (1, 1)
     assert load_image(path)[1] is None
-    assert mime_type(content) == "image/png"
-    assert mime_type(b"\xff\xd8\xff\xe0") == "image/jpeg"
-    assert mime_type(b"RIFF....WEBPVP8 ") == "image/webp"
 
 
 def test_what_is_no_picture() -> None:
-    with pytest.raises(FileNotFoundError, match="no file, no URL and no base64"):
-        read_image_bytes("/no/such/file.png")
-    with pytest.raises(ValueError, match="A data URL"):
-        read_image_bytes("data:image/png,abc")
+    with pytest.raises(FileNotFoundError):
+        utils.encode_image_base64("/no/such/file.png")
     with pytest.raises(TypeError, match="not int"):
-        read_image_bytes(3)
+        utils.encode_image_base64(3)
 
 
 def test_a_video_says_what_it_needs() -> None:
@@ -213,5 +208,5 @@ def test_a_video_says_what_it_needs() -> None:
         with pytest.raises(ImportError, match="pip install opencv-python-headless"):
             utils.encode_video_base64("film.mp4")
     else:
-        with pytest.raises(FileNotFoundError, match=r"film\.mp4"):
+        with pytest.raises(OSError, match=r"film\.mp4"):
             utils.encode_video_base64("film.mp4")
