@@ -7,22 +7,18 @@ import headrace as sgl
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--url", default="http://127.0.0.1:30000")
-QUESTION = "What is the capital of Japan?"
-ANSWERS = ["The capital of Japan is Tokyo.", "The capital of Japan is Rome."]
+ANSWERS = ["Tokyo", "Rome", "Paris"]
 
 
 @sgl.function
-def judge(s: Any, question: str, answers: list[str]) -> None:
-    s += sgl.user(question)
-    s += sgl.assistant(sgl.select("better", answers))
+def judge(s: Any, answer: str) -> None:
+    s += sgl.user(f"Is {answer} the capital of Japan?")
+    s += sgl.assistant(sgl.select("verdict", ["Yes", "No"]))
 
 
 if __name__ == "__main__":
     sgl.set_default_backend(sgl.RuntimeEndpoint(parser.parse_args().url))
-    # Both orders: a judge that likes the first place better would contradict itself.
-    orders = [ANSWERS, ANSWERS[::-1]]
-    states = judge.run_batch([{"question": QUESTION, "answers": order} for order in orders])
-    for order, state in zip(orders, states, strict=True):
-        probs = state.get_meta_info("better")["probs"]
-        print(dict(zip(order, (round(prob, 3) for prob in probs), strict=True)))
-    print("Agreed:", len({state["better"] for state in states}) == 1, "on", states[0]["better"])
+    states = judge.run_batch([{"answer": answer} for answer in ANSWERS])
+    for answer, state in zip(ANSWERS, states, strict=True):
+        sure = max(state.get_meta_info("verdict")["probs"])
+        print(f"{answer}: {state['verdict']} ({sure:.0%} sure)")

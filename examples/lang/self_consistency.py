@@ -1,6 +1,7 @@
 """Self-consistency: many sampled answers, the most frequent one wins: `... --url URL`."""
 
 import argparse
+import re
 from collections import Counter
 from typing import Any
 
@@ -16,10 +17,11 @@ def vote(s: Any, question: str) -> Counter[int]:
     s += sgl.user(question)
     # The prompt is computed once; the forks begin behind it.
     forks = s.fork(NUM_SAMPLES)
-    answer = sgl.gen("answer", dtype=int, max_tokens=4, temperature=0.9)
     for fork in forks:
-        fork += sgl.assistant(question.removeprefix("What is ").rstrip("?") + " = " + answer)
-    return Counter(fork[answer] for fork in forks)
+        fork += sgl.assistant(sgl.gen("answer", max_tokens=16, temperature=0.9))
+    # The last number of each answer, where there is one.
+    numbers = (re.findall(r"\d+", fork["answer"]) for fork in forks)
+    return Counter(int(each[-1]) for each in numbers if each)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ WIDTH, KEPT, DEPTH = 3, 2, 2
 
 
 def propose(branch: Any, level: int) -> None:
-    branch += sgl.user(f"Step {level}: tell me one thing about the capital of Japan.")
-    branch += sgl.assistant(sgl.gen("thought", max_tokens=24, stop="\n", temperature=0.8))
+    branch += sgl.user(f"Step {level}: tell me something about Japan.")
+    branch += sgl.assistant(sgl.gen("thought", max_tokens=24, stop="\n", temperature=0.5))
     branch += sgl.user("Is this a good step? Yes or no?")
     branch += sgl.assistant(sgl.select("verdict", ["Yes", "No"]))
 
