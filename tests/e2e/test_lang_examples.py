@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,3 +46,20 @@ def test_a_program(server: ServerProcess, name: str) -> None:
     for wanted in PRINTED[name]:
         assert wanted in done.stdout
     assert not done.stderr
+
+
+def test_the_tutorials_blocks_run_in_order(server: ServerProcess) -> None:
+    page = (ROOT / "docs" / "lang.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = "\n".join(blocks).replace("http://127.0.0.1:30000", server.url)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for wanted in ("The capital of France is Paris.", "\nTokyo\n", "calculator [", "2 + 2 = 4."):
+        assert wanted in done.stdout
