@@ -94,7 +94,7 @@ def test_t59_schemas(stub: LangServer) -> None:
         gen("a", json_schema="{")
     stub.answer = lambda _: '{"name": "An'
     state = run(answer)
-    with pytest.raises(ValueError, match="finish_reason|ended by"):
+    with pytest.raises(ValueError, match="ended by"):
         state[answer]
 
 
@@ -212,9 +212,9 @@ def run_named(stream: bool) -> sgl.ProgramState:
 def test_t63_nobody_listens(stub: LangServer, endpoint: sgl.RuntimeEndpoint) -> None:
     stub.close()
     endpoint.shutdown()
-    with pytest.raises(sgl.ProgramError, match="refused"):
+    with pytest.raises(sgl.ProgramError, match="Refused"):
         named()["a"]
-    with pytest.raises(sgl.BackendError, match="refused"):
+    with pytest.raises(sgl.BackendError, match="Refused"):
         sgl.RuntimeEndpoint(stub.url)
     with pytest.raises(sgl.BackendError, match="URL"):
         sgl.RuntimeEndpoint("ftp://localhost")
@@ -258,9 +258,7 @@ def test_a_busy_server_is_asked_again(stub: LangServer) -> None:
 
 
 def test_parameters_beyond_the_references(stub: LangServer) -> None:
-    run(
-        gen("a", repetition_penalty=1.5, sampling_seed=7, lora_path="x", ebnf="root ::= 'a'")
-    ).sync()
+    run(gen("a", repetition_penalty=1.5, sampling_seed=7, lora_path="x")).sync()
     assert sampling(stub)["repetition_penalty"] == 1.5
     assert sampling(stub)["sampling_seed"] == 7
     assert stub.payloads[-1]["lora_path"] == "x"
