@@ -15,9 +15,10 @@ MAX_CODE_LINES = {
     "kernels": 4_922,
     "kernels (C++)": 1_277,
     "runtime": 18_129,
-    "openai_api": 3_137,
-    "server": 3_205,
-    "headrace": 4_101,
+    "openai_api": 3_150,
+    "anthropic_api": 482,
+    "server": 3_247,
+    "headrace": 4_080,
 }
 
 
