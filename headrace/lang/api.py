@@ -360,7 +360,7 @@ def separate_reasoning(expr: ir.SglExpr, model_type: str | None = None) -> ir.Sg
     # The server's parsers; they need no torch.
     from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 
-    if model_type not in REASONING_PARSERS:
+    if model_type is None or model_type not in REASONING_PARSERS:
         known = ", ".join(REASONING_PARSERS)
         raise ValueError(f"separate_reasoning: model_type {model_type!r} is none of {known}.")
     return ir.SglExprList([expr, ir.SglSeparateReasoning(model_type, expr)])

@@ -57,13 +57,15 @@ class Threads:
                 done.set_result(result)
 
         def run() -> None:
+            result: Any = None
+            error: BaseException | None = None
             try:
-                result, error = work(), None
-            except StopIteration:
+                result = work()
+            except StopIteration as raised:
                 # A future refuses it.
-                result, error = None, RuntimeError("StopIteration")
+                error = RuntimeError(f"{raised!r} came out of a back end")
             except BaseException as raised:
-                result, error = None, raised
+                error = raised
             loop.call_soon_threadsafe(tell, result, error)
 
         self.start(run)

@@ -1,4 +1,4 @@
-"""Python types as outputs: the text that a generation keeps to, and the value that it stands for."""
+"""Python types as outputs: the form of the text, and the value that it stands for."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from headrace.lang.core_loop import core
 from headrace.lang.executor import StreamExecutor
 
 if TYPE_CHECKING:
-    from headrace.lang.state import AsyncProgramState, ProgramState, _State
+    from headrace.lang.state import _State
 
 S = TypeVar("S", bound="_State")
 
@@ -114,7 +114,7 @@ class _Group(Generic[S]):
         else:
             values = [other] * len(self.states)
         for state, value in zip(self.states, values, strict=True):
-            state += value  # noqa: PLW2901 appends
+            state += value
         return self
 
     def _gather(self, mode: str) -> None:
@@ -125,9 +125,7 @@ class _Group(Generic[S]):
         if mode == "gather_variable":
             _gather_variables(parent, children)
         else:
-            self.src_state += "".join(
-                child.text_[child.fork_start_text_pos :] for child in children
-            )
+            parent.submit("".join(child.text_[child.fork_start_text_pos :] for child in children))
 
     def _check(self, mode: str) -> None:
         if mode not in ("gather_variable", "concate_and_append"):

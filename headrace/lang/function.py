@@ -59,6 +59,9 @@ class SglFunction(Generic[P, R]):
         is_async: whether it is `async def`.
     """
 
+    __name__: str
+    __qualname__: str
+
     def __init__(
         self,
         func: Callable[..., Any],
@@ -189,9 +192,13 @@ class SglFunction(Generic[P, R]):
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
 
+        def resolve() -> None:
+            if not done.done():
+                done.set_result(None)
+
         def run() -> None:
             context.run(call.run_body, state)
-            loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
+            loop.call_soon_threadsafe(resolve)
 
         core().threads.start(run)
         await done
@@ -397,7 +404,7 @@ _tasks: set[asyncio.Task[None]] = set()
 
 
 @overload
-def function(
+def function(  # type: ignore[overload-overlap]  # a method's `self` comes before `s`
     func: Callable[Concatenate[AsyncProgramState, P], Coroutine[Any, Any, R]],
     num_api_spec_tokens: int | None = None,
 ) -> SglFunction[P, R]: ...

@@ -122,7 +122,7 @@ def load_video(source: Any, num_frames: int) -> Media:
         OSError: no such file, or no frames in it.
     """
     try:
-        import cv2
+        import cv2  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise ImportError(
             "video() reads frames by OpenCV: pip install opencv-python-headless."

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from typing import TYPE_CHECKING, Any
 
 from headrace.lang.forking import MIN_PREFIX_CHARS
@@ -47,7 +46,7 @@ class PrefixGate:
             asyncio.get_running_loop().call_later(_TIMEOUT_S, self._give_up)
         elif not self._is_sending:
             self._is_sending = True
-            await self._send(os.path.commonprefix([self._first, executor.text_]))
+            await self._send(_common_prefix(self._first, executor.text_))
         await self._opened.wait()
 
     def _give_up(self) -> None:
@@ -62,6 +61,11 @@ class PrefixGate:
                     await self._backend.async_cache_prefix(prefix)
         finally:
             self.open()
+
+
+def _common_prefix(one: str, other: str) -> str:
+    differing = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(differing, min(len(one), len(other)))]
 
 
 class _Ticket:

@@ -46,7 +46,8 @@ class SglArgument(ir.SglExpr):
     def __format__(self, spec: str) -> NoReturn:
         raise TypeError(f"The argument {self.name!r} has no text while its program is traced.")
 
-    __str__ = None  # type: ignore[assignment]  # set below
+    def __str__(self) -> str:
+        raise TypeError(f"The argument {self.name!r} has no text while its program is traced.")
 
     def __repr__(self) -> str:
         return f"Argument({self.name})"
@@ -56,13 +57,6 @@ class SglArgument(ir.SglExpr):
 
     def __hash__(self) -> int:
         return id(self)
-
-
-def _no_text(self: SglArgument) -> NoReturn:
-    raise TypeError(f"The argument {self.name!r} has no text while its program is traced.")
-
-
-SglArgument.__str__ = _no_text  # type: ignore[method-assign]
 
 
 class Node:
@@ -116,7 +110,7 @@ class TracerState:
         self.messages_: list[dict[str, Any]] = list(parent.messages_) if parent else []
         self.cur_role: str | None = parent.cur_role if parent else None
         self.ret_value: Any = None
-        self._ids = parent._ids if parent else itertools.count()
+        self._ids: itertools.count[int] = parent._ids if parent else itertools.count()
 
     def flatten_nodes(self) -> list[Node]:
         """All nodes, the children's behind its own."""
@@ -169,8 +163,7 @@ class TracerState:
             self._append(end)
 
     def __getitem__(self, name: Any) -> Any:
-        key = name.name if isinstance(name, ir.SglGen) else name
-        return self.variables[key]
+        return self.variables[name.name if isinstance(name, ir.SglGen) else name]
 
     get_var = value = __getitem__
 

@@ -133,13 +133,13 @@ class BaseBackend:
             The text and its `Meta`; with `n` above 1 a list of texts, of which the first continues
             the program.
         """
-        raise self._cannot("generate")
+        raise NotImplementedError(self._cannot("generate"))
 
     def generate_stream(
         self, s: Prompt, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, Meta]]:
         """`generate`, in pieces: what is new, and the meta information so far."""
-        raise self._cannot("stream")
+        raise NotImplementedError(self._cannot("stream"))
 
     def select(
         self,
@@ -149,7 +149,7 @@ class BaseBackend:
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
         """Decide which of `choices` continues `s.text_`."""
-        raise self._cannot("select")
+        raise NotImplementedError(self._cannot("select"))
 
     def fill_turn(self, s: Prompt, parts: Sequence[TurnPart]) -> list[Generated]:
         """Fill a turn's generations by one call.
@@ -159,7 +159,7 @@ class BaseBackend:
         Returns:
             One `Generated` for each part that is a generation, in order.
         """
-        raise self._cannot("fill a turn with one call")
+        raise NotImplementedError(self._cannot("fill a turn with one call"))
 
     def cache_prefix(self, prefix_str: str) -> None:
         """Make requests that begin with `prefix_str` cheaper."""
@@ -201,7 +201,7 @@ class BaseBackend:
 
     def concatenate_and_append(self, src_rids: list[str], dst_rid: str) -> None:
         """Join texts by their keys and values."""
-        raise self._cannot("join texts by their keys and values")
+        raise NotImplementedError(self._cannot("join texts by their keys and values"))
 
     # ---- coroutines: what the frontend calls ----
 
@@ -239,7 +239,11 @@ class BaseBackend:
         """See `fill_turn`."""
         return await core().threads.call(lambda: self.fill_turn(s, parts))
 
-    async def async_cache_prefix(self, prefix_str: str, media: Sequence[Media] = ()) -> None:
+    async def async_cache_prefix(
+        self,
+        prefix_str: str,
+        media: Sequence[Media] = (),  # noqa: ARG002  plain functions know text only
+    ) -> None:
         """See `cache_prefix`; `media` are the images that the text has tokens of."""
         await core().threads.call(lambda: self.cache_prefix(prefix_str))
 
@@ -251,8 +255,8 @@ class BaseBackend:
         """See `get_server_info`."""
         return await core().threads.call(self.get_server_info)
 
-    def _cannot(self, what: str) -> NotImplementedError:
-        return NotImplementedError(f"The back end {type(self).__name__} cannot {what}.")
+    def _cannot(self, what: str) -> str:
+        return f"The back end {type(self).__name__} cannot {what}."
 
 
 class AsyncBackend(BaseBackend):
@@ -293,7 +297,7 @@ class AsyncBackend(BaseBackend):
         return core().call(self.async_get_server_info())
 
     async def async_generate(self, s: Prompt, sampling_params: SglSamplingParams) -> Generated:
-        raise self._cannot("generate")
+        raise NotImplementedError(self._cannot("generate"))
 
     async def async_generate_stream(
         self, s: Prompt, sampling_params: SglSamplingParams
@@ -309,10 +313,10 @@ class AsyncBackend(BaseBackend):
         temperature: float,
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
-        raise self._cannot("select")
+        raise NotImplementedError(self._cannot("select"))
 
     async def async_fill_turn(self, s: Prompt, parts: Sequence[TurnPart]) -> list[Generated]:
-        raise self._cannot("fill a turn with one call")
+        raise NotImplementedError(self._cannot("fill a turn with one call"))
 
     async def async_cache_prefix(self, prefix_str: str, media: Sequence[Media] = ()) -> None:
         """Do nothing unless overridden."""
