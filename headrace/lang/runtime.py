@@ -258,7 +258,7 @@ def _command(arguments: ServerArgs) -> str:
         elif value is True:
             words.append(option_name(field.name))
         elif isinstance(value, list):
-            words += [option_name(field.name), *map(str, value)]
+            words += [option_name(field.name), *map(str, value)] if value else []
         elif value is not None and value is not False:
             words.append(f"{option_name(field.name)}={value}")
     return shlex.join([*before, *words])

@@ -88,12 +88,14 @@ def test_a_program_gets_the_same_from_the_record(tmp_path: Path) -> None:
     recording = RecordingBackend(Counting(), path)
     first = [told(state) for state in program.run_batch(questions, backend=recording)]
     streamed = program.run("streamed", backend=recording, stream=True)
-    pieces = list(streamed.text_iter("answer"))
+    pieces = "".join(streamed.text_iter("answer"))
     seen = program.run("look", picture=b"\x89PNG\r\n\x1a\n" + b"x" * 9, backend=recording)
     look = told(seen)
     parts = filled.run(backend=recording)
     turn = (parts["a"], parts["b"], parts.text())
     recording.shutdown()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert ["answer ", pieces.removeprefix("answer ")] in [line.get("pieces") for line in lines]
 
     replay = ReplayBackend(path)
     assert replay.get_model_name() == "counting"
@@ -102,7 +104,7 @@ def test_a_program_gets_the_same_from_the_record(tmp_path: Path) -> None:
     again = [told(program.run(**each, backend=replay)) for each in questions]
     assert sorted(again, key=str) == sorted(first, key=str)
     state = program.run("streamed", backend=replay, stream=True)
-    assert list(state.text_iter("answer")) == pieces
+    assert "".join(state.text_iter("answer")) == pieces == state["answer"]
     assert (
         told(program.run("look", picture=b"\x89PNG\r\n\x1a\n" + b"x" * 9, backend=replay)) == look
     )
