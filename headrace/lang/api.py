@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
@@ -208,6 +209,8 @@ def gen(  # noqa: PLR0913  the reference's order
         schema_text, _ = schema_and_parser(json_schema)
     if kind is not None:
         parse = parser_of_dtype(kind)
+        if regex is not None:
+            warnings.warn("Both dtype and regex are set; dtype wins.", stacklevel=2)
     tag = others.get("structural_tag")
     if isinstance(tag, Mapping):
         others["structural_tag"] = json.dumps(tag)

@@ -7,7 +7,7 @@ import itertools
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.lang import ir
@@ -20,7 +20,7 @@ from headrace.lang.sampling import SglSamplingParams
 from headrace.lang.variables import Splitter, Variables, VariableStream
 
 if TYPE_CHECKING:
-    from headrace.lang.backend.base import BaseBackend, Message
+    from headrace.lang.backend.base import BaseBackend, Generated, Message
 
 _sids = itertools.count(1)
 
@@ -343,7 +343,12 @@ class StreamExecutor:
                 await self._generate_stream(part, params, event, splitter)
             else:
                 text, meta = await self.backend.async_generate(self, params)
-                self._set_generated(part, text, meta, event, splitter)
+                with self.family.lock:
+                    event.meta = meta
+                    self._end_event(event)
+                    self._set_generated(part, text, meta, splitter)
+                    event.end = len(self.text_)
+                    self.family.notify()
         except BaseException as error:
             event.error = error
             raise
@@ -355,9 +360,9 @@ class StreamExecutor:
         part: ir.SglGen[Any],
         text: str | list[str],
         meta: Any,
-        event: Event,
         splitter: Splitter | None,
     ) -> None:
+        """Append what was generated and set its variables; under the lock."""
         name = part.name
         texts = [text] if isinstance(text, str) else text
         reasonings: list[str] = []
@@ -365,18 +370,13 @@ class StreamExecutor:
             split = [splitter.fresh().whole(one) for one in texts]
             reasonings = [one.reasoning for one in split]
             texts = [one.content for one in split]
-        with self.family.lock:
-            self.text_ += texts[0]
-            event.end = len(self.text_)
-            event.meta = meta
-            is_one = isinstance(text, str)
-            if name is not None:
-                self.vars.set(name, texts[0] if is_one else texts, meta, part.parse)
-                if splitter is not None:
-                    self.vars.set(
-                        f"{name}_reasoning_content", reasonings[0] if is_one else reasonings
-                    )
-            self.family.notify()
+        self.text_ += texts[0]
+        self._uncached_from = len(self.text_)
+        is_one = isinstance(text, str)
+        if name is not None:
+            self.vars.set(name, texts[0] if is_one else texts, meta, part.parse)
+            if splitter is not None:
+                self.vars.set(f"{name}_reasoning_content", reasonings[0] if is_one else reasonings)
 
     async def _generate_stream(
         self,
@@ -404,6 +404,7 @@ class StreamExecutor:
         if splitter is not None:
             self._take_piece(None, meta, event, splitter, content, reasoning)
         with self.family.lock:
+            self._end_event(event)
             if name is not None:
                 self.vars.set(name, content.text, meta, part.parse)
                 if splitter is not None:
@@ -446,6 +447,7 @@ class StreamExecutor:
                 self.text_ += decision.decision
                 event.end = len(self.text_)
                 event.meta = decision.meta_info
+                self._end_event(event)
                 if part.name is not None:
                     self.vars.set(part.name, decision.decision, decision.meta_info)
                     if reasoning:
@@ -465,19 +467,27 @@ class StreamExecutor:
             await self._wait_for_prefix()
             event = self._begin_event("gen", None, {"parts": len(gens)})
             try:
-                results = iter(await self.backend.async_fill_turn(self, fills))
-                for fill in fills:
-                    if fill.part is None:
-                        self.text_ += fill.text or ""
-                    else:
-                        text, meta = next(results)
-                        self._set_generated(fill.part, text, meta, event, fill.splitter)
+                results = await self.backend.async_fill_turn(self, fills)
+                with self.family.lock:
+                    event.meta = [meta for _, meta in results]
+                    self._end_event(event)
+                    self._set_filled(fills, iter(results))
+                    event.end = len(self.text_)
+                    self.family.notify()
             except BaseException as error:
                 event.error = error
                 raise
             finally:
                 self._end_event(event)
         self._close_role(role)
+
+    def _set_filled(self, fills: list[_Fill], results: Iterator[Generated]) -> None:
+        for fill in fills:
+            if fill.part is None:
+                self.text_ += fill.text or ""
+            else:
+                text, meta = next(results)
+                self._set_generated(fill.part, text, meta, fill.splitter)
 
     async def _wait_for_prefix(self) -> None:
         waiting, self.first_request = self.first_request, None
@@ -492,11 +502,14 @@ class StreamExecutor:
         return event
 
     def _end_event(self, event: Event) -> None:
-        now = event.ended_s = time.perf_counter()
-        if event.first_s is None:
-            event.first_s = now
-        self._uncached_from = len(self.text_)
+        """A request is over; counted before anybody can read what it made."""
         with self.family.lock:
+            if event.ended_s is not None:
+                return
+            now = event.ended_s = time.perf_counter()
+            if event.first_s is None:
+                event.first_s = now
+            self._uncached_from = len(self.text_)
             self.family.usage.add(event.meta, now - event.began_s)
 
     # ---- children ----

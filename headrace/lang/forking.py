@@ -11,7 +11,7 @@ from headrace.lang.core_loop import core
 from headrace.lang.executor import StreamExecutor
 
 if TYPE_CHECKING:
-    from headrace.lang.state import _State
+    from headrace.lang.state import AsyncProgramState, ProgramState, _State  # noqa: F401  in quotes
 
 S = TypeVar("S", bound="_State")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,19 +71,12 @@ class SglSamplingParams:
     @property
     def stops(self) -> list[str]:
         """The stop strings as a new list, those of `dtype` with them."""
-        return _strings(self.stop) + [
-            stop
-            for stop in STOPS_OF_DTYPE.get(self.dtype or "", ())
-            if stop not in (self.stop or ())
-        ]
+        own = _strings(self.stop)
+        return own + [stop for stop in STOPS_OF_DTYPE.get(self.dtype or "", ()) if stop not in own]
 
     def grammar_regex(self) -> str | None:
         """The regular expression that the output keeps to: `dtype`'s before `regex`."""
-        if self.dtype is None:
-            return self.regex
-        if self.regex is not None:
-            warnings.warn("Both dtype and regex are set; dtype wins.", stacklevel=2)
-        return REGEX_OF_DTYPE[self.dtype]
+        return self.regex if self.dtype is None else REGEX_OF_DTYPE[self.dtype]
 
     def to_srt_kwargs(self) -> dict[str, Any]:
         """`sampling_params` of the native `/generate` but for the two flags of `global_config`.

@@ -163,7 +163,7 @@ class TracerState:
             self._append(end)
 
     def __getitem__(self, name: Any) -> Any:
-        return self.variables[name.name if isinstance(name, ir.SglGen) else name]
+        return self.variables[str(name.name if isinstance(name, ir.SglGen) else name)]
 
     get_var = value = __getitem__
 

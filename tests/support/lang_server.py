@@ -177,7 +177,8 @@ class LangServer:
             body = [{"text": one, "meta_info": meta(one)} for one in answer]
             self._reply(handler, 200, body)
         else:
-            self._reply(handler, 200, {"text": answer, "meta_info": meta(answer)})
+            body = {"text": answer, "meta_info": meta(answer, payload["text"])}
+            self._reply(handler, 200, body)
 
     def _stream(self, handler: BaseHTTPRequestHandler, recorded: Recorded, answer: Any) -> None:
         handler.send_response(200)
