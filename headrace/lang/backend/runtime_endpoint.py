@@ -15,6 +15,7 @@ import orjson
 from headrace.http_stream import HttpClient, HttpStatusError
 from headrace.lang.backend.base import AsyncBackend, Generated, Meta, Prompt
 from headrace.lang.backend.classic_select import classic_select
+from headrace.lang.backend.scored_select import decide, select_payload
 from headrace.lang.chat_template import (
     ChatTemplate,
     get_chat_template,
@@ -36,6 +37,7 @@ T = TypeVar("T")
 # A process may have few file descriptors, and a server's rows are fewer still.
 DEFAULT_MAX_CONNECTIONS = 512
 _BUSY = frozenset({429, 503})
+_NO_ROUTE = frozenset({404, 405})
 _TOP_LEVEL = (
     "return_logprob",
     "logprob_start_len",
@@ -100,6 +102,8 @@ class RuntimeEndpoint(AsyncBackend):
                 max_connections=max_connections,
             )
         self.model_info: dict[str, Any] = core().call(self._get("/get_model_info"))
+        # Until it says otherwise.
+        self._scores_choices = True
         self._is_incremental: bool | None = self.model_info.get("incremental_streaming_output")
         self.chat_template = self._choose_template(chat_template_name)
 
@@ -168,7 +172,15 @@ class RuntimeEndpoint(AsyncBackend):
         temperature: float,  # noqa: ARG002  `select` refuses another than 0
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
-        """By the classic calls; a server's scoring route would go before them, here."""
+        """By one request where the server has our scoring route, else by the classic calls."""
+        if self._scores_choices and not s.images_:
+            payload = select_payload(s, choices, choices_method)
+            try:
+                return decide(await self.post("/v1/select", payload), choices, choices_method)
+            except BackendError as error:
+                if error.status not in _NO_ROUTE:
+                    raise
+                self._scores_choices = False
         return await classic_select(self.post, s, choices, choices_method)
 
     async def async_cache_prefix(self, prefix_str: str, media: Sequence[Media] = ()) -> None:
