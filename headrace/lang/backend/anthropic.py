@@ -89,7 +89,6 @@ class Anthropic(AsyncBackend):
                 match event["type"]:
                     case "message_start":
                         meta = _meta(event["message"])
-                        yield "", meta
                     case "content_block_delta":
                         delta = event["delta"]
                         yield delta.get("text") or delta.get("partial_json") or "", meta

@@ -124,7 +124,7 @@ def test_t41_an_error_inside_a_stream() -> None:
 def test_leaving_a_stream_ends_the_request() -> None:
     def endless(_: Asked):
         yield from sse(*EVENTS[:2])
-        while True:
+        while not server.left.wait(0.01):
             delta = {"type": "text_delta", "text": "x" * 1000}
             yield from sse({"type": "content_block_delta", "index": 0, "delta": delta})
 

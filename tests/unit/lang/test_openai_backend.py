@@ -106,7 +106,7 @@ def test_a_stream_comes_in_pieces_and_leaving_it_ends_the_request() -> None:
     events = [chunk({"role": "assistant"}), *events, chunk({}, usage=USAGE), "[DONE]"]
 
     def endless(_: Asked):
-        while True:
+        while not server.left.wait(0.01):
             yield from sse(chunk({"content": "x" * 1000}))
 
     with serve({CHAT: lambda _: iter(sse(*events))}) as server:
