@@ -141,7 +141,7 @@ class StreamExecutor:
             if self.is_running or not self._queue:
                 return
             self.is_running = True
-        core().call_soon(self._start)
+        core().start_soon(self._start)
 
     def close_quietly(self, value: ir.SglExpr) -> None:
         """Queue what closes something; nothing where the program has failed."""
@@ -154,7 +154,7 @@ class StreamExecutor:
             if self.is_running or not self.family.body_done:
                 self.fail(self._error("The program was cancelled", kind=ProgramCancelled))
             children = list(self._children or ())
-        core().call_soon(self._stop)
+        core().start_soon(self._stop)
         for child in children:
             child.cancel()
 
