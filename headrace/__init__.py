@@ -38,7 +38,13 @@ if TYPE_CHECKING:
         user_end,
         video,
     )
+    from headrace.lang.backend.anthropic import Anthropic
     from headrace.lang.backend.base import AsyncBackend, BaseBackend
+    from headrace.lang.backend.engine import EngineBackend
+    from headrace.lang.backend.litellm import LiteLLM
+    from headrace.lang.backend.named_elsewhere import Crusoe, VertexAI
+    from headrace.lang.backend.openai import OpenAI
+    from headrace.lang.backend.record import RecordingBackend, ReplayBackend
     from headrace.lang.backend.runtime_endpoint import RuntimeEndpoint
     from headrace.lang.choices import (
         greedy_token_selection,
@@ -47,24 +53,34 @@ if TYPE_CHECKING:
     )
     from headrace.lang.errors import BackendError, ProgramCancelled, ProgramError
     from headrace.lang.global_config import global_config
+    from headrace.lang.runtime import Runtime
     from headrace.lang.state import AsyncProgramState, ProgramState
 
 __all__ = [
+    "Anthropic",
     "AsyncBackend",
     "AsyncProgramState",
     "BackendError",
     "BaseBackend",
+    "Crusoe",
     "Engine",
+    "EngineBackend",
     "EngineDeadError",
     "EngineError",
     "EngineOverloadedError",
     "EngineStartError",
     "FeatureNotSupportedError",
+    "LiteLLM",
+    "OpenAI",
     "ProgramCancelled",
     "ProgramError",
     "ProgramState",
+    "RecordingBackend",
+    "ReplayBackend",
+    "Runtime",
     "RuntimeEndpoint",
     "ServerArgs",
+    "VertexAI",
     "__version__",
     "assistant",
     "assistant_begin",
@@ -112,6 +128,15 @@ _LAZY = {
     **dict.fromkeys(_WORDS, "headrace.lang.api"),
     "AsyncBackend": "headrace.lang.backend.base",
     "BaseBackend": "headrace.lang.backend.base",
+    "Anthropic": "headrace.lang.backend.anthropic",
+    "EngineBackend": "headrace.lang.backend.engine",
+    "LiteLLM": "headrace.lang.backend.litellm",
+    "Crusoe": "headrace.lang.backend.named_elsewhere",
+    "VertexAI": "headrace.lang.backend.named_elsewhere",
+    "OpenAI": "headrace.lang.backend.openai",
+    "RecordingBackend": "headrace.lang.backend.record",
+    "ReplayBackend": "headrace.lang.backend.record",
+    "Runtime": "headrace.lang.runtime",
     "RuntimeEndpoint": "headrace.lang.backend.runtime_endpoint",
     "greedy_token_selection": "headrace.lang.choices",
     "token_length_normalized": "headrace.lang.choices",

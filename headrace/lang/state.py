@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, overload
 
 from headrace.lang import ir
 from headrace.lang.events import Event, Usage
 from headrace.lang.executor import StreamExecutor
+from headrace.lang.explain import explain_html, explain_text
 from headrace.lang.forking import AsyncProgramStateGroup, ProgramStateGroup, fork_and_warm
 from headrace.lang.streaming import AsyncTextIterator, TextIterator, TextReader, VariableReader
 
@@ -141,6 +143,23 @@ class _State:
     def usage(self) -> Usage:
         """Tokens and time so far; of the program with all its children."""
         return self.stream_executor.family.usage
+
+    def explain(self, html: str | Path | None = None) -> str:
+        """What was done so far, and when: a line an event, with tokens, cached ones, milliseconds.
+
+        Args:
+            html: a file to write as one page too, with the tokens' probabilities where
+                `return_logprob` asked for them.
+        """
+        executor = self.stream_executor
+        with executor.family.lock:
+            text, events = executor.text_, list(executor.events)
+        usage = self.usage()
+        if html is not None:
+            title = executor.family.name or "program"
+            page = explain_html(text, events, usage, title=title)
+            Path(html).write_text(page, encoding="utf-8")
+        return explain_text(text, events, usage)
 
     @property
     def events(self) -> list[Event]:

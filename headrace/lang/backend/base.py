@@ -24,6 +24,7 @@ frontend keeps `events` of each program: see `headrace.lang.events`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -342,6 +343,11 @@ def as_backend(given: Any) -> BaseBackend:
     endpoint = getattr(given, "endpoint", None)
     if isinstance(endpoint, BaseBackend):
         return endpoint
+    engine = sys.modules.get("headrace.engine.engine")
+    if engine is not None and isinstance(given, engine.Engine):
+        from headrace.lang.backend.engine import backend_of
+
+        return backend_of(given)
     # An object that has the methods without the class, as tests of users' own do.
     if hasattr(given, "async_generate_stream") and hasattr(given, "get_chat_template"):
         return cast("BaseBackend", given)

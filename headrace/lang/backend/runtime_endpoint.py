@@ -15,6 +15,7 @@ import orjson
 from headrace.http_stream import HttpClient, HttpStatusError
 from headrace.lang.backend.base import AsyncBackend, Generated, Meta, Prompt
 from headrace.lang.backend.classic_select import classic_select
+from headrace.lang.backend.scored_select import decide, select_payload
 from headrace.lang.chat_template import (
     ChatTemplate,
     get_chat_template,
@@ -24,6 +25,7 @@ from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from headrace.lang.core_loop import core
 from headrace.lang.errors import BackendError
 from headrace.lang.global_config import global_config
+from headrace.lang.role_markup import template_from_source
 from headrace.lang.sampling import SglSamplingParams
 from runtime.errors import HeadraceError
 
@@ -35,6 +37,7 @@ T = TypeVar("T")
 # A process may have few file descriptors, and a server's rows are fewer still.
 DEFAULT_MAX_CONNECTIONS = 512
 _BUSY = frozenset({429, 503})
+_NO_ROUTE = frozenset({404, 405})
 _TOP_LEVEL = (
     "return_logprob",
     "logprob_start_len",
@@ -99,13 +102,28 @@ class RuntimeEndpoint(AsyncBackend):
                 max_connections=max_connections,
             )
         self.model_info: dict[str, Any] = core().call(self._get("/get_model_info"))
+        # Until it says otherwise.
+        self._scores_choices = True
         self._is_incremental: bool | None = self.model_info.get("incremental_streaming_output")
         self.chat_template = self._choose_template(chat_template_name)
 
     def _choose_template(self, name: str | None) -> ChatTemplate:
         if name is not None:
             return get_chat_template(name)
-        return get_chat_template_by_model_path(self.get_model_name())
+        path = self.get_model_name()
+        return self._own_template(path) or get_chat_template_by_model_path(path)
+
+    def _own_template(self, name: str) -> ChatTemplate | None:
+        """The markup that the server's own chat template writes, where it shows it."""
+        try:
+            told = core().call(self._get("/tokenizer_info"))
+        except BackendError:
+            # Servers of the reference have no such route; ours may have no tokenizer.
+            return None
+        if not isinstance(told, dict) or not isinstance(told.get("chat_template"), str):
+            return None
+        tokens = {key: value for key, value in told.items() if key.endswith("_token") and value}
+        return template_from_source(told["chat_template"], tokens, name)
 
     def get_model_name(self) -> str:
         return str(self.model_info["model_path"])
@@ -125,7 +143,7 @@ class RuntimeEndpoint(AsyncBackend):
     # ---- coroutines ----
 
     async def async_generate(self, s: Prompt, sampling_params: SglSamplingParams) -> Generated:
-        answer = await self.post("/generate", _payload(s, sampling_params))
+        answer = await self.post("/generate", generate_payload(s, sampling_params))
         if isinstance(answer, list):
             return [one["text"] for one in answer], [one["meta_info"] for one in answer]
         return answer["text"], answer["meta_info"]
@@ -136,7 +154,7 @@ class RuntimeEndpoint(AsyncBackend):
         if self._is_incremental is None:
             self._is_incremental = await self._streams_deltas()
         taken = 0
-        events = self._events("/generate", {**_payload(s, sampling_params), "stream": True})
+        events = self._events("/generate", {**generate_payload(s, sampling_params), "stream": True})
         async with contextlib.aclosing(events):
             async for event in events:
                 text = event["text"]
@@ -154,7 +172,15 @@ class RuntimeEndpoint(AsyncBackend):
         temperature: float,  # noqa: ARG002  `select` refuses another than 0
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
-        """By the classic calls; a server's scoring route would go before them, here."""
+        """By one request where the server has our scoring route, else by the classic calls."""
+        if self._scores_choices and not s.images_:
+            payload = select_payload(s, choices, choices_method)
+            try:
+                return decide(await self.post("/v1/select", payload), choices, choices_method)
+            except BackendError as error:
+                if error.status not in _NO_ROUTE:
+                    raise
+                self._scores_choices = False
         return await classic_select(self.post, s, choices, choices_method)
 
     async def async_cache_prefix(self, prefix_str: str, media: Sequence[Media] = ()) -> None:
@@ -297,7 +323,8 @@ class RuntimeEndpoint(AsyncBackend):
         return BackendError(f"{type(error).__name__}: {words}", url=self.base_url + path)
 
 
-def _payload(s: Prompt, sampling_params: SglSamplingParams) -> dict[str, Any]:
+def generate_payload(s: Prompt, sampling_params: SglSamplingParams) -> dict[str, Any]:
+    """The body of the native `/generate` that continues `s.text_`."""
     sampling = {
         "skip_special_tokens": (
             global_config.skip_special_tokens_in_output

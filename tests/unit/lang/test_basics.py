@@ -31,12 +31,14 @@ def chat(s: sgl.ProgramState, question: str = "Hi") -> None:
 def test_t01_the_endpoint_asks_for_the_model_once(stub: LangServer) -> None:
     stub.requests.clear()
     sgl.RuntimeEndpoint(stub.url + "/", api_key="secret")
-    assert [(r.method, r.path) for r in stub.requests] == [("GET", "/get_model_info")]
+    # A second one asks for the model's own chat template.
+    asked = [(r.method, r.path) for r in stub.requests]
+    assert asked == [("GET", "/get_model_info"), ("GET", "/tokenizer_info")]
     headers = stub.requests[0].headers
     assert headers["content-type"].startswith("application/json")
     assert headers["authorization"] == "Bearer secret"
     sgl.RuntimeEndpoint(stub.url)
-    assert stub.requests[1].headers["authorization"] is None
+    assert stub.requests[2].headers["authorization"] is None
 
 
 def test_t02_one_request_with_every_field(stub: LangServer) -> None:
