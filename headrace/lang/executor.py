@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.lang import ir
 from headrace.lang.core_loop import core
-from headrace.lang.errors import ProgramCancelled, ProgramError, Source
 from headrace.lang.events import Event
 from headrace.lang.family import Family
-from headrace.lang.media import Media, load_media, load_video
+from headrace.lang.media_input import Media, load_media, load_video
+from headrace.lang.program_errors import ProgramCancelled, ProgramError, Source
 from headrace.lang.sampling import SglSamplingParams
 from headrace.lang.variables import Splitter, Variables, VariableStream
 
