@@ -51,8 +51,8 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
-    from headrace.lang.errors import BackendError, ProgramCancelled, ProgramError
     from headrace.lang.global_config import global_config
+    from headrace.lang.program_errors import BackendError, ProgramCancelled, ProgramError
     from headrace.lang.runtime import Runtime
     from headrace.lang.state import AsyncProgramState, ProgramState
 
@@ -141,9 +141,9 @@ _LAZY = {
     "greedy_token_selection": "headrace.lang.choices",
     "token_length_normalized": "headrace.lang.choices",
     "unconditional_likelihood_normalized": "headrace.lang.choices",
-    "BackendError": "headrace.lang.errors",
-    "ProgramCancelled": "headrace.lang.errors",
-    "ProgramError": "headrace.lang.errors",
+    "BackendError": "headrace.lang.program_errors",
+    "ProgramCancelled": "headrace.lang.program_errors",
+    "ProgramError": "headrace.lang.program_errors",
     "global_config": "headrace.lang.global_config",
     "AsyncProgramState": "headrace.lang.state",
     "ProgramState": "headrace.lang.state",

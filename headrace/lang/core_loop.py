@@ -93,6 +93,8 @@ class Core:
         self.pid = os.getpid()
         self.threads = Threads("headrace-body")
         self._loop = LoopThread("headrace-lang")
+        self._starts: deque[Callable[[], object]] = deque()
+        self._will_start = False
 
     @property
     def is_current(self) -> bool:
@@ -102,6 +104,19 @@ class Core:
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
         """Call on the loop's thread, from any thread."""
         self._loop.call_soon(callback, *args)
+
+    def start_soon(self, start: Callable[[], object]) -> None:
+        """`call_soon`, for many at once: while the loop is busy they share one waking up."""
+        self._starts.append(start)
+        if not self._will_start:
+            self._will_start = True
+            self._loop.call_soon(self._start_all)
+
+    def _start_all(self) -> None:
+        # First: what is appended from here on is either seen below or wakes the loop again.
+        self._will_start = False
+        while self._starts:
+            self._starts.popleft()()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Any:
         """Run `coroutine` on the loop; a concurrent future of its result."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.lang import ir
 from headrace.lang.core_loop import core
-from headrace.lang.errors import ProgramCancelled, ProgramError, Source
 from headrace.lang.events import Event
 from headrace.lang.family import Family
-from headrace.lang.media import Media, load_media, load_video
+from headrace.lang.media_input import Media, load_media, load_video
+from headrace.lang.program_errors import ProgramCancelled, ProgramError, Source
 from headrace.lang.sampling import SglSamplingParams
 from headrace.lang.variables import Splitter, Variables, VariableStream
 
@@ -141,7 +141,7 @@ class StreamExecutor:
             if self.is_running or not self._queue:
                 return
             self.is_running = True
-        core().call_soon(self._start)
+        core().start_soon(self._start)
 
     def close_quietly(self, value: ir.SglExpr) -> None:
         """Queue what closes something; nothing where the program has failed."""
@@ -154,7 +154,7 @@ class StreamExecutor:
             if self.is_running or not self.family.body_done:
                 self.fail(self._error("The program was cancelled", kind=ProgramCancelled))
             children = list(self._children or ())
-        core().call_soon(self._stop)
+        core().start_soon(self._stop)
         for child in children:
             child.cancel()
 

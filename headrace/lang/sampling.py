@@ -61,11 +61,11 @@ class SglSamplingParams:
 
     def over(self, defaults: SglSamplingParams) -> SglSamplingParams:
         """These, and the `defaults` where nothing is set."""
-        merged = defaults.clone()
+        # Once a generation: the constructor would take most of its time.
+        merged = object.__new__(SglSamplingParams)
         for name in _FIELDS:
             value = getattr(self, name)
-            if value is not None:
-                setattr(merged, name, value)
+            setattr(merged, name, getattr(defaults, name) if value is None else value)
         return merged
 
     @property

@@ -11,7 +11,7 @@ from headrace import Engine, EngineBackend, assistant, function, gen, select, us
 from headrace.demo import MODEL_PATH
 from headrace.lang.backend.base import as_backend
 from headrace.lang.chat_template import get_chat_template
-from headrace.lang.errors import ProgramError
+from headrace.lang.program_errors import ProgramError
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import headrace
 from headrace import Runtime, assistant, function, gen, user
 from headrace.demo import MODEL_PATH
-from headrace.lang.errors import BackendError
+from headrace.lang.program_errors import BackendError
 from tests.support.processes import alive
 from tests.support.waiting import until
 

@@ -34,7 +34,7 @@ from headrace.lang.core_loop import core
 from headrace.lang.sampling import SglSamplingParams
 
 if TYPE_CHECKING:
-    from headrace.lang.media import Media
+    from headrace.lang.media_input import Media
 
 Meta = dict[str, Any]
 """What is known of a generation; `prompt_tokens`, `cached_tokens`, `completion_tokens`, `id` and

@@ -21,7 +21,7 @@ from headrace.lang.sampling import SglSamplingParams
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
-    from headrace.lang.media import Media
+    from headrace.lang.media_input import Media
 
 _KEPT_AS = "_lang_backend"
 

@@ -21,7 +21,7 @@ from headrace.lang.backend.turns import (
 from headrace.lang.backend.unsupported import UnsupportedArguments
 from headrace.lang.chat_template import ChatTemplate, get_chat_template
 from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod, mean_logprob
-from headrace.lang.errors import BackendError
+from headrace.lang.program_errors import BackendError
 from headrace.lang.sampling import SglSamplingParams
 
 # These take the limit under its newer name only.
