@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     )
     from headrace.lang.backend.anthropic import Anthropic
     from headrace.lang.backend.base import AsyncBackend, BaseBackend
-    from headrace.lang.backend.engine import EngineBackend
+    from headrace.lang.backend.engine_backend import EngineBackend
     from headrace.lang.backend.litellm import LiteLLM
     from headrace.lang.backend.named_elsewhere import Crusoe, VertexAI
     from headrace.lang.backend.openai import OpenAI
-    from headrace.lang.backend.record import RecordingBackend, ReplayBackend
+    from headrace.lang.backend.recording import RecordingBackend, ReplayBackend
     from headrace.lang.backend.runtime_endpoint import RuntimeEndpoint
     from headrace.lang.choices import (
         greedy_token_selection,
@@ -129,13 +129,13 @@ _LAZY = {
     "AsyncBackend": "headrace.lang.backend.base",
     "BaseBackend": "headrace.lang.backend.base",
     "Anthropic": "headrace.lang.backend.anthropic",
-    "EngineBackend": "headrace.lang.backend.engine",
+    "EngineBackend": "headrace.lang.backend.engine_backend",
     "LiteLLM": "headrace.lang.backend.litellm",
     "Crusoe": "headrace.lang.backend.named_elsewhere",
     "VertexAI": "headrace.lang.backend.named_elsewhere",
     "OpenAI": "headrace.lang.backend.openai",
-    "RecordingBackend": "headrace.lang.backend.record",
-    "ReplayBackend": "headrace.lang.backend.record",
+    "RecordingBackend": "headrace.lang.backend.recording",
+    "ReplayBackend": "headrace.lang.backend.recording",
     "Runtime": "headrace.lang.runtime",
     "RuntimeEndpoint": "headrace.lang.backend.runtime_endpoint",
     "greedy_token_selection": "headrace.lang.choices",

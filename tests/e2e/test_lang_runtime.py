@@ -67,14 +67,14 @@ def test_t68_its_own_calls_answer_as_the_server_does(runtime: Runtime) -> None:
 
 
 def test_refusals_carry_the_servers_words(runtime: Runtime) -> None:
-    with pytest.raises(BackendError, match="400.*top_p"):
+    with pytest.raises(BackendError, match=r"400.*top_p"):
         runtime.generate("x", {"top_p": 7})
 
     async def read() -> None:
         async for _ in runtime.async_generate("x", {"top_p": 7}):
             pass
 
-    with pytest.raises(BackendError, match="400.*top_p"):
+    with pytest.raises(BackendError, match=r"400.*top_p"):
         asyncio.run(read())
 
 

@@ -9,8 +9,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 API = ("assistant", "function", "gen", "image", "select", "set_default_backend", "user", "video")
 SURFACE = {
-    "headrace": (*API, "Runtime", "RuntimeEndpoint", "OpenAI", "Anthropic", "LiteLLM", "VertexAI")
-    + ("Crusoe", "Engine", "ServerArgs", "global_config", "separate_reasoning", "flush_cache"),
+    "headrace": (
+        *(*API, "Runtime", "RuntimeEndpoint", "OpenAI", "Anthropic", "LiteLLM", "VertexAI"),
+        *("Crusoe", "Engine", "ServerArgs", "global_config", "separate_reasoning", "flush_cache"),
+    ),
     "headrace.lang.api": (*API, "gen_int", "gen_string", "get_server_info", "system_begin"),
     "headrace.lang.ir": (
         *("REGEX_INT", "REGEX_FLOAT", "REGEX_BOOL", "REGEX_STR", "SglGen", "SglExprList"),
