@@ -5,8 +5,9 @@ All of it runs on the core's loop, for one executor at a time.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.lang import ir
@@ -55,24 +56,18 @@ async def generate(executor: StreamExecutor, part: ir.SglGen[Any], reasoning: st
         executor.fills.append(Fill(sampling_params=params, part=part, splitter=splitter))
         return
     await _wait_for_prefix(executor)
-    event = _begin_event(executor, "gen", part.name, params.set_fields())
-    try:
+    with _request(executor, "gen", part.name, params.set_fields()) as event:
         # Several answers are no one stream.
         if executor.stream and (params.n or 1) == 1:
             await _generate_stream(executor, part, params, event, splitter)
-        else:
-            text, meta = await executor.backend.async_generate(executor, params)
-            with executor.family.lock:
-                event.meta = meta
-                _end_event(executor, event)
-                _set_generated(executor, part, text, meta, splitter)
-                event.end = len(executor.text_)
-                executor.family.notify()
-    except BaseException as error:
-        event.error = error
-        raise
-    finally:
-        _end_event(executor, event)
+            return
+        text, meta = await executor.backend.async_generate(executor, params)
+        with executor.family.lock:
+            event.meta = meta
+            _end_event(executor, event)
+            _set_generated(executor, part, text, meta, splitter)
+            event.end = len(executor.text_)
+            executor.family.notify()
 
 
 def _set_generated(
@@ -162,8 +157,7 @@ def _take_piece(
 async def select(executor: StreamExecutor, part: ir.SglSelect, reasoning: str | None) -> None:
     """Decide between texts, and set the variable."""
     await _wait_for_prefix(executor)
-    event = _begin_event(executor, "select", part.name, {"choices": part.choices})
-    try:
+    with _request(executor, "select", part.name, {"choices": part.choices}) as event:
         decision = await executor.backend.async_select(
             executor, part.choices, part.temperature, part.choices_method
         )
@@ -177,11 +171,6 @@ async def select(executor: StreamExecutor, part: ir.SglSelect, reasoning: str | 
                 if reasoning:
                     executor.vars.set(f"{part.name}_reasoning_content", "")
             executor.family.notify()
-    except BaseException as error:
-        event.error = error
-        raise
-    finally:
-        _end_event(executor, event)
 
 
 async def fill_and_close(executor: StreamExecutor, role: str, fills: list[Fill]) -> None:
@@ -191,8 +180,7 @@ async def fill_and_close(executor: StreamExecutor, role: str, fills: list[Fill])
     if gens:
         executor.text_ = executor.text_[: executor.cur_role_begin_pos]
         await _wait_for_prefix(executor)
-        event = _begin_event(executor, "gen", None, {"parts": len(gens)})
-        try:
+        with _request(executor, "gen", None, {"parts": len(gens)}) as event:
             results = await executor.backend.async_fill_turn(executor, fills)
             with executor.family.lock:
                 event.meta = [meta for _, meta in results]
@@ -200,11 +188,6 @@ async def fill_and_close(executor: StreamExecutor, role: str, fills: list[Fill])
                 _set_filled(executor, fills, iter(results))
                 event.end = len(executor.text_)
                 executor.family.notify()
-        except BaseException as error:
-            event.error = error
-            raise
-        finally:
-            _end_event(executor, event)
     executor.close_role(role)
 
 
@@ -223,14 +206,21 @@ async def _wait_for_prefix(executor: StreamExecutor) -> None:
         await waiting
 
 
-def _begin_event(
+@contextlib.contextmanager
+def _request(
     executor: StreamExecutor, kind: str, name: str | None, sampling: dict[str, Any]
-) -> Event:
+) -> Generator[Event, None, None]:
     at = len(executor.text_)
     event = Event(kind, name, at, at, time.perf_counter(), sampling=sampling)
     with executor.family.lock:
         executor.events.append(event)
-    return event
+    try:
+        yield event
+    except BaseException as error:
+        event.error = error
+        raise
+    finally:
+        _end_event(executor, event)
 
 
 def _end_event(executor: StreamExecutor, event: Event) -> None:
