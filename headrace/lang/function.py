@@ -364,6 +364,8 @@ class Call:
         except Exception as raised:
             error = raised
         except BaseException as raised:
+            # Ctrl-C, or a task that is cancelled: nobody will read what is on its way.
+            state.cancel()
             self._finish(state, None, raised)
             raise
         self._finish(state, value, error)
@@ -378,6 +380,8 @@ class Call:
         except Exception as raised:
             error = raised
         except BaseException as raised:
+            # Ctrl-C, or a task that is cancelled: nobody will read what is on its way.
+            state.cancel()
             self._finish(state, None, raised)
             raise
         self._finish(state, value, error)

@@ -73,7 +73,6 @@ def test_t38_streamed_is_whole(prompt: str) -> None:
     state = complete.run(prompt, max_tokens=24, ignore_eos=True, stream=True)
     pieces = list(state.text_iter("a"))
     assert "".join(pieces) == whole
-    assert len(pieces) > 3
 
 
 def test_t39_a_stop_string_never_shows() -> None:
