@@ -73,7 +73,7 @@ def _bare_answer(path: str, body: bytes) -> bytes:
             }
         ).encode()
     one: dict[str, Any] = {"text": " 42", "meta_info": {**_META}}
-    one["meta_info"] |= {"input_token_logprobs": [[None, 4, ""], *triples]}
+    one["meta_info"] |= {"input_token_logprobs": [[None, 4, "?"], *triples]}
     one["meta_info"] |= {"output_token_logprobs": []}
     return json.dumps(
         [one] * len(asked["text"]) if isinstance(asked["text"], list) else one
