@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     )
     from headrace.lang.backend.anthropic import Anthropic
     from headrace.lang.backend.base import AsyncBackend, BaseBackend
-    from headrace.lang.backend.engine import EngineBackend
+    from headrace.lang.backend.engine_backend import EngineBackend
     from headrace.lang.backend.litellm import LiteLLM
     from headrace.lang.backend.named_elsewhere import Crusoe, VertexAI
     from headrace.lang.backend.openai import OpenAI
-    from headrace.lang.backend.record import RecordingBackend, ReplayBackend
+    from headrace.lang.backend.recording import RecordingBackend, ReplayBackend
     from headrace.lang.backend.runtime_endpoint import RuntimeEndpoint
     from headrace.lang.choices import (
         greedy_token_selection,
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
-    from headrace.lang.errors import BackendError, ProgramCancelled, ProgramError
     from headrace.lang.global_config import global_config
+    from headrace.lang.program_errors import BackendError, ProgramCancelled, ProgramError
     from headrace.lang.runtime import Runtime
     from headrace.lang.state import AsyncProgramState, ProgramState
 
@@ -129,21 +129,21 @@ _LAZY = {
     "AsyncBackend": "headrace.lang.backend.base",
     "BaseBackend": "headrace.lang.backend.base",
     "Anthropic": "headrace.lang.backend.anthropic",
-    "EngineBackend": "headrace.lang.backend.engine",
+    "EngineBackend": "headrace.lang.backend.engine_backend",
     "LiteLLM": "headrace.lang.backend.litellm",
     "Crusoe": "headrace.lang.backend.named_elsewhere",
     "VertexAI": "headrace.lang.backend.named_elsewhere",
     "OpenAI": "headrace.lang.backend.openai",
-    "RecordingBackend": "headrace.lang.backend.record",
-    "ReplayBackend": "headrace.lang.backend.record",
+    "RecordingBackend": "headrace.lang.backend.recording",
+    "ReplayBackend": "headrace.lang.backend.recording",
     "Runtime": "headrace.lang.runtime",
     "RuntimeEndpoint": "headrace.lang.backend.runtime_endpoint",
     "greedy_token_selection": "headrace.lang.choices",
     "token_length_normalized": "headrace.lang.choices",
     "unconditional_likelihood_normalized": "headrace.lang.choices",
-    "BackendError": "headrace.lang.errors",
-    "ProgramCancelled": "headrace.lang.errors",
-    "ProgramError": "headrace.lang.errors",
+    "BackendError": "headrace.lang.program_errors",
+    "ProgramCancelled": "headrace.lang.program_errors",
+    "ProgramError": "headrace.lang.program_errors",
     "global_config": "headrace.lang.global_config",
     "AsyncProgramState": "headrace.lang.state",
     "ProgramState": "headrace.lang.state",

@@ -225,7 +225,8 @@ class HttpClient:
     ) -> _Exchange:
         head = f"{method} {self._base}{path} HTTP/1.1\r\n".encode()
         request = head + self._headers + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
-        async with asyncio.timeout(self._timeout_s), self._room or contextlib.nullcontext():
+        # The wait for room is this process's own affair.
+        async with self._room or contextlib.nullcontext(), asyncio.timeout(self._timeout_s):
             while True:
                 connection = self._take_idle()
                 is_reused = connection is not None

@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from headrace.lang.media import load_media, load_video
+from headrace.lang.media_input import load_media, load_video
 
 
 def encode_image_base64(image: Any) -> str:

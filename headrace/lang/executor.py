@@ -7,20 +7,21 @@ import itertools
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from headrace.lang import ir
 from headrace.lang.core_loop import core
-from headrace.lang.errors import ProgramCancelled, ProgramError, Source
 from headrace.lang.events import Event
 from headrace.lang.family import Family
-from headrace.lang.media import Media, load_media, load_video
+from headrace.lang.generating import Fill, fill_and_close, generate, select
+from headrace.lang.media_input import Media, load_media, load_video
+from headrace.lang.program_errors import ProgramCancelled, ProgramError, Source
 from headrace.lang.sampling import SglSamplingParams
-from headrace.lang.variables import Splitter, Variables, VariableStream
+from headrace.lang.variables import Variables
 
 if TYPE_CHECKING:
-    from headrace.lang.backend.base import BaseBackend, Generated, Message
+    from headrace.lang.backend.base import BaseBackend, Message
 
 _sids = itertools.count(1)
 
@@ -39,18 +40,18 @@ class StreamExecutor:
         error_: the first thing that went wrong.
         events: what was executed.
         first_request: awaited before the next request; a prefix that is being cached.
+        uncached_from: where in `text_` begins what no request has held yet.
+        fills: the parts of the open turn, where one call is to fill it.
     """
 
     # Ten thousand of them may live at once.
     __slots__ = (
         "__weakref__",
         "_children",
-        "_fills",
         "_num_readers",
         "_queue",
         "_scopes",
         "_task",
-        "_uncached_from",
         "backend",
         "chat_template",
         "cur_images",
@@ -60,6 +61,7 @@ class StreamExecutor:
         "error_",
         "events",
         "family",
+        "fills",
         "first_request",
         "fork_start_text_pos",
         "images_",
@@ -69,6 +71,7 @@ class StreamExecutor:
         "sid",
         "stream",
         "text_",
+        "uncached_from",
         "vars",
     )
 
@@ -106,8 +109,8 @@ class StreamExecutor:
         self._scopes: dict[str, int] | None = None
         self._children: weakref.WeakSet[StreamExecutor] | None = None
         self._num_readers = 0
-        self._uncached_from = 0
-        self._fills: list[_Fill] | None = None
+        self.uncached_from = 0
+        self.fills: list[Fill] | None = None
 
     # ---- what notebooks look at ----
 
@@ -227,9 +230,9 @@ class StreamExecutor:
             case ir.SglRoleEnd(role=role):
                 return self._end_role(role)
             case ir.SglGen():
-                return self._generate(part, reasoning)
+                return generate(self, part, reasoning)
             case ir.SglSelect():
-                return self._select(part, reasoning)
+                return select(self, part, reasoning)
             case ir.SglVarScopeBegin(name=name):
                 self._scopes = {**(self._scopes or {}), name: len(self.text_)}
             case ir.SglVarScopeEnd(name=name):
@@ -248,8 +251,8 @@ class StreamExecutor:
             start = len(self.text_)
             self.text_ += text
             self.events.append(Event(kind, name, start, len(self.text_), now, now, now))
-            if self._fills is not None:
-                self._fills.append(_Fill(text=text))
+            if self.fills is not None:
+                self.fills.append(Fill(text=text))
             if self.stream:
                 self.family.notify()
 
@@ -267,18 +270,19 @@ class StreamExecutor:
         self.cur_role = role
         self.cur_role_begin_pos = len(self.text_)
         if self.num_api_spec_tokens is not None and self.backend.support_api_speculation:
-            self._fills = [] if role == "assistant" else None
+            self.fills = [] if role == "assistant" else None
 
     def _end_role(self, role: str) -> Awaitable[None] | None:
         if self.cur_role != role:
             open_role = f"the turn of {self.cur_role!r}" if self.cur_role else "no turn"
             raise ValueError(f"The turn of {role!r} ends, but {open_role} is open.")
-        if self._fills is not None:
-            return self._fill_and_close(role, self._fills)
-        self._close_role(role)
+        if self.fills is not None:
+            return fill_and_close(self, role, self.fills)
+        self.close_role(role)
         return None
 
-    def _close_role(self, role: str) -> None:
+    def close_role(self, role: str) -> None:
+        """Record the open turn and append what ends it."""
         content: Any = self.text_[self.cur_role_begin_pos :].lstrip()
         _, suffix = self.chat_template.get_prefix_and_suffix(role, self.messages_)
         if self.cur_images:
@@ -320,198 +324,6 @@ class StreamExecutor:
             self._append_text("image", None, self.chat_template.image_token)
             self.events[-1].began_s = began
 
-    # ---- requests ----
-
-    def _params(self, part: ir.SglGen[Any]) -> SglSamplingParams:
-        params = part.sampling_params.over(self.default_sampling_para)
-        stops = params.stops
-        stops += [stop for stop in self.chat_template.stop_str if stop not in stops]
-        params.stop = stops
-        return params
-
-    async def _generate(self, part: ir.SglGen[Any], reasoning: str | None) -> None:
-        params = self._params(part)
-        splitter = Splitter(reasoning, self.text_[self.cur_role_begin_pos :]) if reasoning else None
-        if self._fills is not None:
-            self._fills.append(_Fill(sampling_params=params, part=part, splitter=splitter))
-            return
-        await self._wait_for_prefix()
-        event = self._begin_event("gen", part.name, params.set_fields())
-        try:
-            # Several answers are no one stream.
-            if self.stream and (params.n or 1) == 1:
-                await self._generate_stream(part, params, event, splitter)
-            else:
-                text, meta = await self.backend.async_generate(self, params)
-                with self.family.lock:
-                    event.meta = meta
-                    self._end_event(event)
-                    self._set_generated(part, text, meta, splitter)
-                    event.end = len(self.text_)
-                    self.family.notify()
-        except BaseException as error:
-            event.error = error
-            raise
-        finally:
-            self._end_event(event)
-
-    def _set_generated(
-        self,
-        part: ir.SglGen[Any],
-        text: str | list[str],
-        meta: Any,
-        splitter: Splitter | None,
-    ) -> None:
-        """Append what was generated and set its variables; under the lock."""
-        name = part.name
-        texts = [text] if isinstance(text, str) else text
-        reasonings: list[str] = []
-        if splitter is not None:
-            split = [splitter.fresh().whole(one) for one in texts]
-            reasonings = [one.reasoning for one in split]
-            texts = [one.content for one in split]
-        self.text_ += texts[0]
-        self._uncached_from = len(self.text_)
-        is_one = isinstance(text, str)
-        if name is not None:
-            self.vars.set(name, texts[0] if is_one else texts, meta, part.parse)
-            if splitter is not None:
-                self.vars.set(f"{name}_reasoning_content", reasonings[0] if is_one else reasonings)
-
-    async def _generate_stream(
-        self,
-        part: ir.SglGen[Any],
-        params: SglSamplingParams,
-        event: Event,
-        splitter: Splitter | None,
-    ) -> None:
-        name = part.name
-        content, reasoning = VariableStream(), VariableStream()
-        if name is not None:
-            with self.family.lock:
-                self.vars.begin_stream(name, content)
-                if splitter is not None:
-                    self.vars.begin_stream(f"{name}_reasoning_content", reasoning)
-        meta: Any = {}
-        pieces = self.backend.async_generate_stream(self, params)
-        try:
-            async for delta, told in pieces:
-                meta = told
-                self._take_piece(delta, meta, event, splitter, content, reasoning)
-        finally:
-            # Not when it is collected: the request is aborted now.
-            await _close(pieces)
-        if splitter is not None:
-            self._take_piece(None, meta, event, splitter, content, reasoning)
-        with self.family.lock:
-            self._end_event(event)
-            if name is not None:
-                self.vars.set(name, content.text, meta, part.parse)
-                if splitter is not None:
-                    self.vars.set(f"{name}_reasoning_content", reasoning.text)
-            content.is_done = reasoning.is_done = True
-            self.family.notify()
-
-    def _take_piece(
-        self,
-        delta: str | None,
-        meta: Any,
-        event: Event,
-        splitter: Splitter | None,
-        content: VariableStream,
-        reasoning: VariableStream,
-    ) -> None:
-        thought = ""
-        if splitter is not None:
-            split = splitter.finish() if delta is None else splitter.feed(delta)
-            thought, delta = split.reasoning, split.content
-        with self.family.lock:
-            if event.first_s is None:
-                event.first_s = time.perf_counter()
-            self.text_ += delta or ""
-            event.end = len(self.text_)
-            event.meta = meta
-            content.add(delta or "", meta)
-            if thought:
-                reasoning.add(thought, meta)
-            self.family.notify()
-
-    async def _select(self, part: ir.SglSelect, reasoning: str | None) -> None:
-        await self._wait_for_prefix()
-        event = self._begin_event("select", part.name, {"choices": part.choices})
-        try:
-            decision = await self.backend.async_select(
-                self, part.choices, part.temperature, part.choices_method
-            )
-            with self.family.lock:
-                self.text_ += decision.decision
-                event.end = len(self.text_)
-                event.meta = decision.meta_info
-                self._end_event(event)
-                if part.name is not None:
-                    self.vars.set(part.name, decision.decision, decision.meta_info)
-                    if reasoning:
-                        self.vars.set(f"{part.name}_reasoning_content", "")
-                self.family.notify()
-        except BaseException as error:
-            event.error = error
-            raise
-        finally:
-            self._end_event(event)
-
-    async def _fill_and_close(self, role: str, fills: list[_Fill]) -> None:
-        self._fills = None
-        gens = [fill for fill in fills if fill.part is not None]
-        if gens:
-            self.text_ = self.text_[: self.cur_role_begin_pos]
-            await self._wait_for_prefix()
-            event = self._begin_event("gen", None, {"parts": len(gens)})
-            try:
-                results = await self.backend.async_fill_turn(self, fills)
-                with self.family.lock:
-                    event.meta = [meta for _, meta in results]
-                    self._end_event(event)
-                    self._set_filled(fills, iter(results))
-                    event.end = len(self.text_)
-                    self.family.notify()
-            except BaseException as error:
-                event.error = error
-                raise
-            finally:
-                self._end_event(event)
-        self._close_role(role)
-
-    def _set_filled(self, fills: list[_Fill], results: Iterator[Generated]) -> None:
-        for fill in fills:
-            if fill.part is None:
-                self.text_ += fill.text or ""
-            else:
-                text, meta = next(results)
-                self._set_generated(fill.part, text, meta, fill.splitter)
-
-    async def _wait_for_prefix(self) -> None:
-        waiting, self.first_request = self.first_request, None
-        if waiting is not None:
-            await waiting
-
-    def _begin_event(self, kind: str, name: str | None, sampling: dict[str, Any]) -> Event:
-        at = len(self.text_)
-        event = Event(kind, name, at, at, time.perf_counter(), sampling=sampling)
-        with self.family.lock:
-            self.events.append(event)
-        return event
-
-    def _end_event(self, event: Event) -> None:
-        """A request is over; counted before anybody can read what it made."""
-        with self.family.lock:
-            if event.ended_s is not None:
-                return
-            now = event.ended_s = time.perf_counter()
-            if event.first_s is None:
-                event.first_s = now
-            self._uncached_from = len(self.text_)
-            self.family.usage.add(event.meta, now - event.began_s)
-
     # ---- children ----
 
     def fork(self, size: int, position_ids_offset: list[int] | None = None) -> list[StreamExecutor]:
@@ -552,13 +364,13 @@ class StreamExecutor:
         child.vars = self.vars.copy()
         child.fork_start_text_pos = len(self.text_)
         child._scopes = dict(self._scopes) if self._scopes else None
-        child._uncached_from = self._uncached_from
+        child.uncached_from = self.uncached_from
         return child
 
     @property
     def uncached_text(self) -> str:
         """What no request has held yet."""
-        return self.text_[self._uncached_from :]
+        return self.text_[self.uncached_from :]
 
     # ---- readers of its streams ----
 
@@ -654,25 +466,6 @@ class StreamExecutor:
         ) from error
 
 
-class _Fill:
-    """A part of a turn that one call fills; see `TurnPart`."""
-
-    __slots__ = ("part", "sampling_params", "splitter", "text")
-
-    def __init__(
-        self,
-        *,
-        text: str | None = None,
-        sampling_params: SglSamplingParams | None = None,
-        part: ir.SglGen[Any] | None = None,
-        splitter: Splitter | None = None,
-    ) -> None:
-        self.text = text
-        self.sampling_params = sampling_params
-        self.part = part
-        self.splitter = splitter
-
-
 def _steps(expression: ir.SglExpr) -> list[Step]:
     """The parts in order; a `separate_reasoning` becomes a mark of its generation."""
     parts = list(expression.parts())
@@ -686,9 +479,3 @@ def _steps(expression: ir.SglExpr) -> list[Step]:
         name = part.name if isinstance(part, (ir.SglGen, ir.SglSelect)) else None
         steps.append((part, reasoning.get(name) if name else None))
     return steps
-
-
-async def _close(pieces: AsyncIterator[Any]) -> None:
-    close = getattr(pieces, "aclose", None)
-    if close is not None:
-        await close()

@@ -10,13 +10,13 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from headrace.lang import tracer
-from headrace.lang.batch import Batch, BatchOptions
 from headrace.lang.core_loop import core
-from headrace.lang.errors import is_failed_generation
 from headrace.lang.executor import StreamExecutor
 from headrace.lang.family import Family
 from headrace.lang.forking import MIN_PREFIX_CHARS
 from headrace.lang.global_config import global_config
+from headrace.lang.program_batch import Batch, BatchOptions
+from headrace.lang.program_errors import is_failed_generation
 from headrace.lang.sampling import SglSamplingParams, program_defaults
 from headrace.lang.state import AsyncProgramState, ProgramState
 
@@ -364,6 +364,8 @@ class Call:
         except Exception as raised:
             error = raised
         except BaseException as raised:
+            # Ctrl-C, or a task that is cancelled: nobody will read what is on its way.
+            state.cancel()
             self._finish(state, None, raised)
             raise
         self._finish(state, value, error)
@@ -378,6 +380,8 @@ class Call:
         except Exception as raised:
             error = raised
         except BaseException as raised:
+            # Ctrl-C, or a task that is cancelled: nobody will read what is on its way.
+            state.cancel()
             self._finish(state, None, raised)
             raise
         self._finish(state, value, error)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from headrace.lang.choices import ChoicesSamplingMethod
 from headrace.lang.dtypes import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
-from headrace.lang.errors import Source
+from headrace.lang.program_errors import Source
 from headrace.lang.sampling import SglSamplingParams
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from headrace.engine.server_args import ServerArgs, read_keywords
 from headrace.http_calls import http_request
 from headrace.lang.backend.json_http import JsonHttp, message_of
 from headrace.lang.backend.runtime_endpoint import RuntimeEndpoint
-from headrace.lang.errors import BackendError
+from headrace.lang.program_errors import BackendError
 from headrace.server_process import (
     launch_server_cmd,
     release_port,

@@ -12,7 +12,7 @@ from headrace.lang.events import Event, Usage
 from headrace.lang.executor import StreamExecutor
 from headrace.lang.explain import explain_html, explain_text
 from headrace.lang.forking import AsyncProgramStateGroup, ProgramStateGroup, fork_and_warm
-from headrace.lang.streaming import AsyncTextIterator, TextIterator, TextReader, VariableReader
+from headrace.lang.text_readers import AsyncTextIterator, TextIterator, TextReader, VariableReader
 
 T = TypeVar("T")
 Key = str | ir.SglGen[Any]

@@ -1,6 +1,5 @@
 """Programs on an `Engine` of this process, without HTTP; one engine for the file."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,8 @@ from headrace import Engine, EngineBackend, assistant, function, gen, select, us
 from headrace.demo import MODEL_PATH
 from headrace.lang.backend.base import as_backend
 from headrace.lang.chat_template import get_chat_template
-from headrace.lang.errors import ProgramError
+from headrace.lang.program_errors import ProgramError
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +78,7 @@ def test_leaving_a_stream_aborts_its_request(engine: Engine) -> None:
     assert next(pieces)
     pieces.close()
     # It is refused while requests run.
-    for _ in range(200):
-        if headrace.flush_cache(engine):
-            return
-        asyncio.run(asyncio.sleep(0.05))
-    pytest.fail("the request runs on")
+    until(lambda: headrace.flush_cache(engine), 20)
 
 
 def test_t69_a_bad_parameter_is_the_programs_error(engine: Engine) -> None:

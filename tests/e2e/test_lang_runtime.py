@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Iterator
 
 import pytest
 
 import headrace
-from headrace import Runtime, assistant, function, gen, user
+from headrace import Runtime, assistant, function, gen, select, user
 from headrace.demo import MODEL_PATH
-from headrace.lang.errors import BackendError
+from headrace.lang.program_errors import BackendError
+from headrace.test import test_programs
 from tests.support.processes import alive
 from tests.support.waiting import until
 
@@ -23,6 +23,9 @@ def runtime() -> Iterator[Runtime]:
         model_path=str(MODEL_PATH), max_total_tokens=4096, port=31000, api_key=KEY, tp=1
     ) as found:
         yield found
+        assert alive(found.pid)
+        found.shutdown()
+        until(lambda: not alive(found.pid))
 
 
 @function
@@ -64,14 +67,14 @@ def test_t68_its_own_calls_answer_as_the_server_does(runtime: Runtime) -> None:
 
 
 def test_refusals_carry_the_servers_words(runtime: Runtime) -> None:
-    with pytest.raises(BackendError, match="400.*top_p"):
+    with pytest.raises(BackendError, match=r"400.*top_p"):
         runtime.generate("x", {"top_p": 7})
 
     async def read() -> None:
         async for _ in runtime.async_generate("x", {"top_p": 7}):
             pass
 
-    with pytest.raises(BackendError, match="400.*top_p"):
+    with pytest.raises(BackendError, match=r"400.*top_p"):
         asyncio.run(read())
 
 
@@ -87,6 +90,39 @@ def test_secrets_are_not_in_the_list_of_processes(runtime: Runtime) -> None:
         assert KEY.encode() not in words.read()
 
 
+def test_api_back_ends_of_our_own_server(runtime: Runtime) -> None:
+    chat = headrace.OpenAI("default", base_url=f"{runtime.url}/v1", api_key=KEY)
+    text = headrace.OpenAI("default", False, base_url=f"{runtime.url}/v1", api_key=KEY)
+    claude = headrace.Anthropic("default", base_url=runtime.url, api_key=KEY)
+    answer = capital.run("France", backend=runtime)["answer"]
+
+    @function
+    def pick(s):
+        s += user("Is water wet?")
+        s += assistant("It is " + select("sure", ["yes", "no", "no"]))
+
+    for backend in (chat, claude):
+        state = capital.run("France", backend=backend)
+        assert state["answer"] == answer
+        assert state.get_meta_info("answer")["prompt_tokens"] > 0
+        streamed = capital.run("France", backend=backend, stream=True)
+        assert "".join(streamed.text_iter("answer")) == answer
+    for backend in (chat, text):
+        assert pick.run(backend=backend)["sure"] in ("yes", "no")
+    scores = pick.run(backend=text).get_meta_info("sure")["normalized_prompt_logprobs"]
+    assert scores[1] == pytest.approx(scores[2], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in dir(test_programs) if name.startswith("test_")])
+def test_the_programs_that_check_a_back_end(runtime: Runtime, name: str) -> None:
+    before = headrace.global_config.default_backend
+    headrace.set_default_backend(runtime)
+    try:
+        getattr(test_programs, name)()
+    finally:
+        headrace.set_default_backend(before)
+
+
 def test_a_model_that_is_not_there() -> None:
     with pytest.raises(RuntimeError, match=r"ended with exit code 1.*last lines(.|\n)*no-model"):
         Runtime(model_path="/no-model", port=31000)
@@ -94,12 +130,3 @@ def test_a_model_that_is_not_there() -> None:
         Runtime(modelpath="x")
     with pytest.raises(TypeError, match="by their names"):
         Runtime("error", 1.0, "model")
-
-
-def test_it_ends_with_shutdown() -> None:
-    runtime = Runtime(model_path=str(MODEL_PATH), max_total_tokens=2048)
-    assert alive(runtime.pid)
-    runtime.shutdown()
-    runtime.shutdown()
-    until(lambda: not alive(runtime.pid))
-    assert runtime.pid != os.getpid()

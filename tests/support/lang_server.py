@@ -68,23 +68,23 @@ class LangServer:
                 pass
 
             def do_GET(self) -> None:
-                outer._record(self, None)
+                outer.record(self, None)
                 if self.path in ("/get_model_info", "/model_info"):
-                    outer._reply(self, 200, outer.model_info)
+                    outer.reply(self, 200, outer.model_info)
                 elif self.path in ("/get_server_info", "/server_info"):
-                    outer._reply(self, 200, {"version": "stub"})
+                    outer.reply(self, 200, {"version": "stub"})
                 else:
-                    outer._reply(self, 404, {"error": {"message": "no such route"}})
+                    outer.reply(self, 404, {"error": {"message": "no such route"}})
 
             def do_POST(self) -> None:
                 data = self.rfile.read(int(self.headers.get("content-length", 0)))
-                recorded = outer._record(self, json.loads(data) if data else None)
+                recorded = outer.record(self, json.loads(data) if data else None)
                 if self.path == "/generate":
-                    outer._generate(self, recorded)
+                    outer.generate(self, recorded)
                 elif self.path == "/flush_cache":
-                    outer._reply(self, 200, {})
+                    outer.reply(self, 200, {})
                 else:
-                    outer._reply(self, 404, {"error": {"message": "no such route"}})
+                    outer.reply(self, 404, {"error": {"message": "no such route"}})
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
@@ -125,13 +125,13 @@ class LangServer:
 
     # ---- answering ----
 
-    def _record(self, handler: BaseHTTPRequestHandler, body: Any) -> Recorded:
+    def record(self, handler: BaseHTTPRequestHandler, body: Any) -> Recorded:
         recorded = Recorded(handler.command, handler.path, handler.headers, body)
         with self.lock:
             self.requests.append(recorded)
         return recorded
 
-    def _reply(self, handler: BaseHTTPRequestHandler, status: int, body: Any) -> None:
+    def reply(self, handler: BaseHTTPRequestHandler, status: int, body: Any) -> None:
         is_text = isinstance(body, str)
         data = body.encode() if is_text else json.dumps(body).encode()
         handler.send_response(status)
@@ -140,13 +140,13 @@ class LangServer:
         handler.end_headers()
         handler.wfile.write(data)
 
-    def _generate(self, handler: BaseHTTPRequestHandler, recorded: Recorded) -> None:
+    def generate(self, handler: BaseHTTPRequestHandler, recorded: Recorded) -> None:
         with self.lock:
             self.num_open += 1
             self.most_open = max(self.most_open, self.num_open)
         try:
             if self.delay_s:
-                time.sleep(self.delay_s)
+                threading.Event().wait(self.delay_s)
             self.hold.wait(60)
             self._answer(handler, recorded)
         finally:
@@ -159,7 +159,7 @@ class LangServer:
         if payload["sampling_params"].get("max_new_tokens") == 0 and not payload.get(
             "return_logprob"
         ):
-            self._reply(handler, 200, {"text": "", "meta_info": meta("", str(payload["text"]))})
+            self.reply(handler, 200, {"text": "", "meta_info": meta("", str(payload["text"]))})
             return
         try:
             answer = self.answer(payload)
@@ -168,17 +168,17 @@ class LangServer:
             handler.connection.shutdown(socket.SHUT_RDWR)
             return
         if isinstance(answer, tuple):
-            self._reply(handler, *answer)
+            self.reply(handler, *answer)
         elif payload.get("stream"):
             self._stream(handler, recorded, answer)
         elif isinstance(answer, (list, dict)) and payload.get("return_logprob"):
-            self._reply(handler, 200, answer)
+            self.reply(handler, 200, answer)
         elif isinstance(answer, list):
             body = [{"text": one, "meta_info": meta(one)} for one in answer]
-            self._reply(handler, 200, body)
+            self.reply(handler, 200, body)
         else:
             body = {"text": answer, "meta_info": meta(answer, payload["text"])}
-            self._reply(handler, 200, body)
+            self.reply(handler, 200, body)
 
     def _stream(self, handler: BaseHTTPRequestHandler, recorded: Recorded, answer: Any) -> None:
         handler.send_response(200)

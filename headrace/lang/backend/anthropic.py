@@ -15,7 +15,7 @@ from headrace.lang.backend.unsupported import UnsupportedArguments
 from headrace.lang.chat_template import get_chat_template
 from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from headrace.lang.core_loop import core
-from headrace.lang.errors import BackendError
+from headrace.lang.program_errors import BackendError
 from headrace.lang.sampling import SglSamplingParams
 
 _URL = "https://api.anthropic.com"

@@ -34,7 +34,7 @@ from headrace.lang.core_loop import core
 from headrace.lang.sampling import SglSamplingParams
 
 if TYPE_CHECKING:
-    from headrace.lang.media import Media
+    from headrace.lang.media_input import Media
 
 Meta = dict[str, Any]
 """What is known of a generation; `prompt_tokens`, `cached_tokens`, `completion_tokens`, `id` and
@@ -345,7 +345,7 @@ def as_backend(given: Any) -> BaseBackend:
         return endpoint
     engine = sys.modules.get("headrace.engine.engine")
     if engine is not None and isinstance(given, engine.Engine):
-        from headrace.lang.backend.engine import backend_of
+        from headrace.lang.backend.engine_backend import backend_of
 
         return backend_of(given)
     # An object that has the methods without the class, as tests of users' own do.

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.lang.errors import BackendError
+from headrace.lang.program_errors import BackendError
 
 if TYPE_CHECKING:
     import httpx

@@ -20,7 +20,7 @@ from headrace.lang.chat_template import (
     get_chat_template_by_model_path,
 )
 from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod
-from headrace.lang.errors import BackendError
+from headrace.lang.program_errors import BackendError
 from headrace.lang.sampling import SglSamplingParams
 
 _HONOURED = ("top_k", "frequency_penalty", "presence_penalty", "json_schema")

@@ -20,8 +20,13 @@ from headrace.lang.backend.turns import (
 )
 from headrace.lang.backend.unsupported import UnsupportedArguments
 from headrace.lang.chat_template import ChatTemplate, get_chat_template
-from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod, mean_logprob
-from headrace.lang.errors import BackendError
+from headrace.lang.choices import (
+    ChoicesDecision,
+    ChoicesSamplingMethod,
+    Entry,
+    mean_logprob,
+)
+from headrace.lang.program_errors import BackendError
 from headrace.lang.sampling import SglSamplingParams
 
 # These take the limit under its newer name only.
@@ -311,7 +316,7 @@ def _closed(text: str, params: SglSamplingParams) -> str:
     return f"{quote}{text}{quote}"
 
 
-def _entries_from(choice: Any, start: int) -> list[list[Any]]:
+def _entries_from(choice: Any, start: int) -> list[Entry]:
     """Of an echoed text, the tokens that reach beyond `start` characters.
 
     Raises:

@@ -23,14 +23,14 @@ from headrace.lang.chat_template import (
 )
 from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from headrace.lang.core_loop import core
-from headrace.lang.errors import BackendError
 from headrace.lang.global_config import global_config
+from headrace.lang.program_errors import BackendError
 from headrace.lang.role_markup import template_from_source
 from headrace.lang.sampling import SglSamplingParams
 from runtime.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.lang.media import Media
+    from headrace.lang.media_input import Media
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace import Anthropic, assistant, function, gen, image, select, system, user
-from headrace.lang.errors import BackendError, ProgramError
+from headrace.lang.program_errors import BackendError, ProgramError
 from tests.support.fake_http import Asked, serve, sse
 
 PATH = "/v1/messages"

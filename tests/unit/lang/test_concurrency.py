@@ -178,7 +178,8 @@ def test_t29_joining_texts(stub: LangServer) -> None:
 
     assert ask().text() == "base 0 stub 1 stub! stub"
     assert stub.texts[-1] == "base 0 stub 1 stub!"
-    assert {request.path for request in stub.requests} == {"/get_model_info", "/generate"}
+    posted = {request.path for request in stub.requests if request.method == "POST"}
+    assert posted == {"/generate"}
 
 
 def test_t30_a_fork_inside_an_open_turn() -> None:
@@ -229,13 +230,15 @@ def test_ten_thousand_live_programs_in_few_threads_and_little_memory() -> None:
     short.run(0, backend=backend)
     until(lambda: backend.num_waiting == 1)
     before = threading.active_count()
+    states = [short.run(i, backend=backend) for i in range(9_000)]
+    until(lambda: backend.num_waiting == 9_001)
     gc.collect()
     tracemalloc.start()
-    states = [short.run(i, backend=backend) for i in range(10_000)]
+    states += [short.run(i, backend=backend) for i in range(1_000)]
     until(lambda: backend.num_waiting == 10_001)
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert used / len(states) < 50_000
+    assert used / 1_000 < 50_000
     assert threading.active_count() <= before
     backend.release()
     assert [state["a"] for state in states] == ["held"] * 10_000
@@ -324,3 +327,17 @@ except KeyboardInterrupt:
         check=False,
     )
     assert (done.stdout, done.returncode) == ("interrupted\n", 0), done.stderr
+
+
+def test_ctrl_c_in_a_body_aborts_its_requests() -> None:
+    @function
+    def interrupted(s: sgl.ProgramState) -> None:
+        kept.append(s)
+        s += gen("a")
+        raise KeyboardInterrupt
+
+    kept: list[sgl.ProgramState] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.run(backend=Held())
+    with pytest.raises(sgl.ProgramCancelled):
+        kept[0]["a"]

@@ -9,7 +9,7 @@ import pytest
 
 from headrace import BaseBackend, assistant, function, gen, select, user
 from headrace.lang.choices import ChoicesDecision
-from headrace.lang.errors import ProgramError
+from headrace.lang.program_errors import ProgramError
 
 TOKENS = [[math.log(0.75), 1, "Pa"], [math.log(0.25), 2, "<ris>"], [None, 3, "."]]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace import Crusoe, LiteLLM, VertexAI, assistant, function, gen, select, user
-from headrace.lang.errors import ProgramError
+from headrace.lang.program_errors import ProgramError
 
 # What the package has of its surface that is used: one coroutine, and answers as OpenAI's.
 STAND_IN = """

@@ -11,7 +11,7 @@ from headrace.lang.choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
-from headrace.lang.errors import BackendError, ProgramError
+from headrace.lang.program_errors import BackendError, ProgramError
 from tests.support.fake_http import Asked, serve, sse
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -20,7 +20,7 @@ from headrace import (
 )
 from headrace.lang.chat_template import get_chat_template
 from headrace.lang.choices import ChoicesDecision
-from headrace.lang.errors import ProgramError
+from headrace.lang.program_errors import ProgramError
 
 
 class Counting(BaseBackend):

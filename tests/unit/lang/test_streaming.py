@@ -32,11 +32,16 @@ def chunk(text: str, count: int = 1) -> dict[str, Any]:
 
 def test_t33_the_pieces_make_up_the_text(stub: LangServer) -> None:
     stub.answer = lambda _: "some answer"
+    stub.hold.clear()
     state = two.run(stream=True)
-    pieces = list(state.text_iter())
-    assert "".join(pieces) == state.text()
-    assert pieces[0].startswith("<|im_start|>system\n")
-    assert len(pieces) > 3
+    pieces = state.text_iter()
+    first = next(pieces)
+    assert first.startswith("<|im_start|>system\n")
+    # What is there comes before what is not.
+    until(lambda: stub.num_open == 1)
+    stub.hold.set()
+    assert first + "".join(pieces) == state.text()
+    assert state.text().endswith("<|im_end|>\n")
 
 
 def test_t34_the_pieces_of_a_later_variable(stub: LangServer) -> None:

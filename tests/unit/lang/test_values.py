@@ -12,7 +12,7 @@ import pytest
 
 import headrace as sgl
 from headrace import assistant, function, gen, image, user
-from headrace.lang.media import load_media
+from headrace.lang.media_input import load_media
 from tests.support.lang_server import LangServer
 
 pytestmark = pytest.mark.usefixtures("endpoint")

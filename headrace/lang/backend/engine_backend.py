@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.lang.backend.base import AsyncBackend, Generated, Meta, Prompt
-from headrace.lang.backend.classic_select import classic_select
 from headrace.lang.backend.runtime_endpoint import generate_payload
+from headrace.lang.backend.scored_select import decide, select_payload
 from headrace.lang.chat_template import (
     ChatTemplate,
     get_chat_template,
@@ -21,7 +21,7 @@ from headrace.lang.sampling import SglSamplingParams
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
-    from headrace.lang.media import Media
+    from headrace.lang.media_input import Media
 
 _KEPT_AS = "_lang_backend"
 
@@ -77,10 +77,12 @@ class EngineBackend(AsyncBackend):
         temperature: float,  # noqa: ARG002  `select` refuses another than 0
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
-        async def post(_: str, payload: dict[str, Any]) -> Any:
-            return await self._ask(payload)
-
-        return await classic_select(post, s, choices, choices_method)
+        if s.images_:
+            # Scoring takes none; this computes the prompt with them, or says why it cannot.
+            await self.async_cache_prefix(s.text_, s.images_)
+        prompt, options = _call_arguments(select_payload(s, choices, choices_method))
+        answer = await self.engine.async_select(prompt, **options)
+        return decide(answer, choices, choices_method)
 
     async def async_cache_prefix(self, prefix_str: str, media: Sequence[Media] = ()) -> None:
         payload: dict[str, Any] = {"text": prefix_str, "sampling_params": {"max_new_tokens": 0}}

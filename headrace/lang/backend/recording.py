@@ -30,7 +30,7 @@ from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from headrace.lang.sampling import SglSamplingParams
 
 if TYPE_CHECKING:
-    from headrace.lang.media import Media
+    from headrace.lang.media_input import Media
 
 FORMAT = "headrace.lang.record"
 VERSION = 1

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from headrace.lang.batch_bar import ProgressBar
 from headrace.lang.core_loop import core
-from headrace.lang.errors import is_failed_generation
 from headrace.lang.global_config import global_config
 from headrace.lang.prefix import PrefixGate
-from headrace.lang.progress import ProgressBar
+from headrace.lang.program_errors import is_failed_generation
 from headrace.lang.sampling import SglSamplingParams
 from headrace.lang.waiters import Waiters
 
