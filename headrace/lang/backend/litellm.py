@@ -58,7 +58,9 @@ class LiteLLM(AsyncBackend):
         super().__init__()
         try:
             import litellm
-        except ImportError:
+        except ModuleNotFoundError as error:
+            if error.name != "litellm":
+                raise
             raise ImportError("The LiteLLM back end needs a package: pip install litellm") from None
         self._complete = litellm.acompletion
         self.model_name = model_name

@@ -90,7 +90,7 @@ def test_select_and_refusals(package: Any) -> None:
 
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
-    (tmp_path / "litellm.py").write_text("raise ImportError('not here')")
+    (tmp_path / "litellm.py").write_text("raise ModuleNotFoundError('none', name='litellm')")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import headrace\n"
