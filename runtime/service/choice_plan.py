@@ -82,13 +82,12 @@ class ChoicePlan:
             run = self._run_of[tuple(sequence[self._start : -1])]
             prefill = of_run[id(run)]
             unknown: list[float | None] = [None] * (self._start == 0)
-            num_inputs = len(sequence) - 2 - self._first
-            inside = [each.logprob for each in prefill.inputs[:num_inputs]]
             last = len(sequence) - 1
+            inside = prefill.inputs.chosen[: last - self._first - 1].tolist()
             at_last = (
-                prefill.following[0]
+                prefill.following.id_values(0)
                 if last == len(run.ids)
-                else prefill.inputs[last - self._first - 1]
+                else prefill.inputs.id_values(last - self._first - 1)
             )
-            values.append([*unknown, *inside, at_last.id_values[run.labels[sequence[-1]]]])
+            values.append([*unknown, *inside, at_last[run.labels[sequence[-1]]]])
         return values

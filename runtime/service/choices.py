@@ -93,15 +93,16 @@ async def select(context: ServiceContext, body: SelectBody, body_size: int = 0) 
             f"({context.model.architecture}) gives {context.model.gives}."
         )
     await work_out(body_size, _check, body, context.client.limits.vocab_size)
-    prompt, sequences = await _tokens(context, body)
-    num_tokens = sum(map(len, sequences))
+    prompt, encoded = await _encoded(context, body)
+    num_tokens = len(prompt) * len(body.choices)
+    num_tokens += sum(len(each) for each in body.choices if isinstance(each, list))
     if num_tokens > MAX_NUMBERS:
         raise InvalidRequest(
             f"The choices, each with the prompt, may have at most {MAX_NUMBERS} tokens together, "
             f"got {num_tokens}.",
             param="choices",
         )
-    start = _common_start(prompt, sequences)
+    sequences, start = await work_out(num_tokens, _sequences, body, prompt, encoded)
     rid = new_id("select", body.rid)
     scored = await _score(context, rid, sequences, start)
     own = [each[start:] for each in sequences]
@@ -157,42 +158,35 @@ def _check(body: SelectBody, vocab_size: int) -> None:
                 )
 
 
-async def _tokens(context: ServiceContext, body: SelectBody) -> tuple[list[int], list[list[int]]]:
-    """The prompt's tokens, and those of prompt and choice for each choice."""
+async def _encoded(context: ServiceContext, body: SelectBody) -> tuple[list[int], list[list[int]]]:
+    """The prompt's tokens, and those of each choice that is a text: with a prompt that is one."""
     texts = [each for each in body.choices if isinstance(each, str)]
-    num_chars = len(body.text or "") * (1 + len(texts)) + sum(map(len, texts))
     # Counted before each choice gets the prompt: that could be a thousand times what was sent.
-    check_num_chars(num_chars)
+    check_num_chars(len(body.text or "") * (1 + len(texts)) + sum(map(len, texts)))
     if body.text is None:
-        prompt = body.input_ids or []
-        num_tokens = len(prompt) * len(body.choices)
-        if num_tokens > MAX_NUMBERS:
-            raise InvalidRequest(
-                f"The choices, each with the prompt, may have at most {MAX_NUMBERS} tokens "
-                f"together, got {num_tokens} without their own.",
-                param="choices",
-            )
         encoded = await encode_texts(context.tokenizer, texts, add_special_tokens=False)
-        joined = [[*prompt, *ids] for ids in encoded]
-    else:
-        wanted: list[str | list[int]] = [body.text, *(body.text + each for each in texts)]
-        prompt, *joined = await encode_prompts(context.tokenizer, wanted, context.client.limits)
-    of_texts = iter(joined)
-    sequences = [
-        next(of_texts) if isinstance(each, str) else [*prompt, *each] for each in body.choices
-    ]
-    return prompt, sequences
+        return body.input_ids or [], encoded
+    wanted: list[str | list[int]] = [body.text, *(body.text + each for each in texts)]
+    prompt, *whole = await encode_prompts(context.tokenizer, wanted, context.client.limits)
+    return prompt, whole
 
 
-def _common_start(prompt: list[int], sequences: list[list[int]]) -> int:
+def _sequences(
+    body: SelectBody, prompt: list[int], encoded: list[list[int]]
+) -> tuple[list[list[int]], int]:
+    """Prompt and choice for each choice, and from where on one of them is not the prompt."""
+    of_texts = iter(encoded)
+    sequences = []
+    for each in body.choices:
+        ids = next(of_texts) if isinstance(each, str) else each
+        is_whole = isinstance(each, str) and body.text is not None
+        sequences.append(ids if is_whole else [*prompt, *ids])
     start = len(prompt)
-    for each in sequences:
-        if each[:start] != prompt[:start]:
-            start = next(
-                (at for at, (a, b) in enumerate(zip(prompt[:start], each, strict=False)) if a != b),
-                min(start, len(each)),
-            )
-    return start
+    for sequence in sequences:
+        if sequence[:start] != prompt[:start]:
+            pairs = zip(prompt[:start], sequence, strict=False)
+            start = next((at for at, (a, b) in enumerate(pairs) if a != b), len(sequence))
+    return sequences, start
 
 
 def _choices(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from runtime.client.generation_stream import GenerationInput
+from runtime.client.generation_stream import GenerationChunk, GenerationInput
 from runtime.errors import HeadraceError
 from runtime.extras.logprobs.positions import (
+    NAME,
+    LogprobRows,
     LogprobSpec,
-    PositionLogprobs,
-    inputs_of,
     outputs_of,
+    read_blocks,
 )
+from runtime.requests.extra_spec import ExtraBlock
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.service.context import ServiceContext
@@ -40,10 +42,10 @@ class Prefill:
         weight_version: label of the weights that computed it.
     """
 
-    inputs: list[PositionLogprobs] = field(default_factory=list)
-    following: list[PositionLogprobs] = field(default_factory=list)
-    cached_tokens: int = 0
-    weight_version: str = ""
+    inputs: LogprobRows
+    following: LogprobRows
+    cached_tokens: int
+    weight_version: str
 
 
 async def prefill(
@@ -74,17 +76,20 @@ async def prefill(
 async def _run(context: ServiceContext, inputs: list[GenerationInput]) -> list[Prefill]:
     if not inputs:
         return []
-    found = [Prefill() for _ in inputs]
+    blocks: list[list[ExtraBlock]] = [[] for _ in inputs]
+    last: list[GenerationChunk | None] = [None] * len(inputs)
     streams = await open_streams(context.client.generate, inputs, context.client.limits)
     async with contextlib.aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
-            each = found[index]
-            each.inputs += inputs_of(chunk)
-            each.following += outputs_of(chunk)
-            each.cached_tokens = chunk.cached_tokens
-            each.weight_version = chunk.weight_version
-    if not all(each.following for each in found):
-        raise PrefillAborted("The request was aborted.")
+            blocks[index] += chunk.blocks(NAME, is_input=True)
+            last[index] = chunk
+    found = []
+    for of_prompt, chunk in zip(blocks, last, strict=True):
+        following = None if chunk is None else outputs_of(chunk)
+        if chunk is None or not following:
+            raise PrefillAborted("The request was aborted.")
+        rows = read_blocks(of_prompt)
+        found.append(Prefill(rows, following, chunk.cached_tokens, chunk.weight_version))
     return found
 
 

@@ -95,7 +95,7 @@ async def score(context: ServiceContext, body: ScoreBody, body_size: int = 0) ->
     scores: list[list[float]] = []
     async with Slices() as slices:
         for each in found:
-            scores.append(to_scores(each.following[0].id_values))
+            scores.append(to_scores(each.following.id_values(0)))
             await slices.step()
     return Scored(scores, sum(map(len, prompts)))
 
