@@ -81,7 +81,9 @@ def _bare_answer(path: str, body: bytes) -> bytes:
 
 
 async def _serve_bare(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(BareServer, "127.0.0.1", port)
+    server = await asyncio.get_running_loop().create_server(
+        BareServer, "127.0.0.1", port, backlog=2048
+    )
     await server.serve_forever()
 
 

@@ -119,8 +119,8 @@ def get_chat_template(name: str) -> ChatTemplate:
     return _templates[name]
 
 
-def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
-    """The template that a model's name or path asks for; `default`, with a warning, if none."""
+def find_chat_template(model_path: str) -> ChatTemplate | None:
+    """The template that a model's name or path asks for, if any is known."""
     for function in _matching_functions:
         name = function(model_path)
         if name is not None:
@@ -128,6 +128,14 @@ def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
     for pattern, name in _RULES:
         if pattern.search(model_path):
             return get_chat_template(name)
+    return None
+
+
+def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
+    """The template that a model's name or path asks for; `default`, with a warning, if none."""
+    found = find_chat_template(model_path)
+    if found is not None:
+        return found
     if model_path not in _warned:
         _warned.add(model_path)
         logger.warning(

@@ -38,8 +38,14 @@ _SECRETS = {
 }
 
 
+class _OwnEndpoint(RuntimeEndpoint):
+    """Keeps the server that it talks to, whoever else has forgotten it."""
+
+    runtime: Runtime
+
+
 class Runtime:
-    """A server that ends with this object, or with this process.
+    """A server that ends with this object and its endpoint, or with this process.
 
     It may stand wherever a back end is expected: its `endpoint` is used.
 
@@ -94,7 +100,8 @@ class Runtime:
         self.pid = process.pid
         try:
             wait_for_http_ready(f"{self.url}/health", launch_timeout, process, self._headers)
-            self.endpoint = RuntimeEndpoint(self.url, api_key=arguments.api_key)
+            self.endpoint = _OwnEndpoint(self.url, api_key=arguments.api_key)
+            self.endpoint.runtime = self
         except BaseException:
             self.shutdown()
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.lang.core_loop import core
 from headrace.lang.executor import StreamExecutor
 from headrace.lang.variables import VariableStream
 
@@ -34,6 +35,11 @@ class _Reader:
             has_left = not self._has_ended and self._executor.stream
             self._has_ended = True
             self._executor.drop_reader(has_left=has_left)
+
+    def leave_later(self) -> None:
+        """`leave` from wherever the collector runs, which may hold any lock."""
+        if self._is_open:
+            core().start_soon(self.leave)
 
     def is_ready(self) -> bool:
         raise NotImplementedError
@@ -159,7 +165,7 @@ class TextIterator:
         self._reader.leave()
 
     def __del__(self) -> None:
-        self._reader.leave()
+        self._reader.leave_later()
 
 
 class AsyncTextIterator:
@@ -192,4 +198,4 @@ class AsyncTextIterator:
         self._reader.leave()
 
     def __del__(self) -> None:
-        self._reader.leave()
+        self._reader.leave_later()

@@ -1,5 +1,9 @@
 """Programs on an `Engine` of this process, without HTTP; one engine for the file."""
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +16,8 @@ from headrace.lang.backend.base import as_backend
 from headrace.lang.chat_template import get_chat_template
 from headrace.lang.program_errors import ProgramError
 from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +130,20 @@ def test_the_page_shows_tokens_and_probabilities(engine: Engine, tmp_path: Path)
 def test_an_engine_has_one_back_end(engine: Engine) -> None:
     assert as_backend(engine) is as_backend(engine)
     assert EngineBackend(engine, "chatml").get_chat_template() is get_chat_template("chatml")
+
+
+def test_the_blocks_of_the_page_run_in_order(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "lang_backends.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for wanted in ("is Paris.", "is Rome.", "gen answer", "1 request: "):
+        assert wanted in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"record.jsonl", "trace.html"}

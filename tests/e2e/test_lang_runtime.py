@@ -1,6 +1,7 @@
 """`Runtime`: a server that a program starts for itself; one for the file."""
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterator
 
@@ -19,9 +20,12 @@ KEY = "a-key of 'some' length"
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Runtime]:
-    with Runtime(
+    # As of `set_default_backend(Runtime(...))`, which keeps the endpoint alone.
+    endpoint = Runtime(
         model_path=str(MODEL_PATH), max_total_tokens=4096, port=31000, api_key=KEY, tp=1
-    ) as found:
+    ).endpoint
+    gc.collect()
+    with endpoint.runtime as found:
         yield found
         assert alive(found.pid)
         found.shutdown()

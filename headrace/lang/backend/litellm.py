@@ -16,8 +16,8 @@ from headrace.lang.backend.turns import (
 from headrace.lang.backend.unsupported import UnsupportedArguments
 from headrace.lang.chat_template import (
     ChatTemplate,
+    find_chat_template,
     get_chat_template,
-    get_chat_template_by_model_path,
 )
 from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from headrace.lang.program_errors import BackendError
@@ -58,14 +58,15 @@ class LiteLLM(AsyncBackend):
         super().__init__()
         try:
             import litellm
-        except ImportError:
+        except ModuleNotFoundError as error:
+            if error.name != "litellm":
+                raise
             raise ImportError("The LiteLLM back end needs a package: pip install litellm") from None
         self._complete = litellm.acompletion
         self.model_name = model_name
-        try:
-            self.chat_template = chat_template or get_chat_template_by_model_path(model_name)
-        except KeyError:
-            self.chat_template = get_chat_template("default")
+        # Messages are sent: the markup is of `state.text()` alone, so an unknown name is no matter.
+        found = chat_template or find_chat_template(model_name)
+        self.chat_template = found or get_chat_template("default")
         options = {
             "api_key": api_key,
             "organization": organization,

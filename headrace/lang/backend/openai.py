@@ -83,7 +83,9 @@ class OpenAI(AsyncBackend):
         super().__init__()
         try:
             import openai
-        except ImportError:
+        except ModuleNotFoundError as error:
+            if error.name != "openai":
+                raise
             raise ImportError("The OpenAI back end needs a package: pip install openai") from None
         kwargs.setdefault("max_retries", _TRIES)
         kind = openai.AsyncAzureOpenAI if is_azure else openai.AsyncOpenAI

@@ -293,7 +293,7 @@ def test_a_missing_package_is_named(tmp_path) -> None:
     import subprocess
     import sys
 
-    (tmp_path / "openai.py").write_text("raise ImportError('not here')")
+    (tmp_path / "openai.py").write_text("raise ModuleNotFoundError('none', name='openai')")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import headrace\n"
