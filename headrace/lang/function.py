@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -317,6 +318,11 @@ class SglFunction(Generic[P, R]):
         stream = bool(options.pop("stream", False))
         options.pop("use_thread", None)
         options, backend = self._run_options(options, declared=frozenset())
+        if self.num_api_spec_tokens is not None and not backend.support_api_speculation:
+            warnings.warn(
+                f"{type(backend).__name__} generates one by one: num_api_spec_tokens is ignored.",
+                stacklevel=3,
+            )
         return Call(self, args, own, program_defaults(**options), backend, stream=stream)
 
 

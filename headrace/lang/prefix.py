@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headrace.lang.executor import StreamExecutor
 
 # The second program may wait for something that the first one does.
-_TIMEOUT_S = 0.5
+_TIMEOUT_S = 1.0
 
 
 class PrefixGate:

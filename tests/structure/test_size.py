@@ -18,7 +18,7 @@ MAX_CODE_LINES = {
     "openai_api": 3_150,
     "anthropic_api": 482,
     "server": 3_247,
-    "headrace": 9_492,
+    "headrace": 9_500,
 }
 
 

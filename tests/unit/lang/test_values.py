@@ -295,6 +295,8 @@ def test_a_turn_filled_by_one_call() -> None:
         s += user("Hi")
         s += assistant("A: " + gen("a", stop="\n") + " B: " + gen("b", stop="."))
 
+    with pytest.warns(UserWarning, match="ignored"):
+        assert ask()["b"] == " stub"
     state = ask.run(backend=Filler())
     assert state.messages()[-1]["content"] == "A: <['\\n']> B: <['.']>"
     assert state["b"] == "<['.']>"
