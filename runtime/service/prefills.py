@@ -84,12 +84,12 @@ async def _run(context: ServiceContext, inputs: list[GenerationInput]) -> list[P
             blocks[index] += chunk.blocks(NAME, is_input=True)
             last[index] = chunk
     found = []
-    for of_prompt, chunk in zip(blocks, last, strict=True):
-        following = None if chunk is None else outputs_of(chunk)
-        if chunk is None or not following:
+    for of_prompt, end in zip(blocks, last, strict=True):
+        following = None if end is None else outputs_of(end)
+        if end is None or not following:
             raise PrefillAborted("The request was aborted.")
         rows = read_blocks(of_prompt)
-        found.append(Prefill(rows, following, chunk.cached_tokens, chunk.weight_version))
+        found.append(Prefill(rows, following, end.cached_tokens, end.weight_version))
     return found
 
 
