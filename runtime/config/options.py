@@ -212,6 +212,12 @@ class KernelArgs:
         "for prompts and for decode steps without CUDA graphs; auto never does.",
         choices=("auto", "cpu", "torch", "triton", "flashinfer"),
     )
+    moe_runner_backend: str = option(
+        "auto",
+        "How experts are computed on a GPU: torch sorts tokens and takes torch's grouped products, "
+        "triton kernels of our own; auto takes torch's, or with deterministic inference Triton's.",
+        choices=("auto", "torch", "triton"),
+    )
     grammar_backend: str = option(
         "auto",
         "Library for structured output: auto takes xgrammar, or llguidance where that is not "
@@ -322,6 +328,7 @@ class WorkerConfig:
     disable_radix_cache: bool
     overlap: bool
     attention_backend: str
+    moe_runner_backend: str = "auto"
     num_threads: int
     disable_cuda_graph: bool = False
     deterministic: bool = False

@@ -127,6 +127,7 @@ def resolve(
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     policy = _schedule_policy(scheduling)
     attention = _attention_backend(config, device, dtype, model.head_dims, choices)
+    experts = _moe_runner_backend(config, device, choices)
     _check_fit(config, device, page_size, attention)
     _check_deterministic(config, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
@@ -178,6 +179,7 @@ def resolve(
             config.kernels,
             num_threads=threads,
             attention_backend=attention,
+            moe_runner_backend=experts,
             grammar_backend=grammars.backend,
         ),
     )
@@ -207,6 +209,7 @@ def resolve(
         disable_radix_cache=scheduling.disable_radix_cache,
         overlap=overlap,
         attention_backend=attention,
+        moe_runner_backend=experts,
         disable_cuda_graph=config.kernels.disable_cuda_graph,
         deterministic=deterministic,
         num_threads=threads,
@@ -260,6 +263,13 @@ def resolve(
 def _schedule_policy(scheduling: SchedulingArgs) -> str:
     # Two ways to say one thing; those of equal priority are served first come, first served.
     return "priority" if scheduling.enable_priority_scheduling else scheduling.schedule_policy
+
+
+def _moe_runner_backend(config: ServerConfig, device: str, choices: _Choices) -> str:
+    asked = config.kernels.moe_runner_backend
+    if asked == "auto" or device == "cuda":
+        return asked
+    return str(choices.pick("moe_runner_backend", "auto", f"{asked} needs an NVIDIA device"))
 
 
 def _attention_backend(
@@ -381,6 +391,8 @@ def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
             f"{option}: --attention-backend {backend} is not batch-invariant; leave it away or "
             f"take one of {', '.join(INVARIANT_BACKENDS)}."
         )
+    if config.kernels.moe_runner_backend == "torch" and device == "cuda":
+        raise StartupError(f"{option}: --moe-runner-backend torch is not batch-invariant.")
     if device == "cpu" and dtype == "float16":
         raise StartupError(
             f"{option}: float16 is not batch-invariant on the CPU; use --dtype bfloat16 or float32."

@@ -23,7 +23,7 @@ from runtime.executor.build_encoder import build_encoder
 from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.expert_recorder import ExpertRecorder
 from runtime.executor.invariance import require_invariance
-from runtime.executor.kernel_choices import choose_attention
+from runtime.executor.kernel_choices import choose_attention, choose_experts
 from runtime.executor.memory import GIB
 from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
 from runtime.executor.profiler import Profiler
@@ -190,6 +190,7 @@ def _build_context(
         device=device,
         max_positions=config.context_len + 1,
         linear=linear,
+        experts=choose_experts(config, device.type) if spec.num_experts else None,
         expert_counts=(
             None
             if config.expert_recorder_mode is None

@@ -67,6 +67,7 @@ OPTIONS = """
 --load-balance-method = auto
 [kernels]
 --attention-backend = auto
+--moe-runner-backend = auto
 --grammar-backend = auto
 --disable-cuda-graph = False
 --enable-deterministic-inference = False
