@@ -172,6 +172,9 @@ class SchedulingArgs:
     enable_return_hidden_states: bool = option(
         False, "Let requests ask for hidden states (return_hidden_states)."
     )
+    enable_return_routed_experts: bool = option(
+        False, "Let requests ask which experts tokens passed (return_routed_experts)."
+    )
     page_size: int | None = option(None, "Tokens per page of the KV pool.")
     disable_radix_cache: bool = option(False, "Do not share prefixes between requests.")
     disable_overlap_schedule: bool = option(False, "Wait for each step before planning the next.")
@@ -333,6 +336,7 @@ class WorkerConfig:
     disable_cuda_graph: bool = False
     deterministic: bool = False
     enable_return_hidden_states: bool = False
+    enable_return_routed_experts: bool = False
     tp_size: int = 1
     dp_size: int = 1
     dp_rank: int = 0

@@ -66,7 +66,6 @@ _REFUSED_SWITCHES = {
     "--enable-multimodal": "images, audio and video are not supported yet",
     "--checkpoint-engine-wait-weights-before-ready": "weights come from the model folder only",
     "--enable-custom-logit-processor": "code sent by clients never runs here",
-    "--enable-return-routed-experts": "routed experts are not returned yet",
     "--enable-response-store": "stored responses are not supported yet",
     "--trust-request-chat-template": "templates sent by clients never run here",
     "--stream-output": "use --incremental-streaming-output, which makes text and ids deltas",

@@ -184,10 +184,7 @@ def resolve(
         ),
     )
     recorder = config.logging.expert_distribution_recorder_mode
-    if recorder is not None and not model.num_experts:
-        raise StartupError(
-            f"--expert-distribution-recorder-mode {recorder}: {model.architecture} has no experts."
-        )
+    _check_experts(config, model)
     worker = WorkerConfig(
         run_folder=str(folders.run),
         generation=0,
@@ -219,6 +216,7 @@ def resolve(
         log_level=config.logging.log_level,
         decode_log_interval=config.logging.decode_log_interval,
         enable_return_hidden_states=scheduling.enable_return_hidden_states,
+        enable_return_routed_experts=scheduling.enable_return_routed_experts,
         stream_interval=config.http.stream_interval,
         tokenizer_folder=str(folders.tokenizer),
         grammar_backend=grammars.backend,
@@ -397,6 +395,19 @@ def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
         raise StartupError(
             f"{option}: float16 is not batch-invariant on the CPU; use --dtype bfloat16 or float32."
         )
+
+
+def _check_experts(config: ServerConfig, model: ModelSpec) -> None:
+    """Refuse what asks for experts where there are none."""
+    if model.num_experts:
+        return
+    recorder = config.logging.expert_distribution_recorder_mode
+    for option, is_given in (
+        (f"--expert-distribution-recorder-mode {recorder}", recorder is not None),
+        ("--enable-return-routed-experts", config.scheduling.enable_return_routed_experts),
+    ):
+        if is_given:
+            raise StartupError(f"{option}: {model.architecture} has no experts.")
 
 
 def _check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware: Hardware) -> None:

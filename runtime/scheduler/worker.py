@@ -177,6 +177,21 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
     return replace(build_executor(config, model, group, backend, report), load_seconds=took_s)
 
 
+def _expert_counts(
+    config: WorkerConfig, spec: ModelSpec, device: torch.device
+) -> ExpertCounts | None:
+    if config.expert_recorder_mode is None and not config.enable_return_routed_experts:
+        return None
+    return ExpertCounts(
+        len(spec.layer_states),
+        spec.num_experts,
+        spec.num_experts_per_token,
+        spec.expert_layers,
+        most_in_graphs=config.max_running_requests,
+        device=device,
+    )
+
+
 def _build_context(
     config: WorkerConfig,
     spec: ModelSpec,
@@ -191,11 +206,7 @@ def _build_context(
         max_positions=config.context_len + 1,
         linear=linear,
         experts=choose_experts(config, device.type) if spec.num_experts else None,
-        expert_counts=(
-            None
-            if config.expert_recorder_mode is None
-            else ExpertCounts(len(spec.layer_states), spec.num_experts)
-        ),
+        expert_counts=_expert_counts(config, spec, device),
     )
     if group is None:
         return context

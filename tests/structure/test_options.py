@@ -57,6 +57,7 @@ OPTIONS = """
 --schedule-policy = fcfs
 --enable-priority-scheduling = False
 --enable-return-hidden-states = False
+--enable-return-routed-experts = False
 --page-size = None
 --disable-radix-cache = False
 --disable-overlap-schedule = False

@@ -161,7 +161,7 @@ class SparseMLP:
     def forward(self, hidden: Tensor) -> Tensor:
         """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
         expert_ids, weights = self.experts.choose(self.router.apply(hidden))
-        if self._counts is not None and self._counts.is_on:
+        if self._counts is not None:
             self._counts.note(self._layer_idx, expert_ids)
         out = self.experts.apply(hidden, expert_ids, weights, self._activation)
         if self._reduce is not None:
