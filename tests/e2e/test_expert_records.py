@@ -178,7 +178,7 @@ def test_without_the_mode_it_is_refused() -> None:
 def test_the_engine_says_that_a_dense_model_has_none() -> None:
     with pytest.raises(RuntimeError, match="has no experts"):
         sgl.Engine(model_path=str(tiny_model("qwen3")), expert_distribution_recorder_mode="stat")
-    with pytest.raises(RuntimeError, match="enable_return_routed_experts: .* has no experts"):
+    with pytest.raises(RuntimeError, match=r"enable_return_routed_experts: .* has no experts"):
         sgl.Engine(model_path=str(tiny_model("qwen3")), enable_return_routed_experts=True)
 
 

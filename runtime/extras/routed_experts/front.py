@@ -39,7 +39,7 @@ class RoutedExpertsFront(FrontExtra):
         """Of all samples or of none.
 
         Raises:
-            InvalidRequest: the server was not started for it.
+            InvalidRequest: the server was not started for it, or a negative start.
         """
         if not body.return_routed_experts:
             return None
@@ -50,6 +50,11 @@ class RoutedExpertsFront(FrontExtra):
                 param=self.field,
             )
         start = body.routed_experts_start_len or 0
+        if start < 0:
+            raise InvalidRequest(
+                f"routed_experts_start_len must be at least 0, got {start}.",
+                param="routed_experts_start_len",
+            )
         return [ExtraSpec(NAME, prompt_start=start)] * asked.num_prompts
 
     def check(self, spec: ExtraSpec, num_prompt: int) -> None:

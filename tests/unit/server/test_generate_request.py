@@ -162,6 +162,7 @@ def test_routed_experts_need_the_server_s_consent():
         features=full, text="a", return_routed_experts=True, routed_experts_start_len=2
     ).samples
     assert [each.prompt_start for each in sample.spec.extras] == [2]
+    refused(features=full, text="a", return_routed_experts=True, routed_experts_start_len=-1)
 
 
 def test_embeddings_become_bytes():
