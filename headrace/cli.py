@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         sys.exit(examine(arguments[1:]))
     if arguments[:1] == ["experts"]:
-        from headrace.experts.command import main as tell_experts
+        from headrace.experts.print_balance import main as tell_experts
 
         sys.exit(tell_experts(arguments[1:]))
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHMARKS:

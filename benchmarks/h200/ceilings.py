@@ -3,8 +3,8 @@
     python -m benchmarks.h200.ceilings [--results benchmarks/results/h200] [--json FILE]
 
 A large copy gives the memory's rate, bytes read plus bytes written; a large bf16 product the matrix
-units'. Of `8b.json`, `0.5b.json` and `moe.json`, where the results of `benchmarks.h200.run` are, case
-A tells how fast a step reads its weights and keys, case D how fast prompts are computed.
+units'. Of `8b.json`, `0.5b.json` and `moe.json`, where the results of `benchmarks.h200.run` are,
+case A tells how fast a step reads its weights and keys, case D how fast prompts are computed.
 """
 
 from __future__ import annotations

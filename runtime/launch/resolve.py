@@ -27,6 +27,7 @@ from runtime.config.options import (
     WorkerConfig,
 )
 from runtime.errors import InvalidRequest, StartupError
+from runtime.launch.check_experts import check_experts
 from runtime.launch.grammar_choice import choose_grammars
 from runtime.launch.hardware import Hardware
 from runtime.requests.sampling_params import SamplingFields, resolve_sampling
@@ -184,7 +185,7 @@ def resolve(
         ),
     )
     recorder = config.logging.expert_distribution_recorder_mode
-    _check_experts(config, model)
+    check_experts(config, model)
     worker = WorkerConfig(
         run_folder=str(folders.run),
         generation=0,
@@ -395,19 +396,6 @@ def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
         raise StartupError(
             f"{option}: float16 is not batch-invariant on the CPU; use --dtype bfloat16 or float32."
         )
-
-
-def _check_experts(config: ServerConfig, model: ModelSpec) -> None:
-    """Refuse what asks for experts where there are none."""
-    if model.num_experts:
-        return
-    recorder = config.logging.expert_distribution_recorder_mode
-    for option, is_given in (
-        (f"--expert-distribution-recorder-mode {recorder}", recorder is not None),
-        ("--enable-return-routed-experts", config.scheduling.enable_return_routed_experts),
-    ):
-        if is_given:
-            raise StartupError(f"{option}: {model.architecture} has no experts.")
 
 
 def _check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware: Hardware) -> None:

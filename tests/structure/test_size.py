@@ -12,13 +12,13 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_922,
+    "kernels": 5_248,
     "kernels (C++)": 1_277,
-    "runtime": 17_915,
+    "runtime": 18_112,
     "openai_api": 3_150,
     "anthropic_api": 482,
     "server": 3_234,
-    "headrace": 4_080,
+    "headrace": 4_257,
 }
 
 
