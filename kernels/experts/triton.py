@@ -11,7 +11,6 @@ products beside it.
 
 # ruff: noqa: PLR0913 a launch takes what its kernel takes
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,22 +19,13 @@ from torch import Tensor
 
 from kernels.activation import Activation
 from kernels.experts import PackedExperts
+from kernels.experts.plain import PlainExperts
 from kernels.experts.triton_kernels import choose_kernel, product_kernel, sort_kernel, sum_kernel
+from kernels.linear.triton_invariant import Tile
 from kernels.triton_support.device import SharedMemory, shared_memory
 
 _CHUNK = 1024
 _BLOCK = 1024
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Weight rows, tokens and columns of a block, warps a program, blocks in flight."""
-
-    rows: int
-    tokens: int
-    columns: int
-    num_warps: int
-    num_stages: int
 
 
 # By tokens of an expert, on average, at most. For an H200: few tokens read weights as fast as
@@ -73,12 +63,11 @@ def most_blocks(num_rows: int, num_experts: int, tokens: int) -> int:
     return (num_rows + min(num_rows, num_experts) * (tokens - 1)) // tokens
 
 
-class TritonExperts(PackedExperts):
+class TritonExperts(PlainExperts):
     """The plain weights; `is_invariant` cuts every number of tokens alike."""
 
     def __init__(self, gate_up: Tensor, down: Tensor, *, is_invariant: bool) -> None:
-        self.num_experts = len(gate_up)
-        self._gate_up, self._down = gate_up.contiguous(), down.contiguous()
+        super().__init__(gate_up, down)
         self._is_invariant = is_invariant
 
     def choose(
@@ -155,21 +144,6 @@ class TritonExperts(PackedExperts):
             num_warps=4,
         )
         return out
-
-    def unpack(self) -> tuple[Tensor, Tensor]:
-        return self._gate_up, self._down
-
-    def unpack_one(self, expert: int) -> tuple[Tensor, Tensor]:
-        return self._gate_up[expert], self._down[expert]
-
-    def repack(self, gate_up: Tensor, down: Tensor) -> None:
-        # In place: CUDA graphs hold the addresses.
-        self._gate_up.copy_(gate_up)
-        self._down.copy_(down)
-
-    @property
-    def size_bytes(self) -> int:
-        return self._gate_up.nbytes + self._down.nbytes
 
 
 def _multiply(
