@@ -152,8 +152,8 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
             **options: other fields of the native API: `rid`, `priority`, `cache_salt`, `extra_key`,
                 `return_prompt_token_ids`, `return_logprob`, `logprob_start_len`,
                 `top_logprobs_num`, `token_ids_logprob`, `return_text_in_logprobs`,
-                `return_hidden_states`, `return_entropy`, `input_embeds` (instead of a prompt),
-                `session_params`.
+                `return_hidden_states`, `return_entropy`, `return_routed_experts`,
+                `routed_experts_start_len`, `input_embeds` (instead of a prompt), `session_params`.
 
         Returns:
             A dict (`text`, `output_ids`, `meta_info`) for one prompt; a list of them, in order, for

@@ -173,6 +173,16 @@ class ModelSpec(ABC):
         return 0
 
     @property
+    def num_experts_per_token(self) -> int:
+        """Experts that a token passes in a layer; 0 where there are none."""
+        return 0
+
+    @property
+    def expert_layers(self) -> list[int]:
+        """Indices of the layers with experts."""
+        return []
+
+    @property
     def num_parameters(self) -> int:
         """Numbers in all weights."""
         return sum(math.prod(spec.shape) for spec in self.weights)

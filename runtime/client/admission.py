@@ -25,6 +25,7 @@ class EngineLimits:
         allow_auto_truncate: shorten instead of refusing.
         hidden_size: numbers of a token's embedding and of its hidden state.
         gives: what comes out of the model.
+        experts_per_token: that a token passes in all layers together.
     """
 
     context_len: int
@@ -33,6 +34,7 @@ class EngineLimits:
     allow_auto_truncate: bool = False
     hidden_size: int = 0
     gives: Gives = "tokens"
+    experts_per_token: int = 0
 
     @property
     def num_least_output(self) -> int:

@@ -178,6 +178,9 @@ class SchedulingArgs:
     enable_return_hidden_states: bool = option(
         False, "Let requests ask for hidden states (return_hidden_states)."
     )
+    enable_return_routed_experts: bool = option(
+        False, "Let requests ask which experts tokens passed (return_routed_experts)."
+    )
     page_size: int | None = option(None, "Tokens per page of the KV pool.")
     disable_radix_cache: bool = option(False, "Do not share prefixes between requests.")
     disable_overlap_schedule: bool = option(False, "Wait for each step before planning the next.")
@@ -217,6 +220,12 @@ class KernelArgs:
         "Attention implementation. flashinfer takes FlashInfer's kernels, compiled at first use, "
         "for prompts and for decode steps without CUDA graphs; auto never does.",
         choices=("auto", "cpu", "torch", "triton", "flashinfer"),
+    )
+    moe_runner_backend: str = option(
+        "auto",
+        "How experts are computed on a GPU: torch sorts tokens and takes torch's grouped products, "
+        "triton kernels of our own; auto takes torch's, or with deterministic inference Triton's.",
+        choices=("auto", "torch", "triton"),
     )
     grammar_backend: str = option(
         "auto",
@@ -328,10 +337,12 @@ class WorkerConfig:
     disable_radix_cache: bool
     overlap: bool
     attention_backend: str
+    moe_runner_backend: str = "auto"
     num_threads: int
     disable_cuda_graph: bool = False
     deterministic: bool = False
     enable_return_hidden_states: bool = False
+    enable_return_routed_experts: bool = False
     tp_size: int = 1
     dp_size: int = 1
     dp_rank: int = 0

@@ -9,6 +9,7 @@ from typing import Any
 from kernels.activation import ACTIVATION
 from kernels.decode_step import DECODE_STEP
 from kernels.embedding import EMBEDDING
+from kernels.experts import EXPERTS
 from kernels.greedy import GREEDY
 from kernels.linear import LINEAR
 from kernels.norm import NORM
@@ -24,6 +25,7 @@ from runtime.models.attention.backend import (
 
 logger = logging.getLogger(__name__)
 
+_EXPERTS_BACKENDS = {"auto": None, "torch": "grouped", "triton": "triton"}
 # Chosen by device alone; what attention is made of, the back end chooses.
 _TABLES: tuple[Table[Any], ...] = (NORM, ACTIVATION, EMBEDDING, SAMPLING, GREEDY, DECODE_STEP)
 
@@ -44,6 +46,18 @@ def choose_attention(config: WorkerConfig, device_type: str) -> tuple[str, str |
         return backend, None
     linear = invariant_linear(device_type)
     return invariant_attention(backend, device_type), linear
+
+
+def choose_experts(config: WorkerConfig, device_type: str) -> str | None:
+    """Pick what computes experts: a name in `EXPERTS`, `None` for the device's best.
+
+    Raises:
+        RuntimeError: what was asked for cannot run here.
+    """
+    if config.deterministic:
+        return EXPERTS.choose(device_type, invariant=True).name
+    wanted = _EXPERTS_BACKENDS[config.moe_runner_backend]
+    return None if wanted is None else EXPERTS.choose(device_type, wanted).name
 
 
 def attention_reason(config: WorkerConfig, device_type: str) -> str:

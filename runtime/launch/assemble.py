@@ -36,6 +36,7 @@ def assemble(
             else prepared.model.output_size
         ),
         gives=prepared.model.gives,
+        experts_per_token=len(prepared.model.expert_layers) * prepared.model.num_experts_per_token,
     )
     client = EngineClient(
         limits,

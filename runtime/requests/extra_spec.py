@@ -17,6 +17,7 @@ EXTRAS: dict[str, str] = {
     "logprobs": "runtime.extras.logprobs",
     "hidden_states": "runtime.extras.hidden_states",
     "entropy": "runtime.extras.entropy",
+    "routed_experts": "runtime.extras.routed_experts",
     "pooled": "runtime.extras.pooled",
 }
 

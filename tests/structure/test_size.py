@@ -12,13 +12,13 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_922,
+    "kernels": 5_231,
     "kernels (C++)": 1_277,
-    "runtime": 18_134,
+    "runtime": 18_330,
     "openai_api": 4_079,
     "anthropic_api": 481,
     "server": 3_282,
-    "headrace": 9_497,
+    "headrace": 9_673,
 }
 
 

@@ -47,6 +47,7 @@ class BuildContext:
         splits_experts: whether each rank holds its share of the experts, not a part of each.
         expert_counts: where layers note which experts were chosen; `None` where nobody asks.
         linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
+        experts: name in `kernels.experts.EXPERTS`; `None` for the device's best.
     """
 
     dtype: torch.dtype
@@ -60,6 +61,7 @@ class BuildContext:
     splits_experts: bool = False
     expert_counts: ExpertCounts | None = None
     linear: str | None = None
+    experts: str | None = None
 
     def splits_head(self, vocab_size: int) -> bool:
         """Whether each rank scores its own part of a vocabulary of this size."""

@@ -26,7 +26,7 @@ def test_a_step_that_cannot_be_kept_ends_the_record_alone(caplog) -> None:
         def end_step(self, plan: StepPlan) -> None:
             raise MemoryError("planted")
 
-    counts = ExpertCounts(3, 6)
+    counts = ExpertCounts(3, 6, 2, [1, 2])
     engine.runner.recorder = Failing("stat", 10, 0, counts)
     engine.runner.recorder.start()
     assert len(engine.generate([5, 6, 7], 4, ignore_eos=True)) == 4

@@ -148,6 +148,23 @@ def test_hidden_states_need_the_server_s_consent():
     refused(features=FULL, text=["a", "b"], return_hidden_states=[True])
 
 
+def test_routed_experts_need_the_server_s_consent():
+    message = refused(text="a", return_routed_experts=True)
+    assert "--enable-return-routed-experts" in message
+    plan(text="a", return_routed_experts=False, routed_experts_start_len=3)
+    full = Features(offered=frozenset({"routed_experts"}))
+    made = plan(features=full, text=["a", "b"], return_routed_experts=True)
+    assert [[each.prompt_start for each in sample.spec.extras] for sample in made.samples] == [
+        [0],
+        [0],
+    ]
+    (sample,) = plan(
+        features=full, text="a", return_routed_experts=True, routed_experts_start_len=2
+    ).samples
+    assert [each.prompt_start for each in sample.spec.extras] == [2]
+    refused(features=full, text="a", return_routed_experts=True, routed_experts_start_len=-1)
+
+
 def test_embeddings_become_bytes():
     made = plan(features=FULL, input_embeds=[[1, 2.5], [3, 4]])
     assert made.is_single
