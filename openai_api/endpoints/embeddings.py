@@ -12,7 +12,7 @@ from openai_api.request_body import read_body
 from openai_api.schemas.embeddings import DECODER
 from runtime.client.json_pieces import JsonList
 from runtime.errors import InvalidRequest
-from runtime.service.text_embeddings import Embedding, TextInput, embed
+from runtime.service.text_embeddings import Embedding, TextInput, TextOptions, embed
 
 
 async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
@@ -23,13 +23,14 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
             "This server's model scores texts and gives no vectors: use /v1/classify, /classify or "
             "/v1/rerank."
         )
-    found = await embed(
-        context.service,
-        text_inputs(body.input),
+    options = TextOptions(
         rid=body.rid,
         dimensions=body.dimensions,
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
         priority=body.priority,
     )
+    found = await embed(context.service, text_inputs(body.input), options)
     num_tokens = sum(each.prompt_tokens for each in found)
     answer = {
         "object": "list",

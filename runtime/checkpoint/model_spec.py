@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from runtime.checkpoint.pooling_config import Pooling
+from runtime.checkpoint.text_prompts import TextPrompts
 
 # What comes out of a model: logits of the next token, a vector for a text, a score for each class.
 Gives = Literal["tokens", "vectors", "scores"]
@@ -105,6 +106,7 @@ class ModelSpec(ABC):
         raw: the whole of `config.json`.
         gives: what comes out for a text.
         pooling: of a model that gives vectors or scores, with the layers behind it.
+        prompts: of a model that gives vectors, what may stand ahead of a text.
         labels: names of the scores, in order.
     """
 
@@ -120,6 +122,7 @@ class ModelSpec(ABC):
     raw: dict[str, Any] = field(default_factory=dict)
     gives: Gives = "tokens"
     pooling: Pooling = field(default_factory=Pooling)
+    prompts: TextPrompts = field(default_factory=TextPrompts)
     labels: tuple[str, ...] = ()
 
     @cached_property
