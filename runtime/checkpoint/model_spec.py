@@ -148,6 +148,11 @@ class ModelSpec(ABC):
         return layers[-1].out_size if layers else self.hidden_size
 
     @property
+    def token_size(self) -> int:
+        """Numbers of a token's vector, of a model that gives vectors."""
+        return self.output_size if self.pooling.per_token else self.hidden_size
+
+    @property
     @abstractmethod
     def layer_states(self) -> Sequence[LayerState]:
         """What each layer keeps of a sequence between steps."""

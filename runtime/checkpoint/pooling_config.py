@@ -34,7 +34,8 @@ _HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
 }
 
 
-_ORDER = {"Transformer": 0, "Pooling": 1, "Dense": 2, "Normalize": 3}
+# What a mask leaves out of a comparison is its reader's to do: vectors of all tokens are given.
+_ORDER = {"Transformer": 0, "Pooling": 1, "Dense": 2, "MultiVectorMask": 3, "Normalize": 3}
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,15 @@ class Pooling:
         normalize: whether what comes out in the end is scaled to unit length.
         layers: behind the pooled vector, in order.
         include_prompt: whether the tokens of a text's prompt count as the text's own do.
+        per_token: whether nothing is pooled: `layers` are for each token's vector (late
+            interaction), and there is none for a text.
     """
 
     mode: Mode = "mean"
     normalize: bool = True
     layers: tuple[HeadLayer, ...] = ()
     include_prompt: bool = True
+    per_token: bool = False
 
 
 def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
@@ -112,7 +116,7 @@ def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
             layers.append(_read_dense(folder, name))
         elif kind == "Normalize":
             normalizes = True
-        elif kind != "Transformer":
+        elif kind not in _ORDER:
             raise StartupError(
                 f"{path}: a module of type {kind[:64]!r} is not supported, only Transformer, "
                 "Pooling, Dense and Normalize"
@@ -122,11 +126,14 @@ def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
             f"{path}: modules must be Transformer, Pooling, Dense, Normalize, in this order, each "
             "in a folder of its own"
         )
+    takes_tokens = bool(layers) and mode is None
     for layer in layers:
         if layer.in_size != size:
             raise StartupError(f"{path}: {layer.name} takes {layer.in_size} numbers, not {size}")
         size = layer.out_size
-    return Pooling(mode or default, normalizes, tuple(layers), include_prompt)
+    return Pooling(
+        mode or default, normalizes, tuple(layers), include_prompt, per_token=takes_tokens
+    )
 
 
 def is_inside(name: str) -> bool:

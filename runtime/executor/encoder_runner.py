@@ -56,11 +56,19 @@ class EncoderRunner(StepRunner):
         parts = numbers.parts(plan.rows) if isinstance(numbers, Numbers) else None
         batch = pack_texts(plan, self._rows.device, parts)
         batch.attention = self._attention
-        pooled = self._model.compute(batch)
-        return Computed(
-            host_tokens=np.zeros(len(plan.sample_rows), dtype=np.int64),
-            outputs=self._rows.extras.of_samples("hidden", plan.rows, pooled),
-        )
+        extras = self._rows.extras
+        computed = Computed(host_tokens=np.zeros(len(plan.sample_rows), dtype=np.int64))
+        if extras.reads_hidden[plan.rows].any():
+            hidden = self._model.forward(batch)
+            tokens = self._model.head.of_tokens(hidden)
+            computed.inputs = extras.of_prompts(plan, tokens, self._model.head.of_tokens)
+            lasts = tokens.index_select(0, batch.indptr[1:] - 1)
+            computed.outputs = extras.of_samples("hidden", plan.rows, lasts)
+            pooled = self._model.head.run(hidden, batch)
+        else:
+            pooled = self._model.compute(batch)
+        computed.outputs += extras.of_samples("pooled", plan.rows, pooled)
+        return computed
 
 
 def pack_texts(

@@ -49,8 +49,8 @@ class RowExtras:
             extra.join(row, spec.params)
             if spec.of_outputs:
                 self._asking[spec.name][row] = True
-                reads = self.reads_hidden if extra.reads == "hidden" else self.reads_logits
-                reads[row] = True
+                self.reads_hidden[row] |= extra.reads == "hidden"
+                self.reads_logits[row] |= extra.reads in ("raw_logits", "logits")
 
     def _load(self, name: str) -> DeviceExtra:
         if name not in self._loaded:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # Of each sample: what its logits are made of; the logits as the model gives them; those that are
-# sampled from, with penalties, masks and biases.
-Reads = Literal["hidden", "raw_logits", "logits"]
+# sampled from, with penalties, masks and biases. Of a text: the numbers of all of it.
+Reads = Literal["hidden", "raw_logits", "logits", "pooled"]
 Send = Callable[..., list[Tensor]]
 Pack = Callable[[int, list[NDArray[Any]]], bytes]
 

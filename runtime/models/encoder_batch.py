@@ -23,7 +23,7 @@ class EncoderBatch:
         indptr: `[num_texts + 1]` int64, bounds of the texts, on the model's device.
         second_parts: `[num_tokens]` int64, 1 for tokens of the second text of a pair; `None` where
             there are none.
-        prompt_lens: tokens ahead of each text, which its mean leaves out; `None` where there are none.
+        prompt_lens: tokens ahead of each text that its vector leaves out; `None` for none.
         attention: what a model whose tokens see none behind them attends with; `None` for others.
     """
 

@@ -18,6 +18,7 @@ EXTRAS: dict[str, str] = {
     "hidden_states": "runtime.extras.hidden_states",
     "entropy": "runtime.extras.entropy",
     "pooled": "runtime.extras.pooled",
+    "token_vectors": "runtime.extras.token_vectors",
 }
 
 

@@ -13,8 +13,12 @@ from typing import Any, TypedDict
 import msgspec
 
 from runtime.checkpoint.model_spec import ModelSpec
-from runtime.client.front_extras import check_kind
-from runtime.client.generation_stream import GenerationInput, GenerationStream
+from runtime.client.front_extras import ExtraAnswer, check_kind
+from runtime.client.generation_stream import (
+    GenerationChunk,
+    GenerationInput,
+    GenerationStream,
+)
 from runtime.client.tokenization import check_num_chars, encode_pairs, encode_prompts
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.extras.pooled.front import VectorAnswer
@@ -193,26 +197,47 @@ async def embed(
         InvalidRequest: too many inputs, one that is too long, or the model gives no vectors.
         EmbeddingAborted: one was aborted.
     """
+    check_priority(options.priority)
     # The kind of model is checked before time goes into texts.
     check_kind([VECTOR], context.client.limits)
+    if context.model.pooling.per_token:
+        raise InvalidRequest(
+            "This server's model gives a vector for each token and none for a text: use /pooling."
+        )
     _check_dimensions(options.dimensions, context.model)
-    check_priority(options.priority)
+    started = time.perf_counter()
+    streams = await open_texts(context, given, options)
+    try:
+        # All of them run meanwhile, whichever is read.
+        return [await _read(stream, started, options.dimensions) for stream in streams]
+    finally:
+        close_all(streams)
+
+
+async def open_texts(
+    context: ServiceContext,
+    given: Sequence[TextInput],
+    options: TextOptions,
+    extra: ExtraSpec | None = None,
+) -> list[GenerationStream]:
+    """Admit all texts or none; see `embed`.
+
+    Args:
+        context: the service.
+        given: texts, lists of token ids, or pairs of texts.
+        options: what else was asked for.
+        extra: what is wanted of each text in the place of its vector.
+    """
     if not 1 <= len(given) <= MAX_INPUTS:
         raise InvalidRequest(
             f"The request must have 1 to {MAX_INPUTS} inputs, got {len(given)}.", param="input"
         )
     encoded = await _encode(context, given, options)
     inputs = [
-        vector_input(ids, name, extra, options)
-        for (ids, extra), name in zip(encoded, _rids(options.rid, len(encoded)), strict=True)
+        vector_input(ids, name, extra or of_text, options)
+        for (ids, of_text), name in zip(encoded, _rids(options.rid, len(encoded)), strict=True)
     ]
-    started = time.perf_counter()
-    streams = await open_streams(context.client.generate, inputs, context.client.limits)
-    try:
-        # All of them run meanwhile, whichever is read.
-        return [await _read(stream, started, options.dimensions) for stream in streams]
-    finally:
-        close_all(streams)
+    return await open_streams(context.client.generate, inputs, context.client.limits)
 
 
 async def _encode(
@@ -254,19 +279,30 @@ async def _encode(
     return encoded
 
 
-async def _read(stream: GenerationStream, started: float, dimensions: int | None) -> Embedding:
-    answer = VectorAnswer()
+async def read_to_end(stream: GenerationStream, answer: ExtraAnswer) -> GenerationChunk:
+    """Read a text's stream into `answer`; its last chunk.
+
+    Raises:
+        EmbeddingAborted: somebody aborted it.
+    """
     async for chunk in stream:
-        answer.add(chunk)
+        answer.add(chunk, incremental=False)
         reason = chunk.finish_reason
     assert reason is not None, "the last chunk says why it is the last"
     if reason.type == "abort":
         raise EmbeddingAborted(reason.message or "Aborted")
+    return chunk
+
+
+async def _read(stream: GenerationStream, started: float, dimensions: int | None) -> Embedding:
+    answer = VectorAnswer()
+    chunk = await read_to_end(stream, answer)
+    assert chunk.finish_reason is not None, "it is the last"
     return Embedding(
         numbers=_shortened(answer.numbers(), dimensions),
         rid=stream.rid,
         prompt_tokens=chunk.prompt_tokens,
-        finish_reason=reason,
+        finish_reason=chunk.finish_reason,
         weight_version=chunk.weight_version,
         latency_s=time.perf_counter() - started,
     )

@@ -14,7 +14,7 @@ from runtime.extras.pooled.parts import parts_of
 class Numbers(DeviceExtra):
     """What the model gives for a text, `[output_size]` float32."""
 
-    reads: ClassVar[Reads] = "hidden"
+    reads: ClassVar[Reads] = "pooled"
 
     def __init__(self) -> None:
         """No text is a pair, and none has a prompt."""
