@@ -1,4 +1,4 @@
-"""Documents by how well they answer a query, of a cross-encoder: `python .../rerank.py --url URL`."""
+"""Documents by how well they answer a query: `python .../rerank.py --url URL`."""
 
 import argparse
 
