@@ -1,4 +1,4 @@
-"""Hostile requests to a server of vectors: clear answers, right neighbours, and idle gauges after."""
+"""Hostile requests to a server of vectors: clear answers, right neighbours, idle gauges after."""
 
 import asyncio
 import json
