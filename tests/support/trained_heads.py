@@ -20,12 +20,12 @@ from torch import Tensor
 from tests.support.tiny_models import tiny_root
 
 TOPICS = {
-    "mill": "miller wheel grain flour sack".split(),
-    "sea": "ship sail harbour wave anchor".split(),
-    "sky": "star moon comet planet orbit".split(),
-    "forest": "tree moss deer fern owl".split(),
+    "mill": ["miller", "wheel", "grain", "flour", "sack"],
+    "sea": ["ship", "sail", "harbour", "wave", "anchor"],
+    "sky": ["star", "moon", "comet", "planet", "orbit"],
+    "forest": ["tree", "moss", "deer", "fern", "owl"],
 }
-COMMON = "what is the a of and does in it".split()
+COMMON = ["what", "is", "the", "a", "of", "and", "does", "in", "it"]
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = [*_SPECIAL, *COMMON, *(word for words in TOPICS.values() for word in words)]
 _SIZES: dict[str, Any] = {
