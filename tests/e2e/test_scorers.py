@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import headrace as sgl
 from tests.support.server import ROOT, ServerProcess
-from tests.support.tiny_text_models import text_model, their_scores, their_vectors
+from tests.support.tiny_text_models import TEXT_MODELS, text_model, their_scores, their_vectors
 
 QUERY = "What does the miller open?"
 DOCUMENTS = ["The miller opens the gate.", "Paris is a capital.", "Numbers such as 0 1 2."]
@@ -166,6 +167,29 @@ def test_two_ranks_share_a_reward_model():
         expected = their_scores(folder, [ids_of(server, text) for text in texts])
         answers = ask(server, "/classify", text=texts).json()
         close([each["embedding"] for each in answers], expected)
+
+
+@pytest.mark.parametrize("name", ["modernbert_mean_scores", "modernbert_biased"])
+def test_two_ranks_share_projections_that_are_stored_as_one(name):
+    folder = text_model(name)
+    texts = [[5 + i, 70, 9, 100 + i] * (3 * i + 1) for i in range(4)]
+    if TEXT_MODELS[name].pooling:
+        expected = their_vectors(folder, texts, TEXT_MODELS[name].pooling)
+    else:
+        expected = their_scores(folder, texts)
+    stored = load_file(folder / "model.safetensors")
+    with ServerProcess("--model-path", str(folder), "--tp-size", "2") as server:
+        server.wait_ready()
+        for _ in range(2):
+            answers = ask(server, "/encode", input_ids=texts).json()
+            close([each["embedding"] for each in answers], expected)
+            for projection in ("attn.Wqkv", "mlp.Wi", "mlp.Wo"):
+                (weight,) = (k for k in stored if k.endswith(f"layers.1.{projection}.weight"))
+                body = {"name": weight, "truncate_size": 70}
+                rows = ask(server, "/get_weights_by_name", **body).json()
+                close(rows, stored[weight][:70])
+            update = ask(server, "/update_weights_from_disk", model_path=str(folder)).json()
+            assert update["success"], update
 
 
 def test_a_model_that_only_generates_says_what_it_lacks():
