@@ -28,8 +28,8 @@ from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams, check_priority
 from runtime.service.context import ServiceContext
+from runtime.service.prompt_choice import choose_prompt, count_prompt_tokens
 from runtime.service.streams import close_all, open_streams
-from runtime.service.text_prompts import choose_prompt, count_prompt_tokens
 
 MAX_INPUTS = 2048
 # A text is computed, and nothing is generated after it.
