@@ -159,6 +159,8 @@ def asks(folder: Path) -> list[Ask]:
             "/vertex_generate", instances=[{"text": "The"}], parameters={"sampling_params": SHORT}
         ),
         post("/v1/score", query="The", items=[" wheel", " mill"], label_token_ids=[5, 6]),
+        post("/v1/select", text="The", choices=[" wheel", [5, 6]], unconditional=True),
+        post("/v1/select", 400, text="The", choices=[]),
         *(
             post(f"{v}/tokenize", prompt=each)
             for v in ("", "/v1")

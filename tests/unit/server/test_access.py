@@ -38,7 +38,7 @@ CLIENTS = {
     *("/pooling", "/tokenizer_info"),
     *("/separate_reasoning", "/parse_function_call", "/open_session", "/close_session"),
     *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id:path}"),
-    *("/v1/tokenize", "/v1/detokenize", "/v1/score", "/v1/loads"),
+    *("/v1/tokenize", "/v1/detokenize", "/v1/score", "/v1/select", "/v1/loads"),
     *("/v1/embeddings", "/v1/classify", "/v1/rerank"),
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/input_tokens"),
     *(
