@@ -156,8 +156,8 @@ def models_page() -> str:
     return NOTE + "\n".join([*head, *rows]) + "\n"
 
 
-# Checkpoints store as one what ranks would share.
-_ONE_RANK = {"modernbert"}
+# Families whose layers ranks cannot share.
+_ONE_RANK: set[str] = set()
 _WITH_EXPERTS = {"mixtral", "qwen2_moe", "qwen3_moe"}
 
 PAGES = {

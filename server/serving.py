@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import uvicorn
 
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.background import Background
 from runtime.client.host import EngineHost
 from runtime.client.watchdog import watch
@@ -135,6 +136,13 @@ def _http_server(
     return _HttpServer(uvicorn_config)
 
 
+def _first_path(model: ModelSpec) -> str:
+    """The route that the warm-up asks."""
+    if model.gives == "tokens":
+        return "/generate"
+    return "/pooling" if model.pooling.per_token else "/encode"
+
+
 async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineHost) -> None:
     if context.client.grammars is not None:
         # Its imports take seconds, at low priority beside the weights: the first structured request
@@ -148,7 +156,7 @@ async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineHos
             prepared.port,
             config.parallel.dp_size,
             has_tokenizer=not config.model.skip_tokenizer_init,
-            gives=context.model.gives,
+            path=_first_path(context.model),
         )
     context.lifecycle.warmed_up = True
     # What start-up made lives for good: the collector need not look at it again.

@@ -52,12 +52,21 @@ class RowExtras:
             extra.join(row, spec.params)
             if spec.of_outputs:
                 self._asking[spec.name][row] = True
-                self._readers(extra.reads)[row] = True
+                readers = self._readers(extra.reads)
+                if readers is not None:
+                    readers[row] = True
 
-    def _readers(self, reads: Reads) -> BoolArray:
-        if reads == "hidden":
-            return self.reads_hidden
-        return self.reads_experts if reads == "experts" else self.reads_logits
+    def _readers(self, reads: Reads) -> BoolArray | None:
+        match reads:
+            case "hidden":
+                return self.reads_hidden
+            case "experts":
+                return self.reads_experts
+            case "raw_logits" | "logits":
+                return self.reads_logits
+            case "pooled":
+                # What a text model gives needs no row's wish.
+                return None
 
     def _load(self, name: str) -> DeviceExtra:
         if name not in self._loaded:

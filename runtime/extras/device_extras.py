@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # Of each sample: what its logits are made of; the experts that its token passed; the logits as the
-# model gives them; those that are sampled from, with penalties, masks and biases.
-Reads = Literal["hidden", "experts", "raw_logits", "logits"]
+# model gives them; those that are sampled from, with penalties, masks and biases. Of a text: the
+# numbers of all of it.
+Reads = Literal["hidden", "experts", "raw_logits", "logits", "pooled"]
 Send = Callable[..., list[Tensor]]
 Pack = Callable[[int, list[NDArray[Any]]], bytes]
 

@@ -19,6 +19,7 @@ EXTRAS: dict[str, str] = {
     "entropy": "runtime.extras.entropy",
     "routed_experts": "runtime.extras.routed_experts",
     "pooled": "runtime.extras.pooled",
+    "token_vectors": "runtime.extras.token_vectors",
 }
 
 

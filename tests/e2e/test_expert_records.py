@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import headrace as sgl
+from tests.support.native import run_example
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_model
 
@@ -110,6 +111,11 @@ def test_counts_are_those_of_a_hook(tmp_path, monkeypatch, ranks) -> None:
         control(server, "dump")
         again = [read(each) for each in written(folder) if each != file]
         assert not again[0]["logical_count"].any()
+        before = written(folder)
+        printed = run_example("expert_distribution.py", server)
+        assert printed.count("<Response [200]>") == 3
+        (last,) = set(written(folder)) - set(before)
+        assert read(last)["logical_count"].sum() > 0
 
 
 @pytest.mark.parametrize("ranks", [(), ("--tp-size", "2")])

@@ -6,7 +6,7 @@ from typing import Any
 
 from runtime.executor.expert_recorder import ExpertRecorder
 from runtime.executor.step_plan import StepPlan
-from runtime.extras.pooled.front import VECTOR
+from runtime.extras.pooled.parts import VECTOR
 from runtime.models.layers.expert_counts import ExpertCounts
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
