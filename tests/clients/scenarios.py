@@ -1,0 +1,41 @@
+"""What every client asks, and what the demo model answers to it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+# Any name is answered by the model that is served.
+MODEL = "headrace-demo"
+CAPITAL = "What is the capital of France?"
+WEATHER = "What is the weather in Oslo?"
+SUM = "What is 7 + 8? Answer as JSON."
+# A tool's answer in a form that the model has learnt to report.
+OUTLOOK = '{"temperature": 12, "unit": "celsius", "condition": "sunny"}'
+INSTRUCTIONS = "You are a helpful assistant."
+
+
+class Weather(BaseModel):
+    """Get the current weather of a city"""
+
+    city: str
+
+
+class Total(BaseModel):
+    """The sum of two numbers"""
+
+    total: int = Field(ge=0, le=99)
+
+
+class Place(BaseModel):
+    """The model would answer Paris by itself, so that only a schema gives what is here."""
+
+    city: Literal["Oslo", "Quito"]
+
+
+def need(package: str, client: str) -> Any:
+    """Import `package`, or skip with the command that installs it."""
+    command = f"python -m pip install -r tests/clients/requirements/{client}.txt"
+    return pytest.importorskip(package, reason=command)
