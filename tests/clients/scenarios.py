@@ -37,5 +37,6 @@ class Place(BaseModel):
 
 def need(package: str, client: str) -> Any:
     """Import `package`, or skip with the command that installs it."""
-    command = f"python -m pip install -r tests/clients/requirements/{client}.txt"
+    requirements = f"tests/clients/requirements/{client}.txt"
+    command = f"make test-clients ARGS={client}, or python -m pip install -r {requirements}"
     return pytest.importorskip(package, reason=command)

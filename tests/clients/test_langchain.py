@@ -89,5 +89,5 @@ def test_completions(openai_url: str) -> None:
 def test_a_mistake_is_the_clients_bad_request_error(chat: Any) -> None:
     from openai import BadRequestError
 
-    with pytest.raises(BadRequestError, match="2048|context"):
+    with pytest.raises(BadRequestError, match="2048"):
         chat.invoke("word " * 5000)

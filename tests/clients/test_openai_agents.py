@@ -67,9 +67,9 @@ def test_the_same_by_stream(agent: Any) -> None:
         result = agents.Runner.run_streamed(agent(tools=[get_weather]), WEATHER, max_turns=3)
         text = ""
         async for event in result.stream_events():
-            if event.type == "raw_response_event":
-                if event.data.type == "response.output_text.delta":
-                    text += event.data.delta
+            is_raw = event.type == "raw_response_event"
+            if is_raw and event.data.type == "response.output_text.delta":
+                text += event.data.delta
         return text, result
 
     text, result = asyncio.run(streamed())
@@ -99,5 +99,5 @@ def test_another_agent_takes_over(agent: Any) -> None:
 def test_a_mistake_is_the_clients_bad_request_error(agent: Any) -> None:
     from openai import BadRequestError
 
-    with pytest.raises(BadRequestError, match="2048|context"):
+    with pytest.raises(BadRequestError, match="2048"):
         agents.Runner.run_sync(agent(), "word " * 5000)

@@ -81,6 +81,6 @@ def test_a_class_beside_tools(agent: Any) -> None:
 def test_a_mistake_is_its_model_error(agent: Any) -> None:
     from pydantic_ai.exceptions import ModelHTTPError
 
-    with pytest.raises(ModelHTTPError, match="2048|context") as caught:
+    with pytest.raises(ModelHTTPError, match="2048") as caught:
         agent().run_sync("word " * 5000)
     assert caught.value.status_code == 400
