@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from typing import Any, Literal
 
 import pytest
@@ -40,3 +42,12 @@ def need(package: str, client: str) -> Any:
     requirements = f"tests/clients/requirements/{client}.txt"
     command = f"make test-clients ARGS={client}, or python -m pip install -r {requirements}"
     return pytest.importorskip(package, reason=command)
+
+
+def succeed(command: list[str]) -> None:
+    """Run a benchmark that may look for no tokenizer elsewhere; what it printed if it failed."""
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        command, env=offline, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

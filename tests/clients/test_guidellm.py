@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from headrace.demo import MODEL_PATH
-from tests.clients.scenarios import need
+from tests.clients.scenarios import need, succeed
 
 need("guidellm", "guidellm")
 
@@ -26,15 +24,7 @@ def test_a_benchmark(url: str, form: str, tmp_path: Path) -> None:
     command += ["--tokenizer", f"kind=hf_auto,model={MODEL_PATH}"]
     command += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"]
     command += ["--output", f"kind=json,path={report}", "--disable-console-interactive"]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeed(command)
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
     assert (totals["successful"], totals["errored"]) == (12, 0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.demo import MODEL_PATH
-from tests.clients.scenarios import CAPITAL, INSTRUCTIONS, need
+from tests.clients.scenarios import CAPITAL, INSTRUCTIONS, need, succeed
 
 sgl = need("sglang", "sglang")
 
@@ -92,15 +90,7 @@ def test_bench_serving(url: str, kind: str, tmp_path: Path) -> None:
     command += ["--random-input-len", "32", "--random-output-len", "8"]
     command += ["--random-range-ratio", "1", "--num-prompts", "12", "--max-concurrency", "4"]
     command += ["--return-logprob", "--flush-cache", "--output-file", str(report), "--disable-tqdm"]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeed(command)
     (figures,) = [json.loads(line) for line in report.read_text().splitlines()]
     assert figures["completed"] == 12
     assert figures["total_output_tokens"] == 12 * 8
