@@ -57,13 +57,14 @@ def test_a_tool_is_called_and_its_result_reported(agent: Any) -> None:
 
 
 def test_the_same_by_stream(agent: Any) -> None:
-    async def streamed() -> list[str]:
+    async def streamed() -> tuple[str, str]:
         async with agent(tools=[get_weather]).run_stream(WEATHER) as result:
-            return [text async for text in result.stream_text()]
+            pieces = [text async for text in result.stream_text(delta=True)]
+            return "".join(pieces), await result.get_output()
 
-    texts = asyncio.run(streamed())
-    assert "12" in texts[-1]
-    assert len(texts) > 1
+    text, output = asyncio.run(streamed())
+    assert text == output
+    assert "12" in text
 
 
 @pytest.mark.parametrize("way", ["ToolOutput", "NativeOutput"])

@@ -55,9 +55,7 @@ def test_the_frontend_asks_streams_and_batches(backend: Any) -> None:
     whole = ask.run(question=CAPITAL)
     assert "Paris" in whole["answer"]
     stream = ask.run(question=CAPITAL, stream=True)
-    pieces = list(stream.text_iter("answer"))
-    assert "".join(pieces) == whole["answer"]
-    assert len(pieces) > 1
+    assert "".join(stream.text_iter("answer")) == whole["answer"]
     questions = [f"What is the capital of {country}?" for country in ("Japan", "Norway")]
     states = ask.run_batch([{"question": question} for question in questions])
     for state, city in zip(states, ("Tokyo", "Oslo"), strict=True):
