@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from jinja2 import nodes
 
+from openai_api.split_tokens import Marks
 from openai_api.template_check import find_doubt
 from openai_api.template_process import LIMITS, Job, TemplateProcess, raise_error
 from openai_api.template_render import RENDER_TIMEOUT_S, CompiledTemplate, parse_template
@@ -160,6 +161,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         max_chars: int = 10_000_000,
+        marks: Marks | None = None,
     ) -> str:
         """Write the prompt.
 
@@ -170,12 +172,16 @@ class ChatTemplate:
             add_generation_prompt: end with the opening of the assistant's turn.
             continue_final_message: end inside the last message instead.
             max_chars: longest text that makes sense for the model.
+            marks: put into what the request brings; the text then holds them.
 
         Raises:
             InvalidRequest: the template refuses these messages, or a variable is the server's.
         """
         compiled = self.choose(with_tools=bool(tools))
         extra = allowed_variables(variables or {}, compiled.variables)
+        if marks is not None:
+            messages = marks.put_into_messages(messages)
+            tools, extra = marks.put_into(tools), marks.put_into(extra)
         if continue_final_message:
             messages = [*messages[:-1], _tagged(messages[-1])]
         values = {

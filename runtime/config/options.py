@@ -113,6 +113,11 @@ class HttpArgs:
         None, "Authorities that complete the certificate's chain; clients need no certificate."
     )
     chat_template: str | None = option(None, "Chat template: a file, or the text itself.")
+    split_special_tokens: bool = option(
+        False,
+        "Special tokens in the texts of a chat are text: no message can end a turn. "
+        "split_special_tokens of a request goes before it.",
+    )
     reasoning_parser: str = option(
         AUTO_PARSER,
         "How reasoning is split from the answer in chat: qwen3, deepseek-r1, ...; none; auto "

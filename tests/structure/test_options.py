@@ -33,6 +33,7 @@ OPTIONS = """
 --ssl-keyfile-password = None
 --ssl-ca-certs = None
 --chat-template = None
+--split-special-tokens = False
 --reasoning-parser = auto
 --tool-call-parser = auto
 --enable-cache-report = False

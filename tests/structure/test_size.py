@@ -14,8 +14,8 @@ MAX_FILE_LINES = 500
 MAX_CODE_LINES = {
     "kernels": 4_922,
     "kernels (C++)": 1_277,
-    "runtime": 17_915,
-    "openai_api": 3_137,
+    "runtime": 17_943,
+    "openai_api": 3_224,
     "server": 3_192,
     "headrace": 4_080,
 }
