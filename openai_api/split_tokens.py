@@ -1,9 +1,9 @@
 """Special tokens in the texts of a chat as text: they are spelled, and end no turn.
 
-A rendered prompt does not tell who wrote its `<|im_end|>`: the template, or somebody in a message. So
-the request's texts are marked before they are rendered: behind the first character of each special
-token a random number is put. The tokenizer gets the rendered text in pieces, cut at the marks, and
-finds no such token in a piece but those that the template wrote.
+A rendered prompt does not tell who wrote its `<|im_end|>`: the template, or somebody in a message.
+So the request's texts are marked before they are rendered: behind the first character of each
+special token a random number is put. The tokenizer gets the rendered text in pieces, cut at the
+marks, and finds no such token in a piece but those that the template wrote.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ FIELDS = (
     "cached_tokens_total",
     "generation_tokens_total",
     "num_retractions_total",
+    "num_nan_requests_total",
     "num_steps_total",
     "evicted_tokens_total",
     "decode_sum_seq_lens",

@@ -6,7 +6,6 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Sequence
 from typing import Protocol
 
 from fastapi import FastAPI
@@ -37,7 +36,10 @@ _POLLED_ROUTES = frozenset({"/v1/loads", "/get_load", "/ping"})
 
 
 class HttpObserver(Protocol):
-    """Counts requests as they come and go."""
+    """Counts requests as they come and go, and watches the loop that serves them."""
+
+    async def measure_loop(self) -> None:
+        """Observe the running event loop, without end."""
 
     def on_request(self) -> None:
         """A request began."""
@@ -52,6 +54,7 @@ class Application:
     Attributes:
         api: the description of all routes, which makes the OpenAPI document; it serves nothing.
         routes: the same routes, and who may call them.
+        observer: counts requests, if anything does.
     """
 
     def __init__(
@@ -60,11 +63,11 @@ class Application:
         routes: RouteTable,
         http: HttpArgs,
         lifecycle: Lifecycle,
-        observers: Sequence[HttpObserver],
+        observer: HttpObserver | None,
     ) -> None:
         """Check requests as `http` says, and run the route that `routes` has for each.
 
-        Connections are closed once `lifecycle` drains; `observers` are told about each request.
+        Connections are closed once `lifecycle` drains; `observer` is told about each request.
         """
         self.api = api
         self.routes = routes
@@ -72,7 +75,7 @@ class Application:
         self._origins = Origins(http.allow_origins, self._keys)
         self._body_limit = BodyLimit(int(http.max_body_mb * 2**20))
         self._lifecycle = lifecycle
-        self._observers = observers
+        self.observer = observer
         # Who is welcome is decided before: it names whatever origin it is handed.
         self._serve_with_cors = CORSMiddleware(
             self._serve,
@@ -111,8 +114,8 @@ class Application:
                 )
             await send(message)
 
-        for observer in self._observers:
-            observer.on_request()
+        if self.observer is not None:
+            self.observer.on_request()
         try:
             check_connection(scope)
             is_welcome = await self._origins.check(scope)
@@ -125,8 +128,8 @@ class Application:
             else:
                 access_logger.exception("A response broke off")
         finally:
-            for observer in self._observers:
-                observer.on_response(scope, status_code or 499)
+            if self.observer is not None:
+                self.observer.on_response(scope, status_code or 499)
             _log(scope, status_code or 499, time.perf_counter() - started_at, reason)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
