@@ -96,6 +96,11 @@ class HttpArgs:
     admin_api_key: str | None = option(
         None, "Key for the routes that change the server; without it the API key opens them too."
     )
+    api_keys_file: str | None = option(
+        None,
+        "File of further keys, one a line: of clients that share no cached prefix with others. "
+        "Needs --api-key and --admin-api-key.",
+    )
     allow_open_admin: bool = option(
         False, "Start without a key on an address that others reach; they may change the server."
     )

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from runtime.client.tenant import TENANT
 from runtime.config.options import HttpArgs
 from runtime.service.context import Lifecycle
 from server.access import Access
@@ -71,7 +72,7 @@ class Application:
         """
         self.api = api
         self.routes = routes
-        self._keys = Keys(http.api_key, http.admin_api_key)
+        self._keys = Keys(http)
         self._origins = Origins(http.allow_origins, self._keys)
         self._body_limit = BodyLimit(int(http.max_body_mb * 2**20))
         self._lifecycle = lifecycle
@@ -141,6 +142,7 @@ class Application:
             refusal = self._keys.refusal(scope) or self._body_limit.refusal(scope)
             if refusal is not None:
                 raise refusal
+            TENANT.set(self._keys.tenant(scope))
             response = await route.endpoint(Request(scope, receive, send))
         except Exception as error:
             response = error_response(error, speaks_openai=route.speaks_openai)

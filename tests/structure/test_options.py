@@ -26,6 +26,7 @@ OPTIONS = """
 --port = 30000
 --api-key = None
 --admin-api-key = None
+--api-keys-file = None
 --allow-open-admin = False
 --max-connections = None
 --ssl-certfile = None
