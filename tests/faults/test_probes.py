@@ -126,6 +126,7 @@ PROBES: dict[int, list[Probe]] = {
     ],
     16: [
         chat("rid", rid=""),
+        native("rid", text="a", rid=""),
         native("rid", text="a", rid="a\nb"),
         native("rid", text="a", rid="x" * 10**6),
         chat("rid", rid="x" * 10**6),

@@ -14,7 +14,7 @@ MAX_FILE_LINES = 500
 MAX_CODE_LINES = {
     "kernels": 4_922,
     "kernels (C++)": 1_277,
-    "runtime": 17_961,
+    "runtime": 17_968,
     "openai_api": 3_224,
     "server": 3_258,
     "headrace": 4_080,
