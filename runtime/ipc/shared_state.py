@@ -49,7 +49,8 @@ class SharedState:
         descriptor = os.open(path, flags, 0o600)
         try:
             if create:
-                os.ftruncate(descriptor, _SIZE_BYTES)
+                # With its blocks: on a full device the first write to the map would be a bus error.
+                os.posix_fallocate(descriptor, 0, _SIZE_BYTES)
             self._map = mmap.mmap(descriptor, _SIZE_BYTES)
         finally:
             os.close(descriptor)
