@@ -16,6 +16,7 @@ MAX_CODE_LINES = {
     "kernels (C++)": 1_277,
     "runtime": 17_968,
     "openai_api": 3_237,
+    "anthropic_api": 482,
     "server": 3_300,
     "headrace": 4_080,
 }
