@@ -46,6 +46,7 @@ check: install-dev  ## what CI checks besides the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typing
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/structure/test_size.py tests/structure/test_front_without_torch.py
 	$(BIN)/python -m docs.generate --check

@@ -52,6 +52,7 @@ ANSWERS = {
 PRINTED = {
     "pause.py": "done: False\nafter it: True\nwithout its memory: 503\nas before: True",
     "score.py": "Japan -> Tokyo",
+    "choices.py": "answer: Paris",
     "structured_output.py": "400 regex",
     "abort.py": "abort True",
     "flush_cache.py": "after it: 0 tokens",

@@ -141,6 +141,7 @@ def test_other_kinds_of_requests_are_refused(classifier, reranker):
     refused(classifier, "/v1/rerank", "3 classes", query="a", documents=["b"])
     refused(classifier, "/v1/embeddings", "/v1/classify", input="a")
     refused(classifier, "/generate", "scores texts", text="a")
+    refused(classifier, "/v1/select", "gives scores", text="a", choices=["b"])
     refused(reranker, "/v1/completions", "scores texts", prompt="a", model="m")
     refused(classifier, "/classify", "pair of texts", text=[["a", "b", "c"]])
 

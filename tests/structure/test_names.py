@@ -33,10 +33,11 @@ KINDS = {
         "classify.py": "openai_api/*",
         "completions.py": "openai_api/*",
         "embeddings.py": "openai_api/*",
+        "responses.py": "openai_api/*",
     },
     "server": {},
-    # The second is where programs written for SGLang import it from.
-    "headrace": {"server_args.py": "headrace/*"},
+    # The second of each is where programs written for SGLang import it from.
+    "headrace": {"server_args.py": "headrace/*", "utils.py": "headrace, headrace/srt"},
 }
 
 
