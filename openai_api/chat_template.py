@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from jinja2 import nodes
 
-from openai_api.split_tokens import Marks
 from openai_api.template_check import find_doubt
 from openai_api.template_process import LIMITS, Job, TemplateProcess, raise_error
 from openai_api.template_render import RENDER_TIMEOUT_S, CompiledTemplate, parse_template
 from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest, StartupError
+
+if TYPE_CHECKING:
+    from openai_api.split_tokens import Marks
 
 logger = logging.getLogger(__name__)
 
