@@ -78,7 +78,7 @@ def create_app(openai: OpenAIContext) -> Application:
     for router in routers:
         _include(api, table, router)
 
-    return Application(api, table, http, context.lifecycle, [metrics] if metrics else [])
+    return Application(api, table, http, context.lifecycle, metrics)
 
 
 def _include(api: Description, table: RouteTable, router: AccessRouter) -> None:

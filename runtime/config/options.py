@@ -96,6 +96,11 @@ class HttpArgs:
     admin_api_key: str | None = option(
         None, "Key for the routes that change the server; without it the API key opens them too."
     )
+    api_keys_file: str | None = option(
+        None,
+        "File of further keys, one a line: of clients that share no cached prefix with others. "
+        "Needs --api-key and --admin-api-key.",
+    )
     allow_open_admin: bool = option(
         False, "Start without a key on an address that others reach; they may change the server."
     )
@@ -113,6 +118,11 @@ class HttpArgs:
         None, "Authorities that complete the certificate's chain; clients need no certificate."
     )
     chat_template: str | None = option(None, "Chat template: a file, or the text itself.")
+    split_special_tokens: bool = option(
+        False,
+        "Special tokens in the texts of a chat are text: no message can end a turn. "
+        "split_special_tokens of a request goes before it.",
+    )
     reasoning_parser: str = option(
         AUTO_PARSER,
         "How reasoning is split from the answer in chat: qwen3, deepseek-r1, ...; none; auto "

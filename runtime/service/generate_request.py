@@ -283,7 +283,7 @@ def _rids(rid: str | list[str] | None, num_prompts: int, is_one_prompt: bool, n:
                 param="rid",
             )
         rids = rid
-    elif not rid:
+    elif rid is None:
         rids = []
     elif is_one_prompt:
         rids = [rid]

@@ -82,6 +82,7 @@ def test_rids():
     assert plan(text="a", rid="r", sampling_params={"n": 2}).samples[0].spec.rid != "r"
     refused(text=["a", "b"], rid=["x"])
     refused(text=["a", "b"], rid=["x", "x"])
+    refused(text="a", rid="")
     refused(text="a", rid="line\nbreak")
     refused(text="a", rid="x" * 1000)
 
