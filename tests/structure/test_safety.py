@@ -43,6 +43,7 @@ DATED = {
     "runtime/service/outputs.py",
     "runtime/service/profiling.py",
     "server/native/loads.py",
+    "server/native/pooling.py",
     "server/request_log.py",
 }
 CLOCK = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\(|\bdate\.today\(")
