@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from kernels.activation import unary
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.packed import attend_packed
 from runtime.models.encoder_batch import EncoderBatch
@@ -15,7 +16,7 @@ from runtime.models.layers.layer_norm import LayerNorm
 from runtime.models.layers.linear import Linear
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.layers.rope import RopeTables
-from runtime.models.layers.text_head import ACTIVATIONS, TextHead
+from runtime.models.layers.text_head import TextHead
 from runtime.models.model import TextEncoder
 from runtime.models.modernbert.spec import ModernBertSpec
 
@@ -35,7 +36,7 @@ class ModernBertLayer:
         self.attn_out = Linear.replicated(hidden, hidden, spec.attention_bias, context)
         self.mlp_in = Linear.replicated(hidden, 2 * inner, spec.mlp_bias, context)
         self.mlp_out = Linear.replicated(inner, hidden, spec.mlp_bias, context)
-        self._act = ACTIVATIONS[spec.activation]
+        self._activation = spec.activation
         self._attention = AttentionLayer(
             layer_idx=layer_idx,
             num_heads=spec.num_heads,
@@ -53,7 +54,7 @@ class ModernBertLayer:
         attended = attend_packed(self._attention, qkv, batch.positions, batch.lengths)
         stream.add_(self.attn_out.apply(attended))
         inner, gate = self.mlp_in.apply(self.mlp_norm.forward(stream)).chunk(2, dim=-1)
-        stream.add_(self.mlp_out.apply(self._act(inner).mul_(gate)))
+        stream.add_(self.mlp_out.apply(unary(inner, self._activation).mul_(gate)))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""
