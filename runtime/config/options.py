@@ -222,6 +222,13 @@ class KernelArgs:
     enable_deterministic_inference: bool = option(
         False, "Batch-invariant kernels: a request's result does not depend on its neighbours."
     )
+    float32_matmul_precision: str = option(
+        "auto",
+        "How a CPU multiplies float32: medium rounds weights and inputs of products to bfloat16 and "
+        "sums in float32; highest rounds nothing. auto is medium for models that give vectors "
+        "where the CPU has bfloat16 instructions and --dtype is auto, else highest.",
+        choices=("auto", "highest", "medium"),
+    )
     num_threads: int | None = option(
         None, "CPU threads of the model's worker; the physical cores when absent."
     )
@@ -296,6 +303,7 @@ class WorkerConfig:
         weights_folder: where the weights are, when not in `model_folder`.
         generation: how many workers this front has started before.
         deterministic: use batch-invariant kernels only.
+        rounds_products: multiply float32 as bfloat16, where there are such kernels.
         tp_size: processes that share each layer; this one starts the others.
         ep_size: 1, or `tp_size` where those share out the experts.
         dp_size: replicas like this one on this machine.
@@ -325,6 +333,7 @@ class WorkerConfig:
     num_threads: int
     disable_cuda_graph: bool = False
     deterministic: bool = False
+    rounds_products: bool = False
     enable_return_hidden_states: bool = False
     tp_size: int = 1
     dp_size: int = 1

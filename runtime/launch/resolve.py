@@ -124,6 +124,7 @@ def resolve(
     if max_running is None:
         size = 64 if device == "cpu" else 256
         max_running = choices.pick("max_running_requests", size, f"default for {device}")
+    precision = _matmul_precision(config, model, device, dtype, hardware, choices)
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     policy = _schedule_policy(scheduling)
     attention = _attention_backend(config, device, dtype, model.head_dims, choices)
@@ -179,6 +180,7 @@ def resolve(
             num_threads=threads,
             attention_backend=attention,
             grammar_backend=grammars.backend,
+            float32_matmul_precision=precision,
         ),
     )
     recorder = config.logging.expert_distribution_recorder_mode
@@ -209,6 +211,7 @@ def resolve(
         attention_backend=attention,
         disable_cuda_graph=config.kernels.disable_cuda_graph,
         deterministic=deterministic,
+        rounds_products=precision == "medium",
         num_threads=threads,
         tp_size=tp_size,
         dp_size=dp_size,
@@ -464,6 +467,26 @@ def _dtype(
     if stored == "float32":
         return str(choices.pick("dtype", "bfloat16", "GPUs are slow at the checkpoint's float32"))
     return str(choices.pick("dtype", stored, "the checkpoint's"))
+
+
+def _matmul_precision(
+    config: ServerConfig,
+    model: ModelSpec,
+    device: str,
+    dtype: str,
+    hardware: Hardware,
+    choices: _Choices,
+) -> str:
+    asked = config.kernels.float32_matmul_precision
+    if device != "cpu" or dtype != "float32":
+        reason = "medium is for float32 on a CPU" if asked == "medium" else ""
+        return str(choices.pick("float32_matmul_precision", "highest", reason))
+    if asked != "auto":
+        return asked
+    if model.gives != "vectors" or config.model.dtype != "auto" or not hardware.cpu_has_bf16:
+        return "highest"
+    why = "vectors keep their direction to 1e-4, at twice the speed"
+    return str(choices.pick("float32_matmul_precision", "medium", why))
 
 
 def _random_seed(config: ServerConfig, drawn: int, choices: _Choices) -> int:

@@ -45,6 +45,7 @@ class ModernBertLayer:
             scale=head_dim**-0.5,
             cos_sin=ropes.table(spec.windowed_rope if is_windowed else spec.rope, head_dim),
             window_left=spec.window if is_windowed else -1,
+            is_rounded=context.rounds_products,
         )
 
     def forward(self, stream: Tensor, batch: EncoderBatch) -> None:

@@ -68,6 +68,37 @@ def test_an_explicit_dtype_is_kept_and_not_explained():
     assert not any(line.startswith("dtype") for line in resolved.choices)
 
 
+def test_vectors_are_made_of_rounded_products_where_that_pays():
+    model = dataclasses.replace(fake_model_config(dtype="float32"), gives="vectors")
+    chosen = choose(BF16_CPU, model)
+    assert chosen.worker.dtype == "float32"
+    assert chosen.worker.rounds_products
+    assert chosen.config.kernels.float32_matmul_precision == "medium"
+    assert any(line.startswith("float32_matmul_precision: medium (") for line in chosen.choices)
+    for hardware, which, kernels in (
+        (CPU, model, KernelArgs()),
+        (BF16_CPU, dataclasses.replace(model, gives="scores"), KernelArgs()),
+        (BF16_CPU, model, KernelArgs(float32_matmul_precision="highest")),
+    ):
+        exact = choose(hardware, which, kernels=kernels)
+        assert not exact.worker.rounds_products
+        assert exact.config.kernels.float32_matmul_precision == "highest"
+    # Who names the type wants its numbers.
+    named = ServerConfig(model=ModelArgs(dtype="float32"))
+    assert not resolve(named, model, BF16_CPU, FOLDERS, 7).worker.rounds_products
+
+
+def test_rounded_products_can_be_asked_for_where_there_are_some():
+    medium = KernelArgs(float32_matmul_precision="medium")
+    exact = fake_model_config(dtype="float32")
+    assert choose(CPU, exact, kernels=medium).worker.rounds_products
+    elsewhere = choose(BF16_CPU, fake_model_config(dtype="bfloat16"), kernels=medium)
+    assert not elsewhere.worker.rounds_products
+    assert (
+        "float32_matmul_precision: highest (medium is for float32 on a CPU)" in elsewhere.choices
+    )
+
+
 def test_cpu_and_gpu_differ_where_they_should():
     cpu, gpu = choose(CPU).worker, choose(GPU).worker
     assert (cpu.device, gpu.device) == ("cpu", "cuda")
