@@ -34,6 +34,10 @@ class ChatChoice:
 
     def feed(self, chunk: GenerationChunk) -> list[dict[str, Any]]:
         """The deltas of one chunk, in OpenAI's form; each carries one kind of thing."""
+        return [delta for each in self.read(chunk) for delta in _deltas(each)]
+
+    def read(self, chunk: GenerationChunk) -> list[OutputEvent]:
+        """What one chunk adds to the answer."""
         self.count.add(chunk)
         if self.hidden is not None:
             self.hidden.add(chunk)
@@ -44,7 +48,7 @@ class ChatChoice:
             self.reason = chunk.finish_reason
             events += self.parser.finish()
         self.count.has_reasoned = self.parser.has_reasoned
-        return [delta for each in events for delta in _deltas(each)]
+        return events
 
     def take_logprobs(self) -> dict[str, Any] | None:
         """Those of the tokens since the last call, `None` where nobody asked."""

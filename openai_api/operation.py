@@ -28,7 +28,10 @@ def text() -> Content:
 
 
 def events_of(*kinds: Any) -> Content:
-    """Server-sent events; each one's data is JSON of one of `kinds`, and the last says `[DONE]`."""
+    """Server-sent events; each one's data is JSON of one of `kinds`.
+
+    Where they have no names, one more says `[DONE]`.
+    """
     return {"text/event-stream": kinds}
 
 

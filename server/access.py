@@ -6,6 +6,8 @@ from enum import Enum
 
 from fastapi import APIRouter
 
+from server.dialect import Dialect
+
 
 class Access(Enum):
     """What a client must show.
@@ -31,7 +33,7 @@ class AccessRouter(APIRouter):
         *,
         tags: list[str | Enum] | None = None,
         include_in_schema: bool = True,
-        speaks_openai: bool = False,
+        dialect: Dialect = Dialect.NATIVE,
     ) -> None:
         """Make an empty router.
 
@@ -39,8 +41,8 @@ class AccessRouter(APIRouter):
             access: who may call its routes.
             tags: in the OpenAPI document.
             include_in_schema: whether its routes are in that document.
-            speaks_openai: whether errors have OpenAI's shape on paths outside of `/v1/`, too.
+            dialect: of errors; a native router's paths under `/v1/` speak OpenAI's.
         """
         super().__init__(tags=tags, include_in_schema=include_in_schema)
         self.access = access
-        self.speaks_openai = speaks_openai
+        self.dialect = dialect

@@ -29,10 +29,10 @@ from server.native import (
     tokenize,
     weights,
 )
-from server.openai_routes import create_router as create_openai_router
 from server.openapi import Description
 from server.request_log import RequestLog
 from server.routing import RouteTable
+from server.wire_routes import create_routers as create_wire_routers
 
 
 def create_app(openai: OpenAIContext) -> Application:
@@ -40,7 +40,7 @@ def create_app(openai: OpenAIContext) -> Application:
     context = openai.service
     http = context.config.http
     api = Description(context.version, http)
-    routers = [generate.create_router(context), create_openai_router(openai)]
+    routers = [generate.create_router(context), *create_wire_routers(openai)]
     routers.append(tokenize.create_router(context, openai.chat_template))
     routers.append(rerank.create_router(context, openai.chat_template))
     modules = (
@@ -83,7 +83,7 @@ def _include(api: Description, table: RouteTable, router: AccessRouter) -> None:
     Only the routes count: what else a router may have (events of its life span) is not looked at.
     """
     for route in router.routes:
-        match = table.add(route, router.access, speaks_openai=router.speaks_openai)
+        match = table.add(route, router.access, router.dialect)
         api.describe(route, match)
 
 

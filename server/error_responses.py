@@ -2,7 +2,7 @@
 
 Native bodies: `{"error": {"message"}}` for a value that a route refuses, `{"error": "Forbidden"}`
 and the like for a key that does not suffice, else the flat `{"object": "error", ...}`.
-Routes under `/v1/` speak OpenAI's dialect, whose table is `openai_api`'s.
+Routes under `/v1/` speak OpenAI's dialect or Anthropic's, whose tables are those packages'.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any, Literal, NotRequired, TypedDict
 import orjson
 from starlette.responses import Response
 
+from anthropic_api import anthropic_errors
 from openai_api import openai_errors
 from runtime.client.expected import InvalidBody
 from runtime.errors import HeadraceError, InvalidRequest
 from runtime.service.error_table import ErrorInfo, describe_error
+from server.dialect import Dialect
 
 
 class ErrorBody(TypedDict):
@@ -153,6 +155,12 @@ def openai_error(error: Exception) -> Response:
     return json_response(openai_errors.error_body(info), info.status, **_headers(info))
 
 
+def anthropic_error(error: Exception) -> Response:
+    """The Anthropic wire's answer to `error`."""
+    info = describe_error(error)
+    return json_response(anthropic_errors.error_body(info), info.status, **_headers(info))
+
+
 def native_error(error: Exception) -> Response:
     """The native family's answer to `error`."""
     info = describe_error(error)
@@ -170,9 +178,16 @@ def native_error(error: Exception) -> Response:
     return json_response(body, info.status, **headers)
 
 
-def error_response(error: Exception, *, speaks_openai: bool) -> Response:
+_ANSWERS = {
+    Dialect.NATIVE: native_error,
+    Dialect.OPENAI: openai_error,
+    Dialect.ANTHROPIC: anthropic_error,
+}
+
+
+def error_response(error: Exception, dialect: Dialect) -> Response:
     """The answer to `error` in the dialect of the route."""
-    response = openai_error(error) if speaks_openai else native_error(error)
+    response = _ANSWERS[dialect](error)
     if isinstance(error, MethodNotAllowed):
         response.headers["allow"] = error.allowed
     elif isinstance(error, KeyRefused) and error.status_code == 401:

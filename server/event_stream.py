@@ -55,16 +55,17 @@ class SlicedResponse(Response):
 
 
 async def with_errors(
-    events: AsyncGenerator[Chunk, None], as_event: Callable[[Exception], Chunk]
+    events: AsyncGenerator[Chunk, None], as_event: Callable[[Exception], Chunk], end: bytes = DONE
 ) -> AsyncGenerator[Chunk, None]:
-    """The same events; a failure becomes a last event, and the end mark always comes."""
+    """The same events; a failure becomes a last event, and the mark of the `end` always comes."""
     async with contextlib.aclosing(events):
         try:
             async for chunk in events:
                 yield chunk
         except Exception as error:
             yield as_event(error)
-        yield DONE
+        if end:
+            yield end
 
 
 class EventStream(Response):

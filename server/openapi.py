@@ -13,10 +13,12 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
+from anthropic_api.message_answers import AnthropicErrorBody
 from openai_api.openai_errors import OpenAIErrorBody
 from openai_api.operation import OPERATION_KEY, REFERENCE, Content, Operation, json_of
 from runtime.config.options import HttpArgs
 from server.access import Access
+from server.dialect import Dialect
 from server.error_responses import ErrorBody, KeyRefusedBody, RefusedBody
 from server.routing import RouteMatch
 
@@ -213,7 +215,9 @@ class _Route:
         return found
 
     def _error_bodies(self, status: int) -> tuple[Any, ...]:
-        if self.match.speaks_openai:
+        if self.match.dialect is Dialect.ANTHROPIC:
+            return (AnthropicErrorBody,)
+        if self.match.dialect is Dialect.OPENAI:
             return (OpenAIErrorBody,)
         return _NATIVE_ERRORS.get(status, (ErrorBody,))
 

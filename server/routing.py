@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access import Access
+from server.dialect import Dialect
 from server.error_responses import HttpRefusal, MethodNotAllowed, RouteNotFound, error_response
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
@@ -33,13 +34,13 @@ class RouteMatch:
 
     Attributes:
         path: as registered; None where there is no such route.
-        speaks_openai: whether errors have OpenAI's shape.
+        dialect: of errors.
         endpoint: answers it; a response is an application, and so are files and pages.
     """
 
     path: str | None
     access: Access
-    speaks_openai: bool
+    dialect: Dialect
     endpoint: Endpoint
 
 
@@ -55,14 +56,15 @@ class RouteTable:
         self._exact: dict[str, dict[str, RouteMatch]] = {}
         self._patterns: list[tuple[BaseRoute, RouteMatch]] = []
 
-    def add(self, route: BaseRoute, access: Access, *, speaks_openai: bool = False) -> RouteMatch:
+    def add(
+        self, route: BaseRoute, access: Access, dialect: Dialect = Dialect.NATIVE
+    ) -> RouteMatch:
         """Take `route`; of two for the same path and method the first one counts.
 
         Args:
             route: what is matched and run.
             access: who may call it.
-            speaks_openai: whether its errors have OpenAI's shape wherever its path is; those of
-                paths under `/v1/` always have.
+            dialect: of its errors; native ones under `/v1/` speak OpenAI's.
 
         Raises:
             TypeError: `route` is of a kind, or declared in a way, that would not be kept to.
@@ -73,8 +75,9 @@ class RouteTable:
         methods = frozenset(getattr(route, "methods", None) or ())
         if access is Access.OPEN and not (methods and methods <= _READING):
             raise TypeError(f"{route!r} is open and may only be read")
-        speaks_openai = speaks_openai or path.startswith("/v1/")
-        match = RouteMatch(path, access, speaks_openai, _endpoint(route, speaks_openai))
+        if dialect is Dialect.NATIVE:
+            dialect = Dialect.of_path(path)
+        match = RouteMatch(path, access, dialect, _endpoint(route, dialect))
         if isinstance(route, Mount) or route.param_convertors or not methods:
             self._patterns.append((route, match))
             return match
@@ -124,7 +127,7 @@ def _answers_head(match: RouteMatch, methods: Collection[str]) -> bool:
     return "GET" in methods and match.access is not Access.ADMIN
 
 
-def _endpoint(route: Route | Mount, speaks_openai: bool) -> Endpoint:
+def _endpoint(route: Route | Mount, dialect: Dialect) -> Endpoint:
     if isinstance(route, APIRoute):
         return _plain_endpoint(route)
     # FastAPI's own pages, and folders of files.
@@ -135,7 +138,7 @@ def _endpoint(route: Route | Mount, speaks_openai: bool) -> Endpoint:
             await inner(scope, receive, send)
         except HTTPException as error:
             refusal = HttpRefusal(error.detail, error.status_code)
-            await error_response(refusal, speaks_openai=speaks_openai)(scope, receive, send)
+            await error_response(refusal, dialect)(scope, receive, send)
 
     async def answer(_: Request) -> ASGIApp:
         return page
@@ -173,11 +176,11 @@ def _unmatched(method: str, path: str, near: Mapping[str, RouteMatch]) -> RouteM
         access = Access.ADMIN
     else:
         access = Access.KEY
-    speaks_openai = path.startswith("/v1/")
+    dialect = next((match.dialect for match in near.values()), Dialect.of_path(path))
     methods = ", ".join(sorted(near))
 
     async def refuse(_: Request) -> Response:
         asked = f"{method} {path[:128]!a}"
         raise MethodNotAllowed(asked, methods) if methods else RouteNotFound(asked)
 
-    return RouteMatch(None, access, speaks_openai, refuse)
+    return RouteMatch(None, access, dialect, refuse)

@@ -120,7 +120,7 @@ class Application:
             await serve(scope, receive, send_with_id)
         except Exception as error:
             if status_code == 0:
-                response = error_response(error, speaks_openai=route.speaks_openai)
+                response = error_response(error, route.dialect)
                 await response(scope, receive, send_with_id)
             else:
                 access_logger.exception("A response broke off")
@@ -140,7 +140,7 @@ class Application:
                 raise refusal
             response = await route.endpoint(Request(scope, receive, send))
         except Exception as error:
-            response = error_response(error, speaks_openai=route.speaks_openai)
+            response = error_response(error, route.dialect)
         await response(scope, receive, send)
 
 

@@ -8,6 +8,7 @@ import time
 from starlette.types import Message, Receive, Scope
 
 from runtime.errors import HeadraceError
+from server.dialect import Dialect
 from server.entry.origins import is_from_browser
 from server.error_responses import (
     BodyTooLarge,
@@ -35,8 +36,8 @@ class BodyLimit:
                 return self._too_large()
             if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
                 return UnsupportedEncoding("Compressed request bodies are not accepted.")
-            # OpenAI's routes have a rule of their own, which is stricter.
-            if name == b"content-type" and not scope["route"].speaks_openai:
+            # The routes of other dialects have a rule of their own, which is stricter.
+            if name == b"content-type" and scope["route"].dialect is Dialect.NATIVE:
                 media_type = value.partition(b";")[0].strip().lower()
                 if not _may_be_json(media_type, scope):
                     shown = media_type[:64].decode("ascii", "replace")

@@ -17,6 +17,7 @@ from runtime.client.tokenization import check_texts, decode_texts, encode_texts
 from runtime.errors import InvalidRequest
 from runtime.service.context import ServiceContext
 from server.access import Access, AccessRouter
+from server.dialect import Dialect
 from server.error_responses import DecodeError, json_response
 from server.event_stream import json_answer
 from server.request_body import check_media_type, read_raw
@@ -81,7 +82,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
 
     async def tokenize(request: Request) -> Response:
         """Token ids of one text or several."""
-        if request.scope["route"].speaks_openai:
+        if request.scope["route"].dialect is Dialect.OPENAI:
             check_media_type(request)
         body = await read_json(await read_raw(request), _TOKENIZE)
         if body.messages is not None:
@@ -108,7 +109,7 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
 
     async def detokenize(request: Request) -> Response:
         """Text of one sequence of token ids or several."""
-        if request.scope["route"].speaks_openai:
+        if request.scope["route"].dialect is Dialect.OPENAI:
             check_media_type(request)
         raw = await read_raw(request)
         body = await read_json(raw, _DETOKENIZE)

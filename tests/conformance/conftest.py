@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from openai_api.chat_template import ChatTemplate
 from openai_api.openai_context import OpenAIContext
 from openai_api.parsers import ParserSet
-from server.openai_routes import create_router
+from server.wire_routes import create_routers
 from tests.support.fake_engine import CHATML, FakeEngine
 from tests.support.fake_service import fake_service
 from tests.support.server import ServerProcess
@@ -63,7 +63,8 @@ def fake_api() -> Iterator[Api]:
         parsers=ParserSet.choose("qwen3", "hermes", engine.tokenizer),
     )
     app = FastAPI()
-    app.include_router(create_router(context))
+    for router in create_routers(context):
+        app.include_router(router)
     with served(app) as url:
         yield Api(url, "org/fake", echoes=True)
 

@@ -76,6 +76,22 @@ def chats(path: str) -> list[Ask]:
     return asks
 
 
+def messages() -> list[Ask]:
+    path, body = "/v1/messages", {"model": "m", **ASK}
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tool = {"name": "weather", "input_schema": schema}
+    asks = [
+        post(path, **body, max_tokens=4),
+        post(path, **body, max_tokens=4, stream=True),
+        post(path, 400, **body, max_tokens=0),
+        post(f"{path}/count_tokens", **body, tools=[tool]),
+    ]
+    if BACKENDS:
+        forced = {**body, "tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 64}
+        asks += [post(path, **forced), post(path, **forced, stream=True)]
+    return asks
+
+
 def asks(folder: Path) -> list[Ask]:
     """In their order; the first group leaves the server as it was."""
     norm = load_file(folder / "model.safetensors")[WEIGHT]
@@ -99,6 +115,7 @@ def asks(folder: Path) -> list[Ask]:
         post("/v1/completions", prompt=["The", "A"], max_tokens=4, logprobs=2, echo=True),
         post("/v1/completions", prompt="The", max_tokens=4, return_hidden_states=True, **STREAMED),
         post("/v1/completions", 400, prompt=[]),
+        *messages(),
         post("/v1/embeddings", 400, input="The"),
         post("/encode", 400, text="The"),
         Ask("PUT", "/encode", {"text": "The"}, 400),

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from openai_api.chat_template import ChatTemplate
 from openai_api.openai_context import OpenAIContext
 from openai_api.parsers import ParserSet
-from server.openai_routes import create_router
+from server.wire_routes import create_routers
 from tests.support.fake_engine import CHATML, FakeEngine, echo
 from tests.support.fake_service import fake_service
 
@@ -65,7 +65,8 @@ def make_front() -> MakeFront:
             **openai,
         )
         app = FastAPI()
-        app.include_router(create_router(context))
+        for router in create_routers(context):
+            app.include_router(router)
         return Front(engine, app)
 
     return make

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: its wire alone; conversations run as those of `openai_api`."""

@@ -1,0 +1,45 @@
+"""The Messages routes: a table of endpoints."""
+
+from __future__ import annotations
+
+from anthropic_api.message_answers import (
+    AnthropicErrorBody,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    MessageAnswer,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    TokenTotal,
+)
+from anthropic_api.message_request import CountTokensRequest, MessagesRequest
+from openai_api.operation import events_of, json_of, operation
+from openai_api.router import Endpoint
+
+_EVENTS = (
+    MessageStart,
+    BlockStart,
+    BlockDelta,
+    BlockStop,
+    MessageDelta,
+    MessageStop,
+    AnthropicErrorBody,
+)
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/messages",
+        "anthropic_api.messages:create_message",
+        "Answer a conversation, in Anthropic's words",
+        operation(MessagesRequest, ok={**json_of(MessageAnswer), **events_of(*_EVENTS)}),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/messages/count_tokens",
+        "anthropic_api.messages:count_tokens",
+        "Count the tokens of a conversation",
+        operation(CountTokensRequest, ok=json_of(TokenTotal)),
+    ),
+)

@@ -1,0 +1,130 @@
+"""What the Messages routes answer, as the description of the API shows it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class ThinkingTokens(TypedDict):
+    """Of the output."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(TypedDict):
+    """Token counts.
+
+    Those of the cache come with `--enable-cache-report`, and are then not among the input's.
+    Nothing is written to the cache at a price, so that count is 0.
+    """
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThinkingTokens
+
+
+class AnswerBlock(TypedDict):
+    """A text, a thought or a call, by its `type`.
+
+    The signature of a thought is empty, for nothing checks it.
+    """
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    id: NotRequired[str]
+    name: NotRequired[str]
+    input: NotRequired[dict[str, Any]]
+
+
+class MessageAnswer(TypedDict):
+    """A whole answer of `/v1/messages`; `stop_reason` is null while it is streamed."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageStart(TypedDict):
+    """The first event of a stream."""
+
+    type: Literal["message_start"]
+    message: MessageAnswer
+
+
+class BlockStart(TypedDict):
+    """A block begins, empty."""
+
+    type: Literal["content_block_start"]
+    index: int
+    content_block: AnswerBlock
+
+
+class BlockDelta(TypedDict):
+    """A block grows: `text`, `thinking`, `signature` or `partial_json` in `delta`."""
+
+    type: Literal["content_block_delta"]
+    index: int
+    delta: dict[str, str]
+
+
+class BlockStop(TypedDict):
+    """A block is complete."""
+
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class MessageEnd(TypedDict):
+    """Why a message ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(TypedDict):
+    """The message is complete."""
+
+    type: Literal["message_delta"]
+    delta: MessageEnd
+    usage: MessageUsage
+
+
+class MessageStop(TypedDict):
+    """The last event."""
+
+    type: Literal["message_stop"]
+
+
+class AnthropicErrorDetail(TypedDict):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(TypedDict):
+    """An error's body, and the event that ends a stream which had begun."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+
+
+class TokenTotal(TypedDict):
+    """The answer of `/v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+BlockEvent = BlockStart | BlockDelta | BlockStop
+MessageEvent = MessageStart | BlockEvent | MessageDelta | MessageStop

@@ -1,0 +1,94 @@
+"""An answer's blocks: the same machine for streamed and whole ones."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import msgspec
+
+from anthropic_api.message_answers import AnswerBlock, BlockEvent
+from openai_api.output_parser import Call, ContentText, OutputEvent
+
+
+class BlockWriter:
+    """What the output parser reads, told as blocks that begin, grow and end."""
+
+    def __init__(self) -> None:
+        """Begin with no block."""
+        self._index = -1
+        self._open: Literal["text", "thinking"] | None = None
+
+    def feed(self, outputs: Iterable[OutputEvent]) -> Iterator[BlockEvent]:
+        """The events of more output."""
+        for output in outputs:
+            if isinstance(output, Call):
+                yield from self._call(output)
+            elif isinstance(output, ContentText):
+                if self._open != "text":
+                    yield from self._begin("text", {"type": "text", "text": ""})
+                yield self._delta({"type": "text_delta", "text": output.text})
+            else:
+                if self._open != "thinking":
+                    empty: AnswerBlock = {"type": "thinking", "thinking": "", "signature": ""}
+                    yield from self._begin("thinking", empty)
+                yield self._delta({"type": "thinking_delta", "thinking": output.text})
+
+    def finish(self) -> Iterator[BlockEvent]:
+        """The events that end the last block."""
+        if self._open == "thinking":
+            # Clients take the block for signed once this has come.
+            yield self._delta({"type": "signature_delta", "signature": ""})
+        if self._open is not None:
+            yield self._stop()
+        self._open = None
+
+    def _call(self, output: Call) -> Iterator[BlockEvent]:
+        call_id = f"toolu_{secrets.token_hex(12)}"
+        yield from self._begin(
+            None, {"type": "tool_use", "id": call_id, "name": output.call.name, "input": {}}
+        )
+        yield self._delta({"type": "input_json_delta", "partial_json": output.call.arguments})
+        yield self._stop()
+
+    def _begin(
+        self, kind: Literal["text", "thinking"] | None, block: AnswerBlock
+    ) -> Iterator[BlockEvent]:
+        yield from self.finish()
+        self._open = kind
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _delta(self, delta: dict[str, str]) -> BlockEvent:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _stop(self) -> BlockEvent:
+        return {"type": "content_block_stop", "index": self._index}
+
+
+def whole_blocks(outputs: Iterable[OutputEvent]) -> list[AnswerBlock]:
+    """The blocks of a complete answer."""
+    blocks: list[AnswerBlock] = []
+    parts: list[list[str]] = []
+    writer = BlockWriter()
+    for event in (*writer.feed(outputs), *writer.finish()):
+        if event["type"] == "content_block_start":
+            blocks.append(event["content_block"])
+            parts.append([])
+        elif event["type"] == "content_block_delta":
+            delta = event["delta"]
+            parts[-1].append(delta.get("text") or delta.get("thinking") or _json_of(delta))
+    for block, pieces in zip(blocks, parts, strict=True):
+        text = "".join(pieces)
+        if block["type"] == "text":
+            block["text"] = text
+        elif block["type"] == "thinking":
+            block["thinking"] = text
+        else:
+            block["input"] = msgspec.json.decode(text)
+    return blocks
+
+
+def _json_of(delta: dict[str, str]) -> str:
+    return delta.get("partial_json", "")

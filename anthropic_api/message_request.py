@@ -1,0 +1,165 @@
+"""The requests of `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from runtime.requests.bounds import within
+from runtime.requests.sampling_params import INT64_MAX, StopStrings, Temperature, TopK, TopP
+
+
+class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    """A text; `cache_control` asks for what the prefix cache does by itself."""
+
+    text: str
+    cache_control: Any = None
+
+
+class ImageBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="image"):
+    """A picture, which a text model refuses."""
+
+    source: Any = None
+
+
+class DocumentBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="document"):
+    """A file, which is refused."""
+
+    source: Any = None
+
+
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call that the assistant made earlier."""
+
+    id: str
+    name: str
+    input: dict[str, Any] = msgspec.field(default_factory=dict)
+    cache_control: Any = None
+
+
+ResultPart = TextBlock | ImageBlock | DocumentBlock
+
+
+class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
+    """What a call returned; an error is said before its text."""
+
+    tool_use_id: str
+    content: str | list[ResultPart] | None = None
+    is_error: bool | None = None
+    cache_control: Any = None
+
+
+class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
+    """What the assistant thought; the signature of another server is not checked."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="redacted_thinking"
+):
+    """Thoughts that only their server can read: left out of the prompt."""
+
+    data: str | None = None
+
+
+ContentBlock = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+)
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One message; coding agents also send `system` between the others."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[ContentBlock]
+
+
+class ToolDefinition(msgspec.Struct, kw_only=True):
+    """A tool of the client; Anthropic's own tools have another `type`."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+    strict: bool | None = None
+    cache_control: Any = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """Whether a tool must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether the model thinks first, where its template has a switch for it.
+
+    Attributes:
+        budget_tokens: a wish: the end of thinking is the model's.
+    """
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, within(0, INT64_MAX)] | None = None
+    display: str | None = None
+
+
+class OutputFormat(msgspec.Struct, kw_only=True):
+    """What the answer must look like."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """Effort and form of the answer."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class PromptFields(msgspec.Struct, kw_only=True):
+    """What makes the prompt."""
+
+    model: str
+    messages: list[Message]
+    system: str | list[TextBlock] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    # Its name while it was a preview.
+    output_format: OutputFormat | None = None
+    # What Anthropic's servers would clear from a conversation stays in it.
+    context_management: Any = None
+    # What their servers would run or keep for the client.
+    mcp_servers: Any = None
+    container: Any = None
+
+
+class CountTokensRequest(PromptFields, kw_only=True):
+    """The body of `/v1/messages/count_tokens`."""
+
+
+class MessagesRequest(PromptFields, kw_only=True):
+    """The body of `/v1/messages`."""
+
+    max_tokens: Annotated[int, within(1, INT64_MAX)]
+    stream: bool | None = None
+    stop_sequences: StopStrings | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    # Labels for bills.
+    metadata: Any = None
+    service_tier: Any = None

@@ -1,0 +1,157 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from anthropic_api.conversation import chat_request, prompt_request
+from anthropic_api.message_answers import (
+    MessageAnswer,
+    MessageEnd,
+    MessageUsage,
+    StopReason,
+    TokenTotal,
+)
+from anthropic_api.message_blocks import BlockWriter, whole_blocks
+from anthropic_api.message_request import CountTokensRequest, MessagesRequest
+from anthropic_api.named_events import named_event
+from openai_api.call import Call, Reply, Streamed, Whole
+from openai_api.chat_choice import ChatChoice
+from openai_api.chat_prompt import build_chat_prompt
+from openai_api.chat_run import ChatRun, open_chat
+from openai_api.openai_context import OpenAIContext
+from openai_api.output_parser import OutputEvent
+from openai_api.request_body import read_body
+from openai_api.schemas.chat import check_chat_request
+from runtime.errors import HeadraceError, InvalidRequest
+from runtime.service.events import Chunk, joined
+from runtime.service.streams import Indexed
+
+_MESSAGES = msgspec.json.Decoder(MessagesRequest)
+_COUNT = msgspec.json.Decoder(CountTokensRequest)
+
+
+class Aborted(HeadraceError):
+    """The request was aborted: no `stop_reason` says so."""
+
+    status_code = 400
+
+
+async def create_message(call: Call, context: OpenAIContext) -> Reply:
+    """Answer `POST /v1/messages`."""
+    body = await read_body(call, _MESSAGES)
+    with _wire_names():
+        run = await open_chat(chat_request(body), context, "msg")
+    if body.stream:
+        return Streamed(_events(body.model, run, await run.begun(), context), run.close)
+    choice = run.choices[0]
+    outputs: list[OutputEvent] = []
+    async with contextlib.aclosing(run.chunks()) as chunks:
+        async for _, chunk in chunks:
+            outputs += choice.read(chunk)
+    message = _message(body.model, run, context)
+    message["content"] = whole_blocks(outputs)
+    ended = _end(choice)
+    message["stop_reason"], message["stop_sequence"] = ended["stop_reason"], ended["stop_sequence"]
+    return Whole(message)
+
+
+async def count_tokens(call: Call, context: OpenAIContext) -> Reply:
+    """Answer `POST /v1/messages/count_tokens`."""
+    body = await read_body(call, _COUNT)
+    with _wire_names():
+        request = prompt_request(body)
+        check_chat_request(request)
+        prompt = await build_chat_prompt(request, context)
+    total: TokenTotal = {"input_tokens": len(prompt.input_ids)}
+    return Whole(total)
+
+
+async def _events(
+    model: str, run: ChatRun, chunks: AsyncGenerator[Indexed, None], context: OpenAIContext
+) -> AsyncGenerator[Chunk, None]:
+    choice, writer, is_first = run.choices[0], BlockWriter(), True
+    async with contextlib.aclosing(chunks):
+        async for _, chunk in chunks:
+            outputs = choice.read(chunk)
+            events = []
+            if is_first:
+                is_first = False
+                start = _message(model, run, context)
+                events = [named_event({"type": "message_start", "message": start})]
+            events += map(named_event, writer.feed(outputs))
+            for ready in joined(events):
+                yield ready
+    end = _end(choice)
+    for ready in joined(
+        [
+            *map(named_event, writer.finish()),
+            named_event({"type": "message_delta", "delta": end, "usage": _usage(choice, context)}),
+            named_event({"type": "message_stop"}),
+        ]
+    ):
+        yield ready
+
+
+def _message(model: str, run: ChatRun, context: OpenAIContext) -> MessageAnswer:
+    """The message with no content yet."""
+    return {
+        "id": run.id.replace("-", "_", 1),
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(run.choices[0], context),
+    }
+
+
+def _end(choice: ChatChoice) -> MessageEnd:
+    """Why the answer ended.
+
+    Raises:
+        Aborted: nobody wanted it any more.
+    """
+    reason = choice.reason
+    if reason is None or reason.type == "abort":
+        raise Aborted((reason and reason.message) or "The request was aborted.")
+    word: StopReason = "max_tokens" if reason.type == "length" else "end_turn"
+    matched = reason.matched if isinstance(reason.matched, str) else None
+    if reason.type == "stop" and choice.parser.num_calls:
+        word, matched = "tool_use", None
+    elif matched is not None:
+        word = "stop_sequence"
+    return {"stop_reason": word, "stop_sequence": matched}
+
+
+def _usage(choice: ChatChoice, context: OpenAIContext) -> MessageUsage:
+    count = choice.count
+    cached = count.cached if context.service.config.http.enable_cache_report else 0
+    return {
+        "input_tokens": count.prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": count.completion,
+        "output_tokens_details": {"thinking_tokens": count.reasoning if count.has_reasoned else 0},
+    }
+
+
+@contextmanager
+def _wire_names() -> Iterator[None]:
+    """Rename chat's fields to this wire's in the errors of the block."""
+
+    def renamed(text: str) -> str:
+        return re.sub(r"\.function\.parameters\b", ".input_schema", text)
+
+    try:
+        yield
+    except InvalidRequest as error:
+        param = "stop_sequences" if error.param == "stop" else error.param
+        message = renamed(error.message)
+        raise type(error)(message, param=param and renamed(param)) from None

@@ -1,0 +1,159 @@
+"""A conversation on its way: a checked request becomes streams of the engine and their choices."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from openai_api.chat_choice import ChatChoice
+from openai_api.chat_grammar import after_reasoning, constrained
+from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
+from openai_api.forced_tools import forces_call
+from openai_api.logprobs import chat_spec
+from openai_api.openai_context import OpenAIContext
+from openai_api.output_parser import OutputParser
+from openai_api.sampling import sampling_of, wire_names
+from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request, tool_names
+from openai_api.schemas.common import (
+    cache_namespace,
+    check_rid,
+    hidden_extras,
+    refuse_adapter,
+    session_of,
+)
+from openai_api.usage import TokenCount
+from runtime.client.generation_stream import GenerationInput, GenerationStream
+from runtime.client.router import wanted_rank
+from runtime.errors import InvalidRequest
+from runtime.extras.hidden_states.answer import HiddenAnswer
+from runtime.requests.request_spec import RequestSpec
+from runtime.requests.sampling_params import SamplingParams, check_priority, nth_sample
+from runtime.service.streams import (
+    Indexed,
+    close_all,
+    first_then_rest,
+    merge,
+    new_id,
+    open_streams,
+    sample_rids,
+)
+
+
+@dataclass(frozen=True)
+class ChatRun:
+    """The samples of one answer, admitted and not read yet.
+
+    Attributes:
+        id: of the answer; aborting it reaches all samples.
+        choices: one for each sample, empty still.
+        streams: what the engine makes, for each choice.
+    """
+
+    id: str
+    choices: list[ChatChoice]
+    streams: list[GenerationStream]
+
+    def chunks(self) -> AsyncGenerator[Indexed, None]:
+        """The engine's chunks of all samples as they come, each with its choice's index."""
+        return merge(self.streams)
+
+    async def begun(self) -> AsyncGenerator[Indexed, None]:
+        """The same once there is a first one: what fails before that has no stream to end."""
+        return await first_then_rest(self.chunks())
+
+    def close(self) -> None:
+        """Stop reading; what still runs is aborted."""
+        close_all(self.streams)
+
+
+async def open_chat(
+    body: ChatCompletionRequest, context: OpenAIContext, id_prefix: str = "chatcmpl"
+) -> ChatRun:
+    """Check a request, render its prompt and admit its samples.
+
+    Args:
+        body: as decoded.
+        context: the server's.
+        id_prefix: of an id that the caller does not choose.
+
+    Raises:
+        InvalidRequest: the first thing wrong.
+    """
+    check_chat_request(body)
+    check_rid(body.rid)
+    refuse_adapter(body, context.service.served_model_name)
+    logprobs = chat_spec(body.logprobs, body.top_logprobs)
+    extras = [
+        *([] if logprobs is None else [logprobs.extra()]),
+        *hidden_extras(body, context.service.features.offered),
+    ]
+    max_tokens_name, max_tokens = _max_tokens(body)
+    with wire_names(max_tokens_name, "top_logprobs"):
+        sampling = await constrained(body, _sampling(body, max_tokens, context), context)
+        prompt = await build_chat_prompt(body, context)
+        sampling = after_reasoning(sampling, prompt, context)
+        answer_id = new_id(id_prefix, body.rid)
+        inputs = [
+            GenerationInput(
+                prompt.input_ids,
+                RequestSpec(
+                    sampling=nth_sample(sampling, index),
+                    rid=rid,
+                    stream=bool(body.stream),
+                    explicit_max_new_tokens=max_tokens is not None,
+                    cache_namespace=cache_namespace(body),
+                    priority=check_priority(body.priority),
+                    extras=extras,
+                    dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
+                ),
+            )
+            for index, rid in enumerate(sample_rids(answer_id, sampling.n))
+        ]
+        choices = [_choice(index, body, prompt, context) for index in range(sampling.n)]
+        generate = context.service.generator(session_of(body))
+        streams = await open_streams(generate, inputs, context.service.client.limits)
+    return ChatRun(answer_id, choices, streams)
+
+
+def _max_tokens(body: ChatCompletionRequest) -> tuple[str, int | None]:
+    for name in ("max_completion_tokens", "max_tokens"):
+        value: int | None = getattr(body, name)
+        if value is None:
+            continue
+        if value < 1:
+            raise InvalidRequest(f"{name} must be at least 1, got {value}.", param=name)
+        return name, value
+    return "max_tokens", None
+
+
+def _sampling(
+    body: ChatCompletionRequest, max_tokens: int | None, context: OpenAIContext
+) -> SamplingParams:
+    defaults = {**context.model_defaults, **context.service.sampling_defaults}
+    # Hidden special tokens would hide the markers that clients, or our parsers, look for.
+    if tool_names(body) or (_separates(body) and context.parsers.hidden_markers):
+        body.skip_special_tokens = False
+    return sampling_of(body, max_tokens, defaults, context.service.client.limits.vocab_size)
+
+
+def _separates(body: ChatCompletionRequest) -> bool:
+    return body.separate_reasoning is not False
+
+
+def _choice(
+    index: int, body: ChatCompletionRequest, prompt: ChatPrompt, context: OpenAIContext
+) -> ChatChoice:
+    parser: OutputParser = context.parsers.make(
+        prompt_is_open=prompt.is_open,
+        separate_reasoning=_separates(body),
+        stream_reasoning=body.stream_reasoning is not False,
+        tool_names=tool_names(body),
+        max_calls=1 if body.parallel_tool_calls is False else None,
+        forces_call=forces_call(body),
+    )
+    close_id = context.parsers.close_id if _separates(body) else None
+    pieces = context.service.token_pieces if body.logprobs else None
+    hidden = None
+    if body.return_hidden_states:
+        hidden = HiddenAnswer(context.service.model.hidden_size, only_last=True)
+    return ChatChoice(index, parser, TokenCount(close_id), pieces=pieces, hidden=hidden)

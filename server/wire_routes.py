@@ -1,0 +1,103 @@
+"""The OpenAI and Anthropic routes over HTTP: a call a request, and one place for errors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from fastapi import Request
+from starlette.responses import Response
+
+import anthropic_api.endpoint_table
+import openai_api.router
+from anthropic_api import anthropic_errors
+from openai_api import openai_errors
+from openai_api.call import Call, Reply, Streamed
+from openai_api.openai_context import OpenAIContext
+from openai_api.router import Endpoint, Handler
+from runtime.config.registry import load_object
+from runtime.service.events import DONE, Chunk
+from server.access import Access, AccessRouter
+from server.dialect import Dialect
+from server.error_responses import error_response
+from server.event_stream import EventStream, json_answer, unless_disconnected, with_errors
+from server.request_body import check_media_type, read_raw
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One API.
+
+    Attributes:
+        error_event: a failure in a stream that has begun.
+        end: the bytes that end every stream.
+    """
+
+    dialect: Dialect
+    name: str
+    endpoints: Iterable[Endpoint]
+    error_event: Callable[[Exception], Chunk]
+    end: bytes
+
+
+def create_routers(context: OpenAIContext) -> list[AccessRouter]:
+    """The routes of both APIs, bound to `context`."""
+    openai = Wire(
+        Dialect.OPENAI, "OpenAI", openai_api.router.ENDPOINTS, openai_errors.error_event, DONE
+    )
+    anthropic = Wire(
+        Dialect.ANTHROPIC,
+        "Anthropic",
+        anthropic_api.endpoint_table.ENDPOINTS,
+        anthropic_errors.error_event,
+        b"",
+    )
+    return [_create_router(wire, context) for wire in (openai, anthropic)]
+
+
+def _create_router(wire: Wire, context: OpenAIContext) -> AccessRouter:
+    """All routes of `wire`, bound to `context`."""
+    router = AccessRouter(Access.KEY, tags=[wire.name], dialect=wire.dialect)
+    for endpoint in wire.endpoints:
+        router.add_api_route(
+            endpoint.path,
+            _bound(cast("Handler", load_object(endpoint.handler)), context, wire),
+            methods=[endpoint.method],
+            name=endpoint.handler.rpartition(":")[2],
+            summary=endpoint.summary,
+            response_model=None,
+            openapi_extra=endpoint.documented,
+        )
+    return router
+
+
+def _bound(
+    handler: Handler, context: OpenAIContext, wire: Wire
+) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            return _response(await _ask(request, handler, context), wire)
+        except Exception as error:
+            return error_response(error, wire.dialect)
+
+    answer.__doc__ = handler.__doc__
+    return answer
+
+
+async def _ask(request: Request, handler: Handler, context: OpenAIContext) -> Reply:
+    if request.method != "POST":
+        return await handler(Call(path=request.path_params), context)
+    check_media_type(request)
+    call = Call(await read_raw(request), request.path_params)
+    return await unless_disconnected(request.receive, _call(handler, call, context))
+
+
+async def _call(handler: Handler, call: Call, context: OpenAIContext) -> Reply:
+    return await handler(call, context)
+
+
+def _response(reply: Reply, wire: Wire) -> Response:
+    if isinstance(reply, Streamed):
+        return EventStream(with_errors(reply.events, wire.error_event, wire.end), reply.on_end)
+    return json_answer(reply.content)
