@@ -62,9 +62,7 @@ class PanelLinear(PackedLinear):
         self._packed_dtype = packed_dtype or weight.dtype
         self._is_bf16 = self._packed_dtype is torch.bfloat16
         self._kind = 2 if self._is_bf16 and self.dtype is torch.float32 else int(self._is_bf16)
-        self._packed = torch.empty(
-            panels * columns * self.in_features, dtype=self._packed_dtype
-        )
+        self._packed = torch.empty(panels * columns * self.in_features, dtype=self._packed_dtype)
         self._packed_address = self._packed.data_ptr()
         self.repack(weight)
 

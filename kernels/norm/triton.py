@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.norm.reference import fused_add_layer_norm, layer_norm
+from kernels.norm.reference import fused_add_layer_norm, layer_norm  # noqa: F401  # of the op
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
 

@@ -224,8 +224,8 @@ class KernelArgs:
     )
     float32_matmul_precision: str = option(
         "auto",
-        "How a CPU multiplies float32: medium rounds weights and inputs of products to bfloat16 and "
-        "sums in float32; highest rounds nothing. auto is medium for models that give vectors "
+        "How a CPU multiplies float32: medium rounds weights and inputs of products to bfloat16 "
+        "and sums in float32; highest rounds nothing. auto is medium for models that give vectors "
         "where the CPU has bfloat16 instructions and --dtype is auto, else highest.",
         choices=("auto", "highest", "medium"),
     )

@@ -5,9 +5,7 @@ import torch
 
 from kernels.encoder_attention import ENCODER_ATTENTION
 
-IMPLEMENTATIONS = [
-    name for name in ("cpu", "reference") if not ENCODER_ATTENTION.unavailable(name)
-]
+IMPLEMENTATIONS = [name for name in ("cpu", "reference") if not ENCODER_ATTENTION.unavailable(name)]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # Shorter than a vector, around a block of keys, past a part of 256 keys and a block of queries.
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 1, 300]

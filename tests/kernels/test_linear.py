@@ -121,7 +121,7 @@ def test_cpu_row_has_the_same_bits_in_any_batch(dtype, shape):
         assert torch.equal(torch.cat([packed(part) for part in x.split(tokens)]), whole)
 
 
-@pytest.mark.parametrize("name", (*IMPLEMENTATIONS, *ROUNDED))
+@pytest.mark.parametrize("name", [*IMPLEMENTATIONS, *ROUNDED])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("activation", get_args(Unary))
 def test_products_through_an_activation(name, dtype, activation):

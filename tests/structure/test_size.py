@@ -12,9 +12,9 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 4_922,
-    "kernels (C++)": 1_277,
-    "runtime": 17_915,
+    "kernels": 5_069,
+    "kernels (C++)": 1_440,
+    "runtime": 17_980,
     "openai_api": 3_150,
     "anthropic_api": 482,
     "server": 3_234,

@@ -38,7 +38,7 @@ class BertLayer:
         self.output_norm = LayerNorm(hidden, eps, context)
 
     def forward(self, hidden: Tensor, batch: EncoderBatch) -> Tensor:
-        """Map `[num_tokens, hidden_size]`, which is written over, to the same shape, a new tensor."""
+        """Map `[num_tokens, hidden_size]`, which is written over, to a new tensor of its shape."""
         qkv = self.qkv.apply(hidden)
         heads = self._num_heads
         attended = encoder_attention(

@@ -94,9 +94,7 @@ def test_rounded_products_can_be_asked_for_where_there_are_some():
     assert choose(CPU, exact, kernels=medium).worker.rounds_products
     elsewhere = choose(BF16_CPU, fake_model_config(dtype="bfloat16"), kernels=medium)
     assert not elsewhere.worker.rounds_products
-    assert (
-        "float32_matmul_precision: highest (medium is for float32 on a CPU)" in elsewhere.choices
-    )
+    assert "float32_matmul_precision: highest (medium is for float32 on a CPU)" in elsewhere.choices
 
 
 def test_cpu_and_gpu_differ_where_they_should():
