@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from anthropic_api.message_answers import AnthropicErrorBody
-from anthropic_api.named_events import named_event
+from anthropic_api.named_events import message_event
 from runtime.service.error_table import ErrorInfo, describe_error
 from runtime.service.events import Chunk
 
@@ -29,4 +29,4 @@ def error_body(info: ErrorInfo) -> AnthropicErrorBody:
 
 def error_event(error: Exception) -> Chunk:
     """The error as an event of a stream that has already begun with status 200."""
-    return named_event(error_body(describe_error(error)))
+    return message_event(error_body(describe_error(error)))

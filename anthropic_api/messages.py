@@ -19,7 +19,7 @@ from anthropic_api.message_answers import (
 )
 from anthropic_api.message_blocks import BlockWriter, whole_blocks
 from anthropic_api.message_request import CountTokensRequest, MessagesRequest
-from anthropic_api.named_events import named_event
+from anthropic_api.named_events import message_event
 from openai_api.call import Call, Reply, Streamed, Whole
 from openai_api.chat_choice import ChatChoice
 from openai_api.chat_prompt import build_chat_prompt
@@ -48,7 +48,7 @@ async def create_message(call: Call, context: OpenAIContext) -> Reply:
     with _wire_names():
         run = await open_chat(chat_request(body), context, "msg")
     if body.stream:
-        return Streamed(_events(body.model, run, await run.begun(), context), run.close)
+        return Streamed(_events(body.model, run, await run.begun(), context), run.close, end=b"")
     choice = run.choices[0]
     outputs: list[OutputEvent] = []
     async with contextlib.aclosing(run.chunks()) as chunks:
@@ -83,16 +83,16 @@ async def _events(
             if is_first:
                 is_first = False
                 start = _message(model, run, context)
-                events = [named_event({"type": "message_start", "message": start})]
-            events += map(named_event, writer.feed(outputs))
+                events = [message_event({"type": "message_start", "message": start})]
+            events += map(message_event, writer.feed(outputs))
             for ready in joined(events):
                 yield ready
-    end = _end(choice)
+    end, usage = _end(choice), _usage(choice, context)
     for ready in joined(
         [
-            *map(named_event, writer.finish()),
-            named_event({"type": "message_delta", "delta": end, "usage": _usage(choice, context)}),
-            named_event({"type": "message_stop"}),
+            *map(message_event, writer.finish()),
+            message_event({"type": "message_delta", "delta": end, "usage": usage}),
+            message_event({"type": "message_stop"}),
         ]
     ):
         yield ready

@@ -1,15 +1,11 @@
-"""Server-sent events that carry their name on a line of its own."""
+"""The wire's events: their name is the payload's `type`."""
 
 from __future__ import annotations
 
-from typing import cast
-
-import orjson
-
 from anthropic_api.message_answers import AnthropicErrorBody, MessageEvent
+from runtime.service.events import Chunk, named_event
 
 
-def named_event(content: MessageEvent | AnthropicErrorBody) -> bytes:
-    """One event; its name is the payload's `type`."""
-    name = cast("str", content["type"]).encode()
-    return b"event: " + name + b"\ndata: " + orjson.dumps(content) + b"\n\n"
+def message_event(content: MessageEvent | AnthropicErrorBody) -> Chunk:
+    """One event."""
+    return named_event(content["type"], content)

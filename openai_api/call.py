@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.service.events import Chunk
+from runtime.service.events import DONE, Chunk
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,12 @@ class Streamed:
     Attributes:
         events: a failure among them is told by who sends them, and so is the end.
         on_end: called once, however the answer ends.
+        end: the bytes that end the stream.
     """
 
     events: AsyncGenerator[Chunk, None]
     on_end: Callable[[], None]
+    end: bytes = DONE
 
 
 Reply = Whole | Streamed

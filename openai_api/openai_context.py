@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from openai_api.chat_template import ChatTemplate, load_chat_template
 from openai_api.parser_choice import choose_parsers
 from openai_api.parsers import ParserSet
+from openai_api.responses.background_responses import BackgroundResponses
+from openai_api.responses.response_store import ResponseStore, open_store
 from openai_api.sampling import model_sampling_defaults
 from runtime.config.options import NO_PARSER
 from runtime.service.context import ServiceContext
@@ -24,6 +26,8 @@ class OpenAIContext:
         model_defaults: sampling keys that the model's own files name, for chat only; those of
             the operator go before them.
         created: Unix time shown as the model's age.
+        responses: what later turns of `/v1/responses` go on from; None where nothing is kept.
+        background_responses: those that are made while nobody waits.
     """
 
     service: ServiceContext
@@ -31,6 +35,8 @@ class OpenAIContext:
     model_defaults: Mapping[str, object] = field(default_factory=dict)
     parsers: ParserSet = field(default_factory=ParserSet)
     created: int = field(default_factory=lambda: int(time.time()))
+    responses: ResponseStore | None = None
+    background_responses: BackgroundResponses = field(default_factory=BackgroundResponses)
 
 
 def make_context(service: ServiceContext) -> OpenAIContext:
@@ -60,4 +66,5 @@ def make_context(service: ServiceContext) -> OpenAIContext:
             model_sampling_defaults(service.model.generation_defaults) if use_model_defaults else {}
         ),
         parsers=ParserSet.choose(names.reasoning, names.tools, tokenizer),
+        responses=open_store(http.response_store, http.response_store_mb),
     )

@@ -24,6 +24,14 @@ from openai_api.schemas.chat import ChatCompletionRequest
 from openai_api.schemas.classify import ClassifyRequest
 from openai_api.schemas.completions import CompletionRequest
 from openai_api.schemas.embeddings import EmbeddingRequest
+from openai_api.schemas.response_answers import (
+    DeletedResponse,
+    InputItems,
+    InputTokens,
+    ResponseEvent,
+    ResponseObject,
+)
+from openai_api.schemas.responses import ItemsRequest, ResponseRequest
 
 Handler = Callable[[Call, OpenAIContext], Awaitable[Reply]]
 
@@ -81,6 +89,48 @@ ENDPOINTS = (
         "openai_api.endpoints.embeddings:create_embeddings",
         "Vectors of texts",
         operation(EmbeddingRequest, ok=json_of(EmbeddingList)),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/responses",
+        "openai_api.endpoints.responses:create_response",
+        "Answer items by items",
+        operation(ResponseRequest, ok={**json_of(ResponseObject), **events_of(ResponseEvent)}),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/responses/input_tokens",
+        "openai_api.endpoints.responses:count_input_tokens",
+        "Count the tokens of items",
+        operation(ItemsRequest, ok=json_of(InputTokens)),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/responses/{response_id:response_id}",
+        "openai_api.endpoints.responses:retrieve_response",
+        "A response that is kept",
+        operation(ok=json_of(ResponseObject), refuses=(404,)),
+    ),
+    Endpoint(
+        "DELETE",
+        "/v1/responses/{response_id:response_id}",
+        "openai_api.endpoints.responses:delete_response",
+        "Forget a response",
+        operation(ok=json_of(DeletedResponse), refuses=(404,)),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/responses/{response_id:response_id}/input_items",
+        "openai_api.endpoints.responses:list_input_items",
+        "What a response answered",
+        operation(ok=json_of(InputItems), refuses=(404,)),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/responses/{response_id:response_id}/cancel",
+        "openai_api.endpoints.responses:cancel_response",
+        "End a response in the background",
+        operation(ok=json_of(ResponseObject), refuses=(404,)),
     ),
     Endpoint(
         "GET",

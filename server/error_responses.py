@@ -108,9 +108,10 @@ class RouteNotFound(HeadraceError):
 
     status_code = 404
 
-    def __init__(self, asked: str) -> None:
-        """Name the method and path that were `asked` for."""
-        super().__init__(f"Not found: {asked}.")
+    def __init__(self, asked: str, instead: str | None = None) -> None:
+        """Name the method and path that were `asked` for, and what there is `instead`."""
+        hint = f" Note: {instead}." if instead else ""
+        super().__init__(f"Not found: {asked}.{hint}")
 
 
 class MethodNotAllowed(HeadraceError):

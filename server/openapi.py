@@ -22,7 +22,7 @@ from server.dialect import Dialect
 from server.error_responses import ErrorBody, KeyRefusedBody, RefusedBody
 from server.routing import RouteMatch
 
-_WRITING = frozenset({"POST", "PUT"})
+_WRITING = frozenset({"POST", "PUT", "DELETE"})
 # Of one scheme each: a bearer token, or the header of Anthropic's clients.
 _SCHEMES = {
     Access.KEY: ("ApiKey", "ApiKeyHeader", "--api-key"),

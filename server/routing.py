@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.absent_routes import instead_of
 from server.access import Access
 from server.dialect import Dialect
 from server.error_responses import HttpRefusal, MethodNotAllowed, RouteNotFound, error_response
@@ -181,6 +182,8 @@ def _unmatched(method: str, path: str, near: Mapping[str, RouteMatch]) -> RouteM
 
     async def refuse(_: Request) -> Response:
         asked = f"{method} {path[:128]!a}"
-        raise MethodNotAllowed(asked, methods) if methods else RouteNotFound(asked)
+        if methods:
+            raise MethodNotAllowed(asked, methods)
+        raise RouteNotFound(asked, instead_of(path))
 
     return RouteMatch(None, access, dialect, refuse)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from fastapi import Request
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 import anthropic_api.endpoint_table
@@ -17,12 +18,27 @@ from openai_api.call import Call, Reply, Streamed
 from openai_api.openai_context import OpenAIContext
 from openai_api.router import Endpoint, Handler
 from runtime.config.registry import load_object
-from runtime.service.events import DONE, Chunk
+from runtime.service.events import Chunk
 from server.access import Access, AccessRouter
 from server.dialect import Dialect
 from server.error_responses import error_response
 from server.event_stream import EventStream, json_answer, unless_disconnected, with_errors
 from server.request_body import check_media_type, read_raw
+
+
+class _ResponseId(Convertor[str]):
+    """A part of a path that has an id's form: so it is no other route's name."""
+
+    regex = "resp_[0-9A-Za-z_]{1,128}"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("response_id", _ResponseId())
 
 
 @dataclass(frozen=True)
@@ -31,27 +47,22 @@ class Wire:
 
     Attributes:
         error_event: a failure in a stream that has begun.
-        end: the bytes that end every stream.
     """
 
     dialect: Dialect
     name: str
     endpoints: Iterable[Endpoint]
     error_event: Callable[[Exception], Chunk]
-    end: bytes
 
 
 def create_routers(context: OpenAIContext) -> list[AccessRouter]:
     """The routes of both APIs, bound to `context`."""
-    openai = Wire(
-        Dialect.OPENAI, "OpenAI", openai_api.router.ENDPOINTS, openai_errors.error_event, DONE
-    )
+    openai = Wire(Dialect.OPENAI, "OpenAI", openai_api.router.ENDPOINTS, openai_errors.error_event)
     anthropic = Wire(
         Dialect.ANTHROPIC,
         "Anthropic",
         anthropic_api.endpoint_table.ENDPOINTS,
         anthropic_errors.error_event,
-        b"",
     )
     return [_create_router(wire, context) for wire in (openai, anthropic)]
 
@@ -99,5 +110,5 @@ async def _call(handler: Handler, call: Call, context: OpenAIContext) -> Reply:
 
 def _response(reply: Reply, wire: Wire) -> Response:
     if isinstance(reply, Streamed):
-        return EventStream(with_errors(reply.events, wire.error_event, wire.end), reply.on_end)
+        return EventStream(with_errors(reply.events, wire.error_event, reply.end), reply.on_end)
     return json_answer(reply.content)

@@ -140,6 +140,12 @@ class HttpArgs:
     )
     drain_timeout: float = option(60.0, "Seconds that running requests get after SIGTERM.")
     max_body_mb: float = option(64.0, "Largest request body, MiB.")
+    response_store: str | None = option(
+        None, "SQLite file that keeps responses of /v1/responses; in memory when absent."
+    )
+    response_store_mb: float = option(
+        128.0, "Most MiB of responses that are kept for a day; 0 keeps none."
+    )
     allow_origins: list[str] = option(
         [], "Web origins that may call this server (CORS).", metavar="ORIGIN"
     )

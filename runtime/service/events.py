@@ -21,6 +21,13 @@ def event(content: Mapping[str, object]) -> Chunk:
     return itertools.chain((b"data: ",), data, (b"\n\n",))
 
 
+def named_event(name: str, content: Mapping[str, object]) -> Chunk:
+    """`event`, with its name on a line of its own."""
+    head = b"event: " + name.encode() + b"\n"
+    payload = event(content)
+    return head + payload if isinstance(payload, bytes) else itertools.chain((head,), payload)
+
+
 def joined(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     """The same, those that are ready as one."""
     ready: list[bytes] = []

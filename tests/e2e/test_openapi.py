@@ -92,6 +92,25 @@ def messages() -> list[Ask]:
     return asks
 
 
+def responses() -> list[Ask]:
+    path = "/v1/responses"
+    said: dict[str, Any] = {"input": "What is the weather in Paris?", "max_output_tokens": 16}
+    logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    kept = {"response_id": "resp_unknown"}
+    return [
+        post(path, **said, **logprobs),
+        post(path, **said, **logprobs, stream=True),
+        post(path, 400, **said, previous_response_id="resp_unknown"),
+        post(f"{path}/input_tokens", **said),
+        *(
+            Ask("GET", f"{path}/{{response_id}}{each}", parts=kept, status=status)
+            for each, status in (("", 404), ("/input_items", 404))
+        ),
+        Ask("DELETE", f"{path}/{{response_id}}", parts=kept, status=404),
+        Ask("POST", f"{path}/{{response_id}}/cancel", {}, parts=kept, status=404),
+    ]
+
+
 def asks(folder: Path) -> list[Ask]:
     """In their order; the first group leaves the server as it was."""
     norm = load_file(folder / "model.safetensors")[WEIGHT]
@@ -116,6 +135,7 @@ def asks(folder: Path) -> list[Ask]:
         post("/v1/completions", prompt="The", max_tokens=4, return_hidden_states=True, **STREAMED),
         post("/v1/completions", 400, prompt=[]),
         *messages(),
+        *responses(),
         post("/v1/embeddings", 400, input="The"),
         post("/encode", 400, text="The"),
         Ask("PUT", "/encode", {"text": "The"}, 400),

@@ -33,6 +33,7 @@ KINDS = {
         "classify.py": "openai_api/*",
         "completions.py": "openai_api/*",
         "embeddings.py": "openai_api/*",
+        "responses.py": "openai_api/*",
     },
     "server": {},
     # The second is where programs written for SGLang import it from.

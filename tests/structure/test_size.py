@@ -12,12 +12,12 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 5_069,
+    "kernels": 5_067,
     "kernels (C++)": 1_440,
     "runtime": 17_980,
-    "openai_api": 3_150,
-    "anthropic_api": 482,
-    "server": 3_234,
+    "openai_api": 4_079,
+    "anthropic_api": 481,
+    "server": 3_269,
     "headrace": 4_080,
 }
 

@@ -40,7 +40,11 @@ CLIENTS = {
     *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id:path}"),
     *("/v1/tokenize", "/v1/detokenize", "/v1/score", "/v1/loads"),
     *("/v1/embeddings", "/v1/classify", "/v1/rerank"),
-    *("/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/input_tokens"),
+    *(
+        f"/v1/responses/{{response_id:response_id}}{each}"
+        for each in ("", "/cancel", "/input_items")
+    ),
 }
 
 USER, BOSS = b"Bearer user", b"Bearer boss"
@@ -96,7 +100,7 @@ CONFIGS = ((None, None), ("user", None), (None, "boss"), ("user", "boss"))
 
 
 def concrete(path: str) -> str:
-    return path.replace("{model_id:path}", "fake")
+    return path.replace("{model_id:path}", "fake").replace("{response_id:response_id}", "resp_0")
 
 
 async def ask(server, method, target, authorization=(), **headers):

@@ -118,6 +118,25 @@ async def test_unknown_routes_and_methods(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/moderations", "/v1/classify"),
+        ("/v1/audio/speech", "speech needs another server"),
+        ("/v1/batches/batch_1", "headrace batch"),
+        ("/v1/v1/messages", "/v1 comes twice"),
+        ("/chat/completions", "is /v1 missing"),
+    ],
+)
+async def test_a_route_of_others_is_answered_with_what_there_is(tmp_path, path, hint):
+    server = FakeServer(tmp_path)
+    answer = await server.client.post(path, json={})
+    assert answer.status_code == 404
+    assert hint in answer.json()["message"]
+    near = await server.client.post(f"{path}x" if path.count("/") == 2 else "/v1/audiox", json={})
+    assert "Note:" not in near.json()["message"]
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",

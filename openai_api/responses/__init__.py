@@ -1,0 +1,1 @@
+"""The Responses API: items in, items out, kept for the next turn."""

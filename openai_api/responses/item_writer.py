@@ -1,0 +1,134 @@
+"""An answer's items: the same machine for streamed, whole and background responses."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from openai_api.output_parser import Call, ContentText, OutputEvent
+from openai_api.responses.chat_of_items import keepable
+from openai_api.responses.offered_tools import OfferedTools, Origin
+
+Event = dict[str, Any]
+Status = Literal["completed", "incomplete"]
+
+
+class ItemWriter:
+    """What the output parser reads, told as items that begin, grow and end.
+
+    Attributes:
+        output: the items so far; the last one may still grow.
+    """
+
+    def __init__(self, tools: OfferedTools, *, keeps_thoughts: bool) -> None:
+        """Begin with no item.
+
+        Args:
+            tools: calls are told by their names there.
+            keeps_thoughts: reasoning comes with what the client sends back to be read again.
+        """
+        self.output: list[dict[str, Any]] = []
+        self._tools = tools
+        self._keeps_thoughts = keeps_thoughts
+        self._texts: list[str] = []
+        self._logprobs: list[Any] = []
+        self._open: Literal["message", "reasoning"] | None = None
+
+    def feed(self, outputs: Iterable[OutputEvent], logprobs: list[Any]) -> Iterator[Event]:
+        """The events of more output; `logprobs` go with the first text of it."""
+        for output in outputs:
+            if isinstance(output, Call):
+                yield from self.finish("completed")
+                yield from self._call(output)
+            elif isinstance(output, ContentText):
+                yield from self._begin("message")
+                self._texts.append(output.text)
+                self._logprobs += logprobs
+                delta = {"delta": output.text, "logprobs": logprobs}
+                yield self._part("response.output_text.delta", **delta)
+                logprobs = []
+            else:
+                yield from self._begin("reasoning")
+                self._texts.append(output.text)
+                yield self._part("response.reasoning_text.delta", delta=output.text)
+
+    def finish(self, status: Status) -> Iterator[Event]:
+        """The events that end the last item."""
+        if self._open is None:
+            return
+        item, text = self.output[-1], "".join(self._texts)
+        if self._open == "message":
+            part = _text_part(text, self._logprobs)
+            yield self._part("response.output_text.done", text=text, logprobs=self._logprobs)
+        else:
+            part = {"type": "reasoning_text", "text": text}
+            if self._keeps_thoughts:
+                item["encrypted_content"] = keepable(text)
+            yield self._part("response.reasoning_text.done", text=text)
+        yield self._part("response.content_part.done", part=part)
+        item["content"] = [part]
+        item["status"] = status
+        self._open = None
+        yield self._of_item("response.output_item.done")
+
+    def _begin(self, kind: Literal["message", "reasoning"]) -> Iterator[Event]:
+        if self._open == kind:
+            return
+        yield from self.finish("completed")
+        self._open, self._texts, self._logprobs = kind, [], []
+        if kind == "message":
+            item: dict[str, Any] = {"id": _id("msg"), "type": "message", "role": "assistant"}
+            part = _text_part("", [])
+        else:
+            item = {"id": _id("rs"), "type": "reasoning", "summary": []}
+            part = {"type": "reasoning_text", "text": ""}
+        self.output.append({**item, "content": [], "status": "in_progress"})
+        yield self._of_item("response.output_item.added")
+        yield self._part("response.content_part.added", part=part)
+
+    def _call(self, output: Call) -> Iterator[Event]:
+        name, arguments = output.call.name, output.call.arguments
+        origin = self._tools.origins.get(name) or Origin(name)
+        item = {"call_id": f"call_{secrets.token_hex(12)}", "name": origin.name}
+        if origin.namespace is not None:
+            item["namespace"] = origin.namespace
+        if origin.is_custom:
+            item = {"id": _id("ctc"), "type": "custom_tool_call", **item}
+            key, word, told = "input", "custom_tool_call_input", _input(arguments)
+        else:
+            item = {"id": _id("fc"), "type": "function_call", **item}
+            key, word, told = "arguments", "function_call_arguments", arguments
+        self.output.append({**item, key: "", "status": "in_progress"})
+        yield self._of_item("response.output_item.added")
+        yield self._named(f"response.{word}.delta", delta=told)
+        yield self._named(f"response.{word}.done", **{key: told, "name": origin.name})
+        self.output[-1] |= {key: told, "status": "completed"}
+        yield self._of_item("response.output_item.done")
+
+    def _of_item(self, kind: str) -> Event:
+        return {"type": kind, "output_index": len(self.output) - 1, "item": dict(self.output[-1])}
+
+    def _named(self, kind: str, **fields: Any) -> Event:
+        index = len(self.output) - 1
+        return {"type": kind, "item_id": self.output[-1]["id"], "output_index": index, **fields}
+
+    def _part(self, kind: str, **fields: Any) -> Event:
+        return self._named(kind, content_index=0, **fields)
+
+
+def _text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _input(arguments: str) -> str:
+    """The plain text that a custom tool is called with."""
+    given = msgspec.json.decode(arguments)
+    text = given.get("input") if isinstance(given, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"

@@ -1,0 +1,144 @@
+"""The tools of a Responses request: as chat offers them, and as they are called back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from openai_api.schemas.chat import NamedFunction, NamedToolChoice
+from runtime.errors import InvalidRequest
+
+_CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+# Between a name space and a function's name, which chat knows as one.
+_JOINT = "__"
+# What OpenAI's servers run for the model, or look up: without them there is nothing to call.
+_HOSTED = frozenset(
+    {
+        *("web_search", "web_search_preview", "file_search", "code_interpreter", "tool_search"),
+        *("image_generation", "mcp", "computer", "computer_use_preview"),
+        *("local_shell", "shell", "apply_patch", "programmatic_tool_calling"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a client calls the function that chat knows by another name.
+
+    Attributes:
+        is_custom: takes plain text, which chat carries as `input`.
+    """
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+@dataclass
+class OfferedTools:
+    """The functions of a request.
+
+    Attributes:
+        functions: as chat takes them.
+        origins: by chat's name.
+    """
+
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    origins: dict[str, Origin] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, tools: list[dict[str, Any]]) -> OfferedTools:
+        """Convert; tools that OpenAI's servers run are left out.
+
+        Raises:
+            InvalidRequest: an unknown kind, or a tool without a name.
+        """
+        offered = cls()
+        for index, tool in enumerate(tools):
+            where = f"tools[{index}]"
+            if tool.get("type") == "namespace":
+                for at, inner in enumerate(tool.get("tools") or ()):
+                    offered._add(inner, f"{where}.tools[{at}]", _name(tool, where))
+            else:
+                offered._add(tool, where, None)
+        return offered
+
+    def name_in_chat(self, name: str, namespace: str | None) -> str:
+        """What chat calls a function of an earlier call."""
+        return f"{namespace}{_JOINT}{name}" if namespace else name
+
+    def choice(self, choice: str | dict[str, Any] | None) -> str | NamedToolChoice | None:
+        """`tool_choice` as chat takes it.
+
+        Raises:
+            InvalidRequest: it names what is not offered.
+        """
+        if choice is None or isinstance(choice, str):
+            return choice
+        match choice.get("type"):
+            case "function" | "custom":
+                name = self.name_in_chat(_name(choice, "tool_choice"), choice.get("namespace"))
+                return NamedToolChoice(type="function", function=NamedFunction(name=name))
+            case "allowed_tools":
+                self._keep(choice)
+                mode = choice.get("mode", "auto")
+                return str(mode)
+            case other:
+                raise InvalidRequest(
+                    "tool_choice.type must be function, custom or allowed_tools, got "
+                    f"{str(other)[:64]!r}.",
+                    param="tool_choice",
+                )
+
+    def _keep(self, choice: dict[str, Any]) -> None:
+        allowed = choice.get("tools")
+        if not isinstance(allowed, list) or not all(isinstance(each, dict) for each in allowed):
+            raise InvalidRequest("tool_choice.tools must be a list of tools.", param="tool_choice")
+        names = {
+            self.name_in_chat(str(each.get("name")), each.get("namespace")) for each in allowed
+        }
+        self.functions = [each for each in self.functions if each["function"]["name"] in names]
+
+    def _add(self, tool: Any, where: str, namespace: str | None) -> None:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind in _HOSTED and namespace is None:
+            return
+        if kind not in ("function", "custom"):
+            raise InvalidRequest(
+                f"{where}.type must be function, custom or namespace, got {str(kind)[:64]!r}.",
+                param=f"{where}.type",
+            )
+        name = _name(tool, where)
+        origin = Origin(name, namespace, is_custom=kind == "custom")
+        in_chat = self.name_in_chat(name, namespace)
+        function = dict(_custom(tool) if origin.is_custom else _function(tool), name=in_chat)
+        self.functions.append({"type": "function", "function": function})
+        self.origins[in_chat] = origin
+
+
+def _name(tool: dict[str, Any], where: str) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"{where} must have a name.", param=where)
+    return name
+
+
+def _function(tool: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key in ("description", "parameters", "strict"):
+        if tool.get(key) is not None:
+            yield key, tool[key]
+
+
+def _custom(tool: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    form = tool.get("format")
+    definition = form.get("definition") if isinstance(form, dict) else None
+    parts = [str(part) for part in (tool.get("description"), definition) if part]
+    if parts:
+        yield "description", "\n\n".join(parts)
+    yield "parameters", _CUSTOM_PARAMETERS

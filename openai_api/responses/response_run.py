@@ -1,0 +1,208 @@
+"""One response on its way: the chat behind it, its items, and the object that tells of both."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+
+from openai_api.chat_choice import ChatChoice
+from openai_api.chat_run import ChatRun
+from openai_api.openai_context import OpenAIContext
+from openai_api.openai_errors import MAX_MESSAGE_CHARS
+from openai_api.responses.chat_of_items import THOUGHTS
+from openai_api.responses.item_writer import Event, ItemWriter
+from openai_api.responses.offered_tools import OfferedTools
+from openai_api.responses.response_store import StoredResponse
+from openai_api.schemas.responses import ResponseRequest
+from runtime.service.error_table import describe_error
+from runtime.service.streams import Indexed
+
+_ECHOED = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "metadata", "previous_response_id"),
+    *("prompt_cache_key", "safety_identifier", "service_tier", "temperature", "top_p", "user"),
+)
+
+
+class ResponseRun:
+    """A response while it is made.
+
+    Attributes:
+        response: the object as it stands.
+    """
+
+    def __init__(
+        self,
+        response_id: str,
+        request: ResponseRequest,
+        items: list[dict[str, Any]],
+        tools: OfferedTools,
+        run: ChatRun,
+        context: OpenAIContext,
+    ) -> None:
+        """Begin.
+
+        Args:
+            response_id: of the object.
+            request: what was asked.
+            items: the conversation that is answered.
+            tools: of the request.
+            run: the chat, admitted.
+            context: the server's.
+        """
+        self.id = response_id
+        self.response = _new_object(response_id, request, context)
+        self.is_stored = request.store is not False and context.responses is not None
+        self.response["store"] = self.is_stored
+        self._items = items
+        self._run = run
+        self._context = context
+        keeps = THOUGHTS in (request.include or ()) or not self.is_stored
+        self._writer = ItemWriter(tools, keeps_thoughts=keeps)
+
+    def close(self) -> None:
+        """Stop; what still runs is aborted."""
+        self._run.close()
+
+    async def streamed(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
+        """Every event in its order; a failure is the last one."""
+        numbers = itertools.count()
+        try:
+            async with contextlib.aclosing(self.events(chunks)) as events:
+                async for each in events:
+                    yield {**each, "sequence_number": next(numbers)}
+        except Exception as error:
+            await self.fail(error)
+            yield {
+                "type": "response.failed",
+                "response": self.response,
+                "sequence_number": next(numbers),
+            }
+
+    async def whole(self) -> dict[str, Any]:
+        """The response once it is complete.
+
+        Raises:
+            HeadraceError: it failed.
+        """
+        async with contextlib.aclosing(self.events(self._run.chunks())) as events:
+            async for _ in events:
+                pass
+        return self.response
+
+    async def events(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
+        """Every event in its order, without numbers; the response is kept before the last one.
+
+        Raises:
+            HeadraceError: the response failed.
+        """
+        choice, writer = self._run.choices[0], self._writer
+        self.response["status"] = "in_progress"
+        for word in ("created", "in_progress"):
+            yield {"type": f"response.{word}", "response": dict(self.response)}
+        async with contextlib.aclosing(chunks):
+            async for _, chunk in chunks:
+                outputs = choice.read(chunk)
+                for each in writer.feed(outputs, _logprobs(choice) if outputs else []):
+                    yield each
+        reason = choice.reason
+        is_cut = reason is not None and reason.type == "length"
+        status = "incomplete" if is_cut else "completed"
+        for each in writer.finish("incomplete" if is_cut else "completed"):
+            yield each
+        if reason is not None and reason.type == "abort":
+            status = "cancelled"
+        if is_cut:
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        await self._end(status)
+        yield {"type": f"response.{status}", "response": self.response}
+
+    async def fail(self, error: Exception) -> None:
+        """End with what went wrong."""
+        info = describe_error(error)
+        code = "server_error" if info.status >= 500 else info.code or "invalid_prompt"
+        self.response["error"] = {"code": code, "message": info.message[:MAX_MESSAGE_CHARS]}
+        await self._end("failed")
+
+    async def cancel(self) -> None:
+        """End before the model does."""
+        self.close()
+        await self._end("cancelled")
+
+    async def keep(self) -> None:
+        """Keep the response as it stands, if it is to be kept."""
+        if self.is_stored and self._context.responses is not None:
+            await self._context.responses.put(self.id, StoredResponse(self.response, self._items))
+
+    async def _end(self, status: str) -> None:
+        self.response |= {
+            "status": status,
+            "output": self._writer.output,
+            "usage": self._usage(),
+            "completed_at": int(time.time()) if status == "completed" else None,
+        }
+        await self.keep()
+
+    def _usage(self) -> dict[str, Any]:
+        count = self._run.choices[0].count
+        reports = self._context.service.config.http.enable_cache_report
+        return {
+            "input_tokens": count.prompt,
+            "input_tokens_details": {
+                "cached_tokens": count.cached if reports else 0,
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": count.completion,
+            "output_tokens_details": {
+                "reasoning_tokens": count.reasoning if count.has_reasoned else 0
+            },
+            "total_tokens": count.prompt + count.completion,
+        }
+
+
+def _logprobs(choice: ChatChoice) -> list[Any]:
+    """Those since the last call; a plain list, for they are told three times."""
+    found = choice.take_logprobs()
+    logprobs: list[Any] = orjson.loads(b"".join(found["content"].pieces())) if found else []
+    return logprobs
+
+
+def _new_object(
+    response_id: str, request: ResponseRequest, context: OpenAIContext
+) -> dict[str, Any]:
+    reasoning, text = request.reasoning, request.text
+    form = text.format if text is not None else None
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "queued",
+        "background": bool(request.background),
+        "error": None,
+        "incomplete_details": None,
+        "model": request.model or context.service.served_model_name,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
+        "text": {"format": _form(form), "verbosity": text.verbosity if text else None},
+        "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
+        "tools": request.tools or [],
+        "top_logprobs": request.top_logprobs or 0,
+        "truncation": request.truncation or "disabled",
+        "usage": None,
+        **{name: getattr(request, name) for name in _ECHOED},
+    }
+
+
+def _form(form: Any) -> dict[str, Any]:
+    if form is None:
+        return {"type": "text"}
+    described = {"type": form.type}
+    if form.type == "json_schema":
+        described |= {"name": form.name, "schema": form.schema, "strict": form.strict}
+    return described

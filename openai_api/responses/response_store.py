@@ -1,0 +1,187 @@
+"""Responses that later turns go on from: in memory, or in a file; bounded, and only for a time."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from runtime.errors import StartupError
+
+EXPIRY_S = 24 * 3600.0
+
+
+class StoredResponse(msgspec.Struct):
+    """A response and the conversation that it answers.
+
+    Attributes:
+        response: as it was answered.
+        items: all input items, of the turns before too.
+    """
+
+    response: dict[str, Any]
+    items: list[dict[str, Any]]
+
+
+class ResponseStore(Protocol):
+    """Where responses are kept."""
+
+    async def put(self, response_id: str, stored: StoredResponse) -> None:
+        """Keep, or replace."""
+
+    async def get(self, response_id: str) -> StoredResponse | None:
+        """What is kept; None where nothing is, or no longer."""
+
+    async def delete(self, response_id: str) -> bool:
+        """Forget; whether there was something."""
+
+
+@dataclass
+class _Kept:
+    encoded: bytes
+    until: float
+
+
+_DECODER = msgspec.json.Decoder(StoredResponse)
+
+
+class MemoryStore:
+    """The newest responses, as JSON: what is kept is what was counted."""
+
+    def __init__(
+        self, max_bytes: int, expiry_s: float, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Keep up to `max_bytes` of responses, each for `expiry_s`."""
+        self._max_bytes = max_bytes
+        self._expiry_s = expiry_s
+        self._now = now
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self.num_bytes = 0
+
+    async def put(self, response_id: str, stored: StoredResponse) -> None:
+        """See `ResponseStore`; the oldest make room, and what needs more than all is not kept."""
+        encoded = msgspec.json.encode(stored)
+        await self.delete(response_id)
+        if len(encoded) > self._max_bytes:
+            return
+        self._kept[response_id] = _Kept(encoded, self._now() + self._expiry_s)
+        self.num_bytes += len(encoded)
+        while self._kept:
+            oldest = next(iter(self._kept))
+            if self.num_bytes <= self._max_bytes and not self._is_over(self._kept[oldest]):
+                break
+            self._drop(oldest)
+
+    async def get(self, response_id: str) -> StoredResponse | None:
+        """See `ResponseStore`."""
+        kept = self._kept.get(response_id)
+        if kept is None:
+            return None
+        if self._is_over(kept):
+            self._drop(response_id)
+            return None
+        return _DECODER.decode(kept.encoded)
+
+    async def delete(self, response_id: str) -> bool:
+        """See `ResponseStore`."""
+        if response_id not in self._kept:
+            return False
+        self._drop(response_id)
+        return True
+
+    def _is_over(self, kept: _Kept) -> bool:
+        return kept.until <= self._now()
+
+    def _drop(self, response_id: str) -> None:
+        self.num_bytes -= len(self._kept.pop(response_id).encoded)
+
+
+class FileStore:
+    """The same in an SQLite file, which outlives the server."""
+
+    def __init__(
+        self, path: Path, max_bytes: int, expiry_s: float, now: Callable[[], float] = time.time
+    ) -> None:
+        """Open or make the file.
+
+        Raises:
+            StartupError: it cannot be used.
+        """
+        self._max_bytes = max_bytes
+        self._expiry_s = expiry_s
+        self._now = now
+        self._turn = asyncio.Lock()
+        try:
+            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute(
+                "CREATE TABLE IF NOT EXISTS responses "
+                "(id TEXT PRIMARY KEY, until REAL NOT NULL, size INTEGER NOT NULL, body BLOB)"
+            )
+        except sqlite3.Error as error:
+            raise StartupError(f"--response-store {path}: {error}.") from None
+
+    async def put(self, response_id: str, stored: StoredResponse) -> None:
+        """See `MemoryStore.put`."""
+        encoded = msgspec.json.encode(stored)
+        if len(encoded) <= self._max_bytes:
+            await self._run(self._put, response_id, encoded)
+
+    async def get(self, response_id: str) -> StoredResponse | None:
+        """See `ResponseStore`."""
+        found = await self._run(self._get, response_id)
+        return None if found is None else _DECODER.decode(found)
+
+    async def delete(self, response_id: str) -> bool:
+        """See `ResponseStore`."""
+        return await self._run(self._delete, response_id)
+
+    async def _run(self, work: Callable[..., Any], *given: Any) -> Any:
+        # The file's disk may be slow, and the event loop waits for nobody.
+        async with self._turn:
+            return await asyncio.to_thread(work, *given)
+
+    def _put(self, response_id: str, encoded: bytes) -> None:
+        now = self._now()
+        self._file.execute(
+            "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?)",
+            (response_id, now + self._expiry_s, len(encoded), encoded),
+        )
+        self._file.execute("DELETE FROM responses WHERE until <= ?", (now,))
+        self._file.execute(
+            "DELETE FROM responses WHERE id IN (SELECT id FROM (SELECT id, "
+            "SUM(size) OVER (ORDER BY until DESC, rowid DESC) AS total FROM responses) "
+            "WHERE total > ?)",
+            (self._max_bytes,),
+        )
+
+    def _get(self, response_id: str) -> bytes | None:
+        row = self._file.execute(
+            "SELECT body FROM responses WHERE id = ? AND until > ?", (response_id, self._now())
+        ).fetchone()
+        return None if row is None else row[0]
+
+    def _delete(self, response_id: str) -> bool:
+        done = self._file.execute("DELETE FROM responses WHERE id = ?", (response_id,))
+        return done.rowcount > 0
+
+
+def open_store(path: str | None, max_mb: float) -> ResponseStore | None:
+    """The store that the server's options ask for; None where nothing is kept.
+
+    Raises:
+        StartupError: the file cannot be used.
+    """
+    max_bytes = int(max_mb * 2**20)
+    if max_bytes <= 0:
+        return None
+    if path is None:
+        return MemoryStore(max_bytes, EXPIRY_S)
+    return FileStore(Path(path), max_bytes, EXPIRY_S)

@@ -1,0 +1,145 @@
+"""What the Responses routes answer, as the description of the API shows it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class ResponseFailure(TypedDict):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(TypedDict):
+    """Why a response ended before its end."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class EffortOfResponse(TypedDict):
+    """What was asked for; there are no summaries."""
+
+    effort: str | None
+    summary: None
+
+
+class FormOfText(TypedDict):
+    """What the answer had to look like."""
+
+    type: str
+    name: NotRequired[str | None]
+    schema: NotRequired[dict[str, Any] | None]
+    strict: NotRequired[bool | None]
+
+
+class TextOfResponse(TypedDict):
+    """What was asked of the text."""
+
+    format: FormOfText
+    verbosity: str | None
+
+
+class InputDetails(TypedDict):
+    """Of the input's tokens; those of the cache with `--enable-cache-report`."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(TypedDict):
+    """Of the output's tokens."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    """Token counts."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseObject(TypedDict):
+    """A response: its output is a list of `message`, `reasoning` and call items."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: ResponseStatus
+    background: bool
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str] | None
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: EffortOfResponse
+    safety_identifier: str | None
+    service_tier: str | None
+    store: bool
+    temperature: float | None
+    text: TextOfResponse
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float | None
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+
+
+class ResponseEvent(TypedDict):
+    """An event of a streamed response; its `type` says which fields it has."""
+
+    type: str
+    sequence_number: int
+    response: NotRequired[ResponseObject]
+    output_index: NotRequired[int]
+    content_index: NotRequired[int]
+    item_id: NotRequired[str]
+    item: NotRequired[dict[str, Any]]
+    part: NotRequired[dict[str, Any]]
+    delta: NotRequired[str]
+    text: NotRequired[str]
+    name: NotRequired[str]
+    arguments: NotRequired[str]
+    input: NotRequired[str]
+    logprobs: NotRequired[list[Any]]
+
+
+class InputTokens(TypedDict):
+    """The answer of `/v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class InputItems(TypedDict):
+    """The conversation that a response answered, newest first."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(TypedDict):
+    """A response that is no longer kept."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]

@@ -1,0 +1,216 @@
+"""The request of `/v1/responses`, and the items that a conversation is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from openai_api.logprobs import MAX_CHAT_TOP
+from openai_api.schemas.common import Salt
+from runtime.client.expected import fields_of_type
+from runtime.errors import InvalidRequest
+from runtime.requests.bounds import within
+from runtime.requests.sampling_params import (
+    INT64_MAX,
+    FrequencyPenalty,
+    Int64,
+    MinP,
+    PresencePenalty,
+    StopString,
+    StopStrings,
+    Temperature,
+    TopK,
+    TopP,
+)
+
+MAX_ITEMS = 16_384
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A part of a message, or of what a tool returned."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class MessageItem(msgspec.Struct, kw_only=True):
+    """A message of either side; without a `type` an item is one."""
+
+    role: str
+    content: str | list[ContentPart]
+
+
+class FunctionCallItem(msgspec.Struct, kw_only=True):
+    """A call that the model made earlier."""
+
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+
+
+class CustomCallItem(msgspec.Struct, kw_only=True):
+    """A call of a tool that takes plain text."""
+
+    call_id: str
+    name: str
+    input: str
+
+
+class CallOutputItem(msgspec.Struct, kw_only=True):
+    """What a call returned."""
+
+    call_id: str
+    output: str | list[ContentPart]
+
+
+class ReasoningPart(msgspec.Struct, kw_only=True):
+    """A piece of reasoning, or of its summary."""
+
+    text: str
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True):
+    """What the model thought; clients that keep it for us send `encrypted_content` back."""
+
+    summary: list[ReasoningPart] = []
+    content: list[ReasoningPart] | None = None
+    encrypted_content: str | None = None
+
+
+class ItemReference(msgspec.Struct, kw_only=True):
+    """An item of a stored response, by its id."""
+
+    id: str
+
+
+Item = (
+    MessageItem | FunctionCallItem | CustomCallItem | CallOutputItem | ReasoningItem | ItemReference
+)
+
+_KINDS: Mapping[str, type[Item]] = {
+    "message": MessageItem,
+    "function_call": FunctionCallItem,
+    "function_call_output": CallOutputItem,
+    "custom_tool_call": CustomCallItem,
+    "custom_tool_call_output": CallOutputItem,
+    "reasoning": ReasoningItem,
+    "item_reference": ItemReference,
+}
+
+
+def read_item(item: Mapping[str, Any], where: str) -> Item:
+    """Give an item its type.
+
+    Raises:
+        InvalidRequest: an unknown type, or a wrong field, named by its place.
+    """
+    kind = item.get("type", "message")
+    known = _KINDS.get(kind) if isinstance(kind, str) else None
+    if known is None:
+        raise InvalidRequest(
+            f"{where}.type must be one of {', '.join(_KINDS)}, got {str(kind)[:64]!r}.",
+            param=f"{where}.type",
+        )
+    try:
+        return msgspec.convert(item, known)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{where}: {error}", param=where) from None
+
+
+class TextFormat(msgspec.Struct, kw_only=True):
+    """What the answer must look like."""
+
+    type: str
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, kw_only=True):
+    """Form of the answer's text; `verbosity` is a wish that nobody reads."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningConfig(msgspec.Struct, kw_only=True):
+    """Effort goes to the template; there are no summaries, thoughts come as they are."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ItemsRequest(msgspec.Struct, kw_only=True):
+    """The body of `/v1/responses/input_tokens`: what makes the prompt."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    conversation: Any = None
+    prompt: Any = None
+
+
+class ResponseRequest(ItemsRequest, kw_only=True):
+    """The body of `/v1/responses`."""
+
+    stream: bool | None = None
+    store: bool | None = None
+    background: bool | None = None
+    max_output_tokens: Annotated[int, within(1, INT64_MAX)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_logprobs: Annotated[int, within(0, MAX_CHAT_TOP)] | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+
+    # Labels, and settings of what never happens here: kept in the response, nothing else.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    max_tool_calls: int | None = None
+    stream_options: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None
+
+    # Ours, as in chat.
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    stop: StopString | StopStrings | None = None
+    frequency_penalty: FrequencyPenalty | None = None
+    presence_penalty: PresencePenalty | None = None
+    seed: Int64 | None = None
+    priority: Int64 | None = None
+    cache_salt: Salt | None = None
+    extra_key: Salt | None = None
+
+    moderation: Any = None
+
+
+DECODER = msgspec.json.Decoder(ResponseRequest)
+ITEMS_DECODER = msgspec.json.Decoder(ItemsRequest)
+_UNSUPPORTED = fields_of_type(ResponseRequest, Any)
+
+
+def refuse_unsupported_items(request: ItemsRequest) -> None:
+    """Refuse fields that ask for something this server does not do.
+
+    Raises:
+        InvalidRequest: the first such field.
+    """
+    for name in _UNSUPPORTED:
+        if getattr(request, name, None):
+            raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)

@@ -1,0 +1,36 @@
+"""What there is in place of routes of other APIs that this server does not have."""
+
+from __future__ import annotations
+
+_INSTEAD = {
+    "/v1/moderations": "nothing is moderated here; /v1/classify gives the classes of a classifier",
+    "/v1/audio": "this server reads and writes text; speech needs another server",
+    "/v1/images": "this server does not draw pictures",
+    "/v1/realtime": "answers are streamed over HTTP: /v1/responses or chat, with stream",
+    "/v1/files": "many requests at once: headrace batch FILE takes OpenAI's batch lines",
+    "/v1/uploads": "many requests at once: headrace batch FILE takes OpenAI's batch lines",
+    "/v1/batches": "many requests at once: headrace batch FILE takes OpenAI's batch lines",
+    "/v1/fine_tuning": "weights are changed by the routes of docs/rl.md",
+    "/v1/assistants": "conversations are kept by /v1/responses with previous_response_id",
+    "/v1/threads": "conversations are kept by /v1/responses with previous_response_id",
+    "/v1/conversations": "conversations are kept by /v1/responses with previous_response_id",
+    "/v1/vector_stores": "vectors come from /v1/embeddings and are not kept",
+    "/v1/complete": "the Messages API is at /v1/messages",
+    "/v1/load_lora_adapter": "adapters are not supported",
+    "/v1/unload_lora_adapter": "adapters are not supported",
+    "/chat/completions": "is /v1 missing in the base URL?",
+    "/completions": "is /v1 missing in the base URL?",
+    "/embeddings": "is /v1 missing in the base URL?",
+    "/models": "is /v1 missing in the base URL?",
+    "/responses": "is /v1 missing in the base URL?",
+    "/messages": "the Messages API is at /v1/messages",
+    "/v1/v1": "/v1 comes twice: Anthropic's clients add it to the base URL",
+}
+
+
+def instead_of(path: str) -> str | None:
+    """A hint for a path that no route has; None where there is none."""
+    for begin, hint in _INSTEAD.items():
+        if path == begin or path.startswith(f"{begin}/"):
+            return hint
+    return None
