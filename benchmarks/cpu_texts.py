@@ -206,11 +206,10 @@ def open_sides(
         for precision in options.precision:
             if "process" in options.sides:
                 sides[f"process {precision}"] = InProcess(folder, precision).encode
-            given = {"num_threads": threads, "log_level": "warning"}
-            flags = ["--num-threads", str(threads)]
-            if precision != "highest":
-                given["float32_matmul_precision"] = precision
-                flags += ["--float32-matmul-precision", precision]
+            # What is chosen for this model by itself is medium, where the CPU has bfloat16.
+            dtype = "float32" if precision == "highest" else "auto"
+            given = {"num_threads": threads, "log_level": "warning", "dtype": dtype}
+            flags = ["--num-threads", str(threads), "--dtype", dtype]
             if "engine" in options.sides:
                 engine = Engine(model_path=str(folder), **given)
                 stack.callback(engine.shutdown)

@@ -228,13 +228,6 @@ class KernelArgs:
     enable_deterministic_inference: bool = option(
         False, "Batch-invariant kernels: a request's result does not depend on its neighbours."
     )
-    float32_matmul_precision: str = option(
-        "auto",
-        "How a CPU multiplies float32: medium rounds weights and inputs of products to bfloat16 "
-        "and sums in float32; highest rounds nothing. auto is medium for models that give vectors "
-        "where the CPU has bfloat16 instructions and --dtype is auto, else highest.",
-        choices=("auto", "highest", "medium"),
-    )
     num_threads: int | None = option(
         None, "CPU threads of the model's worker; the physical cores when absent."
     )

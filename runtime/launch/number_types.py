@@ -1,4 +1,4 @@
-"""In what numbers a model is computed: their type, and how float32 is multiplied."""
+"""In what numbers a model is computed: their type, and whether products of float32 are rounded."""
 
 from __future__ import annotations
 
@@ -30,22 +30,18 @@ def choose_dtype(
     return str(choices.pick("dtype", stored, "the checkpoint's"))
 
 
-def choose_matmul_precision(
+def rounds_products(
     config: ServerConfig,
     model: ModelSpec,
     device: str,
     dtype: str,
     hardware: Hardware,
     choices: Choices,
-) -> str:
-    """How float32 is multiplied: `highest` or `medium`."""
-    asked = config.kernels.float32_matmul_precision
-    if device != "cpu" or dtype != "float32":
-        reason = "medium is for float32 on a CPU" if asked == "medium" else ""
-        return str(choices.pick("float32_matmul_precision", "highest", reason))
-    if asked != "auto":
-        return asked
-    if model.gives != "vectors" or config.model.dtype != "auto" or not hardware.cpu_has_bf16:
-        return "highest"
-    why = "vectors keep their direction to 1e-4, at twice the speed"
-    return str(choices.pick("float32_matmul_precision", "medium", why))
+) -> bool:
+    """Whether float32 is multiplied as bfloat16; never where the type was asked for by name."""
+    wide = device == "cpu" and dtype == "float32" and config.model.dtype == "auto"
+    if not wide or model.gives != "vectors" or not hardware.cpu_has_bf16:
+        return False
+    why = "vectors keep their direction to 1e-4, at twice the speed; not with --dtype float32"
+    choices.pick("products", "bfloat16, summed in float32", why)
+    return True

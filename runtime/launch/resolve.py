@@ -30,7 +30,7 @@ from runtime.errors import InvalidRequest, StartupError
 from runtime.launch.choices import Choices
 from runtime.launch.grammar_choice import choose_grammars
 from runtime.launch.hardware import Hardware
-from runtime.launch.number_types import choose_dtype, choose_matmul_precision
+from runtime.launch.number_types import choose_dtype, rounds_products
 from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 
 DEFAULT_PAGE_SIZE = 16
@@ -114,7 +114,7 @@ def resolve(
     if max_running is None:
         size = 64 if device == "cpu" else 256
         max_running = choices.pick("max_running_requests", size, f"default for {device}")
-    precision = choose_matmul_precision(config, model, device, dtype, hardware, choices)
+    is_rounded = rounds_products(config, model, device, dtype, hardware, choices)
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     policy = _schedule_policy(scheduling)
     attention = _attention_backend(config, device, dtype, model.head_dims, choices)
@@ -170,7 +170,6 @@ def resolve(
             num_threads=threads,
             attention_backend=attention,
             grammar_backend=grammars.backend,
-            float32_matmul_precision=precision,
         ),
     )
     recorder = config.logging.expert_distribution_recorder_mode
@@ -201,7 +200,7 @@ def resolve(
         attention_backend=attention,
         disable_cuda_graph=config.kernels.disable_cuda_graph,
         deterministic=deterministic,
-        rounds_products=precision == "medium",
+        rounds_products=is_rounded,
         num_threads=threads,
         tp_size=tp_size,
         dp_size=dp_size,

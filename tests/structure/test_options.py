@@ -72,7 +72,6 @@ OPTIONS = """
 --grammar-backend = auto
 --disable-cuda-graph = False
 --enable-deterministic-inference = False
---float32-matmul-precision = auto
 --num-threads = None
 [logging]
 --log-level = info

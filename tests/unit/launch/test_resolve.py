@@ -73,28 +73,16 @@ def test_vectors_are_made_of_rounded_products_where_that_pays():
     chosen = choose(BF16_CPU, model)
     assert chosen.worker.dtype == "float32"
     assert chosen.worker.rounds_products
-    assert chosen.config.kernels.float32_matmul_precision == "medium"
-    assert any(line.startswith("float32_matmul_precision: medium (") for line in chosen.choices)
-    for hardware, which, kernels in (
-        (CPU, model, KernelArgs()),
-        (BF16_CPU, dataclasses.replace(model, gives="scores"), KernelArgs()),
-        (BF16_CPU, model, KernelArgs(float32_matmul_precision="highest")),
-    ):
-        exact = choose(hardware, which, kernels=kernels)
+    assert any(line.startswith("products: bfloat16, summed") for line in chosen.choices)
+    narrow = dataclasses.replace(fake_model_config(dtype="bfloat16"), gives="vectors")
+    scores = dataclasses.replace(model, gives="scores")
+    for hardware, which in ((CPU, model), (BF16_CPU, scores), (BF16_CPU, narrow), (GPU, model)):
+        exact = choose(hardware, which)
         assert not exact.worker.rounds_products
-        assert exact.config.kernels.float32_matmul_precision == "highest"
+        assert not any(line.startswith("products") for line in exact.choices)
     # Who names the type wants its numbers.
     named = ServerConfig(model=ModelArgs(dtype="float32"))
     assert not resolve(named, model, BF16_CPU, FOLDERS, 7).worker.rounds_products
-
-
-def test_rounded_products_can_be_asked_for_where_there_are_some():
-    medium = KernelArgs(float32_matmul_precision="medium")
-    exact = fake_model_config(dtype="float32")
-    assert choose(CPU, exact, kernels=medium).worker.rounds_products
-    elsewhere = choose(BF16_CPU, fake_model_config(dtype="bfloat16"), kernels=medium)
-    assert not elsewhere.worker.rounds_products
-    assert "float32_matmul_precision: highest (medium is for float32 on a CPU)" in elsewhere.choices
 
 
 def test_cpu_and_gpu_differ_where_they_should():
