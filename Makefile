@@ -6,7 +6,7 @@ ARGS ?=
 # See tests/conftest.py; `ARGS="-n 0"` runs one test after the other, in one process.
 WORKERS := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: install install-dev serve chat test test-fast test-gpu check format bench docs clean help
+.PHONY: install install-dev serve chat test test-fast test-gpu test-clients check format bench docs clean help
 
 install: $(VENV)/installed  ## Headrace in .venv
 
@@ -42,10 +42,15 @@ test-fast: install-dev  ## the quick tests, in under two minutes on two cores
 test-gpu: install-dev  ## the tests of what a GPU computes, on a machine with one or two
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
+# Clients exclude one another's dependencies: tests/clients/environments.py makes one for each.
+test-clients: install-dev  ## the tests with real clients, installed apart; make test-clients ARGS="litellm outlines"
+	$(BIN)/python -m tests.clients $(ARGS)
+
 check: install-dev  ## what CI checks besides the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typing
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/structure/test_size.py tests/structure/test_front_without_torch.py
 	$(BIN)/python -m docs.generate --check
@@ -61,7 +66,7 @@ docs: install-dev  ## renew the generated pages
 	$(BIN)/python -m docs.generate
 
 clean:  ## remove .venv and everything that is built or cached
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 help:  ## this list
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -69,6 +69,8 @@ def prompt_request(request: PromptFields) -> ChatCompletionRequest:
         turns.say("system", _system(request.system))
     for index, message in enumerate(request.messages):
         _add(turns, message, f"messages[{index}]")
+    if not turns.messages:
+        raise InvalidRequest("messages have no content.", param="messages")
     chat = ChatCompletionRequest(model=request.model, messages=turns.messages)
     last = turns.messages[-1]
     chat.continue_final_message = (

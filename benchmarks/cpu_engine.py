@@ -65,13 +65,13 @@ class Ours:
 class Transformers:
     """`generate` of the same shape in this process."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, dtype: str = "bfloat16") -> None:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.set_num_threads(threads)
         config = AutoConfig.from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        self.model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
         self.torch = torch
 
     def decode(self, batch: int, num_tokens: int) -> float:
@@ -125,23 +125,24 @@ async def compare(
             mine.append(await ours.decode(batch, num_tokens))
             if theirs is not None:
                 other.append(theirs.decode(batch, num_tokens))
-        result[f"decode_b{batch}"] = _pair(mine, other)
+        result[f"decode_b{batch}"] = pair(mine, other)
     mine, other = [], []
     for _ in range(options.repeat + 1):
         mine.append(await ours.prefill(PREFILL_LEN))
         if theirs is not None:
             other.append(theirs.prefill(PREFILL_LEN))
-    result["prefill_1024"] = _pair(mine, other)
+    result["prefill_1024"] = pair(mine, other)
     result["worker_rss_gb"] = round(engine.memory_mb()["scheduler"] / 1024, 2)
     return result
 
 
-def _pair(mine: list[float], other: list[float]) -> dict[str, float]:
-    pair = {"headrace": round(max(mine), 1)}
+def pair(mine: list[float], other: list[float]) -> dict[str, float]:
+    """The best of each side, and how many times the other's is ours."""
+    found = {"headrace": round(max(mine), 1)}
     if other:
-        pair["transformers"] = round(max(other), 1)
-        pair["ratio"] = round(max(mine) / max(other), 2)
-    return pair
+        found["transformers"] = round(max(other), 1)
+        found["ratio"] = round(max(mine) / max(other), 2)
+    return found
 
 
 def main() -> None:

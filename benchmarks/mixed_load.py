@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.h200.server_process import free_port, wait_ready
 from headrace.bench.environment import describe_environment, write_json
-from headrace.bench.http_stream import HttpClient
+from headrace.http_stream import HttpClient
 
 WORDS = [
     "the",

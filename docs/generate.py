@@ -1,4 +1,4 @@
-"""Writes the pages that follow from the code: options, metrics, errors, models.
+"""Writes the pages that follow from the code: options, metrics, errors, models, language.
 
 python -m docs.generate           rewrite them
 python -m docs.generate --check   exit 1 when one is out of date
@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from docs.lang_reference import lang_reference_page
 from openai_api import openai_errors
 from runtime import errors
 from runtime.client.gate import RequestGate
@@ -155,8 +156,8 @@ def models_page() -> str:
     return NOTE + "\n".join([*head, *rows]) + "\n"
 
 
-# Checkpoints store as one what ranks would share.
-_ONE_RANK = {"modernbert"}
+# Families whose layers ranks cannot share.
+_ONE_RANK: set[str] = set()
 _WITH_EXPERTS = {"mixtral", "qwen2_moe", "qwen3_moe"}
 
 PAGES = {
@@ -164,6 +165,7 @@ PAGES = {
     "options.md": options_page,
     "metrics.md": metrics_page,
     "errors.md": errors_page,
+    "lang_reference.md": lambda: NOTE + lang_reference_page(),
 }
 
 

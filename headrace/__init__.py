@@ -16,17 +16,105 @@ if TYPE_CHECKING:
         FeatureNotSupportedError,
     )
     from headrace.engine.server_args import ServerArgs
+    from headrace.lang.api import (
+        assistant,
+        assistant_begin,
+        assistant_end,
+        flush_cache,
+        function,
+        gen,
+        gen_int,
+        gen_string,
+        get_server_info,
+        image,
+        select,
+        separate_reasoning,
+        set_default_backend,
+        system,
+        system_begin,
+        system_end,
+        user,
+        user_begin,
+        user_end,
+        video,
+    )
+    from headrace.lang.backend.anthropic import Anthropic
+    from headrace.lang.backend.base import AsyncBackend, BaseBackend
+    from headrace.lang.backend.engine_backend import EngineBackend
+    from headrace.lang.backend.litellm import LiteLLM
+    from headrace.lang.backend.named_elsewhere import Crusoe, VertexAI
+    from headrace.lang.backend.openai import OpenAI
+    from headrace.lang.backend.recording import RecordingBackend, ReplayBackend
+    from headrace.lang.backend.runtime_endpoint import RuntimeEndpoint
+    from headrace.lang.choices import (
+        greedy_token_selection,
+        token_length_normalized,
+        unconditional_likelihood_normalized,
+    )
+    from headrace.lang.global_config import global_config
+    from headrace.lang.program_errors import BackendError, ProgramCancelled, ProgramError
+    from headrace.lang.runtime import Runtime
+    from headrace.lang.state import AsyncProgramState, ProgramState
 
 __all__ = [
+    "Anthropic",
+    "AsyncBackend",
+    "AsyncProgramState",
+    "BackendError",
+    "BaseBackend",
+    "Crusoe",
     "Engine",
+    "EngineBackend",
     "EngineDeadError",
     "EngineError",
     "EngineOverloadedError",
     "EngineStartError",
     "FeatureNotSupportedError",
+    "LiteLLM",
+    "OpenAI",
+    "ProgramCancelled",
+    "ProgramError",
+    "ProgramState",
+    "RecordingBackend",
+    "ReplayBackend",
+    "Runtime",
+    "RuntimeEndpoint",
     "ServerArgs",
+    "VertexAI",
     "__version__",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "global_config",
+    "greedy_token_selection",
+    "image",
+    "select",
+    "separate_reasoning",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+    "video",
 ]
+
+# The words of the frontend language, all of one module.
+_WORDS = (
+    *("assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int"),
+    *("gen_string", "get_server_info", "image", "select", "separate_reasoning"),
+    *("set_default_backend", "system", "system_begin", "system_end", "user", "user_begin"),
+    *("user_end", "video"),
+)
 
 # Imported when first asked for: `import headrace` itself loads nothing.
 _LAZY = {
@@ -37,6 +125,28 @@ _LAZY = {
     "EngineStartError": "headrace.engine.engine_errors",
     "FeatureNotSupportedError": "headrace.engine.engine_errors",
     "ServerArgs": "headrace.engine.server_args",
+    **dict.fromkeys(_WORDS, "headrace.lang.api"),
+    "AsyncBackend": "headrace.lang.backend.base",
+    "BaseBackend": "headrace.lang.backend.base",
+    "Anthropic": "headrace.lang.backend.anthropic",
+    "EngineBackend": "headrace.lang.backend.engine_backend",
+    "LiteLLM": "headrace.lang.backend.litellm",
+    "Crusoe": "headrace.lang.backend.named_elsewhere",
+    "VertexAI": "headrace.lang.backend.named_elsewhere",
+    "OpenAI": "headrace.lang.backend.openai",
+    "RecordingBackend": "headrace.lang.backend.recording",
+    "ReplayBackend": "headrace.lang.backend.recording",
+    "Runtime": "headrace.lang.runtime",
+    "RuntimeEndpoint": "headrace.lang.backend.runtime_endpoint",
+    "greedy_token_selection": "headrace.lang.choices",
+    "token_length_normalized": "headrace.lang.choices",
+    "unconditional_likelihood_normalized": "headrace.lang.choices",
+    "BackendError": "headrace.lang.program_errors",
+    "ProgramCancelled": "headrace.lang.program_errors",
+    "ProgramError": "headrace.lang.program_errors",
+    "global_config": "headrace.lang.global_config",
+    "AsyncProgramState": "headrace.lang.state",
+    "ProgramState": "headrace.lang.state",
 }
 
 try:

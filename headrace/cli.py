@@ -52,6 +52,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="what this machine offers, and what a model needs of it, from its config.json alone",
         add_help=False,
     )
+    commands.add_parser(
+        "experts",
+        help="how evenly experts were used, from a file of the recorder",
+        add_help=False,
+    )
     chat = commands.add_parser(
         "chat",
         help="chat with a running server",
@@ -98,6 +103,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         from headrace.doctor.command import main as examine
 
         sys.exit(examine(arguments[1:]))
+    if arguments[:1] == ["experts"]:
+        from headrace.experts.print_balance import main as tell_experts
+
+        sys.exit(tell_experts(arguments[1:]))
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHMARKS:
         _, module = BENCHMARKS[arguments[1]]
         sys.exit(importlib.import_module(module).main(arguments[2:]))

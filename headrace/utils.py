@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import html
+import importlib
 import json
+import logging
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
+from headrace.http_calls import download_and_cache_file, http_request
+from headrace.media import encode_frame, encode_image_base64, encode_video_base64
 from headrace.server_process import (
     execute_shell_command,
     launch_server_cmd,
@@ -22,15 +27,29 @@ from headrace.server_process import (
 from headrace.streaming import async_stream_and_merge, stream_and_merge, trim_overlap
 
 __all__ = [
+    "LazyImport",
+    "TypeBasedDispatcher",
     "async_stream_and_merge",
+    "convert_json_schema_to_str",
+    "download_and_cache_file",
+    "dump_state_text",
+    "encode_frame",
+    "encode_image_base64",
+    "encode_video_base64",
+    "execute_once",
     "execute_shell_command",
+    "find_printable_text",
     "get_exception_traceback",
+    "http_request",
+    "info_once",
     "is_in_ci",
+    "is_same_type",
     "launch_server_cmd",
     "print_highlight",
     "read_jsonl",
     "release_port",
     "reserve_port",
+    "resolve_obj_by_qualname",
     "stream_and_merge",
     "terminate_process",
     "trim_overlap",
@@ -38,7 +57,21 @@ __all__ = [
     "wait_for_server",
 ]
 
+P = ParamSpec("P")
+logger = logging.getLogger(__name__)
+
 _CI_VARIABLES = ("HEADRACE_IS_IN_CI", "SGLANG_IS_IN_CI")
+# Ideographs: the blocks of Unicode that are called CJK, extensions and compatibility included.
+_CJK = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2CEAF),
+    (0x2CEB0, 0x2EBEF),
+    (0x30000, 0x323AF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
 
 
 def is_in_ci() -> bool:
@@ -68,3 +101,117 @@ def read_jsonl(filename: str) -> Iterator[dict[str, Any]]:
 def get_exception_traceback() -> str:
     """The traceback of the exception that is being handled."""
     return traceback.format_exc()
+
+
+def dump_state_text(filename: str, states: Iterable[Any], mode: str = "w") -> None:
+    """Write the text of each state, or each string, between numbered lines.
+
+    Args:
+        filename: the file.
+        states: program states, or anything that `str` shows.
+        mode: of opening the file: `w` or `a`.
+    """
+    with Path(filename).open(mode, encoding="utf-8") as out:
+        for number, state in enumerate(states):
+            text = state.text() if callable(getattr(state, "text", None)) else str(state)
+            out.write(f"{'=' * 40} {number} {'=' * 40}\n{text}\n{'=' * 80}\n\n")
+
+
+def convert_json_schema_to_str(json_schema: Any) -> str:
+    """A JSON schema as the text that requests carry.
+
+    Args:
+        json_schema: the schema as a dict, its text, or a class of pydantic.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(json_schema, str):
+        return json_schema
+    if isinstance(json_schema, Mapping):
+        return json.dumps(dict(json_schema))
+    of_class = getattr(json_schema, "model_json_schema", None)
+    if isinstance(json_schema, type) and callable(of_class):
+        return json.dumps(of_class())
+    raise ValueError(
+        "A JSON schema is a dict, its text, or a class of pydantic, not "
+        f"{type(json_schema).__name__}."
+    )
+
+
+def find_printable_text(text: str) -> str:
+    """The part of a stream's text that later tokens will not change, cut at a word's end."""
+    if text.endswith("\n") or (text and _is_cjk(text[-1])):
+        return text
+    if len(text) > 1 and _is_cjk(text[-2]):
+        return text[:-1]
+    return text[: text.rfind(" ") + 1]
+
+
+def _is_cjk(character: str) -> bool:
+    return any(first <= ord(character) <= last for first, last in _CJK)
+
+
+def is_same_type(values: Sequence[Any]) -> bool:
+    """Whether all are of the first one's type; a list of none or one is."""
+    return all(isinstance(value, type(values[0])) for value in values[1:])
+
+
+def execute_once(function: Callable[P, Any]) -> Callable[P, None]:
+    """A function that works at its first call and does nothing at later ones."""
+    calls = iter([function])
+
+    @functools.wraps(function)
+    def once(*args: P.args, **keywords: P.kwargs) -> None:
+        for first in calls:
+            first(*args, **keywords)
+
+    return once
+
+
+@functools.lru_cache(None)
+def info_once(message: str) -> None:
+    """Log a message at level INFO, each text once in a process."""
+    logger.info(message)
+
+
+class LazyImport:
+    """Stands for a class of a module that is imported when it is first used."""
+
+    def __init__(self, module_name: str, class_name: str) -> None:
+        self.module_name = module_name
+        self.class_name = class_name
+
+    @functools.cached_property
+    def _loaded(self) -> Any:
+        return getattr(importlib.import_module(self.module_name), self.class_name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loaded, name)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self._loaded(*args, **keywords)
+
+
+class TypeBasedDispatcher:
+    """Calls the function that is registered for an object's type, the first that fits."""
+
+    def __init__(self, mapping: Iterable[tuple[type, Callable[[Any], Any]]]) -> None:
+        self._mapping = list(mapping)
+
+    def __iadd__(self, other: TypeBasedDispatcher) -> TypeBasedDispatcher:
+        self._mapping += other._mapping
+        return self
+
+    def __call__(self, obj: Any) -> Any:
+        """Raises `ValueError` where no type fits."""
+        for kind, function in self._mapping:
+            if isinstance(obj, kind):
+                return function(obj)
+        raise ValueError(f"No function is registered for {type(obj).__name__}.")
+
+
+def resolve_obj_by_qualname(qualname: str) -> Any:
+    """The object of a name such as `package.module.name`, its module imported."""
+    module, _, name = qualname.rpartition(".")
+    return getattr(importlib.import_module(module), name)

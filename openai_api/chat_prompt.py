@@ -8,6 +8,7 @@ from typing import Any
 from openai_api.chat_messages import template_messages
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest
+from openai_api.split_tokens import Marks
 from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits
 from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest, TooLong
@@ -56,6 +57,10 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
             f"({limits.context_len} tokens).",
             param="messages",
         )
+    splits = request.split_special_tokens
+    if splits is None:
+        splits = context.service.config.http.split_special_tokens
+    marks = Marks(context.split_tokens) if splits else None
     tools = request.tools if request.tools and request.tool_choice != "none" else None
     shape = template.choose(with_tools=tools is not None)
     text = await template.render_async(
@@ -69,13 +74,17 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=continues,
         max_chars=_max_chars(limits),
+        marks=marks,
     )
     if not text:
         raise InvalidRequest(
             "The chat template renders these messages to nothing.", param="messages"
         )
-    # The template writes BOS and the like itself: added again, a model would see them twice.
-    (input_ids,) = await encode_prompts(tokenizer, [text], limits, add_special_tokens=False)
+    if marks is not None:
+        input_ids, text = await marks.encode(text, limits), marks.taken_from(text)
+    else:
+        # The template writes BOS and the like itself: added again, a model would see them twice.
+        (input_ids,) = await encode_prompts(tokenizer, [text], limits, add_special_tokens=False)
     return ChatPrompt(text, input_ids, _is_open(text, request, context))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from jinja2 import nodes
@@ -15,6 +15,9 @@ from openai_api.template_process import LIMITS, Job, TemplateProcess, raise_erro
 from openai_api.template_render import RENDER_TIMEOUT_S, CompiledTemplate, parse_template
 from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest, StartupError
+
+if TYPE_CHECKING:
+    from openai_api.split_tokens import Marks
 
 logger = logging.getLogger(__name__)
 
@@ -160,6 +163,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         max_chars: int = 10_000_000,
+        marks: Marks | None = None,
     ) -> str:
         """Write the prompt.
 
@@ -170,12 +174,16 @@ class ChatTemplate:
             add_generation_prompt: end with the opening of the assistant's turn.
             continue_final_message: end inside the last message instead.
             max_chars: longest text that makes sense for the model.
+            marks: put into what the request brings; the text then holds them.
 
         Raises:
             InvalidRequest: the template refuses these messages, or a variable is the server's.
         """
         compiled = self.choose(with_tools=bool(tools))
         extra = allowed_variables(variables or {}, compiled.variables)
+        if marks is not None:
+            messages = marks.put_into_messages(messages)
+            tools, extra = marks.put_into(tools), marks.put_into(extra)
         if continue_final_message:
             messages = [*messages[:-1], _tagged(messages[-1])]
         values = {

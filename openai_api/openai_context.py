@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from openai_api.chat_template import ChatTemplate, load_chat_template
 from openai_api.parser_choice import choose_parsers
@@ -12,6 +13,7 @@ from openai_api.parsers import ParserSet
 from openai_api.responses.background_responses import BackgroundResponses
 from openai_api.responses.response_store import ResponseStore, open_store
 from openai_api.sampling import model_sampling_defaults
+from openai_api.split_tokens import SplitTokens
 from runtime.config.options import NO_PARSER
 from runtime.service.context import ServiceContext
 
@@ -37,6 +39,12 @@ class OpenAIContext:
     created: int = field(default_factory=lambda: int(time.time()))
     responses: ResponseStore | None = None
     background_responses: BackgroundResponses = field(default_factory=BackgroundResponses)
+
+    @cached_property
+    def split_tokens(self) -> SplitTokens:
+        """The tokens that `split_special_tokens` splits; found when they are first asked for."""
+        written = "" if self.chat_template is None else self.chat_template.written
+        return SplitTokens(self.service.tokenizer, written)
 
 
 def make_context(service: ServiceContext) -> OpenAIContext:

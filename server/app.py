@@ -22,9 +22,11 @@ from server.native import (
     info,
     loads,
     parse,
+    pooling,
     profile,
     rerank,
     score,
+    select,
     sessions,
     tokenize,
     weights,
@@ -48,7 +50,9 @@ def create_app(openai: OpenAIContext) -> Application:
         info,
         sessions,
         score,
+        select,
         encode,
+        pooling,
         experts,
         parse,
         loads,
@@ -74,7 +78,7 @@ def create_app(openai: OpenAIContext) -> Application:
     for router in routers:
         _include(api, table, router)
 
-    return Application(api, table, http, context.lifecycle, [metrics] if metrics else [])
+    return Application(api, table, http, context.lifecycle, metrics)
 
 
 def _include(api: Description, table: RouteTable, router: AccessRouter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import HttpArgs
 from runtime.ipc.messages import WorkerReady
 from runtime.service.context import ServiceContext
@@ -47,7 +48,7 @@ def banner(context: ServiceContext, port: int) -> str:
     copies = f", {config.parallel.dp_size} copies" if config.parallel.dp_size > 1 else ""
     path, body = "/v1/chat/completions", _EXAMPLE_BODY
     if context.model.gives != "tokens":
-        path, body = "/v1/embeddings", _EXAMPLE_INPUT
+        path, body = _path_for_texts(context.model), _EXAMPLE_INPUT
     elif context.tokenizer.is_missing:
         path, body = "/generate", _EXAMPLE_IDS
     seconds = time.monotonic() - context.lifecycle.launched_at
@@ -76,3 +77,9 @@ def _pool(worker: WorkerReady) -> str:
 
 def _context_len(context: ServiceContext) -> int:
     return context.client.limits.context_len
+
+
+def _path_for_texts(model: ModelSpec) -> str:
+    if model.gives == "scores":
+        return "/v1/classify"
+    return "/pooling" if model.pooling.per_token else "/v1/embeddings"

@@ -13,6 +13,7 @@ from runtime.config.options import HttpArgs, ServerConfig
 from runtime.errors import StartupError
 from runtime.launch.prepare import PreparedEngine, prepare_engine
 from runtime.launch.resolve import check_options
+from server.entry.keys import read_tenants
 from server.tls import Certificate
 
 # A trainer's rollout sends as many at once; what waits beyond waits for minutes, in memory.
@@ -41,6 +42,7 @@ def prepare(config: ServerConfig) -> Prepared:
     """
     check_options(config)
     _check_exposure(config.http)
+    read_tenants(config.http)
     config = _with_bounded_queue(config)
     certificate = Certificate.wanted(config.http)
     listener = bind(config.http.host, config.http.port)

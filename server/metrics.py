@@ -25,6 +25,7 @@ from starlette.types import Scope
 from runtime.client.recorder import RequestRecord
 from runtime.client.status import ReplicaStatus
 from runtime.service.context import ServiceContext
+from server.loop_lag import measure
 from server.metric_aliases import VllmAliases
 
 _TTFT = (*(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400),)
@@ -38,6 +39,7 @@ _QUEUE = (
     *(*range(100, 1000, 100), 1000, 1200, 1400, 1600, 1800, 2000, 2500, 3000),
 )
 # 1 ms to 20 minutes.
+_LAG = (*(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),)
 _STAGE = tuple(0.001 * 1.62**power for power in range(30))
 _TOKENS = (
     *(100, 300, 500, 700, 1000, 1500, *range(2000, 10001, 1000), 12500, 15000, 17500, 20000),
@@ -56,6 +58,7 @@ _SHARED_GAUGES = {
 }
 _SHARED_COUNTERS = {
     "evicted_tokens_total": "Tokens evicted from the prefix cache.",
+    "num_nan_requests_total": "Requests that failed because the model computed NaN for them.",
     "num_retractions_total": "Times a request was put back to be recomputed.",
 }
 
@@ -104,6 +107,11 @@ class Metrics:
         self._prompt_sizes = self._histogram("prompt_tokens_histogram", "Prompt tokens.", _TOKENS)
         self._output_sizes = self._histogram(
             "generation_tokens_histogram", "Generated tokens.", _TOKENS
+        )
+        self._loop_lag = self._histogram(
+            "event_loop_lag_seconds",
+            "How late the front's event loop is, ten times a second.",
+            _LAG,
         )
         self._http_requests = self._counter(
             "http_requests_total", "HTTP requests.", "endpoint", "method"
@@ -157,6 +165,10 @@ class Metrics:
                     self._itl.observe(seconds / num_tokens)
         if record.completion_tokens:
             self._time_per_token.observe(record.e2e_s / record.completion_tokens)
+
+    async def measure_loop(self) -> None:
+        """Observe the running event loop, without end."""
+        await measure(self._loop_lag.observe)
 
     def on_request(self) -> None:
         """Count an HTTP request that began."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import select
+import socket
 from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.connection_limit import ConnectionLimit
+from server.event_stream import SEND_TIMEOUT_S
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
@@ -38,10 +40,24 @@ class _BadHead(Exception):
 class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with bounds on heads, which stays HTTP/1.1 whatever they offer."""
 
-    def __init__(self, *args: Any, limit: ConnectionLimit, **kwargs: Any) -> None:
-        """Take whatever uvicorn passes; `limit` is shared by all connections."""
+    def __init__(
+        self,
+        *args: Any,
+        limit: ConnectionLimit,
+        take_timeout_s: float = SEND_TIMEOUT_S,
+        **kwargs: Any,
+    ) -> None:
+        """Take whatever uvicorn passes.
+
+        Args:
+            args: uvicorn's.
+            limit: shared by all connections.
+            take_timeout_s: how long a client may take nothing of what waits for it.
+            kwargs: uvicorn's.
+        """
         super().__init__(*args, **kwargs)
         self._limit = limit
+        self._take_timeout_s = take_timeout_s
         self._is_spare = False
         self._head_bytes = 0
         self._has_bad_host = False
@@ -56,6 +72,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # A connection that we close stays until the client has taken what waits for it. The system
+        # cuts off one who takes nothing, or who has vanished without a word.
+        transport.get_extra_info("socket").setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * self._take_timeout_s)
+        )
         self._is_spare = self._limit.add(self, len(self.connections))
         self._start_deadline()
 

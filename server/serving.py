@@ -8,10 +8,11 @@ import gc
 import logging
 import sys
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
+from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.background import Background
 from runtime.client.host import EngineHost
 from runtime.client.watchdog import watch
@@ -26,6 +27,9 @@ from server.shutdown import Shutdown
 from server.startup_faults import as_one_line
 from server.tls import Certificate
 from server.warmup import warm_up
+
+if TYPE_CHECKING:
+    from server.entry.application import Application
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +82,14 @@ async def _run(
     shutdown: Shutdown,
     limit: ConnectionLimit,
 ) -> int:
-    http_server = _http_server(context, prepared.certificate, limit)
+    app = _application(context)
+    http_server = _http_server(app, prepared.certificate, limit)
     http = asyncio.create_task(http_server.serve(sockets=[prepared.listener]))
     startup = asyncio.create_task(_start_up(prepared, context, host))
     background = Background(host.ended)
     background.keep(partial(watch, host, context.config.logging.watchdog_timeout), "The watchdog")
+    if app.observer is not None:
+        background.keep(app.observer.measure_loop, "Measuring the event loop")
     if prepared.certificate is not None:
         background.keep(prepared.certificate.follow, "Following the certificate")
     stopping = asyncio.create_task(shutdown.requested.wait())
@@ -105,18 +112,23 @@ async def _run(
     return 0 if shutdown.requested.is_set() else 1
 
 
-def _http_server(
-    context: ServiceContext, certificate: Certificate | None, limit: ConnectionLimit
-) -> _HttpServer:
+def _application(context: ServiceContext) -> Application:
     # Imported once the children are on their way: they load torch while we load the framework.
     from openai_api.openai_context import make_context
     from server.app import create_app
-    from server.protocol import GuardedProtocol
 
     with as_one_line("Reading the chat template"):
         openai = make_context(context)
+    return create_app(openai)
+
+
+def _http_server(
+    app: Application, certificate: Certificate | None, limit: ConnectionLimit
+) -> _HttpServer:
+    from server.protocol import GuardedProtocol
+
     uvicorn_config = uvicorn.Config(
-        create_app(openai),
+        app,
         # A class by its type; uvicorn only calls it.
         http=cast("Any", partial(GuardedProtocol, limit=limit)),
         ws="none",
@@ -135,6 +147,13 @@ def _http_server(
     return _HttpServer(uvicorn_config)
 
 
+def _first_path(model: ModelSpec) -> str:
+    """The route that the warm-up asks."""
+    if model.gives == "tokens":
+        return "/generate"
+    return "/pooling" if model.pooling.per_token else "/encode"
+
+
 async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineHost) -> None:
     if context.client.grammars is not None:
         # Its imports take seconds, at low priority beside the weights: the first structured request
@@ -148,7 +167,7 @@ async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineHos
             prepared.port,
             config.parallel.dp_size,
             has_tokenizer=not config.model.skip_tokenizer_init,
-            gives=context.model.gives,
+            path=_first_path(context.model),
         )
     context.lifecycle.warmed_up = True
     # What start-up made lives for good: the collector need not look at it again.

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import orjson
 
-from runtime.checkpoint.model_spec import Gives
 from runtime.config.options import HttpArgs
 from runtime.errors import StartupError
 
@@ -33,7 +32,7 @@ def _trusting() -> ssl.SSLContext:
 
 
 async def warm_up(
-    http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: bool = True, gives: Gives = "tokens"
+    http: HttpArgs, port: int, dp_size: int, *, has_tokenizer: bool = True, path: str = "/generate"
 ) -> None:
     """Ask for the model's card, then every replica for a few tokens, or for a vector.
 
@@ -42,8 +41,9 @@ async def warm_up(
     """
     host = _WILDCARD_HOSTS.get(http.host, http.host)
     address = _Address(host, port, _trusting() if http.ssl_certfile is not None else None)
+    text, ids = ("input", "input") if path == "/pooling" else ("text", "input_ids")
     body = {
-        **({"text": _PROMPT} if has_tokenizer else {"input_ids": _PROMPT_IDS}),
+        **({text: _PROMPT} if has_tokenizer else {ids: _PROMPT_IDS}),
         "sampling_params": {"temperature": 0, "max_new_tokens": 8},
         "log_metrics": False,
     }
@@ -54,7 +54,6 @@ async def warm_up(
             await _request(address, "GET", "/model_info", key, b"")
             for rank in range(dp_size):
                 payload = orjson.dumps({**body, "data_parallel_rank": rank})
-                path = "/generate" if gives == "tokens" else "/encode"
                 await _request(address, "POST", path, key, payload)
     except TimeoutError:
         raise StartupError(f"The warm-up got no answer in {WARMUP_TIMEOUT_S:.0f} s.") from None

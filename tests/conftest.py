@@ -31,7 +31,17 @@ settings.load_profile("here")
 
 HERE = Path(__file__).parent
 # The long ones first, so that none of them is what everybody waits for in the end.
-ORDER = ("faults", "e2e", "kernels", "numerics", "conformance", "unit", "structure", "gpu")
+ORDER = (
+    "faults",
+    "e2e",
+    "kernels",
+    "numerics",
+    "conformance",
+    "unit",
+    "structure",
+    "gpu",
+    "clients",
+)
 # Long tests that share nothing with the others of their file: any worker takes the next one.
 SPREAD = {
     "tests/e2e/test_engine_life.py",

@@ -3,8 +3,8 @@
     python -m benchmarks.h200.ceilings [--results benchmarks/results/h200] [--json FILE]
 
 A large copy gives the memory's rate, bytes read plus bytes written; a large bf16 product the matrix
-units'. Of `8b.json` and `0.5b.json`, where the results of `benchmarks.h200.run` are, case A tells
-how fast a step reads its weights and keys, case D how fast prompts are computed.
+units'. Of `8b.json`, `0.5b.json` and `moe.json`, where the results of `benchmarks.h200.run` are,
+case A tells how fast a step reads its weights and keys, case D how fast prompts are computed.
 """
 
 from __future__ import annotations
@@ -62,6 +62,11 @@ class Shape:
         self.queries = self.heads * head_dim
         qkv = self.queries + 2 * kv_heads * head_dim
         mlp = 3 * config["intermediate_size"]
+        if "num_experts" in config:
+            # What one token reads, and is multiplied by.
+            widths = config["num_experts_per_tok"] * config["moe_intermediate_size"]
+            widths += config["shared_expert_intermediate_size"]
+            mlp = 3 * widths + config["num_experts"]
         self.layer_weights = self.hidden * (qkv + self.queries + mlp)
         # What stands behind attention.
         self.finish_weights = self.hidden * (self.queries + mlp)

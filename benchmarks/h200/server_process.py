@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.bench.http_stream import HttpClient
 from headrace.bench.shapes import write_shape
+from headrace.http_stream import HttpClient
 from runtime.errors import StartupError
 
 _POLL_S = 0.05

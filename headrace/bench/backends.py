@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headrace.bench.http_stream import HttpClient, OnEvent
 from headrace.bench.record import BenchRequest, RequestRecord
+from headrace.http_stream import HttpClient, OnEvent
 from runtime.errors import HeadraceError, StartupError
 
 _DONE = b"[DONE]"

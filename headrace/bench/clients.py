@@ -15,9 +15,9 @@ import msgspec
 import uvloop
 
 from headrace.bench.backends import BACKENDS, HttpTarget, Wire
-from headrace.bench.http_stream import HttpClient
 from headrace.bench.load import OnDone, drive
 from headrace.bench.record import BenchRequest, RequestRecord
+from headrace.http_stream import HttpClient
 from runtime.errors import HeadraceError
 from runtime.ipc.process import child_environment, watch_parent
 

@@ -35,8 +35,24 @@ def _shape(
     }
 
 
-# "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B; "small" is for a CPU and "tiny" for a test. Sizes are
-# vocabulary, hidden, intermediate, layers; heads are those of queries and of keys and values.
+# Qwen1.5-MoE-A2.7B.
+_MOE = _shape(
+    "Qwen2Moe",
+    (151936, 2048, 5632, 24),
+    (16, 16),
+    model_type="qwen2_moe",
+    tie_word_embeddings=False,
+    num_experts=60,
+    num_experts_per_tok=4,
+    moe_intermediate_size=1408,
+    shared_expert_intermediate_size=5632,
+    decoder_sparse_step=1,
+    norm_topk_prob=False,
+)
+
+# "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B, "moe-4" four layers of "moe"; "small" is for a CPU,
+# "tiny" and "moe-tiny" are for tests. Sizes are vocabulary, hidden, intermediate, layers; heads are
+# those of queries and of keys and values.
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": _shape(
         "Llama",
@@ -47,6 +63,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         tie_word_embeddings=False,
     ),
     "0.5b": _shape("Qwen2", (151936, 896, 4864, 24), (14, 2)),
+    "moe": _MOE,
+    "moe-4": {**_MOE, "num_hidden_layers": 4},
+    "moe-tiny": {
+        **_MOE,
+        "vocab_size": 1024,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts": 8,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+    },
     "small": _shape("Qwen2", (8192, 384, 1024, 8), (6, 2)),
     "tiny": _shape(
         "Qwen2", (1024, 64, 128, 2), (4, 2), max_position_embeddings=2048, rope_theta=1e4

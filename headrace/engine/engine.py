@@ -15,8 +15,8 @@ from headrace.engine.core import EngineCore
 from headrace.engine.engine_errors import FeatureNotSupportedError, translated
 from headrace.engine.generate_calls import generate_all, open_request
 from headrace.engine.later import LATER
-from headrace.engine.on_loop import awaited, waiting
-from headrace.engine.scores import ScoreList
+from headrace.engine.on_loop import waiting
+from headrace.engine.score_methods import ScoreMethods
 from headrace.engine.server_args import ServerArgs, read_keywords
 from headrace.engine.tokenizer_manager import TokenizerManager
 from headrace.engine.vectors import VectorMethods
@@ -28,7 +28,6 @@ from runtime.service.expert_records import record_experts
 from runtime.service.generate_request import GenerateBody
 from runtime.service.live_options import change_options
 from runtime.service.profiling import ProfileBody, start_profile, stop_profile
-from runtime.service.scoring import ScoreBody, score
 
 T = TypeVar("T")
 Prompt = str | Sequence[str]
@@ -39,7 +38,7 @@ _SCHEDULER_INFO = ("status", "max_total_num_tokens", "max_req_input_len")
 _DOCUMENT_MODULE = "headrace.test.doc_patch"
 
 
-class Engine(WeightMethods, VectorMethods):
+class Engine(ScoreMethods, WeightMethods, VectorMethods):
     """A model that runs in processes of its own and is asked from this one.
 
     Its methods may be called from any thread and any event loop, a running one included; several
@@ -153,8 +152,8 @@ class Engine(WeightMethods, VectorMethods):
             **options: other fields of the native API: `rid`, `priority`, `cache_salt`, `extra_key`,
                 `return_prompt_token_ids`, `return_logprob`, `logprob_start_len`,
                 `top_logprobs_num`, `token_ids_logprob`, `return_text_in_logprobs`,
-                `return_hidden_states`, `return_entropy`, `input_embeds` (instead of a prompt),
-                `session_params`.
+                `return_hidden_states`, `return_entropy`, `return_routed_experts`,
+                `routed_experts_start_len`, `input_embeds` (instead of a prompt), `session_params`.
 
         Returns:
             A dict (`text`, `output_ids`, `meta_info`) for one prompt; a list of them, in order, for
@@ -233,46 +232,6 @@ class Engine(WeightMethods, VectorMethods):
     ) -> GenerateBody:
         with translated():
             return build_body(prompt, sampling_params, input_ids, stream, options)
-
-    # ---- scores ----
-
-    @waiting
-    async def score(
-        self,
-        query: str | Sequence[int] | None = None,
-        items: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
-        label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        apply_softmax: bool = False,
-        item_first: bool = False,
-    ) -> ScoreList:
-        """How probable each label is as the token right after `query` and an item.
-
-        Args:
-            query: a text, or token ids; then the items are token ids too.
-            items: one text or several, or lists of token ids.
-            label_token_ids: the labels, for all items or one list for each.
-            apply_softmax: make the labels' probabilities sum to 1; else they are the model's own,
-                over the whole vocabulary.
-            item_first: put the item before the query.
-
-        Returns:
-            One list for each item with one number for each label.
-
-        Raises:
-            ValueError: something in the request is wrong; the engine works on.
-            EngineDeadError: a process of the engine died, or the engine was shut down.
-        """
-        options = {
-            "query": query,
-            "items": items,
-            "label_token_ids": label_token_ids,
-            "apply_softmax": apply_softmax,
-            "item_first": item_first,
-        }
-        body = build_options("score", ScoreBody, options)
-        return ScoreList(await score(self._core.context, body))
-
-    async_score = awaited(score)
 
     # ---- control and information ----
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -52,6 +52,13 @@ class LoopThread:
                 coroutine.close()
                 raise LoopClosed
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call `callback` on the loop's thread; without its waking up where that is the caller."""
+        if self.is_current:
+            self._loop.call_soon(callback, *args)
+        else:
+            self._loop.call_soon_threadsafe(callback, *args)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` and wait for it; Ctrl-C in the waiting thread cancels it."""

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.engine.core import EngineCore
 from headrace.engine.on_loop import awaited, waiting
 from runtime.errors import InvalidRequest
-from runtime.service.text_embeddings import TextInput, describe, embed
+from runtime.service.text_embeddings import TextInput, TextOptions, describe, embed
 
 Prompts = str | Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[str]]
 
@@ -25,6 +25,7 @@ class VectorMethods:
         *,
         rid: str | Sequence[str] | None = None,
         dimensions: int | None = None,
+        prompt_name: str | None = None,
     ) -> dict[str, Any] | list[dict[str, Any]]:
         """The vector or the scores of each prompt.
 
@@ -32,6 +33,7 @@ class VectorMethods:
             prompt: a text, texts, lists of token ids, or pairs of texts.
             rid: names for the requests.
             dimensions: the length of the vectors, of those that the model was trained for.
+            prompt_name: of the model's own prompts, the one that is put ahead of each text.
 
         Returns:
             For a text an object with `embedding`, a list of floats, and `meta_info`; else a list of
@@ -41,7 +43,8 @@ class VectorMethods:
             ValueError: something in the request is wrong, or the model gives no vectors.
             EngineDeadError: a process of the engine died, or the engine was shut down.
         """
-        return await self._encode(prompt, rid, dimensions)
+        options = TextOptions(rid=rid, dimensions=dimensions, prompt_name=prompt_name)
+        return await self._encode(prompt, options)
 
     async_encode = awaited(encode)
 
@@ -59,25 +62,18 @@ class VectorMethods:
             ValueError: something in the request is wrong, or the model compares no texts.
             EngineDeadError: a process of the engine died, or the engine was shut down.
         """
-        found = await self._encode([list(pair) for pair in prompt], None, None)
+        found = await self._encode([list(pair) for pair in prompt], TextOptions())
         assert isinstance(found, list), "pairs are several prompts"
         return found
 
     async_rerank = awaited(rerank)
 
     async def _encode(
-        self,
-        prompt: Prompts,
-        rid: str | Sequence[str] | None,
-        dimensions: int | None,
+        self, prompt: Prompts, options: TextOptions
     ) -> dict[str, Any] | list[dict[str, Any]]:
         given = [prompt] if isinstance(prompt, str) else prompt
-        found = await embed(
-            self._core.context,
-            [_text_input(each) for each in given],
-            rid=rid,
-            dimensions=dimensions,
-        )
+        texts = [_text_input(each) for each in given]
+        found = await embed(self._core.context, texts, options)
         answers = [describe(each) for each in found]
         return answers[0] if isinstance(prompt, str) else answers
 

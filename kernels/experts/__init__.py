@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kernels.activation import Activation
@@ -19,6 +20,26 @@ class PackedExperts(ABC):
     """
 
     num_experts: int
+
+    def choose(
+        self, logits: Tensor, num_chosen: int, *, sums_to_one: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the experts of each token and their weights; in float32, as `transformers`.
+
+        Args:
+            logits: `[num_tokens, experts of the layer]`, of the router.
+            num_chosen: experts of a token.
+            sums_to_one: whether their weights are scaled to add up to one.
+
+        Returns:
+            `[num_tokens, num_chosen]` int64, and float32.
+        """
+        weights, expert_ids = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(
+            num_chosen, dim=-1
+        )
+        if sums_to_one:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return expert_ids, weights
 
     @abstractmethod
     def __call__(
@@ -74,8 +95,17 @@ EXPERTS: Table[ExpertsKernels] = Table(
     {
         "reference": Entry("kernels.experts.reference", invariant=True),
         "grouped": Entry("kernels.experts.grouped"),
+        "triton": Entry(
+            "kernels.experts.triton", probe="kernels.triton_support.device:unavailable"
+        ),
+        "triton_invariant": Entry(
+            "kernels.experts.triton_invariant",
+            probe="kernels.triton_support.device:unavailable",
+            invariant=True,
+        ),
     },
-    {"cuda": ("grouped",)},
+    # Triton's have not been timed; what is invariant has to be one of them in a CUDA graph.
+    {"cuda": ("grouped", "triton", "triton_invariant")},
 )
 
 

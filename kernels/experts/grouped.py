@@ -6,14 +6,11 @@ from torch.nn.functional import grouped_mm
 
 from kernels.activation import Activation, act_and_mul
 from kernels.experts import PackedExperts
+from kernels.experts.plain import PlainExperts
 
 
-class GroupedExperts(PackedExperts):
+class GroupedExperts(PlainExperts):
     """Two grouped products; may be captured in a CUDA graph."""
-
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
-        self.num_experts = len(gate_up)
-        self._gate_up, self._down = gate_up, down
 
     def __call__(
         self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
@@ -32,20 +29,6 @@ class GroupedExperts(PackedExperts):
         placed = torch.empty_like(made).index_copy_(0, order, made).float()
         scaled = torch.where(is_here, placed * weights.reshape(-1, 1), 0.0)
         return scaled.view(num_tokens, num_chosen, -1).sum(dim=1).to(x.dtype)
-
-    def unpack(self) -> tuple[Tensor, Tensor]:
-        return self._gate_up, self._down
-
-    def unpack_one(self, expert: int) -> tuple[Tensor, Tensor]:
-        return self._gate_up[expert], self._down[expert]
-
-    def repack(self, gate_up: Tensor, down: Tensor) -> None:
-        self._gate_up.copy_(gate_up)
-        self._down.copy_(down)
-
-    @property
-    def size_bytes(self) -> int:
-        return self._gate_up.nbytes + self._down.nbytes
 
 
 def pack_experts(gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:  # noqa: ARG001

@@ -11,7 +11,7 @@ from openai_api.request_body import read_body
 from openai_api.schemas.classify import DECODER
 from runtime.service.classes import classify, require_scores
 from runtime.service.streams import new_id
-from runtime.service.text_embeddings import embed
+from runtime.service.text_embeddings import TextOptions, embed
 
 
 async def create_classification(call: Call, context: OpenAIContext) -> Whole:
@@ -19,9 +19,8 @@ async def create_classification(call: Call, context: OpenAIContext) -> Whole:
     body = await read_body(call, DECODER)
     model = context.service.model
     require_scores(model, "/v1/classify")
-    found = await embed(
-        context.service, text_inputs(body.input), rid=body.rid, priority=body.priority
-    )
+    options = TextOptions(rid=body.rid, priority=body.priority)
+    found = await embed(context.service, text_inputs(body.input), options)
     num_tokens = sum(each.prompt_tokens for each in found)
     data = []
     for index, each in enumerate(found):

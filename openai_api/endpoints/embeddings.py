@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import sys
-from typing import Any
+from array import array
+from collections.abc import Sequence
 
 from openai_api.call import Call, Whole
 from openai_api.openai_context import OpenAIContext
@@ -12,7 +13,7 @@ from openai_api.request_body import read_body
 from openai_api.schemas.embeddings import DECODER
 from runtime.client.json_pieces import JsonList
 from runtime.errors import InvalidRequest
-from runtime.service.text_embeddings import Embedding, TextInput, embed
+from runtime.service.text_embeddings import TextInput, TextOptions, embed
 
 
 async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
@@ -23,13 +24,14 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
             "This server's model scores texts and gives no vectors: use /v1/classify, /classify or "
             "/v1/rerank."
         )
-    found = await embed(
-        context.service,
-        text_inputs(body.input),
+    options = TextOptions(
         rid=body.rid,
         dimensions=body.dimensions,
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
         priority=body.priority,
     )
+    found = await embed(context.service, text_inputs(body.input), options)
     num_tokens = sum(each.prompt_tokens for each in found)
     answer = {
         "object": "list",
@@ -39,7 +41,7 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
             (
                 {
                     "object": "embedding",
-                    "embedding": _written(each, body.encoding_format),
+                    "embedding": written(each.numbers, body.encoding_format),
                     "index": index,
                 }
                 for index, each in enumerate(found)
@@ -65,10 +67,11 @@ def text_inputs(given: str | list[str | int | list[int]]) -> list[TextInput]:
     return [ids] if ids else [*others]
 
 
-def _written(found: Embedding, encoding_format: str) -> Any:
-    numbers = found.numbers
+def written(numbers: Sequence[float], encoding_format: str) -> list[float] | str:
+    """Numbers as JSON has them: a list, or their little-endian float32 bytes in base64."""
     if encoding_format == "float":
-        return numbers.tolist()
+        return list(numbers)
+    packed = array("f", numbers)
     if sys.byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode("ascii")
+        packed.byteswap()
+    return base64.b64encode(packed.tobytes()).decode("ascii")

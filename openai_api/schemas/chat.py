@@ -113,6 +113,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    split_special_tokens: bool | None = None
     rid: Rid | None = None
 
     input_ids: Any = None

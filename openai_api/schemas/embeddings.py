@@ -15,12 +15,16 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     Attributes:
         input: a text, texts, token ids, or lists of token ids.
         encoding_format: numbers as a list, or their little-endian float32 bytes in base64.
+        prompt: put ahead of each text; an empty one turns the model's default off.
+        prompt_name: the same, of those in the model's own files.
     """
 
     input: str | list[str | int | list[int]]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
     user: str | None = None
     rid: str | list[str] | None = None
     priority: Int64 = 0

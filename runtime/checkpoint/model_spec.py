@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from runtime.checkpoint.pooling_config import Pooling
+from runtime.checkpoint.text_prompts import TextPrompts
 
 # What comes out of a model: logits of the next token, a vector for a text, a score for each class.
 Gives = Literal["tokens", "vectors", "scores"]
@@ -105,6 +106,7 @@ class ModelSpec(ABC):
         raw: the whole of `config.json`.
         gives: what comes out for a text.
         pooling: of a model that gives vectors or scores, with the layers behind it.
+        prompts: of a model that gives vectors, what may stand ahead of a text.
         labels: names of the scores, in order.
     """
 
@@ -120,6 +122,7 @@ class ModelSpec(ABC):
     raw: dict[str, Any] = field(default_factory=dict)
     gives: Gives = "tokens"
     pooling: Pooling = field(default_factory=Pooling)
+    prompts: TextPrompts = field(default_factory=TextPrompts)
     labels: tuple[str, ...] = ()
 
     @cached_property
@@ -143,6 +146,11 @@ class ModelSpec(ABC):
         """Numbers that come out for a text, of a model that gives vectors or scores."""
         layers = self.pooling.layers
         return layers[-1].out_size if layers else self.hidden_size
+
+    @property
+    def token_size(self) -> int:
+        """Numbers of a token's vector, of a model that gives vectors."""
+        return self.output_size if self.pooling.per_token else self.hidden_size
 
     @property
     @abstractmethod
@@ -171,6 +179,16 @@ class ModelSpec(ABC):
     def num_experts(self) -> int:
         """Experts of a layer; 0 where there are none."""
         return 0
+
+    @property
+    def num_experts_per_token(self) -> int:
+        """Experts that a token passes in a layer; 0 where there are none."""
+        return 0
+
+    @property
+    def expert_layers(self) -> list[int]:
+        """Indices of the layers with experts."""
+        return []
 
     @property
     def num_parameters(self) -> int:

@@ -15,7 +15,9 @@ from runtime.checkpoint.json_file import MAX_JSON_BYTES, Keys, read_json_object
 from runtime.errors import StartupError
 
 Mode = Literal["mean", "cls", "last"]
-_MODES: dict[str, Mode] = {
+# As sentence-transformers writes them since version 6, and as flags before.
+_MODES: dict[str, Mode] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+_FLAGS: dict[str, Mode] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
@@ -33,7 +35,8 @@ _HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
 }
 
 
-_ORDER = {"Transformer": 0, "Pooling": 1, "Dense": 2, "Normalize": 3}
+# What a mask leaves out of a comparison is its reader's to do: vectors of all tokens are given.
+_ORDER = {"Transformer": 0, "Pooling": 1, "Dense": 2, "MultiVectorMask": 3, "Normalize": 3}
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,16 @@ class Pooling:
         mode: the mean of all tokens, the first token, or the last.
         normalize: whether what comes out in the end is scaled to unit length.
         layers: behind the pooled vector, in order.
+        include_prompt: whether the tokens of a text's prompt count as the text's own do.
+        per_token: whether nothing is pooled: `layers` are for each token's vector (late
+            interaction), and there is none for a text.
     """
 
     mode: Mode = "mean"
     normalize: bool = True
     layers: tuple[HeadLayer, ...] = ()
+    include_prompt: bool = True
+    per_token: bool = False
 
 
 def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
@@ -91,6 +99,7 @@ def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
     if not path.is_file():
         return Pooling(default)
     mode: Mode | None = None
+    include_prompt = True
     layers: list[HeadLayer] = []
     normalizes = False
     places: list[int] = []
@@ -101,12 +110,14 @@ def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
         if kind in ("Pooling", "Dense") and not is_inside(name):
             raise StartupError(f"{path}: {name[:64]!r} is no folder inside of this one")
         if kind == "Pooling":
-            mode = _read_mode(folder / name / "config.json")
+            path_of_mode = folder / name / "config.json"
+            keys = Keys(str(path_of_mode), read_json_object(path_of_mode))
+            mode, include_prompt = _read_mode(keys), keys.flag("include_prompt", True)
         elif kind == "Dense":
             layers.append(_read_dense(folder, name))
         elif kind == "Normalize":
             normalizes = True
-        elif kind != "Transformer":
+        elif kind not in _ORDER:
             raise StartupError(
                 f"{path}: a module of type {kind[:64]!r} is not supported, only Transformer, "
                 "Pooling, Dense and Normalize"
@@ -116,11 +127,14 @@ def read_pooling(folder: Path, default: Mode, size: int) -> Pooling:
             f"{path}: modules must be Transformer, Pooling, Dense, Normalize, in this order, each "
             "in a folder of its own"
         )
+    takes_tokens = bool(layers) and mode is None
     for layer in layers:
         if layer.in_size != size:
             raise StartupError(f"{path}: {layer.name} takes {layer.in_size} numbers, not {size}")
         size = layer.out_size
-    return Pooling(mode or default, normalizes, tuple(layers))
+    return Pooling(
+        mode or default, normalizes, tuple(layers), include_prompt, per_token=takes_tokens
+    )
 
 
 def is_inside(name: str) -> bool:
@@ -135,6 +149,8 @@ def _read_dense(folder: Path, name: str) -> HeadLayer:
     activation = str(keys.values.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in _HEAD_ACTIVATIONS:
         raise keys.error("activation_function", f"one of {', '.join(_HEAD_ACTIVATIONS)}")
+    if keys.flag("use_residual", False):
+        raise keys.error("use_residual", "false")
     return HeadLayer(
         name=name,
         in_size=keys.integer("in_features", MAX_WIDTH),
@@ -157,12 +173,16 @@ def _read_modules(path: Path) -> list[dict[str, Any]]:
     return modules
 
 
-def _read_mode(path: Path) -> Mode:
-    keys = Keys(str(path), read_json_object(path))
+def _read_mode(keys: Keys) -> Mode:
+    named = keys.values.get("pooling_mode")
+    if named is not None:
+        if not isinstance(named, str) or named not in _MODES:
+            raise keys.error("pooling_mode", f"one of {', '.join(_MODES)}")
+        return _MODES[named]
     asked = [
         name for name in keys.values if name.startswith("pooling_mode_") and keys.flag(name, False)
     ]
-    if len(asked) == 1 and asked[0] in _MODES:
-        return _MODES[asked[0]]
-    known = ", ".join(_MODES)
-    raise StartupError(f"{path}: exactly one of {known} must be true, got {asked or 'none'}")
+    if len(asked) == 1 and asked[0] in _FLAGS:
+        return _FLAGS[asked[0]]
+    known = ", ".join(_FLAGS)
+    raise StartupError(f"{keys.source}: exactly one of {known} must be true, got {asked or 'none'}")

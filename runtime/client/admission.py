@@ -24,7 +24,9 @@ class EngineLimits:
         vocab_size: width of the logits; every token id is below it.
         allow_auto_truncate: shorten instead of refusing.
         hidden_size: numbers of a token's embedding and of its hidden state.
+        token_size: numbers of a token's vector, of a model that gives vectors.
         gives: what comes out of the model.
+        experts_per_token: that a token passes in all layers together.
     """
 
     context_len: int
@@ -32,7 +34,9 @@ class EngineLimits:
     vocab_size: int
     allow_auto_truncate: bool = False
     hidden_size: int = 0
+    token_size: int = 0
     gives: Gives = "tokens"
+    experts_per_token: int = 0
 
     @property
     def num_least_output(self) -> int:

@@ -26,6 +26,7 @@ from runtime.client.loaded import LoadedWeights
 from runtime.client.recorder import Recording, RecordSink
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.router import Router
+from runtime.client.tenant import tenants_namespace
 from runtime.errors import (
     EngineDead,
     EngineNotReady,
@@ -172,7 +173,8 @@ class EngineClient:
         grammar = self._compile(sampling.grammar)
         request_id = next(self._ids)
         data = array.array("i", input_ids).tobytes()
-        link = self._router.choose(data, spec.cache_namespace, spec.dp_rank)
+        namespace = tenants_namespace(spec.cache_namespace)
+        link = self._router.choose(data, namespace, spec.dp_rank)
         stream = StreamState(request_id, spec.rid, len(input_ids), time.monotonic(), link)
         request = GenerateRequest(
             request_id=request_id,
@@ -181,6 +183,7 @@ class EngineClient:
                 spec,
                 # The scheduler knows grammars by their keys.
                 sampling=msgspec.structs.replace(sampling, grammar=None),
+                cache_namespace=namespace,
                 # A prompt that is too long may have been cut.
                 input_embeds=spec.input_embeds[: len(input_ids) * self.limits.hidden_size * 4],
             ),

@@ -99,6 +99,27 @@ async def encode_texts(
     return encoded
 
 
+async def encode_pieces(
+    tokenizer: Tokenizer, pieces: Sequence[str], limits: EngineLimits
+) -> list[int]:
+    """Token ids of a prompt whose tokens must not reach from one piece into the next.
+
+    See `Tokenizer.encode_inner` on how the pieces but the first are encoded.
+
+    Raises:
+        InvalidRequest: a piece holds half a surrogate pair.
+        TooLong: the prompt is longer than the context or the KV pool.
+        Overloaded: too many other requests wait for the same.
+    """
+    check_texts(["".join(pieces)], limits)
+    (ids,) = await encode_texts(tokenizer, pieces[:1], add_special_tokens=False)
+    for group in _groups(pieces[1:]):
+        for inner in await _POOL.run(tokenizer.encode_inner, group):
+            ids += inner
+    check_prompt_length(len(ids), limits)
+    return ids
+
+
 async def encode_pairs(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], limits: EngineLimits
 ) -> list[tuple[list[int], int]]:

@@ -96,6 +96,11 @@ class HttpArgs:
     admin_api_key: str | None = option(
         None, "Key for the routes that change the server; without it the API key opens them too."
     )
+    api_keys_file: str | None = option(
+        None,
+        "File of further keys, one a line: of clients that share no cached prefix with others. "
+        "Needs --api-key and --admin-api-key.",
+    )
     allow_open_admin: bool = option(
         False, "Start without a key on an address that others reach; they may change the server."
     )
@@ -113,6 +118,11 @@ class HttpArgs:
         None, "Authorities that complete the certificate's chain; clients need no certificate."
     )
     chat_template: str | None = option(None, "Chat template: a file, or the text itself.")
+    split_special_tokens: bool = option(
+        False,
+        "Special tokens in the texts of a chat are text: no message can end a turn. "
+        "split_special_tokens of a request goes before it.",
+    )
     reasoning_parser: str = option(
         AUTO_PARSER,
         "How reasoning is split from the answer in chat: qwen3, deepseek-r1, ...; none; auto "
@@ -178,6 +188,9 @@ class SchedulingArgs:
     enable_return_hidden_states: bool = option(
         False, "Let requests ask for hidden states (return_hidden_states)."
     )
+    enable_return_routed_experts: bool = option(
+        False, "Let requests ask which experts tokens passed (return_routed_experts)."
+    )
     page_size: int | None = option(None, "Tokens per page of the KV pool.")
     disable_radix_cache: bool = option(False, "Do not share prefixes between requests.")
     disable_overlap_schedule: bool = option(False, "Wait for each step before planning the next.")
@@ -217,6 +230,12 @@ class KernelArgs:
         "Attention implementation. flashinfer takes FlashInfer's kernels, compiled at first use, "
         "for prompts and for decode steps without CUDA graphs; auto never does.",
         choices=("auto", "cpu", "torch", "triton", "flashinfer"),
+    )
+    moe_runner_backend: str = option(
+        "auto",
+        "How experts are computed on a GPU: torch sorts tokens and takes torch's grouped products, "
+        "triton kernels of our own; auto takes torch's, or with deterministic inference Triton's.",
+        choices=("auto", "torch", "triton"),
     )
     grammar_backend: str = option(
         "auto",
@@ -329,11 +348,13 @@ class WorkerConfig:
     disable_radix_cache: bool
     overlap: bool
     attention_backend: str
+    moe_runner_backend: str = "auto"
     num_threads: int
     disable_cuda_graph: bool = False
     deterministic: bool = False
     rounds_products: bool = False
     enable_return_hidden_states: bool = False
+    enable_return_routed_experts: bool = False
     tp_size: int = 1
     dp_size: int = 1
     dp_rank: int = 0

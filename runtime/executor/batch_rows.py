@@ -18,6 +18,7 @@ from runtime.executor.step_plan import Int32Array, Int64Array, PageUpdate, RowJo
 from runtime.requests.sampling_params import SamplingParams
 
 _NO_PLACES: Int64Array = np.zeros(0, dtype=np.int64)
+_NO_BIASES = (_NO_PLACES, np.zeros(0, dtype=np.float32))
 _NUM_PARAMS = 6
 
 
@@ -38,6 +39,7 @@ class BatchRows:
         seeds: `[max_rows + 1]` int64 on the host.
         top_k: `[max_rows + 1]` int32 on the host, the vocabulary's size when off.
         num_prompt: `[max_rows + 1]` int64 on the host.
+        biases: of each row the token ids, int64, and what is added to their logits, float32.
         is_greedy, edits_logits, has_penalties, has_grammar, has_token_rules: `[max_rows + 1]` bool
             on the host; rows that edit logits do so by penalties or by token rules: biases, or the
             ban of an early end.
@@ -75,6 +77,7 @@ class BatchRows:
         self.num_prompt: Int64Array = np.zeros(rows, dtype=np.int64)
         self.sampling: list[SamplingParams | None] = [None] * rows
         self.stop_ids: list[list[int]] = [[] for _ in range(rows)]
+        self.biases: list[tuple[Int64Array, NDArray[np.float32]]] = [_NO_BIASES] * rows
         self.is_greedy = np.ones(rows, dtype=bool)
         self.edits_logits = np.zeros(rows, dtype=bool)
         self.has_penalties = np.zeros(rows, dtype=bool)
@@ -122,7 +125,13 @@ class BatchRows:
         self.is_greedy[row] = greedy
         self.has_penalties[row] = sampling.has_penalties
         self.has_grammar[row] = join.has_grammar
-        has_token_rules = bool(sampling.logit_bias) or sampling.min_new_tokens > 0
+        # Arrays once, not at each step: a bias may name the whole vocabulary.
+        num_biases = len(sampling.logit_bias)
+        self.biases[row] = (
+            np.fromiter(sampling.logit_bias.keys(), dtype=np.int64, count=num_biases),
+            np.fromiter(sampling.logit_bias.values(), dtype=np.float32, count=num_biases),
+        )
+        has_token_rules = bool(num_biases) or sampling.min_new_tokens > 0
         self.has_token_rules[row] = has_token_rules
         self.edits_logits[row] = has_token_rules or sampling.has_penalties
         self.params[row] = (

@@ -252,9 +252,6 @@ def _graph_limits(parts: _Parts) -> GraphLimits | None:
     config, context = parts.config, parts.model.context
     if context.device.type != "cuda" or config.disable_cuda_graph:
         return None
-    if config.expert_recorder_mode is not None:
-        logger.info("No CUDA graphs: they would not count which experts are chosen")
-        return None
     if not parts.attention.is_graph_safe:
         logger.info("No CUDA graphs: this attention back end cannot be captured")
         return None

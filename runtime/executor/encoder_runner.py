@@ -53,26 +53,34 @@ class EncoderRunner(StepRunner):
         # No page is read: what the device does not know of them need not be kept.
         self._rows.forget_unsent()
         numbers = self._rows.extras.device_half("pooled")
-        first_parts = numbers.first_parts(plan.rows) if isinstance(numbers, Numbers) else None
-        batch = pack_texts(plan, self._rows.device, first_parts)
+        parts = numbers.parts(plan.rows) if isinstance(numbers, Numbers) else None
+        batch = pack_texts(plan, self._rows.device, parts)
         batch.attention = self._attention
-        pooled = self._model.compute(batch)
-        return Computed(
-            host_tokens=np.zeros(len(plan.sample_rows), dtype=np.int64),
-            outputs=self._rows.extras.of_samples("hidden", plan.rows, pooled),
-        )
+        extras = self._rows.extras
+        computed = Computed(host_tokens=np.zeros(len(plan.sample_rows), dtype=np.int64))
+        if extras.reads_hidden[plan.rows].any():
+            hidden = self._model.forward(batch)
+            tokens = self._model.head.of_tokens(hidden)
+            computed.inputs = extras.of_prompts(plan, tokens, self._model.head.of_tokens)
+            lasts = tokens.index_select(0, batch.indptr[1:] - 1)
+            computed.outputs = extras.of_samples("hidden", plan.rows, lasts)
+            pooled = self._model.head.run(hidden, batch)
+        else:
+            pooled = self._model.compute(batch)
+        computed.outputs += extras.of_samples("pooled", plan.rows, pooled)
+        return computed
 
 
 def pack_texts(
-    plan: StepPlan, device: torch.device, first_parts: Int64Array | None = None
+    plan: StepPlan, device: torch.device, parts: Int64Array | None = None
 ) -> EncoderBatch:
     """The texts of a step, one after the other; all of them are whole.
 
     Args:
         plan: the step.
         device: where it is computed.
-        first_parts: `[num_texts]`, tokens of the first text of each pair; 0 where there is but one;
-            absent where no text is a pair.
+        parts: `[num_texts, 2]`, tokens of the first text of each pair, and of each text's prompt
+            that its vector leaves out; 0 for none; absent where there are neither.
     """
     assert not plan.start_lens.any(), "texts are computed in one step"
     indptr = np.zeros(len(plan.rows) + 1, dtype=np.int64)
@@ -81,7 +89,12 @@ def pack_texts(
     places = np.arange(int(indptr[-1]), dtype=np.int64) - starts
     ids, positions, bounds = to_device(device, plan.chunk_tokens.astype(np.int64), places, indptr)
     batch = EncoderBatch(ids, positions, plan.query_lens.tolist(), bounds)
-    if first_parts is not None and first_parts.any():
+    if parts is None or not parts.any():
+        return batch
+    first_parts, prompt_lens = parts.T
+    if prompt_lens.any():
+        batch.prompt_lens = prompt_lens.tolist()
+    if first_parts.any():
         borders = np.where(first_parts, first_parts, plan.query_lens)
         is_second = places >= np.repeat(borders, plan.query_lens)
         (batch.second_parts,) = to_device(device, is_second.astype(np.int64))

@@ -121,11 +121,7 @@ class ExpertRecorder:
             logical[row] = each.counts.cpu()
         made = {"rank": 0, "logical_count": logical, "average_utilization_rate_over_window": None}
         torch.save(made, path)
-        with path.with_suffix(".csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["layer_id", "expert_id", "count"])
-            for layer, counts in enumerate(logical.sum(dim=0).tolist()):
-                writer.writerows([layer, expert, count] for expert, count in enumerate(counts))
+        _write_csv(path, logical.sum(dim=0))
         logger.info("Expert counts of %d steps written: %s", len(passes), path)
         return path
 
@@ -145,6 +141,8 @@ class ExpertRecorder:
             records.append(record)
         places = torch.arange(num_experts).expand(num_layers, -1).clone()
         torch.save({"records": records, "last_physical_to_logical_map": places}, path)
+        total = torch.zeros(self._counts.shape, dtype=torch.int64)
+        _write_csv(path, sum((record["global_physical_count"] for record in records), total))
         logger.info("Experts of %d steps written: %s", len(passes), path)
         return path
 
@@ -152,3 +150,12 @@ class ExpertRecorder:
         self._passes = []
         self._num_steps = 0
         self._counts.take()
+
+
+def _write_csv(path: Path, total: Tensor) -> None:
+    """Write all steps' counts beside `path`, what `headrace experts` reads."""
+    with path.with_suffix(".csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["layer_id", "expert_id", "count"])
+        for layer, counts in enumerate(total.tolist()):
+            writer.writerows([layer, expert, count] for expert, count in enumerate(counts))

@@ -9,6 +9,7 @@ from typing import Any
 from kernels.activation import ACTIVATION
 from kernels.decode_step import DECODE_STEP
 from kernels.embedding import EMBEDDING
+from kernels.experts import EXPERTS
 from kernels.greedy import GREEDY
 from kernels.linear import LINEAR
 from kernels.norm import NORM
@@ -27,6 +28,7 @@ _ROUNDED = "cpu_bf16"
 
 logger = logging.getLogger(__name__)
 
+_EXPERTS_BACKENDS = {"auto": None, "torch": "grouped", "triton": "triton"}
 # Chosen by device alone; what attention is made of, the back end chooses.
 _TABLES: tuple[Table[Any], ...] = (NORM, ACTIVATION, EMBEDDING, SAMPLING, GREEDY, DECODE_STEP)
 
@@ -55,6 +57,18 @@ def rounds_products(config: WorkerConfig, device_type: str) -> bool:
     """Whether float32 is multiplied as bfloat16: asked for, and there are kernels for it."""
     asked = config.rounds_products and config.dtype == "float32" and device_type == "cpu"
     return asked and LINEAR.unavailable(_ROUNDED) is None
+
+
+def choose_experts(config: WorkerConfig, device_type: str) -> str | None:
+    """Pick what computes experts: a name in `EXPERTS`, `None` for the device's best.
+
+    Raises:
+        RuntimeError: what was asked for cannot run here.
+    """
+    if config.deterministic:
+        return EXPERTS.choose(device_type, invariant=True).name
+    wanted = _EXPERTS_BACKENDS[config.moe_runner_backend]
+    return None if wanted is None else EXPERTS.choose(device_type, wanted).name
 
 
 def attention_reason(config: WorkerConfig, device_type: str) -> str:

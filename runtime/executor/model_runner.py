@@ -54,8 +54,11 @@ class ModelRunner(StepRunner):
         super().__init__(rows, is_alone=share is None)
         self._page_size = page_size
         self._sampler = Sampler(rows, share)
+        self._experts = model.context.expert_counts
         self._graphs: GraphRunner | None = None
         if graphs is not None:
+            if self._experts is not None:
+                self._experts.note_in_graphs()
             self._graphs = GraphRunner(model, attention, kv, rows, page_size, graphs, share)
 
     def capture_graphs(self, progress: Callable[[float], None]) -> None:
@@ -77,29 +80,33 @@ class ModelRunner(StepRunner):
     def _compute(
         self, plan: StepPlan, masks: MaskSource | None = None, *, with_graphs: bool = True
     ) -> Computed:
+        watches = self._watch_experts(plan)
         graphs = self._graphs if with_graphs else None
-        if graphs is not None and (bucket := graphs.find(plan)) is not None:
+        bucket = None if graphs is None else graphs.find(plan)
+        # Behind the last layer's attention a graph of prompts has lost most tokens.
+        if graphs is not None and bucket is not None and (bucket.decodes or not watches):
             return self._compute_in_graph(graphs, bucket, plan, masks)
         self._rows.grow(plan, self._page_size)
         self._rows.send_pages()
         batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
         self._attention.plan(batch)
         places = batch.logits_indices
-        # What is recorded of the last layer is of every token, too.
-        is_recording = self.recorder is not None and self.recorder.is_on
-        if plan.report_spans or is_recording:
+        # What is noted of the last layer's experts is of every token, too.
+        if plan.report_spans or watches:
             batch.logits_indices = None
         hidden = self._model.forward(batch)
+        chosen = self._asked_experts()
         inputs: list[Named] = []
         if plan.report_spans:
-            inputs = self._rows.extras.of_prompts(plan, hidden, self._model.compute_logits)
+            inputs = self._rows.extras.of_prompts(plan, hidden, self._model.compute_logits, chosen)
         rows = plan.sample_rows
         if not len(rows):
             return Computed(inputs=inputs)
         if places is not None and len(rows) != len(hidden):
             hidden = hidden.index_select(0, places)
+            chosen = None if chosen is None else chosen.index_select(0, places)
         logits = self._model.compute_logits(hidden)
-        outputs = self._of_hidden(rows, hidden)
+        outputs = self._of_hidden(rows, hidden) + self._of_experts(rows, chosen)
         return self._sample(plan, logits, masks, Computed(outputs=outputs, inputs=inputs))
 
     def _compute_in_graph(
@@ -111,13 +118,17 @@ class ModelRunner(StepRunner):
         found = Computed(host_tokens=graphs.run(bucket, plan, wants_logits=not is_plain))
         if len(rows) < len(plan.rows):
             found.host_places = np.flatnonzero(plan.samples)
+        if self._experts is not None and bucket.decodes:
+            # The layers' own notes were made when the graph was captured.
+            self._experts.num_tokens = plan.num_tokens
+            found.outputs = self._of_experts(rows, self._asked_experts())
         if is_plain and graphs.hidden is None:
             return found
         wanted: slice | Tensor = slice(len(rows))
         if found.host_places is not None:
             (wanted,) = to_device(self._rows.device, found.host_places)
         if graphs.hidden is not None:
-            found.outputs = self._of_hidden(rows, graphs.hidden[wanted])
+            found.outputs += self._of_hidden(rows, graphs.hidden[wanted])
         if is_plain:
             return found
         return self._sample(plan, graphs.logits[wanted], masks, found)
@@ -130,6 +141,22 @@ class ModelRunner(StepRunner):
         sampled = self._sampler.sample(logits, plan.sample_rows, positions, made_masks(masks))
         outputs = sampled.extras + found.outputs
         return Computed(sampled.token_ids, outputs=outputs, inputs=found.inputs)
+
+    def _watch_experts(self, plan: StepPlan) -> bool:
+        """Whether choices of this step's tokens are wanted; the layers are told."""
+        if self._experts is None:
+            return False
+        self._experts.is_asked = bool(self._rows.extras.reads_experts[plan.rows].any())
+        return self._experts.is_asked or self._experts.is_on
+
+    def _asked_experts(self) -> Tensor | None:
+        """Of the step's tokens, `[num_tokens, layers, chosen]`, where a request asks."""
+        if self._experts is None or not self._experts.is_asked:
+            return None
+        return self._experts.ids().transpose(0, 1)
+
+    def _of_experts(self, rows: Int64Array, chosen: Tensor | None) -> list[Named]:
+        return [] if chosen is None else self._rows.extras.of_samples("experts", rows, chosen)
 
     def _of_hidden(self, rows: Int64Array, hidden: Tensor) -> list[Named]:
         extras = self._rows.extras

@@ -25,6 +25,7 @@ class RowExtras:
     Attributes:
         reads_hidden: `[num_rows]` bool on the host, rows with an extra that reads what a new
             token's logits are made of.
+        reads_experts: the same of those that read which experts tokens passed.
         reads_logits: the same of those that read its logits, raw or as they are sampled from.
     """
 
@@ -37,11 +38,13 @@ class RowExtras:
         # Of each extra that is loaded.
         self._asking: dict[str, BoolArray] = {}
         self.reads_hidden = np.zeros(num_rows, dtype=bool)
+        self.reads_experts = np.zeros(num_rows, dtype=bool)
         self.reads_logits = np.zeros(num_rows, dtype=bool)
 
     def join(self, row: int, extras: list[ExtraSpec]) -> None:
         """A request takes a row."""
-        self.reads_hidden[row] = self.reads_logits[row] = False
+        for reads in (self.reads_hidden, self.reads_experts, self.reads_logits):
+            reads[row] = False
         for asking in self._asking.values():
             asking[row] = False
         for spec in extras:
@@ -49,8 +52,21 @@ class RowExtras:
             extra.join(row, spec.params)
             if spec.of_outputs:
                 self._asking[spec.name][row] = True
-                reads = self.reads_hidden if extra.reads == "hidden" else self.reads_logits
-                reads[row] = True
+                readers = self._readers(extra.reads)
+                if readers is not None:
+                    readers[row] = True
+
+    def _readers(self, reads: Reads) -> BoolArray | None:
+        match reads:
+            case "hidden":
+                return self.reads_hidden
+            case "experts":
+                return self.reads_experts
+            case "raw_logits" | "logits":
+                return self.reads_logits
+            case "pooled":
+                # What a text model gives needs no row's wish.
+                return None
 
     def _load(self, name: str) -> DeviceExtra:
         if name not in self._loaded:
@@ -99,7 +115,11 @@ class RowExtras:
         return found
 
     def of_prompts(
-        self, plan: StepPlan, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor]
+        self,
+        plan: StepPlan,
+        hidden: Tensor,
+        compute_logits: Callable[[Tensor], Tensor],
+        expert_ids: Tensor | None = None,
     ) -> list[Named]:
         """Gather what the spans of the step's prompts are asked about.
 
@@ -107,18 +127,21 @@ class RowExtras:
             plan: the step.
             hidden: `[num_tokens, hidden_size]`, of every token of the step.
             compute_logits: the model's head.
+            expert_ids: `[num_tokens, layers with experts, chosen]`, where a row asks.
         """
         found: list[Named] = []
         firsts = np.cumsum(plan.query_lens) - plan.query_lens
         for span in plan.report_spans:
             begin = int(firsts[span.index]) + span.offset
+            inside = slice(begin, begin + len(span.next_tokens))
             part = PromptPart(
                 int(plan.rows[span.index]),
-                hidden[begin : begin + len(span.next_tokens)],
+                hidden[inside],
                 span.next_tokens,
                 compute_logits,
                 self._vocab_size,
                 self._send,
+                None if expert_ids is None else expert_ids[inside],
             )
             found.append((span.extra, self._loaded[span.extra].of_prompt(part)))
         return found

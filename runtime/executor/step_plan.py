@@ -205,11 +205,13 @@ class StepResult:
         token_ids: `[num_samples]` int32, one per row of `StepPlan.sample_rows`.
         failed: row to error text, for sequences that could not be computed; their entries of
             `token_ids` mean nothing.
+        nan_rows: those of `failed` whose logits held NaN.
         outputs: row to what is reported of its new token, for rows that ask for something.
         inputs: row and extra to what is reported of the step's span of its prompt.
     """
 
     token_ids: Int32Array
     failed: dict[int, str] = field(default_factory=dict)
+    nan_rows: list[int] = field(default_factory=list)
     outputs: dict[int, list[Reported]] = field(default_factory=dict)
     inputs: dict[tuple[int, str], Reported] = field(default_factory=dict)

@@ -104,10 +104,10 @@ class PendingStep:
         # A copy: later steps write to the same place.
         token_ids = tokens.astype(np.int32)
         bad = token_ids == NAN_TOKEN
-        if bad.any():
-            for row in self._rows[bad].tolist():
-                self._failed.setdefault(row, NAN_MESSAGE)
-        return StepResult(token_ids, self._failed)
+        nan_rows: list[int] = self._rows[bad].tolist() if bad.any() else []
+        for row in nan_rows:
+            self._failed.setdefault(row, NAN_MESSAGE)
+        return StepResult(token_ids, self._failed, nan_rows)
 
 
 class StepRunner(ABC):

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Of each sample: what its logits are made of; the logits as the model gives them; those that are
-# sampled from, with penalties, masks and biases.
-Reads = Literal["hidden", "raw_logits", "logits"]
+# Of each sample: what its logits are made of; the experts that its token passed; the logits as the
+# model gives them; those that are sampled from, with penalties, masks and biases. Of a text: the
+# numbers of all of it.
+Reads = Literal["hidden", "experts", "raw_logits", "logits", "pooled"]
 Send = Callable[..., list[Tensor]]
 Pack = Callable[[int, list[NDArray[Any]]], bytes]
 
@@ -57,8 +58,8 @@ class Samples:
 
     Attributes:
         rows: `[n]` int64 on the host.
-        values: what the extra reads of each, `[n, hidden_size]`, or `[n, vocab_size]` float32; the
-            extra's own, to be changed in place.
+        values: what the extra reads of each, `[n, hidden_size]`, `[n, layers with experts, chosen]`
+            int32, or `[n, vocab_size]` float32; the extra's own, to be changed in place.
         token_ids: `[n]` int64, the new tokens, its own too, where the sampled logits are read.
         temperature: `[n]` float32 on the host; 1 for greedy rows.
         send: brings arrays of the host to the device, in one copy.
@@ -82,6 +83,7 @@ class PromptPart:
         compute_logits: the model's head.
         vocab_size: the logits' width.
         send: brings arrays of the host to the device, in one copy.
+        expert_ids: `[n, layers with experts, chosen]` int32, a view; where a row of the step asks.
     """
 
     row: int
@@ -90,6 +92,7 @@ class PromptPart:
     compute_logits: Callable[[Tensor], Tensor]
     vocab_size: int
     send: Send
+    expert_ids: Tensor | None = None
 
     @property
     def rows(self) -> NDArray[np.int64]:

@@ -7,21 +7,20 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
+import orjson
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from runtime.grammar.blanks import MAX_BLANKS
 from runtime.grammar.cache import content_of, with_size
 from runtime.grammar.grammar_backend import BitmaskRows, GrammarError, is_lark
+from runtime.grammar.llguidance_schema import as_llguidance_schema
 from runtime.grammar.llguidance_tags import tag_to_grammar
 from runtime.requests.sampling_params import GrammarSpec
 from runtime.text.tokenizer import Tokenizer
 
 _MAX_MESSAGE_CHARS = 300
 _LOADED_PER_BYTE = 32
-_JSON_OPTIONS: Any = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{MAX_BLANKS}}}"}
 # In the library's own grammars `<think>` is the token, but not in strings, expressions, comments.
 _LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|<[^<>\s]+>|//[^\n]*|/(?:\\.|[^/\\\n])+/')
 
@@ -146,7 +145,8 @@ class LLGuidanceBackend:
     def _translated(self, spec: GrammarSpec) -> str:
         match spec.kind:
             case "json_schema":
-                return LLMatcher.grammar_from_json_schema(spec.text, overrides=_JSON_OPTIONS)
+                schema = as_llguidance_schema(orjson.loads(spec.text))
+                return LLMatcher.grammar_from_json_schema(orjson.dumps(schema).decode())
             case "regex":
                 return LLMatcher.grammar_from_regex(spec.text)
             case "ebnf":
@@ -154,7 +154,7 @@ class LLGuidanceBackend:
                     return LLMatcher.grammar_from_lark(self._vocabulary.by_number(spec.text))
                 return LLMatcher.grammar_from_lark(gbnf_to_lark(spec.text))
             case "structural_tag":
-                return tag_to_grammar(spec.text, _JSON_OPTIONS)
+                return tag_to_grammar(spec.text)
 
     def load(self, payload: bytes) -> LLMatcher:
         """Read a translated constraint."""

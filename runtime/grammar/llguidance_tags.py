@@ -14,11 +14,12 @@ from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from runtime.grammar.grammar_backend import GrammarError
+from runtime.grammar.llguidance_schema import as_llguidance_schema
 
 _SLASH = re.compile(r"(\\.)|(/)|(\n)", re.DOTALL)
 
 
-def tag_to_grammar(text: str, json_options: dict[str, Any]) -> str:
+def tag_to_grammar(text: str) -> str:
     """Translate a checked structural tag, with `format` or with structures and triggers.
 
     Raises:
@@ -35,15 +36,15 @@ def tag_to_grammar(text: str, json_options: dict[str, Any]) -> str:
             }
             for each in tag["structures"]
         ]
-        return _triggered({"triggers": triggers, "tags": tags}, json_options)
+        return _triggered({"triggers": triggers, "tags": tags})
     form = tag.get("format")
     if isinstance(form, dict) and form.get("type") == "triggered_tags":
-        return _triggered(form, json_options)
-    return LLMatcher.grammar_from_lark(_rules(form, json_options))
+        return _triggered(form)
+    return LLMatcher.grammar_from_lark(_rules(form))
 
 
-def _rules(form: Any, options: dict[str, Any]) -> str:
-    lark = _Lark(options)
+def _rules(form: Any) -> str:
+    lark = _Lark()
     start = lark.of(form)
     return "\n".join([f"start: {start}", *lark.rules, ""])
 
@@ -55,8 +56,7 @@ class _Lark:
         rules: that the expressions name.
     """
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
+    def __init__(self) -> None:
         self.rules: list[str] = []
 
     def of(self, form: Any) -> str:
@@ -67,7 +67,7 @@ class _Lark:
             case "const_string":
                 return _text(form.get("value"))
             case "json_schema":
-                schema = _schema(form.get("json_schema"), self._options)
+                schema = as_llguidance_schema(form.get("json_schema"))
                 return "%json " + orjson.dumps(schema).decode()
             case "regex":
                 return f"/{_SLASH.sub(_escaped, _string(form.get('pattern')))}/"
@@ -99,7 +99,7 @@ class _Lark:
         return f"( {all_of_them} )" + ("" if form.get("at_least_one") else "?")
 
 
-def _triggered(form: dict[str, Any], options: dict[str, Any]) -> str:
+def _triggered(form: dict[str, Any]) -> str:
     if form.get("at_least_one") or form.get("stop_after_first"):
         raise GrammarError(
             "at_least_one and stop_after_first are not known to llguidance's backend"
@@ -113,11 +113,11 @@ def _triggered(form: dict[str, Any], options: dict[str, Any]) -> str:
             raise GrammarError("every tag must begin with one of the triggers")
         kind = content.get("type") if isinstance(content, dict) else None
         if kind == "json_schema":
-            inner: Any = _schema(content.get("json_schema"), options)
+            inner: Any = as_llguidance_schema(content.get("json_schema"))
         elif kind == "grammar":
             inner = gbnf_to_lark(_string(content.get("grammar")))
         else:
-            inner = _rules(content, options)
+            inner = _rules(content)
         tags.append(
             StructTag(trigger=trigger, begin=begin, grammar=inner, end=_string(tag.get("end")))
         )
@@ -125,14 +125,6 @@ def _triggered(form: dict[str, Any], options: dict[str, Any]) -> str:
         raise GrammarError("there must be at least one tag")
     grammar = StructTag.to_grammar(tags, assume_special=False)
     return grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
-
-
-def _schema(schema: Any, options: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    if not isinstance(schema, dict):
-        raise GrammarError("a schema must be an object or a boolean")
-    return {**schema, "x-guidance": options}
 
 
 def _parts(form: dict[str, Any], key: str) -> list[Any]:

@@ -37,7 +37,7 @@ _IGNORED = (
     "$dynamicRef",
     "$recursiveRef",
 )
-# Keywords that stand beside `$ref` without narrowing it.
+# Keywords that stand beside `$ref` without narrowing it, as those that begin with `x-` do.
 _ANNOTATIONS = frozenset(
     {
         "$ref",
@@ -55,6 +55,12 @@ _ANNOTATIONS = frozenset(
         "readOnly",
         "writeOnly",
         "nullable",
+        # Of OpenAPI: which of several schemas it is, by a property that each of them fixes itself.
+        "discriminator",
+        "example",
+        "externalDocs",
+        "contentEncoding",
+        "contentMediaType",
     }
 )
 _NEEDS_TYPE = {
@@ -73,6 +79,10 @@ MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+
+
+def _is_annotation(keyword: str) -> bool:
+    return keyword in _ANNOTATIONS or keyword.startswith("x-")
 
 
 def parse_json(text: str, name: str) -> Any:
@@ -187,7 +197,7 @@ class _Check(_WellFormed):
         if len(schema.get("allOf", ())) > 1:
             self._fail(path, "'allOf' with more than one schema is not supported")
         for key in ("$ref", "anyOf", "oneOf", "allOf"):
-            beside = [k for k in schema if k not in _ANNOTATIONS and k not in (key, "type")]
+            beside = [k for k in schema if k not in (key, "type") and not _is_annotation(k)]
             if key in schema and (beside or (key == "$ref" and "type" in schema)):
                 other = beside[0] if beside else "type"
                 self._fail(path, f"{other!r} beside {key!r} is not supported")

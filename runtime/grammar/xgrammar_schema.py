@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.grammar.grammar_backend import GrammarError
-from runtime.grammar.schema_check import LISTS, MAPS, SINGLE
+from runtime.grammar.schema_map import with_each
 
 # Longer strings cost seconds to compile, whatever the vocabulary.
 MAX_COUNTED_CHARS = 4096
@@ -20,18 +20,10 @@ def lengths_as_patterns(schema: Any) -> Any:
     Raises:
         GrammarError: a length is beyond what the library can count to.
     """
-    if not isinstance(schema, dict):
-        return schema
-    copy = dict(schema)
-    for key in MAPS:
-        if key in copy:
-            copy[key] = {name: lengths_as_patterns(each) for name, each in copy[key].items()}
-    for key in LISTS:
-        if key in copy:
-            copy[key] = [lengths_as_patterns(each) for each in copy[key]]
-    for key in (*SINGLE, "propertyNames"):
-        if key in copy:
-            copy[key] = lengths_as_patterns(copy[key])
+    return with_each(schema, _length_as_pattern)
+
+
+def _length_as_pattern(copy: dict[str, Any]) -> None:
     if "minLength" in copy or "maxLength" in copy:
         least, most = copy.pop("minLength", 0), copy.pop("maxLength", None)
         if max(least, most or 0) > MAX_COUNTED_CHARS:
@@ -41,4 +33,3 @@ def lengths_as_patterns(schema: Any) -> Any:
         # Values that are listed, and formats, have their lengths already.
         if not {"enum", "const", "format"} & copy.keys():
             copy["pattern"] = f"^[\\s\\S]{{{least},{'' if most is None else most}}}$"
-    return copy

@@ -28,6 +28,7 @@ FIELDS = (
     "cached_tokens_total",
     "generation_tokens_total",
     "num_retractions_total",
+    "num_nan_requests_total",
     "num_steps_total",
     "evicted_tokens_total",
     "decode_sum_seq_lens",
@@ -48,7 +49,8 @@ class SharedState:
         descriptor = os.open(path, flags, 0o600)
         try:
             if create:
-                os.ftruncate(descriptor, _SIZE_BYTES)
+                # With its blocks: on a full device the first write to the map would be a bus error.
+                os.posix_fallocate(descriptor, 0, _SIZE_BYTES)
             self._map = mmap.mmap(descriptor, _SIZE_BYTES)
         finally:
             os.close(descriptor)

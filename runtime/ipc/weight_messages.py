@@ -214,6 +214,7 @@ class WeightPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
         start: of this part along `shard_dim`.
         whole_len: of the whole along `shard_dim`, among the rows that were asked for.
         data: float32 bytes.
+        num_blocks: see `WeightShard`; of several, all rows are there, whatever was asked for.
     """
 
     shape: list[int]
@@ -221,6 +222,7 @@ class WeightPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start: int
     whole_len: int
     data: bytes
+    num_blocks: int = 1
 
 
 class RankCall(_Message, frozen=True):

@@ -35,7 +35,9 @@ def assemble(
             if prepared.model.gives == "tokens"
             else prepared.model.output_size
         ),
+        token_size=prepared.model.token_size,
         gives=prepared.model.gives,
+        experts_per_token=len(prepared.model.expert_layers) * prepared.model.num_experts_per_token,
     )
     client = EngineClient(
         limits,

@@ -45,7 +45,7 @@ _IGNORED_VALUES = """
     --prefill-attention-backend --decode-attention-backend --mm-attention-backend
     --sampling-backend --cuda-graph-max-bs --cuda-graph-bs
     --cuda-graph-max-bs-decode --cuda-graph-bs-decode --torch-compile-max-bs
-    --moe-runner-backend --moe-a2a-backend --deepep-mode --fp8-gemm-backend
+    --moe-a2a-backend --deepep-mode --fp8-gemm-backend
     --soft-watchdog-timeout --crash-dump-folder --log-requests-target
     --bucket-time-to-first-token --bucket-inter-token-latency
     --bucket-e2e-request-latency --prompt-tokens-buckets --generation-tokens-buckets
@@ -66,7 +66,6 @@ _REFUSED_SWITCHES = {
     "--enable-multimodal": "images, audio and video are not supported yet",
     "--checkpoint-engine-wait-weights-before-ready": "weights come from the model folder only",
     "--enable-custom-logit-processor": "code sent by clients never runs here",
-    "--enable-return-routed-experts": "routed experts are not returned yet",
     "--enable-response-store": "stored responses are not supported yet",
     "--trust-request-chat-template": "templates sent by clients never run here",
     "--stream-output": "use --incremental-streaming-output, which makes text and ids deltas",
@@ -128,5 +127,9 @@ REFERENCE_VALUES: dict[str, tuple[str, ...]] = {
         *("torch_native", "fa3", "fa4", "flex_attention", "flashmla"),
         *("cutlass_mla", "trtllm_mla", "trtllm_mha", "dual_chunk_flash_attn", "aiter", "wave"),
         *("intel_amx", "ascend"),
+    ),
+    "--moe-runner-backend": (
+        *("deep_gemm", "triton_kernel", "flashinfer_trtllm", "flashinfer_cutlass", "cutlass"),
+        *("flashinfer_mxfp4", "flashinfer_cutedsl"),
     ),
 }

@@ -27,6 +27,7 @@ from runtime.config.options import (
     WorkerConfig,
 )
 from runtime.errors import InvalidRequest, StartupError
+from runtime.launch.check_experts import check_experts
 from runtime.launch.choices import Choices
 from runtime.launch.grammar_choice import choose_grammars
 from runtime.launch.hardware import Hardware
@@ -118,6 +119,7 @@ def resolve(
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     policy = _schedule_policy(scheduling)
     attention = _attention_backend(config, device, dtype, model.head_dims, choices)
+    experts = _moe_runner_backend(config, device, choices)
     _check_fit(config, device, page_size, attention)
     _check_deterministic(config, device, dtype)
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
@@ -169,14 +171,12 @@ def resolve(
             config.kernels,
             num_threads=threads,
             attention_backend=attention,
+            moe_runner_backend=experts,
             grammar_backend=grammars.backend,
         ),
     )
     recorder = config.logging.expert_distribution_recorder_mode
-    if recorder is not None and not model.num_experts:
-        raise StartupError(
-            f"--expert-distribution-recorder-mode {recorder}: {model.architecture} has no experts."
-        )
+    check_experts(config, model)
     worker = WorkerConfig(
         run_folder=str(folders.run),
         generation=0,
@@ -198,6 +198,7 @@ def resolve(
         disable_radix_cache=scheduling.disable_radix_cache,
         overlap=overlap,
         attention_backend=attention,
+        moe_runner_backend=experts,
         disable_cuda_graph=config.kernels.disable_cuda_graph,
         deterministic=deterministic,
         rounds_products=is_rounded,
@@ -208,6 +209,7 @@ def resolve(
         log_level=config.logging.log_level,
         decode_log_interval=config.logging.decode_log_interval,
         enable_return_hidden_states=scheduling.enable_return_hidden_states,
+        enable_return_routed_experts=scheduling.enable_return_routed_experts,
         stream_interval=config.http.stream_interval,
         tokenizer_folder=str(folders.tokenizer),
         grammar_backend=grammars.backend,
@@ -252,6 +254,13 @@ def resolve(
 def _schedule_policy(scheduling: SchedulingArgs) -> str:
     # Two ways to say one thing; those of equal priority are served first come, first served.
     return "priority" if scheduling.enable_priority_scheduling else scheduling.schedule_policy
+
+
+def _moe_runner_backend(config: ServerConfig, device: str, choices: Choices) -> str:
+    asked = config.kernels.moe_runner_backend
+    if asked == "auto" or device == "cuda":
+        return asked
+    return str(choices.pick("moe_runner_backend", "auto", f"{asked} needs an NVIDIA device"))
 
 
 def _attention_backend(
@@ -373,6 +382,8 @@ def _check_deterministic(config: ServerConfig, device: str, dtype: str) -> None:
             f"{option}: --attention-backend {backend} is not batch-invariant; leave it away or "
             f"take one of {', '.join(INVARIANT_BACKENDS)}."
         )
+    if config.kernels.moe_runner_backend == "torch" and device == "cuda":
+        raise StartupError(f"{option}: --moe-runner-backend torch is not batch-invariant.")
     if device == "cpu" and dtype == "float16":
         raise StartupError(
             f"{option}: float16 is not batch-invariant on the CPU; use --dtype bfloat16 or float32."

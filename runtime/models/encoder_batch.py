@@ -23,6 +23,7 @@ class EncoderBatch:
         indptr: `[num_texts + 1]` int64, bounds of the texts, on the model's device.
         second_parts: `[num_tokens]` int64, 1 for tokens of the second text of a pair; `None` where
             there are none.
+        prompt_lens: tokens ahead of each text that its vector leaves out; `None` for none.
         attention: what a model whose tokens see none behind them attends with; `None` for others.
     """
 
@@ -31,4 +32,5 @@ class EncoderBatch:
     lengths: Sequence[int]
     indptr: Tensor
     second_parts: Tensor | None = None
+    prompt_lens: Sequence[int] | None = None
     attention: AttentionBackend | None = None

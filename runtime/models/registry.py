@@ -15,6 +15,7 @@ from runtime.checkpoint.config_keys import read_architecture, read_config
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.checkpoint.pooling_config import Pooling, read_pooling
+from runtime.checkpoint.text_prompts import read_prompts
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
 
@@ -116,7 +117,8 @@ def read_model_spec(
             )
         spec = replace(spec, gives="vectors", pooling=Pooling("last"))
     if spec.gives == "vectors":
-        return replace(spec, pooling=read_pooling(folder, spec.pooling.mode, spec.hidden_size))
+        pooling = read_pooling(folder, spec.pooling.mode, spec.hidden_size)
+        return replace(spec, pooling=pooling, prompts=read_prompts(folder))
     return spec
 
 

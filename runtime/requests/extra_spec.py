@@ -17,7 +17,9 @@ EXTRAS: dict[str, str] = {
     "logprobs": "runtime.extras.logprobs",
     "hidden_states": "runtime.extras.hidden_states",
     "entropy": "runtime.extras.entropy",
+    "routed_experts": "runtime.extras.routed_experts",
     "pooled": "runtime.extras.pooled",
+    "token_vectors": "runtime.extras.token_vectors",
 }
 
 

@@ -133,6 +133,7 @@ class OutputProcessor:
         self._eos_ids = frozenset(eos_token_ids)
         self.num_generated = 0
         self.num_jumped = 0
+        self.num_nan = 0
 
     def process(self, step: PlannedStep, result: StepResult) -> None:
         """Append the tokens and finish what is done."""
@@ -141,6 +142,8 @@ class OutputProcessor:
             if request is not None:
                 with self._faults.of(request):
                     self.finish(request, reason)
+        # The step after may have been launched before: its rows without a request do not count.
+        self.num_nan += sum(self._table.requests[row] is not None for row in result.nan_rows)
         for row, message in result.failed.items():
             self._fail(row, message)
         if step.span_owners:

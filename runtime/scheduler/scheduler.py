@@ -487,6 +487,7 @@ class Scheduler:
             num_retracted=self._waiting.num_retracted,
             num_generated=self._output.num_generated,
             num_retractions=self._planner.num_retractions,
+            num_nan=self._output.num_nan,
             num_prefix_hits=self._planner.num_cached_tokens,
         )
 

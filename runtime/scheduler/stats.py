@@ -67,6 +67,7 @@ class SchedulerStats:
         num_retracted: int,
         num_generated: int,
         num_retractions: int,
+        num_nan: int,
         num_prefix_hits: int,
     ) -> None:
         """Write everything to shared memory; to be called now and then without work, too."""
@@ -85,6 +86,7 @@ class SchedulerStats:
         shared["cached_tokens_total"] = num_prefix_hits
         shared["generation_tokens_total"] = num_generated
         shared["num_retractions_total"] = num_retractions
+        shared["num_nan_requests_total"] = num_nan
         shared["num_steps_total"] = self._num_steps
         shared["evicted_tokens_total"] = cache.num_evicted_tokens
         shared["decode_sum_seq_lens"] = (

@@ -23,7 +23,7 @@ from runtime.executor.build_encoder import build_encoder
 from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.expert_recorder import ExpertRecorder
 from runtime.executor.invariance import require_invariance
-from runtime.executor.kernel_choices import choose_attention, rounds_products
+from runtime.executor.kernel_choices import choose_attention, choose_experts, rounds_products
 from runtime.executor.memory import GIB
 from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
 from runtime.executor.profiler import Profiler
@@ -177,6 +177,21 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
     return replace(build_executor(config, model, group, backend, report), load_seconds=took_s)
 
 
+def _expert_counts(
+    config: WorkerConfig, spec: ModelSpec, device: torch.device
+) -> ExpertCounts | None:
+    if config.expert_recorder_mode is None and not config.enable_return_routed_experts:
+        return None
+    return ExpertCounts(
+        len(spec.layer_states),
+        spec.num_experts,
+        spec.num_experts_per_token,
+        spec.expert_layers,
+        most_in_graphs=config.max_running_requests,
+        device=device,
+    )
+
+
 def _build_context(
     config: WorkerConfig,
     spec: ModelSpec,
@@ -191,11 +206,8 @@ def _build_context(
         max_positions=config.context_len + 1,
         rounds_products=rounds_products(config, device.type),
         linear=linear,
-        expert_counts=(
-            None
-            if config.expert_recorder_mode is None
-            else ExpertCounts(len(spec.layer_states), spec.num_experts)
-        ),
+        experts=choose_experts(config, device.type) if spec.num_experts else None,
+        expert_counts=_expert_counts(config, spec, device),
     )
     if group is None:
         return context

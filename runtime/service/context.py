@@ -95,9 +95,13 @@ class ServiceContext:
     def features(self) -> Features:
         """What requests may ask for in this server."""
         scheduling = self.config.scheduling
+        offered = {
+            "hidden_states": scheduling.enable_return_hidden_states,
+            "routed_experts": scheduling.enable_return_routed_experts,
+        }
         return Features(
             hidden_size=self.model.hidden_size,
-            offered=frozenset({"hidden_states"} if scheduling.enable_return_hidden_states else ()),
+            offered=frozenset(name for name, is_offered in offered.items() if is_offered),
             input_embeds=scheduling.disable_radix_cache,
         )
 

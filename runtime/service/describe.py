@@ -19,7 +19,7 @@ _SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
 # Of this machine's folders clients need the model's and the tokenizer's alone, as they were given:
 # there they find the vocabulary. Of the others they learn the last part of the name.
 _PATHS = frozenset(
-    {"ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "chat_template"}
+    {"ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "chat_template", "api_keys_file"}
     | {"torch_profiler_dir", "weights_root"}
 )
 # Arguments of the reference that routers read and that have one value here.

@@ -7,10 +7,11 @@ from typing import NotRequired, TypedDict
 from runtime.extras.entropy.front import EntropyMeta
 from runtime.extras.hidden_states.answer import HiddenMeta
 from runtime.extras.logprobs.answer import LogprobMeta
+from runtime.extras.routed_experts.front import RoutedMeta
 from runtime.ipc.messages import FinishReason
 
 
-class MetaInfo(LogprobMeta, HiddenMeta, EntropyMeta):
+class MetaInfo(LogprobMeta, HiddenMeta, EntropyMeta, RoutedMeta):
     """What is known of a sample beside its tokens; times come with its end, `dp_rank` of several.
 
     Times: `e2e_latency` in seconds, `response_sent_to_client_ts` since 1970.

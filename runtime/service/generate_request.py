@@ -62,13 +62,14 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     routed_dp_rank: int | None = None
     return_hidden_states: HiddenSwitch | list[HiddenSwitch] | None = None
     return_entropy: bool | None = None
+    return_routed_experts: bool | None = None
+    routed_experts_start_len: Annotated[int, within(0, INT64_MAX)] | None = None
     session_params: SessionParams | None = None
     session_id: str | None = None
     # An object asks for a feature that this server does not have: neutral values pass.
     image_data: object | None = None
     video_data: object | None = None
     audio_data: object | None = None
-    return_routed_experts: object | None = None
     return_bytes: object | None = None
     return_sampling_mask: object | None = None
     lora_path: object | None = None
@@ -282,7 +283,7 @@ def _rids(rid: str | list[str] | None, num_prompts: int, is_one_prompt: bool, n:
                 param="rid",
             )
         rids = rid
-    elif not rid:
+    elif rid is None:
         rids = []
     elif is_one_prompt:
         rids = [rid]

@@ -13,7 +13,13 @@ from runtime.requests.bounds import within
 from runtime.service.classes import require_scores
 from runtime.service.context import ServiceContext
 from runtime.service.scoring import MAX_ITEMS, ScoreBody, score
-from runtime.service.text_embeddings import MAX_INPUTS, EmbeddingMeta, describe, embed
+from runtime.service.text_embeddings import (
+    MAX_INPUTS,
+    EmbeddingMeta,
+    TextOptions,
+    describe,
+    embed,
+)
 
 # Writes the prompt that asks whether a document answers a query: instruction, query, document.
 AskPrompt = Callable[[str, str, str], Awaitable[str]]
@@ -94,7 +100,8 @@ async def _score_pairs(
             "instruct is for models that are asked in words; this one compares two texts.",
             param="instruct",
         )
-    found = await embed(context, [(query, document) for document in documents], rid=body.rid)
+    pairs = [(query, document) for document in documents]
+    found = await embed(context, pairs, TextOptions(rid=body.rid))
     return [(each.numbers[0], describe(each)["meta_info"]) for each in found]
 
 

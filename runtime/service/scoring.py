@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from runtime.client.expected import fields_of_type
-from runtime.client.generation_stream import GenerationInput
 from runtime.client.json_body import work_out
 from runtime.client.large_body import MAX_NUMBERS
 from runtime.client.tokenization import check_num_chars, encode_prompts
 from runtime.client.turns import Slices
-from runtime.errors import HeadraceError, InvalidRequest
+from runtime.errors import InvalidRequest
 from runtime.extras.logprobs.front import MAX_TOKEN_IDS
-from runtime.extras.logprobs.positions import LogprobSpec, outputs_of
-from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import SamplingParams
+from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.service.classes import require_scores
 from runtime.service.context import ServiceContext
-from runtime.service.streams import merge, new_id, open_streams, sample_rids
+from runtime.service.prefills import prefill
+from runtime.service.streams import new_id
 from runtime.service.text_embeddings import embed
 
 MAX_ITEMS = 4096
@@ -47,14 +43,6 @@ class ScoreBody(msgspec.Struct, kw_only=True):
 
 
 _UNSUPPORTED = fields_of_type(ScoreBody, object | None)
-# What would come next is told even where nothing is generated.
-_NOTHING = SamplingParams(max_new_tokens=0, temperature=0.0)
-
-
-class ScoringAborted(HeadraceError):
-    """Somebody aborted the scoring before every item had its score."""
-
-    status_code = 400
 
 
 @dataclass(frozen=True)
@@ -73,9 +61,6 @@ class Scored:
 async def score(context: ServiceContext, body: ScoreBody, body_size: int = 0) -> Scored:
     """Score every item, or none.
 
-    The first item runs alone when the items share a beginning: the others then find it in the
-    prefix cache.
-
     Args:
         context: the server's.
         body: the request.
@@ -83,14 +68,14 @@ async def score(context: ServiceContext, body: ScoreBody, body_size: int = 0) ->
 
     Raises:
         InvalidRequest: something in `body` is wrong.
-        ScoringAborted: an item was aborted.
+        PrefillAborted: an item was aborted.
     """
     _refuse_unsupported(body)
     prompts = await _prompts(context, body)
     if context.model.gives != "tokens":
         require_scores(context.model, "/v1/score")
-        found = await embed(context, prompts) if prompts else []
-        return Scored([each.numbers.tolist() for each in found], sum(map(len, prompts)))
+        vectors = await embed(context, prompts) if prompts else []
+        return Scored([each.numbers.tolist() for each in vectors], sum(map(len, prompts)))
     labels = await work_out(
         body_size,
         _labels,
@@ -98,47 +83,21 @@ async def score(context: ServiceContext, body: ScoreBody, body_size: int = 0) ->
         len(prompts),
         context.client.limits.vocab_size,
     )
-    answer_id = new_id("score", None)
-    inputs = [
-        GenerationInput(
-            prompt,
-            RequestSpec(sampling=_NOTHING, rid=rid, extras=[LogprobSpec(token_ids=wanted).extra()]),
-        )
-        for rid, prompt, wanted in zip(
-            sample_rids(answer_id, len(prompts)), prompts, labels, strict=True
-        )
-    ]
-    first = 1 if _share_prefix(context, prompts) else 0
-    logprobs = await _run(context, inputs[:first]) + await _run(context, inputs[first:])
+    found = await prefill(
+        context,
+        new_id("score", None),
+        [
+            (prompt, LogprobSpec(token_ids=wanted))
+            for prompt, wanted in zip(prompts, labels, strict=True)
+        ],
+    )
     to_scores = _softmax if body.apply_softmax else _exp
     scores: list[list[float]] = []
     async with Slices() as slices:
-        for each in logprobs:
-            scores.append(to_scores(each))
+        for each in found:
+            scores.append(to_scores(each.following.id_values(0)))
             await slices.step()
     return Scored(scores, sum(map(len, prompts)))
-
-
-async def _run(context: ServiceContext, inputs: list[GenerationInput]) -> list[list[float]]:
-    if not inputs:
-        return []
-    found: list[list[float]] = [[]] * len(inputs)
-    streams = await open_streams(context.client.generate, inputs, context.client.limits)
-    async with contextlib.aclosing(merge(streams)) as chunks:
-        async for index, chunk in chunks:
-            if outputs := outputs_of(chunk):
-                found[index] = outputs[0].id_values
-    if not all(found):
-        raise ScoringAborted("The scoring was aborted.")
-    return found
-
-
-def _share_prefix(context: ServiceContext, prompts: Sequence[list[int]]) -> bool:
-    worker = context.status.worker
-    if len(prompts) < 2 or worker is None or context.config.scheduling.disable_radix_cache:
-        return False
-    size = worker.page_size
-    return all(len(each) > size and each[:size] == prompts[0][:size] for each in prompts)
 
 
 def _exp(logprobs: list[float]) -> list[float]:

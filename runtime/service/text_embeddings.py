@@ -13,15 +13,22 @@ from typing import Any, TypedDict
 import msgspec
 
 from runtime.checkpoint.model_spec import ModelSpec
-from runtime.client.front_extras import check_kind
-from runtime.client.generation_stream import GenerationInput, GenerationStream
-from runtime.client.tokenization import encode_pairs, encode_prompts
+from runtime.client.front_extras import ExtraAnswer, check_kind
+from runtime.client.generation_stream import (
+    GenerationChunk,
+    GenerationInput,
+    GenerationStream,
+)
+from runtime.client.tokenization import check_num_chars, encode_pairs, encode_prompts
 from runtime.errors import HeadraceError, InvalidRequest
-from runtime.extras.pooled.front import VectorAnswer, of_pair
+from runtime.extras.pooled.front import VectorAnswer
+from runtime.extras.pooled.parts import VECTOR, behind_prompt, of_pair
 from runtime.ipc.messages import FinishReason
+from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams, check_priority
 from runtime.service.context import ServiceContext
+from runtime.service.prompt_choice import choose_prompt, count_prompt_tokens
 from runtime.service.streams import close_all, open_streams
 
 MAX_INPUTS = 2048
@@ -31,6 +38,30 @@ _NOTHING = SamplingParams(max_new_tokens=0, temperature=0.0)
 
 # A text, its token ids, or two texts that are compared.
 TextInput = str | list[int] | tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """What a request for the numbers of texts says beside them.
+
+    Attributes:
+        rid: a name for all texts or one for each.
+        dimensions: the vectors' length, of those that the model was trained for.
+        prompt: put ahead of each text; an empty one turns the model's default off.
+        prompt_name: the same, of the model's own.
+        priority: of the requests, as the scheduler takes it.
+        dp_rank: the replica that has to compute them; any where absent.
+    """
+
+    rid: str | Sequence[str] | None = None
+    dimensions: int | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
+    priority: int = 0
+    dp_rank: int | None = None
+
+
+_AS_IT_IS = TextOptions()
 
 
 class EmbeddingAborted(HeadraceError):
@@ -74,20 +105,15 @@ class EmbeddingAnswer(TypedDict):
 
 
 def vector_input(
-    input_ids: list[int],
-    rid: str,
-    *,
-    first_part: int = 0,
-    priority: int = 0,
-    dp_rank: int | None = None,
+    input_ids: list[int], rid: str, extra: ExtraSpec = VECTOR, options: TextOptions = _AS_IT_IS
 ) -> GenerationInput:
-    """The request for one text's numbers, or a pair's, whose first text has `first_part` tokens."""
+    """The request for one text's numbers, which `extra` asks for."""
     spec = RequestSpec(
         sampling=_NOTHING,
         rid=rid,
-        priority=priority,
-        extras=[of_pair(first_part)],
-        dp_rank=dp_rank,
+        priority=options.priority,
+        extras=[extra],
+        dp_rank=options.dp_rank,
     )
     return GenerationInput(input_ids, spec)
 
@@ -113,6 +139,8 @@ def _check_dimensions(dimensions: int | None, model: ModelSpec) -> None:
         InvalidRequest: another length than the model gives.
     """
     full = model.output_size
+    if dimensions is not None and model.gives != "vectors":
+        raise InvalidRequest("dimensions is for models that give vectors.", param="dimensions")
     if dimensions in (None, full):
         return
     allowed = model.raw.get("matryoshka_dimensions")
@@ -156,80 +184,125 @@ def describe(found: Embedding) -> dict[str, Any]:
 
 
 async def embed(
-    context: ServiceContext,
-    given: Sequence[TextInput],
-    *,
-    rid: str | Sequence[str] | None = None,
-    dimensions: int | None = None,
-    priority: int = 0,
-    dp_rank: int | None = None,
+    context: ServiceContext, given: Sequence[TextInput], options: TextOptions = _AS_IT_IS
 ) -> list[Embedding]:
     """The vectors or scores of all texts, in order, or none.
 
     Args:
         context: the service.
         given: texts, lists of token ids, or pairs of texts.
-        rid: a name for all or one for each.
-        dimensions: the vectors' length, of those that the model was trained for.
-        priority: of the requests, as the scheduler takes it.
-        dp_rank: the replica that has to compute them; any where absent.
+        options: what else was asked for.
 
     Raises:
         InvalidRequest: too many inputs, one that is too long, or the model gives no vectors.
         EmbeddingAborted: one was aborted.
     """
-    _check_dimensions(dimensions, context.model)
-    check_priority(priority)
-    if not 1 <= len(given) <= MAX_INPUTS:
-        raise InvalidRequest(
-            f"The request must have 1 to {MAX_INPUTS} inputs, got {len(given)}.", param="input"
-        )
-    limits = context.client.limits
+    check_priority(options.priority)
     # The kind of model is checked before time goes into texts.
-    check_kind([of_pair(0)], limits)
-    encoded = await _encode(context, given)
-    inputs = [
-        vector_input(ids, name, first_part=first, priority=priority, dp_rank=dp_rank)
-        for (ids, first), name in zip(encoded, _rids(rid, len(encoded)), strict=True)
-    ]
+    check_kind([VECTOR], context.client.limits)
+    if context.model.pooling.per_token:
+        raise InvalidRequest(
+            "This server's model gives a vector for each token and none for a text: use /pooling."
+        )
+    _check_dimensions(options.dimensions, context.model)
     started = time.perf_counter()
-    streams = await open_streams(context.client.generate, inputs, limits)
+    streams = await open_texts(context, given, options)
     try:
         # All of them run meanwhile, whichever is read.
-        return [await _read(stream, started, dimensions) for stream in streams]
+        return [await _read(stream, started, options.dimensions) for stream in streams]
     finally:
         close_all(streams)
 
 
+async def open_texts(
+    context: ServiceContext,
+    given: Sequence[TextInput],
+    options: TextOptions,
+    extra: ExtraSpec | None = None,
+) -> list[GenerationStream]:
+    """Admit all texts or none; see `embed`.
+
+    Args:
+        context: the service.
+        given: texts, lists of token ids, or pairs of texts.
+        options: what else was asked for.
+        extra: what is wanted of each text in the place of its vector.
+    """
+    if not 1 <= len(given) <= MAX_INPUTS:
+        raise InvalidRequest(
+            f"The request must have 1 to {MAX_INPUTS} inputs, got {len(given)}.", param="input"
+        )
+    encoded = await _encode(context, given, options)
+    inputs = [
+        vector_input(ids, name, extra or of_text, options)
+        for (ids, of_text), name in zip(encoded, _rids(options.rid, len(encoded)), strict=True)
+    ]
+    return await open_streams(context.client.generate, inputs, context.client.limits)
+
+
 async def _encode(
-    context: ServiceContext, given: Sequence[TextInput]
-) -> list[tuple[list[int], int]]:
-    """Token ids of each input, and how many are of a pair's first text."""
-    limits = context.client.limits
+    context: ServiceContext, given: Sequence[TextInput], options: TextOptions
+) -> list[tuple[list[int], ExtraSpec]]:
+    """Token ids of each input, and what asks for its numbers."""
+    limits, tokenizer = context.client.limits, context.tokenizer
+    prompt = choose_prompt(context.model, options.prompt, options.prompt_name)
     pairs = [each for each in given if isinstance(each, tuple)]
-    others = [each for each in given if not isinstance(each, tuple)]
     if pairs and context.model.gives != "scores":
         raise InvalidRequest(
             "Pairs of texts need a model that scores them; this one gives vectors.", param="text"
         )
-    of_pairs = iter(await encode_pairs(context.tokenizer, pairs, limits) if pairs else ())
-    of_others = iter(await encode_prompts(context.tokenizer, others, limits) if others else ())
-    return [next(of_pairs) if isinstance(each, tuple) else (next(of_others), 0) for each in given]
+    others = [each for each in given if not isinstance(each, tuple)]
+    texts = [each for each in others if isinstance(each, str)]
+    if len(texts) < len(others):
+        if options.prompt or options.prompt_name is not None:
+            raise InvalidRequest(
+                "A prompt is put ahead of texts: of token ids it has to be a part.", param="prompt"
+            )
+        # Ids are taken as they are.
+        prompt = "" if not texts else prompt
+    of_text = VECTOR
+    if prompt:
+        # Counted before each text gets the prompt: that could be a thousand times what was sent.
+        check_num_chars(len(prompt) * len(texts) + sum(map(len, texts)))
+        others = [prompt + each if isinstance(each, str) else each for each in others]
+        if not context.model.pooling.include_prompt:
+            of_text = behind_prompt(await count_prompt_tokens(tokenizer, prompt))
+    of_pairs = iter(await encode_pairs(tokenizer, pairs, limits) if pairs else ())
+    of_others = iter(await encode_prompts(tokenizer, others, limits) if others else ())
+    encoded: list[tuple[list[int], ExtraSpec]] = []
+    for each in given:
+        if isinstance(each, tuple):
+            ids, first_part = next(of_pairs)
+            encoded.append((ids, of_pair(first_part)))
+        else:
+            encoded.append((next(of_others), of_text if isinstance(each, str) else VECTOR))
+    return encoded
 
 
-async def _read(stream: GenerationStream, started: float, dimensions: int | None) -> Embedding:
-    answer = VectorAnswer()
+async def read_to_end(stream: GenerationStream, answer: ExtraAnswer) -> GenerationChunk:
+    """Read a text's stream into `answer`; its last chunk.
+
+    Raises:
+        EmbeddingAborted: somebody aborted it.
+    """
     async for chunk in stream:
-        answer.add(chunk)
+        answer.add(chunk, incremental=False)
         reason = chunk.finish_reason
     assert reason is not None, "the last chunk says why it is the last"
     if reason.type == "abort":
         raise EmbeddingAborted(reason.message or "Aborted")
+    return chunk
+
+
+async def _read(stream: GenerationStream, started: float, dimensions: int | None) -> Embedding:
+    answer = VectorAnswer()
+    chunk = await read_to_end(stream, answer)
+    assert chunk.finish_reason is not None, "it is the last"
     return Embedding(
         numbers=_shortened(answer.numbers(), dimensions),
         rid=stream.rid,
         prompt_tokens=chunk.prompt_tokens,
-        finish_reason=reason,
+        finish_reason=chunk.finish_reason,
         weight_version=chunk.weight_version,
         latency_s=time.perf_counter() - started,
     )

@@ -86,10 +86,18 @@ class Tokenizer:
         self.chat_template = chat_template
         described = config.get("response_template")
         self.response_template: dict[str, Any] = described if isinstance(described, dict) else {}
+        added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(
-            token_id
-            for token_id, token in backend.get_added_tokens_decoder().items()
-            if token.special
+            token_id for token_id, token in added.items() if token.special
+        )
+        # Behind it a text is in the middle of a prompt; it takes nothing of that text along.
+        self._guard = next(
+            (
+                token.content
+                for token in added.values()
+                if token.special and not (token.rstrip or token.single_word)
+            ),
+            None,
         )
         # Clean-up is destructive for BPE, whose spaces are part of its tokens.
         self.cleans_up_spaces = bool(config.get("clean_up_tokenization_spaces")) and (
@@ -227,6 +235,21 @@ class Tokenizer:
             for encoding in encodings:
                 check_length(len(encoding))
         return [encoding.ids for encoding in encodings]
+
+    def encode_inner(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts that stand in the middle of another one, whatever is before them.
+
+        Some tokenizers write a space before the text that begins a prompt: not before these. Those
+        that write one behind every special token do so here as well.
+
+        Raises:
+            InvalidRequest: a text holds half a surrogate pair.
+        """
+        guard = self._guard
+        if guard is None:
+            return self.encode_batch(texts, add_special_tokens=False)
+        encoded = self.encode_batch([guard + text for text in texts], add_special_tokens=False)
+        return [ids[1:] for ids in encoded]
 
     def encode_pairs(
         self,

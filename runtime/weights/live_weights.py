@@ -178,7 +178,10 @@ class LiveWeights:
         """
         self._check_present()
         tensor, shard = self._part(self._spec(name))
-        if shard.shard_dim == 0:
+        if shard.num_blocks > 1:
+            # The first rows are of the first block: they are cut once the ranks' parts are joined.
+            num_rows = shard.num_rows
+        elif shard.shard_dim == 0:
             num_rows = max(0, min(num_rows - shard.start, shard.length))
         return tensor[:num_rows].to("cpu", torch.float32, copy=True).contiguous(), shard
 

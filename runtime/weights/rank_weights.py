@@ -181,6 +181,7 @@ class RankWeights:
                 start=shard.start,
                 whole_len=whole_len,
                 data=part.numpy().tobytes(),
+                num_blocks=shard.num_blocks,
             )
         )
 

@@ -312,7 +312,8 @@ def rows_to_read(body: ByNameBody, model: ModelSpec) -> int:
         InvalidRequest: none, or more numbers than an answer may hold.
     """
     shapes = {spec.name: spec.shape for spec in model.weights}
-    shape = shapes.get(model.aliases.get(body.name, body.name), (1,))
+    # As `LiveWeights.read` finds it.
+    shape = shapes.get(model.aliases.get(body.name, model.canonical(body.name)), (1,))
     row_len = math.prod(shape[1:])
     most = max(1, MAX_NUMBERS_READ // max(1, row_len))
     if body.truncate_size is None:

@@ -128,6 +128,8 @@ def _failures(replies: list[RankReply]) -> str:
 def join_parts(replies: list[RankReply]) -> bytes:
     """One `WeightPart` out of every rank's."""
     parts = [msgspec.msgpack.decode(reply.data, type=WeightPart) for reply in replies]
+    if parts[0].num_blocks > 1:
+        return msgspec.msgpack.encode(_join_blocks(parts))
     if parts[0].shard_dim is None or len(parts) == 1:
         return replies[0].data
     # Of an expert that is elsewhere a rank has no row.
@@ -143,3 +145,13 @@ def join_parts(replies: list[RankReply]) -> bytes:
         place[first.shard_dim] = slice(part.start, part.start + part.shape[first.shard_dim])
         whole[tuple(place)] = np.frombuffer(part.data, dtype=np.float32).reshape(part.shape)
     return msgspec.msgpack.encode(WeightPart(shape, None, 0, 0, whole.tobytes()))
+
+
+def _join_blocks(parts: list[WeightPart]) -> WeightPart:
+    """Ranks have the same rows of each block."""
+    num_blocks, (_, *width) = parts[0].num_blocks, parts[0].shape
+    blocks = [
+        np.frombuffer(part.data, dtype=np.float32).reshape(num_blocks, -1, *width) for part in parts
+    ]
+    rows = np.concatenate(blocks, axis=1).reshape(-1, *width)[: parts[0].whole_len]
+    return WeightPart(list(rows.shape), None, 0, 0, rows.tobytes())

@@ -6,7 +6,6 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Sequence
 from typing import Protocol
 
 from fastapi import FastAPI
@@ -14,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from runtime.client.tenant import TENANT
 from runtime.config.options import HttpArgs
 from runtime.service.context import Lifecycle
 from server.access import Access
@@ -37,7 +37,10 @@ _POLLED_ROUTES = frozenset({"/v1/loads", "/get_load", "/ping"})
 
 
 class HttpObserver(Protocol):
-    """Counts requests as they come and go."""
+    """Counts requests as they come and go, and watches the loop that serves them."""
+
+    async def measure_loop(self) -> None:
+        """Observe the running event loop, without end."""
 
     def on_request(self) -> None:
         """A request began."""
@@ -52,6 +55,7 @@ class Application:
     Attributes:
         api: the description of all routes, which makes the OpenAPI document; it serves nothing.
         routes: the same routes, and who may call them.
+        observer: counts requests, if anything does.
     """
 
     def __init__(
@@ -60,19 +64,19 @@ class Application:
         routes: RouteTable,
         http: HttpArgs,
         lifecycle: Lifecycle,
-        observers: Sequence[HttpObserver],
+        observer: HttpObserver | None,
     ) -> None:
         """Check requests as `http` says, and run the route that `routes` has for each.
 
-        Connections are closed once `lifecycle` drains; `observers` are told about each request.
+        Connections are closed once `lifecycle` drains; `observer` is told about each request.
         """
         self.api = api
         self.routes = routes
-        self._keys = Keys(http.api_key, http.admin_api_key)
+        self._keys = Keys(http)
         self._origins = Origins(http.allow_origins, self._keys)
         self._body_limit = BodyLimit(int(http.max_body_mb * 2**20))
         self._lifecycle = lifecycle
-        self._observers = observers
+        self.observer = observer
         # Who is welcome is decided before: it names whatever origin it is handed.
         self._serve_with_cors = CORSMiddleware(
             self._serve,
@@ -111,8 +115,8 @@ class Application:
                 )
             await send(message)
 
-        for observer in self._observers:
-            observer.on_request()
+        if self.observer is not None:
+            self.observer.on_request()
         try:
             check_connection(scope)
             is_welcome = await self._origins.check(scope)
@@ -125,8 +129,8 @@ class Application:
             else:
                 access_logger.exception("A response broke off")
         finally:
-            for observer in self._observers:
-                observer.on_response(scope, status_code or 499)
+            if self.observer is not None:
+                self.observer.on_response(scope, status_code or 499)
             _log(scope, status_code or 499, time.perf_counter() - started_at, reason)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,6 +142,7 @@ class Application:
             refusal = self._keys.refusal(scope) or self._body_limit.refusal(scope)
             if refusal is not None:
                 raise refusal
+            TENANT.set(self._keys.tenant(scope))
             response = await route.endpoint(Request(scope, receive, send))
         except Exception as error:
             response = error_response(error, route.dialect)

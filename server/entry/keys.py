@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from pathlib import Path
 
 from starlette.types import Scope
 
+from runtime.config.options import HttpArgs
+from runtime.errors import StartupError
 from server.access import Access
 from server.error_responses import KeyRefused
 
@@ -14,13 +17,43 @@ from server.error_responses import KeyRefused
 KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 
 
-class Keys:
-    """The keys of this server, as digests: comparing them takes the same time for any input."""
+def read_tenants(http: HttpArgs) -> dict[bytes, str]:
+    """The digests of the keys in `--api-keys-file`, each with a name for its owner.
 
-    def __init__(self, api_key: str | None, admin_api_key: str | None) -> None:
-        """Without `admin_api_key` the API key opens admin routes too."""
-        self._api_digest = _digest(api_key.encode()) if api_key else None
-        self._admin_digest = _digest(admin_api_key.encode()) if admin_api_key else None
+    Raises:
+        StartupError: the file cannot be read, holds no key, or one that is not its owner's alone;
+            or it comes without the operator's own keys.
+    """
+    if http.api_keys_file is None:
+        return {}
+    if http.api_key is None or http.admin_api_key is None:
+        raise StartupError("--api-keys-file needs --api-key and --admin-api-key, the operator's.")
+    try:
+        lines = Path(http.api_keys_file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"--api-keys-file {http.api_keys_file}: {error}") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise StartupError(f"--api-keys-file {http.api_keys_file} holds no key.")
+    if len({*keys, http.api_key, http.admin_api_key}) < len(keys) + 2:
+        raise StartupError(
+            f"--api-keys-file {http.api_keys_file} holds a key twice, or one of the operator's."
+        )
+    return {_digest(key.encode()): str(number) for number, key in enumerate(keys)}
+
+
+class Keys:
+    """The keys of this server, as digests: how long a comparison takes tells nothing of a key."""
+
+    def __init__(self, http: HttpArgs) -> None:
+        """Without `admin_api_key` the API key opens admin routes too.
+
+        Raises:
+            StartupError: see `read_tenants`.
+        """
+        self._api_digest = _digest(http.api_key.encode()) if http.api_key else None
+        self._admin_digest = _digest(http.admin_api_key.encode()) if http.admin_api_key else None
+        self._tenants = read_tenants(http)
 
     @property
     def exist(self) -> bool:
@@ -31,7 +64,13 @@ class Keys:
         """Whether the request brings one of them, whatever it opens."""
         digest = _digest(_sent_key(scope))
         known = (self._api_digest, self._admin_digest)
-        return any(each is not None and hmac.compare_digest(digest, each) for each in known)
+        return digest in self._tenants or any(
+            each is not None and hmac.compare_digest(digest, each) for each in known
+        )
+
+    def tenant(self, scope: Scope) -> str:
+        """Whose request it is, among the owners of the file's keys; empty for others."""
+        return self._tenants.get(_digest(_sent_key(scope)), "") if self._tenants else ""
 
     def refusal(self, scope: Scope) -> KeyRefused | None:
         """Why the request may not have its route; None when it may."""
@@ -46,7 +85,11 @@ class Keys:
         digest = _digest(_sent_key(scope))
         if hmac.compare_digest(digest, required):
             return None
+        is_tenant = digest in self._tenants
+        if is_tenant and access is Access.KEY:
+            return None
         known = self._api_digest is not None and hmac.compare_digest(digest, self._api_digest)
+        known |= is_tenant
         return KeyRefused(is_known=known)
 
 

@@ -16,6 +16,7 @@ from runtime.service.text_embeddings import (
     Embedding,
     EmbeddingAnswer,
     TextInput,
+    TextOptions,
     describe,
     embed,
 )
@@ -32,6 +33,8 @@ class EncodeBody(msgspec.Struct, kw_only=True):
     input_ids: list[int | list[int]] | None = None
     rid: str | list[str] | None = None
     dimensions: int | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
     priority: Int64 = 0
     data_parallel_rank: int | None = None
     image_data: object | None = None
@@ -53,15 +56,15 @@ async def encode(context: ServiceContext, body: EncodeBody) -> tuple[list[Embedd
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequest("Exactly one of text and input_ids must be given.", param="text")
     given, is_single = _inputs(body)
-    found = await embed(
-        context,
-        given,
+    options = TextOptions(
         rid=body.rid,
         dimensions=body.dimensions,
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
         priority=body.priority,
         dp_rank=body.data_parallel_rank,
     )
-    return found, is_single
+    return await embed(context, given, options), is_single
 
 
 def create_router(context: ServiceContext) -> AccessRouter:

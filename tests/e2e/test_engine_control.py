@@ -49,6 +49,31 @@ def test_scores(engine):
     assert chosen["output_ids"] == [labels[0]]
 
 
+def test_choices_are_scored_at_exact_borders(engine):
+    words = ["London", "Paris", "Berlin"]
+    for prompt, choices in ((QUERY, [f" {word}" for word in words]), (QUERY + " ", words)):
+        found = engine.select(prompt, choices)
+        assert max(found["choices"], key=lambda each: each["logprob"]) is found["choices"][1]
+        assert found["choices"][1]["prob"] > 0.9
+        assert asyncio.run(engine.async_select(prompt, choices))["choices"] == found["choices"]
+        direct = engine.generate(
+            [prompt + each for each in choices],
+            {**SHORT, "max_new_tokens": 0},
+            return_logprob=True,
+            logprob_start_len=0,
+        )
+        for mine, whole in zip(found["choices"], direct, strict=True):
+            known = whole["meta_info"]["input_token_logprobs"]
+            own = mine["token_logprobs"]
+            assert [each[1] for each in own] == [each[1] for each in known[-len(own) :]]
+            for (value, *_), (wanted, *_) in zip(own, known[-len(own) :], strict=True):
+                assert value == pytest.approx(wanted, abs=1e-3)
+    with pytest.raises(ValueError, match="1 to 1000 entries"):
+        engine.select(QUERY, [])
+    with pytest.raises(ValueError, match="Exactly one of"):
+        engine.select(choices=["a"])
+
+
 def test_scores_of_ids_equal_those_of_texts(engine):
     labels = [11, 12]
     query, items = "Numbers: 1 2", [" 3", " 4 5"]

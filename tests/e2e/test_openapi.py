@@ -141,6 +141,7 @@ def asks(folder: Path) -> list[Ask]:
         Ask("PUT", "/encode", {"text": "The"}, 400),
         *(Ask(method, "/classify", {"text": "The"}, 400) for method in ("POST", "PUT")),
         post("/v1/classify", 400, input="The"),
+        post("/pooling", 400, input="The"),
         post("/v1/rerank", 400, query="The", documents=["A"]),
         Ask("PUT", "/v1/rerank", {"query": "The", "documents": ["A"]}, 400),
         post("/generate", text="The", sampling_params=SHORT, return_prompt_token_ids=True),
@@ -158,6 +159,8 @@ def asks(folder: Path) -> list[Ask]:
             "/vertex_generate", instances=[{"text": "The"}], parameters={"sampling_params": SHORT}
         ),
         post("/v1/score", query="The", items=[" wheel", " mill"], label_token_ids=[5, 6]),
+        post("/v1/select", text="The", choices=[" wheel", [5, 6]], unconditional=True),
+        post("/v1/select", 400, text="The", choices=[]),
         *(
             post(f"{v}/tokenize", prompt=each)
             for v in ("", "/v1")
@@ -284,6 +287,10 @@ VECTORS = (
     put("/encode", text=["The", "A"]),
     post("/v1/embeddings", input=["The", "A"]),
     post("/v1/embeddings", input="The", encoding_format="base64"),
+    post("/pooling", input=["The", "A"]),
+    post("/pooling", input=["The", "A"], task="token_embed"),
+    post("/pooling", input="The", task="token_embed", encoding_format="base64"),
+    post("/pooling", 400, input="The", task="classify"),
     post("/encode", 400, text="The", priority=2**63),
     post("/v1/embeddings", 400, input="The", priority=-(2**63) - 1),
     post("/generate", 400, text="The"),
@@ -296,6 +303,7 @@ CLASSES = (
     put("/classify", text=["The", "A"]),
     post("/v1/classify", input=["The", "A"]),
     post("/v1/classify", 400, input="The", priority=2**63),
+    post("/pooling", input=["The", "A"]),
     post("/v1/score", query="", items=["The"], label_token_ids=[1]),
 )
 RANKS = (

@@ -4,13 +4,11 @@ import math
 
 import pytest
 import torch
-from tokenizers import Tokenizer
+from safetensors.torch import load_file
 
 import headrace as sgl
-from openai_api.chat_template import NAMED_TEMPLATES, load_chat_template
 from tests.support.server import ROOT, ServerProcess
-from tests.support.tiny_models import copy_of
-from tests.support.tiny_text_models import text_model, their_scores, their_vectors
+from tests.support.tiny_text_models import TEXT_MODELS, text_model, their_scores, their_vectors
 
 QUERY = "What does the miller open?"
 DOCUMENTS = ["The miller opens the gate.", "Paris is a capital.", "Numbers such as 0 1 2."]
@@ -141,6 +139,7 @@ def test_other_kinds_of_requests_are_refused(classifier, reranker):
     refused(classifier, "/v1/rerank", "3 classes", query="a", documents=["b"])
     refused(classifier, "/v1/embeddings", "/v1/classify", input="a")
     refused(classifier, "/generate", "scores texts", text="a")
+    refused(classifier, "/v1/select", "gives scores", text="a", choices=["b"])
     refused(reranker, "/v1/completions", "scores texts", prompt="a", model="m")
     refused(classifier, "/classify", "pair of texts", text=[["a", "b", "c"]])
 
@@ -171,42 +170,27 @@ def test_two_ranks_share_a_reward_model():
         close([each["embedding"] for each in answers], expected)
 
 
-def test_a_model_that_is_asked_for_yes_or_no(tmp_path):
-    folder = copy_of("qwen3", tmp_path / "model")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_tokens(["yes", "no"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (name,) = NAMED_TEMPLATES
-    with ServerProcess("--model-path", str(folder), "--chat-template", name) as server:
+@pytest.mark.parametrize("name", ["modernbert_mean_scores", "modernbert_biased"])
+def test_two_ranks_share_projections_that_are_stored_as_one(name):
+    folder = text_model(name)
+    texts = [[5 + i, 70, 9, 100 + i] * (3 * i + 1) for i in range(4)]
+    if TEXT_MODELS[name].pooling:
+        expected = their_vectors(folder, texts, TEXT_MODELS[name].pooling)
+    else:
+        expected = their_scores(folder, texts)
+    stored = load_file(folder / "model.safetensors")
+    with ServerProcess("--model-path", str(folder), "--tp-size", "2") as server:
         server.wait_ready()
-        answers = ask(server, "/v1/rerank", query=QUERY, documents=DOCUMENTS).json()
-        template = load_chat_template(name, None, {})
-        roles = ("system", "query", "document")
-        prompts = [
-            template.render(
-                [
-                    {"role": role, "content": content}
-                    for role, content in zip(roles, ("Find it", QUERY, each), strict=True)
-                ]
-            )
-            for each in DOCUMENTS
-        ]
-        assert all(
-            f"<Document>: {each}<|im_end|>" in p for each, p in zip(DOCUMENTS, prompts, strict=True)
-        )
-        labels = [ids_of(server, word)[0] for word in ("yes", "no")]
-        body = {"items": prompts, "label_token_ids": labels, "apply_softmax": True}
-        expected = [each[0] for each in ask(server, "/v1/score", **body).json()["scores"]]
-        found = {"query": QUERY, "documents": DOCUMENTS, "instruct": "Find it"}
-        instructed = ask(server, "/v1/rerank", **found).json()
-        scores = [each["score"] for each in instructed]
-        assert scores == sorted(scores, reverse=True)
-        for each in instructed:
-            assert math.isclose(each["score"], expected[each["index"]], abs_tol=1e-5)
-        assert len(answers) == 3
-        assert {each["index"]: each["score"] for each in answers} != {
-            each["index"]: each["score"] for each in instructed
-        }
+        for _ in range(2):
+            answers = ask(server, "/encode", input_ids=texts).json()
+            close([each["embedding"] for each in answers], expected)
+            for projection in ("attn.Wqkv", "mlp.Wi", "mlp.Wo"):
+                (weight,) = (k for k in stored if k.endswith(f"layers.1.{projection}.weight"))
+                body = {"name": weight, "truncate_size": 70}
+                rows = ask(server, "/get_weights_by_name", **body).json()
+                close(rows, stored[weight][:70])
+            update = ask(server, "/update_weights_from_disk", model_path=str(folder)).json()
+            assert update["success"], update
 
 
 def test_a_model_that_only_generates_says_what_it_lacks():

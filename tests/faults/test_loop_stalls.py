@@ -109,6 +109,18 @@ ATTACKS = {
         200,
         b'"scores":[[',
     ),
+    "select, a long prompt for each of 1,000 choices": lambda: Attack(
+        "/v1/select",
+        orjson.dumps({"text": TEXT, "choices": ["a"] * 1000}),
+        400,
+        b"at most 33554432 characters together, got 60",
+    ),
+    "select, 1,000 choices": lambda: Attack(
+        "/v1/select",
+        orjson.dumps({"text": "The mill", "choices": [f" {n} oats" for n in range(1000)]}),
+        200,
+        b'"token_logprobs":[[',
+    ),
     "detokenize, 10 million ids": lambda: Attack(
         "/detokenize",
         b'{"tokens":' + ids(10_000_000, b"12") + b"}",

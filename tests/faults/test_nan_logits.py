@@ -33,3 +33,4 @@ def test_one_sequence_ends() -> None:
         reason = engine.reasons[first + 9]
         assert (reason.type, reason.status_code, reason.message) == ("abort", 500, NAN_MESSAGE)
         assert engine.tokens[first + 9] == []
+        assert engine.shared["num_nan_requests_total"] == round_number + 1

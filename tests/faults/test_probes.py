@@ -18,6 +18,7 @@ from tests.support.native import slowed, until_idle, until_running
 from tests.support.neighbours import Neighbours, greedy
 from tests.support.server import ROOT, ServerProcess
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
+from tests.support.waiting import until
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 Probe = tuple[str, Any, str]
@@ -125,6 +126,7 @@ PROBES: dict[int, list[Probe]] = {
     ],
     16: [
         chat("rid", rid=""),
+        native("rid", text="a", rid=""),
         native("rid", text="a", rid="a\nb"),
         native("rid", text="a", rid="x" * 10**6),
         chat("rid", rid="x" * 10**6),
@@ -238,3 +240,14 @@ def test_labels_of_the_metrics_are_closed_sets(server: ServerProcess) -> None:
     for number in range(40):
         ask(f"random-{number}")
     assert label_values(server) == before
+
+
+def test_the_lag_of_the_loop_is_a_metric(server: ServerProcess) -> None:
+    def num_turns() -> float:
+        text = server.client.get("/metrics").text
+        found = re.search(r"^sglang:event_loop_lag_seconds_count\{.*\} (.*)$", text, re.MULTILINE)
+        assert found
+        return float(found[1])
+
+    first = num_turns()
+    until(lambda: num_turns() > first + 2)

@@ -7,6 +7,7 @@ from torch import Tensor
 from kernels.experts import EXPERTS, pack_experts
 
 NUM_EXPERTS, HIDDEN, INNER = 5, 64, 32
+HERE = [name for name in EXPERTS if EXPERTS.unavailable(name) is None]
 
 
 def weights(dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -30,7 +31,7 @@ def expected(x: Tensor, ids: Tensor, factors: Tensor, gate_up: Tensor, down: Ten
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 17])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", list(EXPERTS))
+@pytest.mark.parametrize("name", HERE)
 def test_each_token_passes_its_experts(name: str, dtype: torch.dtype, num_tokens: int) -> None:
     gate_up, down = weights(dtype)
     packed = pack_experts(gate_up.clone(), down.clone(), implementation=name)
@@ -48,7 +49,7 @@ def test_each_token_passes_its_experts(name: str, dtype: torch.dtype, num_tokens
     assert torch.equal(elsewhere, torch.zeros_like(x))
 
 
-@pytest.mark.parametrize("name", list(EXPERTS))
+@pytest.mark.parametrize("name", HERE)
 def test_weights_come_back_and_are_replaced(name: str) -> None:
     gate_up, down = weights(torch.float32)
     packed = pack_experts(gate_up.clone(), down.clone(), implementation=name)

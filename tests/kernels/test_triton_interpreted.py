@@ -28,6 +28,7 @@ MODELS = "(qwen3-triton or mistral_window-triton or gemma3-triton) and not invar
         ["test_attention.py", "triton_attention_cases.py"],
         ["triton_sampling_cases.py", "triton_gated_cases.py"],
         ["triton_invariant_linear_cases.py", "triton_invariant_attention_cases.py"],
+        ["triton_experts_cases.py"],
     ],
     ids=lambda files: files[0],
 )

@@ -11,7 +11,7 @@ import torch
 from kernels.linear import LINEAR
 from runtime.checkpoint.pooling_config import Pooling
 from runtime.errors import StartupError
-from runtime.extras.pooled.front import VECTOR, of_pair
+from runtime.extras.pooled.parts import VECTOR, behind_prompt, of_pair
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.registry import read_model_spec
 from runtime.weights.fill import load_weights
@@ -24,6 +24,7 @@ from tests.support.tiny_text_models import (
     VECTORS,
     add_dense,
     text_model,
+    their_hidden,
     their_scores,
     their_vectors,
 )
@@ -51,6 +52,26 @@ def test_vectors_equal_transformers(name: str, pooling: str, normalize: bool) ->
     folder = tiny_bert(name, pooling, normalize=normalize)
     expected = their_vectors(folder, TEXTS, pooling, normalize=normalize)
     torch.testing.assert_close(our_vectors(InProcessEngine(folder)), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_tokens_of_a_prompt_are_left_out(pooling: str) -> None:
+    """As sentence-transformers does where a folder says `include_prompt: false`."""
+    folder = tiny_bert("bert", pooling)
+    engine = InProcessEngine(folder)
+    # One text was cut within its prompt: its last token remains. Another has none.
+    prompts = [3, 3, 3, 40, 0, 7]
+    for i, num_tokens in enumerate(prompts):
+        engine.add(i + 1, TEXTS[i + 1], 0, extras=[behind_prompt(num_tokens)])
+    engine.run()
+    for i, num_tokens in enumerate(prompts):
+        (block,) = engine.blocks[i + 1, "pooled"]
+        found = torch.frombuffer(bytearray(block.data), dtype=torch.float32)
+        hidden = their_hidden(folder, TEXTS[i + 1])
+        behind = hidden[min(num_tokens, len(hidden) - 1) :]
+        picked = {"mean": behind.mean(dim=0), "cls": behind[0], "last": behind[-1]}[pooling]
+        expected = torch.nn.functional.normalize(picked, dim=-1)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", VECTORS)

@@ -23,7 +23,8 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*(ROOT / "docs").rglob("*.md")], ids=lambda p: p.name)
 def test_a_page_fits_in_one_sitting(page: Path) -> None:
-    if page.name not in ("options.md",):
+    # Two are looked up, not read.
+    if page.name not in ("options.md", "lang_reference.md"):
         assert len(page.read_text().splitlines()) < 200
 
 

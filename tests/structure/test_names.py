@@ -36,8 +36,8 @@ KINDS = {
         "responses.py": "openai_api/*",
     },
     "server": {},
-    # The second is where programs written for SGLang import it from.
-    "headrace": {"server_args.py": "headrace/*"},
+    # The second of each is where programs written for SGLang import it from.
+    "headrace": {"server_args.py": "headrace/*", "utils.py": "headrace, headrace/srt"},
 }
 
 

@@ -1,4 +1,4 @@
-"""The page of probes and faults has every number, and each test that it names is there."""
+"""The pages that name tests have every number, and each test that they name is there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reliability.md").read_text()
-NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)))
+LANGUAGE = (ROOT / "docs" / "lang_checks.md").read_text()
+NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE + LANGUAGE)))
 # A row for a number, and more rows for it without one.
 ROW = re.compile(r"^\| (\d*) ?\|(.*)\|$", re.MULTILINE)
 
@@ -23,9 +24,11 @@ def test_a_named_test_exists(path: str, name: str) -> None:
     assert name.startswith("test_")
 
 
-@pytest.mark.parametrize(("heading", "count"), [("## Probes", 43), ("## Faults", 25)])
+@pytest.mark.parametrize(
+    ("heading", "count"), [("## Probes", 43), ("## Faults", 25), ("## Checks", 77)]
+)
 def test_every_number_says_what_shows_it(heading: str, count: int) -> None:
-    part = PAGE.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+    part = f"{PAGE}\n{LANGUAGE}".partition(f"\n{heading}\n")[2].partition("\n## ")[0]
     rows = ROW.findall(part)
     assert [int(number) for number, _ in rows if number] == list(range(1, count + 1))
     for _, row in rows:
@@ -34,5 +37,6 @@ def test_every_number_says_what_shows_it(heading: str, count: int) -> None:
 
 
 def test_what_names_a_test_is_read() -> None:
-    assert PAGE.count("::") == len(re.findall(r"`[\w/]+\.py::\w+`", PAGE))
+    for page in (PAGE, LANGUAGE):
+        assert page.count("::") == len(re.findall(r"`[\w/]+\.py::\w+`", page))
     assert len(NAMED) > 60

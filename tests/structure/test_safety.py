@@ -29,3 +29,30 @@ def test_no_unsafe_decoding(folder: str) -> None:
             if match and match.group() not in ALLOWED.get(name, set()) and '"' not in code:
                 found.append(f"{name}:{number}: {line.strip()}")
     assert not found
+
+
+# The time of the day, which jumps, stands in answers, names of files and the log.
+DATED = {
+    "openai_api/endpoints/chat_completions.py",
+    "openai_api/endpoints/classify.py",
+    "openai_api/endpoints/completions.py",
+    "openai_api/openai_context.py",
+    "openai_api/responses/response_run.py",
+    "openai_api/template_sandbox.py",
+    "runtime/executor/expert_recorder.py",
+    "runtime/service/outputs.py",
+    "runtime/service/profiling.py",
+    "server/native/loads.py",
+    "server/request_log.py",
+}
+CLOCK = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\(|\bdate\.today\(")
+
+
+def test_the_clock_of_the_day_dates_and_decides_nothing() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for folder in ("runtime", "openai_api", "server")
+        for path in (ROOT / folder).rglob("*.py")
+        if CLOCK.search(path.read_text())
+    }
+    assert found == DATED

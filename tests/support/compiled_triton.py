@@ -21,6 +21,8 @@ from triton.compiler import ASTSource
 
 from kernels.activation import triton as activation
 from kernels.decode_step import triton as decode_step
+from kernels.experts import triton as experts
+from kernels.experts.triton_kernels import choose_kernel, product_kernel, sort_kernel
 from kernels.greedy import NAN_TOKEN
 from kernels.greedy import triton as greedy
 from kernels.linear import triton as linear
@@ -43,12 +45,20 @@ LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 9
 DTYPE = torch.bfloat16
 HALVES = {
     *("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "residual_ptr"),
-    *("qkv_ptr", "k_cache_ptr", "v_cache_ptr", "q_norm_ptr", "k_norm_ptr", "logits_ptr"),
+    *(
+        "made_ptr",
+        "qkv_ptr",
+        "k_cache_ptr",
+        "v_cache_ptr",
+        "q_norm_ptr",
+        "k_norm_ptr",
+        "logits_ptr",
+    ),
 }
 FLOATS = {
     *("partial_ptr", "state_ptr", "lse_ptr", "cos_sin_ptr", "wide_ptr", "values_ptr"),
     *("row_max_ptr", "normaliser_ptr", "top_p_ptr", "min_p_ptr", "temperature_ptr"),
-    *("block_max_ptr",),
+    *("block_max_ptr", "weights_ptr"),
 }
 LONGS = {
     *("positions_ptr", "slots_ptr", "token_ids_ptr", "rows_ptr", "seq_lens_ptr", "new_pages_ptr"),
@@ -235,6 +245,27 @@ def sampling() -> Iterator[Kernel]:
     yield "ranks", triton_draw.rank_kernel, {"WIDTH": 128}, 8
 
 
+def mixtures(shared: SharedMemory) -> Iterator[Kernel]:
+    """Experts: the products that hold the most, and what chooses and sorts."""
+    for index in (0, -1):
+        _, tile = experts.TILES[index]
+        constants: dict[str, Any] = {
+            "ROWS_OF_X": 4,
+            "ACTIVATION": "silu",
+            "EVEN_K": True,
+            "PRECISION": "tf32",
+            "BLOCK_N": tile.rows,
+            "BLOCK_M": tile.tokens,
+            "BLOCK_K": tile.columns,
+            "STAGES": experts.stages_of(tile, DTYPE, 2, shared),
+        }
+        yield f"experts {tile.tokens}", product_kernel, constants, tile.num_warps
+    constants = {"BLOCK_M": 16, "CHUNK": 1024, "BINS": 64}
+    yield "experts sorted", sort_kernel, constants, 4
+    constants = {"NUM_CHOSEN": 4, "SUMS_TO_ONE": True, "PLACES": 4, "BLOCK": 64}
+    yield "experts chosen", choose_kernel, constants, 1
+
+
 def dependent() -> Iterator[Kernel]:
     """A form of every kernel that may begin before the one ahead of it has ended."""
     shared = SharedMemory.of_capability(LIMITS[90], 9)
@@ -293,6 +324,7 @@ def main() -> None:
                 *attentions(shared, pdl=pdl),
                 *layer_ops(pdl=pdl),
                 *sampling(),
+                *mixtures(shared),
             ):
                 if name in SMALL:
                     continue

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.support.server import ServerProcess
@@ -79,3 +82,16 @@ def slowed(server: ServerProcess, step_s: float = 0.05) -> Iterator[None]:
 def until_idle(server: ServerProcess) -> None:
     """Wait until nothing runs, waits or holds pages."""
     until(lambda: not any(load(server)[key] for key in ("num_total_reqs", "num_used_tokens")))
+
+
+def run_example(name: str, server: ServerProcess) -> str:
+    """What a script of `examples/native_api` prints, run beside `server`."""
+    path = Path(__file__).resolve().parents[2] / "examples" / "native_api" / name
+    done = subprocess.run(
+        [sys.executable, str(path), "--url", server.url],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -3,7 +3,8 @@
 `python -m tests.support.notebook FILE script` runs the cells one after the other;
 `... notebook` runs them inside an event loop that is running already, as Jupyter's kernel does.
 `MODEL_PATH` in a cell is the bundled demo model; `MOE_PATH` and those of `_SMALL_MODELS` are tiny
-ones of random weights.
+ones of random weights; `IMAGE_URL` is a picture that needs no network. A cell that begins with
+`# raises` must fail; what it raised is printed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from headrace.demo import MODEL_PATH
@@ -31,6 +33,11 @@ _SMALL_MODELS = {
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ROOT / "tests" / "e2e" / "documents"
 SEPARATOR = "# %%\n"
+RAISES = "# raises\n"
+_IMAGE_URL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLv"
+    "AAAAAElFTkSuQmCC"
+)
 
 
 def read_cells(path: Path) -> list[str]:
@@ -40,7 +47,11 @@ def read_cells(path: Path) -> list[str]:
 
 def run_cells(cells: list[str]) -> None:
     """Execute `cells` in one namespace; each begins with a line `[cell N]`."""
-    names: dict[str, Any] = {"__name__": "__main__", "MODEL_PATH": str(MODEL_PATH)}
+    names: dict[str, Any] = {
+        "__name__": "__main__",
+        "MODEL_PATH": str(MODEL_PATH),
+        "IMAGE_URL": _IMAGE_URL,
+    }
     for name, variant in _SMALL_MODELS.items():
         if any(name in cell for cell in cells):
             from tests.support.tiny_text_models import text_model
@@ -53,13 +64,26 @@ def run_cells(cells: list[str]) -> None:
     try:
         for number, cell in enumerate(cells, 1):
             print(f"[cell {number}]", flush=True)
-            exec(compile(cell, f"<cell {number}>", "exec"), names)
+            code = compile(cell, f"<cell {number}>", "exec")
+            if cell.startswith(RAISES):
+                _run_and_fail(code, names)
+            else:
+                exec(code, names)
     except BaseException:
         # A server left behind would hold the pipes of whoever waits for this process.
         for value in list(names.values()):
             if isinstance(value, subprocess.Popen):
                 terminate_process(value)
         raise
+
+
+def _run_and_fail(code: CodeType, names: dict[str, Any]) -> None:
+    try:
+        exec(code, names)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+    else:
+        raise AssertionError("The cell must raise.")
 
 
 async def _inside_a_loop(cells: list[str]) -> None:

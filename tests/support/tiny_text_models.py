@@ -151,17 +151,27 @@ def add_dense(folder: Path, target: Path, sizes: list[int]) -> Path:
     return target
 
 
+@cache
+def _their_model(folder: Path) -> Any:
+    from transformers import AutoModel
+
+    return AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def their_hidden(folder: Path, text: list[int]) -> torch.Tensor:
+    """What the layers give for each token by `transformers`, `[num_tokens, hidden_size]`."""
+    with torch.inference_mode():
+        hidden: torch.Tensor = _their_model(folder)(torch.tensor([text])).last_hidden_state[0]
+    return hidden
+
+
 def their_vectors(
     folder: Path, texts: list[list[int]], pooling: str, *, normalize: bool = True
 ) -> torch.Tensor:
     """The vectors of texts by `transformers`, `[num_texts, hidden_size]` float32."""
-    from transformers import AutoModel
-
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     found = []
     for text in texts:
-        with torch.inference_mode():
-            hidden = model(torch.tensor([text])).last_hidden_state[0]
+        hidden = their_hidden(folder, text)
         pick = {"mean": hidden.mean(dim=0), "cls": hidden[0], "last": hidden[-1]}
         found.append(pick[pooling])
     vectors = torch.stack(found)

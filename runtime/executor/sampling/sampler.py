@@ -136,8 +136,7 @@ class Sampler:
     ) -> None:
         state = self._rows
         too_early: list[tuple[int, int]] = []
-        biases: list[tuple[int, int]] = []
-        values: list[float] = []
+        biased: list[tuple[int, int]] = []
         num_outputs = positions - state.num_prompt[rows]
         for line in np.flatnonzero(state.has_token_rules[rows]).tolist():
             row = int(rows[line])
@@ -146,8 +145,8 @@ class Sampler:
             # A grammar's mask has that rule in it: it knows when there is nothing but the end.
             if num_outputs[line] < sampling.min_new_tokens and not state.has_grammar[row]:
                 too_early += [(line, token_id) for token_id in state.stop_ids[row]]
-            biases += [(line, token_id) for token_id in sampling.logit_bias]
-            values += sampling.logit_bias.values()
+            if sampling.logit_bias:
+                biased.append((line, row))
         penalised = np.flatnonzero(state.has_penalties[rows])
         if len(penalised):
             self._penalise(logits, rows, index, num_outputs, penalised)
@@ -160,13 +159,14 @@ class Sampler:
             assert words is not None
             apply_token_bitmask(logits, words, of_lines)
         # Behind the masks: what a bias is added to, a forbidden token's minus infinity, it stays.
-        if biases:
-            pairs = np.array(biases, dtype=np.int64)
+        if biased:
+            ids_of, values_of = zip(*(state.biases[row] for _, row in biased), strict=True)
+            counts = [len(ids) for ids in ids_of]
             lines, ids, added = to_device(
                 state.device,
-                pairs[:, 0].copy(),
-                pairs[:, 1].copy(),
-                np.array(values, dtype=np.float32),
+                np.repeat(np.array([line for line, _ in biased], dtype=np.int64), counts),
+                np.concatenate(ids_of),
+                np.concatenate(values_of),
             )
             apply_logit_bias(logits, lines, ids, added)
 

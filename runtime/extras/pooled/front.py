@@ -12,17 +12,8 @@ from runtime.client.admission import EngineLimits
 from runtime.client.front_extras import AnsweredSample, Asked, ExtraAnswer, FrontExtra
 from runtime.client.generation_stream import GenerationChunk
 from runtime.errors import HeadraceError
+from runtime.extras.pooled.parts import NAME
 from runtime.requests.extra_spec import ExtraSpec
-
-NAME = "pooled"
-VECTOR = ExtraSpec(NAME, replaces=True)
-
-
-def of_pair(first_tokens: int) -> ExtraSpec:
-    """Asks for a pair's numbers; its first text has so many tokens, 0 where that is no matter."""
-    if not first_tokens:
-        return VECTOR
-    return ExtraSpec(NAME, first_tokens.to_bytes(4, "little"), replaces=True)
 
 
 class VectorAnswer(ExtraAnswer):

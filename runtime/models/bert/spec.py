@@ -95,11 +95,13 @@ class BertSpec(ModelSpec):
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # no experts
         """See `ModelSpec`."""
-        parts = (
-            (self.num_heads, "attention heads"),
-            (self.intermediate_size, "feed-forward rows"),
-        )
-        return [f"{count} {what}" for count, what in parts if count % tp_size]
+        return uneven(tp_size, self.num_heads, self.intermediate_size)
+
+
+def uneven(tp_size: int, num_heads: int, intermediate_size: int) -> list[str]:
+    """What ranks cannot share evenly of an encoder; see `ModelSpec.uneven_parts`."""
+    parts = ((num_heads, "attention heads"), (intermediate_size, "feed-forward rows"))
+    return [f"{count} {what}" for count, what in parts if count % tp_size]
 
 
 def read(config: Keys, generation: Keys) -> BertSpec:

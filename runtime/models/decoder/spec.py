@@ -143,6 +143,16 @@ class DecoderSpec(ModelSpec):
         return 0 if self.experts is None else self.experts.num_experts
 
     @property
+    def num_experts_per_token(self) -> int:
+        """See `ModelSpec`."""
+        return 0 if self.experts is None else self.experts.num_chosen
+
+    @property
+    def expert_layers(self) -> list[int]:
+        """See `ModelSpec`."""
+        return [] if self.experts is None else sorted(self.experts.layers)
+
+    @property
     def num_active_parameters(self) -> int:
         """See `ModelSpec`."""
         idle = 0 if self.experts is None else self.experts.num_idle_parameters(self.hidden_size)

@@ -48,6 +48,7 @@ class BuildContext:
         expert_counts: where layers note which experts were chosen; `None` where nobody asks.
         rounds_products: whether float32 is multiplied as bfloat16, where there are such kernels.
         linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
+        experts: name in `kernels.experts.EXPERTS`; `None` for the device's best.
     """
 
     dtype: torch.dtype
@@ -62,6 +63,7 @@ class BuildContext:
     expert_counts: ExpertCounts | None = None
     rounds_products: bool = False
     linear: str | None = None
+    experts: str | None = None
 
     def splits_head(self, vocab_size: int) -> bool:
         """Whether each rank scores its own part of a vocabulary of this size."""

@@ -2,48 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
 class ExpertCounts:
-    """Counts of the step that is computed, on the device; nothing is done while it is off.
+    """Choices of the step that is computed, on the device; nothing is done while nobody asks.
+
+    Small steps are noted in memory that stays where it is, so that a CUDA graph may do it.
 
     Attributes:
         shape: number of layers, dense ones too, and of experts.
-        is_on: whether layers count.
+        is_on: whether every step is noted.
+        is_asked: whether this step is, because a request of it asks.
         keeps_ids: whether each token's experts are kept, too.
+        num_tokens: noted of the latest step; 0 for none.
     """
 
-    def __init__(self, num_layers: int, num_experts: int) -> None:
-        """Count nothing yet."""
+    def __init__(
+        self,
+        num_layers: int,
+        num_experts: int,
+        num_chosen: int,
+        layers: Sequence[int],
+        *,
+        most_in_graphs: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        """Note nothing yet.
+
+        Args:
+            num_layers: of the model.
+            num_experts: of a layer.
+            num_chosen: experts of a token.
+            layers: those that have experts, in order.
+            most_in_graphs: tokens of a step that a graph may compute.
+            device: of the model.
+        """
         self.shape = (num_layers, num_experts)
-        self.is_on = self.keeps_ids = False
-        self._counts: dict[int, Tensor] = {}
-        self._ids: dict[int, Tensor] = {}
+        self.is_on = self.is_asked = self.keeps_ids = False
+        self.num_tokens = 0
+        self._in_graphs = False
+        self._places = {layer: place for place, layer in enumerate(layers)}
+        self._layers = torch.tensor(list(layers), dtype=torch.int64, device=device)
+        shape = (len(layers), most_in_graphs, num_chosen)
+        self._kept = torch.zeros(shape, dtype=torch.int32, device=device)
+        # Of a step that is larger.
+        self._large: dict[int, Tensor] = {}
+
+    def note_in_graphs(self) -> None:
+        """Note every small step from now on: a graph does what it did when it was captured."""
+        self._in_graphs = True
 
     def note(self, layer_idx: int, expert_ids: Tensor) -> None:
-        """Count a layer's choices, `[num_tokens, num_chosen]` int64."""
-        flat = expert_ids.flatten()
-        counts = torch.zeros(self.shape[1], dtype=torch.int64, device=flat.device)
-        self._counts[layer_idx] = counts.scatter_add_(0, flat, torch.ones_like(flat))
-        if self.keeps_ids:
-            self._ids[layer_idx] = expert_ids.to(torch.int32)
+        """Note a layer's choices, `[num_tokens, num_chosen]` int64."""
+        if not (self.is_on or self.is_asked or self._in_graphs):
+            return
+        place, num_tokens = self._places[layer_idx], len(expert_ids)
+        if not place:
+            self.num_tokens = num_tokens
+            self._large.clear()
+        if num_tokens <= self._kept.shape[1]:
+            self._kept[place, :num_tokens].copy_(expert_ids)
+        else:
+            self._large[place] = expert_ids.to(torch.int32)
+
+    def ids(self) -> Tensor:
+        """The step's choices, `[layers with experts, num_tokens, num_chosen]` int32.
+
+        A view of what the next step writes over; every layer must have noted every token.
+        """
+        if self._large:
+            return torch.stack([self._large[place] for place in range(len(self._places))])
+        return self._kept[:, : self.num_tokens]
 
     def take(self) -> tuple[Tensor, Tensor]:
         """The step's counts, `[num_layers, num_experts]` int64, and begin the next one's.
 
         Returns:
-            The counts, and if they are kept the ids, `[num_layers, num_tokens, num_chosen]` int64,
+            The counts, and if they are kept the ids, `[num_layers, num_tokens, num_chosen]` int32,
             -1 in dense layers; both on the device.
         """
-        counts, ids = self._counts, self._ids
-        self._counts, self._ids = {}, {}
-        if not counts:
-            return torch.zeros(self.shape, dtype=torch.int64), torch.zeros(self.shape[0], 0, 0)
-        any_counts = next(iter(counts.values()))
-        rows = [counts.get(i, torch.zeros_like(any_counts)) for i in range(self.shape[0])]
-        if not ids:
-            return torch.stack(rows), any_counts[:0]
-        nothing = torch.full_like(next(iter(ids.values())), -1)
-        return torch.stack(rows), torch.stack([ids.get(i, nothing) for i in range(self.shape[0])])
+        num_layers, num_experts = self.shape
+        counts = torch.zeros(self.shape, dtype=torch.int64, device=self._kept.device)
+        if not self.num_tokens:
+            return counts, self._kept.new_zeros(num_layers, 0, 0)
+        ids = self.ids()
+        self.num_tokens = 0
+        self._large.clear()
+        flat = ids.flatten(1).long()
+        made = counts.new_zeros(len(flat), num_experts)
+        counts.index_copy_(0, self._layers, made.scatter_add_(1, flat, torch.ones_like(flat)))
+        if not self.keeps_ids:
+            return counts, ids[:0]
+        kept = ids.new_full((num_layers, *ids.shape[1:]), -1)
+        return counts, kept.index_copy_(0, self._layers, ids)

@@ -34,8 +34,8 @@ class Experts(WeightHolder):
             self.first, self.last = 0, spec.num_experts
             inner = column("", spec.intermediate_size, context)
         self._are_all_here = self.last - self.first == spec.num_experts
-        self._hidden, self._inner = hidden, inner.length
-        self._linear = context.linear
+        self._spec, self._hidden, self._inner = spec, hidden, inner.length
+        self._linear, self._implementation = context.linear, context.experts
         gate_up: dict[str, WeightShard] = {}
         down: dict[str, WeightShard] = {}
         tall, wide = (inner.size, hidden), (hidden, inner.size)
@@ -62,6 +62,15 @@ class Experts(WeightHolder):
         }
         self.packed: PackedExperts | None = None
 
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the experts of each token and their weights; see `PackedExperts.choose`.
+
+        Args:
+            logits: `[num_tokens, num_experts]`, of the router.
+        """
+        spec = self._spec
+        return self._loaded().choose(logits, spec.num_chosen, sums_to_one=spec.sums_to_one)
+
     def apply(
         self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
     ) -> Tensor:
@@ -73,13 +82,17 @@ class Experts(WeightHolder):
             weights: `[num_tokens, num_chosen]` float32.
             activation: of the gates.
         """
-        if self.packed is None:
-            raise RuntimeError("the weights of this layer were released")
+        packed = self._loaded()
         if self._are_all_here:
-            return self.packed(x, expert_ids, weights, activation)
+            return packed(x, expert_ids, weights, activation)
         count, local = self.last - self.first, expert_ids - self.first
         local = local.masked_fill((local < 0) | (local >= count), count)
-        return self.packed(x, local, weights, activation)
+        return packed(x, local, weights, activation)
+
+    def _loaded(self) -> PackedExperts:
+        if self.packed is None:
+            raise RuntimeError("the weights of this layer were released")
+        return self.packed
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield from self._parameters.items()
@@ -94,9 +107,7 @@ class Experts(WeightHolder):
         down = self._parameters["down"].allocate().view(count, hidden, inner)
         self.discard()
         if self.packed is None:
-            # Where products are chosen, it is for rows that do not depend on the batch.
-            implementation = None if self._linear is None else "reference"
-            self.packed = pack_experts(gate_up, down, self._linear, implementation)
+            self.packed = pack_experts(gate_up, down, self._linear, self._implementation)
         else:
             self.packed.repack(gate_up, down)
 
@@ -141,7 +152,7 @@ class SparseMLP:
         shared: SharedExpert | None,
     ) -> None:
         self._counts, self._layer_idx = context.expert_counts, layer_idx
-        self._spec, self._activation = spec, activation
+        self._activation = activation
         self.router = Linear.replicated(hidden, spec.num_experts, False, context)
         self.experts = Experts(spec, hidden, context)
         self._reduce = context.all_reduce if context.tp_size > 1 else None
@@ -149,10 +160,8 @@ class SparseMLP:
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
-        expert_ids, weights = choose_experts(
-            self.router.apply(hidden), self._spec.num_chosen, sums_to_one=self._spec.sums_to_one
-        )
-        if self._counts is not None and self._counts.is_on:
+        expert_ids, weights = self.experts.choose(self.router.apply(hidden))
+        if self._counts is not None:
             self._counts.note(self._layer_idx, expert_ids)
         out = self.experts.apply(hidden, expert_ids, weights, self._activation)
         if self._reduce is not None:
@@ -188,22 +197,3 @@ class SharedExpert:
         """Yield the owners of weights under `prefix`."""
         yield f"{prefix}.shared_gate", self.gate
         yield from self._holders(f"{prefix}.shared")
-
-
-def choose_experts(logits: Tensor, num_chosen: int, *, sums_to_one: bool) -> tuple[Tensor, Tensor]:
-    """Return the experts of each token and their weights; in float32, as `transformers`.
-
-    Args:
-        logits: `[num_tokens, num_experts]`, of the router.
-        num_chosen: experts of a token.
-        sums_to_one: whether their weights are scaled to add up to one.
-
-    Returns:
-        `[num_tokens, num_chosen]` int64, and float32.
-    """
-    weights, expert_ids = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(
-        num_chosen, dim=-1
-    )
-    if sums_to_one:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    return expert_ids, weights

@@ -133,6 +133,22 @@ class Linear(WeightHolder):
         )
 
     @classmethod
+    def stacked(
+        cls, in_features: int, block: Output, num_blocks: int, bias: bool, context: BuildContext
+    ) -> Linear:
+        """Projections of equal size that checkpoints store as one; ranks have a part of each."""
+        place = (0, 0, block.start, block.length, num_blocks)
+        weight = WeightShard((num_blocks * block.size, in_features), *place)
+        of_bias = WeightShard((num_blocks * block.size,), *place)
+        return cls(
+            Parameter(weight.local_shape, {"": weight}, context.dtype, context.device),
+            Parameter(of_bias.local_shape, {"": of_bias}, context.dtype, context.device)
+            if bias
+            else None,
+            context,
+        )
+
+    @classmethod
     def row_parallel(
         cls, in_features: int, out_features: int, bias: bool, context: BuildContext
     ) -> Linear:

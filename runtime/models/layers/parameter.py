@@ -19,6 +19,8 @@ class WeightShard:
         offset: first row of the parameter that it fills.
         shard_dim: dimension cut among ranks; `None` when every rank takes it whole.
         start, length: this rank's part along `shard_dim`.
+        num_blocks: projections of equal size that the checkpoint stores as one, one below the
+            other: the part is that of each.
     """
 
     shape: tuple[int, ...]
@@ -26,24 +28,29 @@ class WeightShard:
     shard_dim: int | None = None
     start: int = 0
     length: int = 0
+    num_blocks: int = 1
 
     def local_part(self, whole: Tensor) -> Tensor:
-        """Return this rank's view of the checkpoint tensor."""
+        """Return this rank's view of the checkpoint tensor; a copy of several blocks' parts."""
         if self.shard_dim is None:
             return whole
-        return whole.narrow(self.shard_dim, self.start, self.length)
+        if self.num_blocks == 1:
+            return whole.narrow(self.shard_dim, self.start, self.length)
+        blocks = whole.unflatten(0, (self.num_blocks, -1))
+        return blocks.narrow(1, self.start, self.length).flatten(0, 1)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """Shape of this rank's part."""
         return tuple(
-            self.length if dim == self.shard_dim else size for dim, size in enumerate(self.shape)
+            self.length * self.num_blocks if dim == self.shard_dim else size
+            for dim, size in enumerate(self.shape)
         )
 
     @property
     def num_rows(self) -> int:
         """Rows of the parameter that this shard fills."""
-        return self.length if self.shard_dim == 0 else self.shape[0]
+        return self.local_shape[0]
 
 
 class Parameter:

@@ -38,12 +38,28 @@ class TextHead:
 
     def finish(self, pooled: Tensor) -> Tensor:
         """Map pooled vectors, `[num_texts, hidden_size]`, to `[num_texts, output_size]` float32."""
-        if self._layers:
-            pooled = pooled.to(self._dtype)
-            for layer in self._layers:
-                pooled = layer.forward(pooled)
-            pooled = pooled.float()
+        pooled = self._through_layers(pooled)
         return functional.normalize(pooled, dim=-1) if self.pooling.normalize else pooled
+
+    def of_tokens(self, hidden: Tensor) -> Tensor:
+        """Make each token's own vector, of unit length.
+
+        Args:
+            hidden: `[num_tokens, hidden_size]`.
+
+        Returns:
+            `[num_tokens, token_size]` float32.
+        """
+        if self.pooling.per_token:
+            hidden = self._through_layers(hidden)
+        return functional.normalize(hidden.float(), dim=-1)
+
+    def _through_layers(self, vectors: Tensor) -> Tensor:
+        if self._layers:
+            vectors = vectors.to(self._dtype)
+            for layer in self._layers:
+                vectors = layer.forward(vectors)
+        return vectors.float()
 
     def holders(self) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights; see `runtime.checkpoint.model_spec.head_weights`."""

@@ -13,7 +13,7 @@ from runtime.models.encoder_batch import EncoderBatch
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.embedding import Embedding
 from runtime.models.layers.layer_norm import LayerNorm
-from runtime.models.layers.linear import Linear
+from runtime.models.layers.linear import Linear, column, heads
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.layers.rope import RopeTables
 from runtime.models.layers.text_head import TextHead
@@ -32,15 +32,17 @@ class ModernBertLayer:
         is_windowed = layer_idx in spec.windowed_layers
         self.attn_norm = _norm(spec, context) if layer_idx else None
         self.mlp_norm = _norm(spec, context)
-        self.attn_in = Linear.replicated(hidden, 3 * hidden, spec.attention_bias, context)
-        self.attn_out = Linear.replicated(hidden, hidden, spec.attention_bias, context)
-        self.mlp_in = Linear.replicated(hidden, 2 * inner, spec.mlp_bias, context)
-        self.mlp_out = Linear.replicated(inner, hidden, spec.mlp_bias, context)
+        of_rank = heads("", spec.num_heads, head_dim, context)
+        num_heads = of_rank.length // head_dim
+        self.attn_in = Linear.stacked(hidden, of_rank, 3, spec.attention_bias, context)
+        self.attn_out = Linear.row_parallel(hidden, hidden, spec.attention_bias, context)
+        self.mlp_in = Linear.stacked(hidden, column("", inner, context), 2, spec.mlp_bias, context)
+        self.mlp_out = Linear.row_parallel(inner, hidden, spec.mlp_bias, context)
         self._activation = spec.activation
         self._attention = AttentionLayer(
             layer_idx=layer_idx,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_heads,
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
             head_dim=head_dim,
             scale=head_dim**-0.5,
             cos_sin=ropes.table(spec.windowed_rope if is_windowed else spec.rope, head_dim),

@@ -20,7 +20,7 @@ from runtime.checkpoint.model_spec import (
 )
 from runtime.checkpoint.pooling_config import BlockActivation
 from runtime.checkpoint.rope_json import MAX_POSITIONS, RopeConfig, read_rope
-from runtime.models.bert.spec import ACTIVATIONS
+from runtime.models.bert.spec import ACTIVATIONS, uneven
 from runtime.models.decoder.spec import read_layer_types
 from runtime.models.decoder.weight_map import linear_weights
 
@@ -95,7 +95,7 @@ class ModernBertSpec(ModelSpec):
 
     def uneven_parts(self, tp_size: int, ep_size: int = 1) -> list[str]:  # noqa: ARG002  # no experts
         """See `ModelSpec`."""
-        return [] if tp_size == 1 else ["projections that checkpoints store as one"]
+        return uneven(tp_size, self.num_heads, self.intermediate_size)
 
 
 def read(config: Keys, generation: Keys) -> ModernBertSpec:

@@ -210,6 +210,7 @@ async def test_tokens_are_counted_as_they_are_used(make_front: Any) -> None:
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"messages": []}, "messages cannot be empty"),
         ({"messages": [{"role": "user", "content": []}]}, r"messages[0].content must not be empty"),
+        ({"messages": [{"role": "assistant", "content": []}]}, "messages have no content"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},

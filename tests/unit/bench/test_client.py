@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from headrace.bench.backends import BACKENDS, HttpTarget, Wire, first_model
-from headrace.bench.http_stream import HttpClient
 from headrace.bench.load import drive
 from headrace.bench.record import BenchRequest, RequestRecord
+from headrace.http_stream import HttpClient
 from runtime.errors import HeadraceError, StartupError
 
 CHUNKED = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from runtime.executor.expert_recorder import ExpertRecorder
 from runtime.executor.step_plan import StepPlan
-from runtime.extras.pooled.front import VECTOR
+from runtime.extras.pooled.parts import VECTOR
 from runtime.models.layers.expert_counts import ExpertCounts
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
@@ -26,7 +26,7 @@ def test_a_step_that_cannot_be_kept_ends_the_record_alone(caplog) -> None:
         def end_step(self, plan: StepPlan) -> None:
             raise MemoryError("planted")
 
-    counts = ExpertCounts(3, 6)
+    counts = ExpertCounts(3, 6, 2, [1, 2])
     engine.runner.recorder = Failing("stat", 10, 0, counts)
     engine.runner.recorder.start()
     assert len(engine.generate([5, 6, 7], 4, ignore_eos=True)) == 4

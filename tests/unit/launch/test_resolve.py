@@ -111,6 +111,14 @@ def test_flashinfer_is_taken_when_asked_for_and_there(monkeypatch):
     assert "attention_backend: auto (flashinfer needs an NVIDIA device)" in on_cpu.choices
     triton = choose(CPU, kernels=KernelArgs(attention_backend="triton"))
     assert "attention_backend: auto (triton needs an NVIDIA device)" in triton.choices
+    experts = choose(CPU, kernels=KernelArgs(moe_runner_backend="triton"))
+    assert experts.worker.moe_runner_backend == "auto"
+    assert "moe_runner_backend: auto (triton needs an NVIDIA device)" in experts.choices
+    on_gpu = choose(GPU, kernels=KernelArgs(moe_runner_backend="triton"))
+    assert on_gpu.worker.moe_runner_backend == "triton"
+    fixed = KernelArgs(moe_runner_backend="torch", enable_deterministic_inference=True)
+    with pytest.raises(StartupError, match="moe-runner-backend torch is not batch-invariant"):
+        choose(GPU, kernels=fixed)
     config = ServerConfig(kernels=asked, model=ModelArgs(dtype="float32"))
     with pytest.raises(StartupError, match="no float32; use --dtype bfloat16"):
         resolve(config, fake_model_config(), GPU, FOLDERS, 7)

@@ -39,6 +39,7 @@ class Load:
             num_retracted=0,
             num_generated=self.num_generated,
             num_retractions=0,
+            num_nan=0,
             num_prefix_hits=0,
         )
         self.gauges.append(self.shared["gen_throughput"])

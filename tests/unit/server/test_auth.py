@@ -2,7 +2,9 @@
 
 import pytest
 
-from runtime.config.options import LoggingArgs
+from runtime.config.options import HttpArgs, LoggingArgs
+from runtime.errors import StartupError
+from server.entry.keys import read_tenants
 from tests.support.fake_server import FakeServer
 
 NORMAL = "/model_info"
@@ -142,3 +144,65 @@ async def test_paths_of_this_machine_never_show(tmp_path):
     assert told["weights_root"] == ["folder", "weights"]
     # Clients find the tokenizer by these.
     assert told["model_path"] == told["tokenizer_path"] == "fake/model"
+
+
+def keys_file(tmp_path, *keys):
+    path = tmp_path / "keys"
+    path.write_text("\n".join(("# name of a team", "", *keys)) + "\n")
+    return str(path)
+
+
+async def test_keys_of_the_file_open_what_clients_may_have(tmp_path):
+    path = keys_file(tmp_path, "one", " two ")
+    server = FakeServer(tmp_path, api_key="k", admin_api_key="a", api_keys_file=path)
+    allowed = {key: [] for key in ("one", "two", "three", "# name of a team", "k", None)}
+    for key, codes in allowed.items():
+        codes += [await status(server, NORMAL, key), await status(server, ADMIN, key)]
+    assert allowed["one"] == allowed["two"] == allowed["k"] == [200, 403]
+    assert allowed["three"] == allowed["# name of a team"] == allowed[None] == [401, 401]
+    info = (await server.client.get("/server_info", headers=bearer("one"))).json()
+    assert info["api_keys_file"] == "keys"
+
+
+async def test_keys_of_the_file_share_no_prefix(tmp_path):
+    path = keys_file(tmp_path, "one", "two")
+    server = FakeServer(tmp_path, api_key="k", admin_api_key="a", api_keys_file=path)
+    bodies = {
+        "/generate": {"text": "a"},
+        "/v1/completions": {"model": "m", "prompt": "a"},
+        "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "a"}]},
+    }
+    for route, body in bodies.items():
+        found = {}
+        for key in ("one", "two", "k"):
+            for salt in ({}, {"cache_salt": "s"}):
+                for _ in range(2):
+                    first = len(server.engine.requests)
+                    answer = await server.client.post(route, json=body | salt, headers=bearer(key))
+                    assert answer.status_code == 200, answer.text
+                    spaces = {each.spec.cache_namespace for each in server.engine.requests[first:]}
+                    assert len(spaces) == 1
+                    found.setdefault((key, *salt), set()).update(spaces)
+        # The same each time, and of nobody else.
+        assert all(len(spaces) == 1 for spaces in found.values())
+        assert len(set.union(*found.values())) == len(found)
+        assert found["k",] == {""}
+
+
+@pytest.mark.parametrize(
+    ("keys", "given", "word"),
+    [
+        (["one"], {"api_key": "k"}, "--admin-api-key"),
+        (["one"], {"admin_api_key": "a"}, "--api-key"),
+        ([], {}, "holds no key"),
+        (["one", "one"], {}, "twice"),
+        (["k"], {}, "operator's"),
+        (["\udcff"], {}, "keys: "),
+    ],
+)
+def test_files_of_keys_that_make_no_sense(tmp_path, keys, given, word):
+    path = tmp_path / "keys"
+    path.write_text("\n".join(keys), errors="surrogateescape")
+    given = given or {"api_key": "k", "admin_api_key": "a"}
+    with pytest.raises(StartupError, match=word):
+        read_tenants(HttpArgs(api_keys_file=str(path), **given))

@@ -82,6 +82,7 @@ def test_rids():
     assert plan(text="a", rid="r", sampling_params={"n": 2}).samples[0].spec.rid != "r"
     refused(text=["a", "b"], rid=["x"])
     refused(text=["a", "b"], rid=["x", "x"])
+    refused(text="a", rid="")
     refused(text="a", rid="line\nbreak")
     refused(text="a", rid="x" * 1000)
 
@@ -146,6 +147,23 @@ def test_hidden_states_need_the_server_s_consent():
     (sample,) = plan(features=FULL, text="a", return_hidden_states="last").samples
     assert sample.spec.extras == [LAST]
     refused(features=FULL, text=["a", "b"], return_hidden_states=[True])
+
+
+def test_routed_experts_need_the_server_s_consent():
+    message = refused(text="a", return_routed_experts=True)
+    assert "--enable-return-routed-experts" in message
+    plan(text="a", return_routed_experts=False, routed_experts_start_len=3)
+    full = Features(offered=frozenset({"routed_experts"}))
+    made = plan(features=full, text=["a", "b"], return_routed_experts=True)
+    assert [[each.prompt_start for each in sample.spec.extras] for sample in made.samples] == [
+        [0],
+        [0],
+    ]
+    (sample,) = plan(
+        features=full, text="a", return_routed_experts=True, routed_experts_start_len=2
+    ).samples
+    assert [each.prompt_start for each in sample.spec.extras] == [2]
+    refused(features=full, text="a", return_routed_experts=True, routed_experts_start_len=-1)
 
 
 def test_embeddings_become_bytes():

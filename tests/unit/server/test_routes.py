@@ -235,6 +235,7 @@ async def test_the_log_says_once_that_a_name_is_deprecated(tmp_path, caplog):
     [
         ("POST", "/classify"),
         ("PUT", "/classify"),
+        ("POST", "/pooling"),
         ("POST", "/v1/classify"),
         ("POST", "/v1/rerank"),
         ("PUT", "/v1/rerank"),
@@ -253,7 +254,7 @@ async def test_a_generation_model_does_not_score(tmp_path, path, method):
     else:
         assert answer.json() == {"error": {"message": error["message"]}}
     wrong = await server.client.get(path)
-    allowed = "POST" if path == "/v1/classify" else "POST, PUT"
+    allowed = "POST" if path in ("/v1/classify", "/pooling") else "POST, PUT"
     assert (wrong.status_code, wrong.headers["allow"]) == (405, allowed)
 
 

@@ -7,6 +7,7 @@ microseconds, so that one process can follow tens of thousands a second.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,22 @@ OnEvent = Callable[[float, bytes], None]
 _OK = 200
 _LENGTH_HEADERS = (b"content-length", b"transfer-encoding")
 _MAX_ERROR_BYTES = 65536
+
+
+class HttpStatusError(HeadraceError):
+    """An answer with another status than 200.
+
+    Attributes:
+        status: what came instead.
+        body: the beginning of the answer.
+    """
+
+    def __init__(self, status: int, body: bytes) -> None:
+        """Keep what came."""
+        text = " ".join(body.decode(errors="replace").split())
+        super().__init__(f"HTTP {status}: {text[:300]}")
+        self.status = status
+        self.body = body
 
 
 class _Exchange:
@@ -121,14 +138,24 @@ class _Connection(asyncio.Protocol):
 class HttpClient:
     """Requests to one server over as many connections as are in use at once."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        timeout_s: float | None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        max_connections: int | None = None,
+    ) -> None:
         """Connect to nothing yet.
 
         Args:
             url: scheme, host, port and perhaps a path that comes before every path; a `/v1` at its
                 end, as OpenAI's clients want it, is a part of our paths and left away.
             headers: sent with every request.
-            timeout_s: longest a request may take, its whole stream included.
+            timeout_s: longest a request may take, its whole stream included; None for no limit.
+            tls: which certificates an https server may have; by default the machine's.
+            max_connections: most requests at once; others wait. None for no limit.
 
         Raises:
             StartupError: no such URL.
@@ -140,16 +167,19 @@ class HttpClient:
             raise StartupError(f"{url} is no URL: {error}.") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise StartupError(f"{url} is no http or https URL.")
-        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        is_secure = parts.scheme == "https"
+        self._ssl = (tls or ssl.create_default_context()) if is_secure else None
         self._host = parts.hostname
         self._port = port or (443 if self._ssl else 80)
         self._base = parts.path.rstrip("/").removesuffix("/v1")
-        fields = {"Host": parts.netloc.rpartition("@")[2], "Connection": "keep-alive", **headers}
+        fields = {"Host": parts.netloc.rpartition("@")[2], "Connection": "keep-alive"}
+        fields |= {"Content-Type": "application/json", **headers}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         if any(c in value for value in fields.values() for c in "\r\n"):
             raise StartupError("A header may not hold a line break.")
         self._headers = lines.encode()
         self._timeout_s = timeout_s
+        self._room = asyncio.Semaphore(max_connections) if max_connections else None
         self._idle: list[_Connection] = []
 
     async def connect(self) -> None:
@@ -166,14 +196,13 @@ class HttpClient:
         """POST `body`; `on_event(when, data)` is called for each server-sent event.
 
         Raises:
-            HeadraceError: another status than 200, with the beginning of the answer.
+            HttpStatusError: another status than 200, with the beginning of the answer.
             OSError: the connection broke.
             TimeoutError: the answer took too long.
         """
         exchange = await self._exchange("POST", path, body, on_event)
         if exchange.status != _OK:
-            text = " ".join(exchange.body.decode(errors="replace").split())
-            raise HeadraceError(f"HTTP {exchange.status}: {text[:300]}")
+            raise HttpStatusError(exchange.status, bytes(exchange.body))
 
     async def call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """One plain request; its status and body.
@@ -195,9 +224,9 @@ class HttpClient:
         self, method: str, path: str, body: bytes, on_event: OnEvent | None
     ) -> _Exchange:
         head = f"{method} {self._base}{path} HTTP/1.1\r\n".encode()
-        size = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        request = head + self._headers + size + body
-        async with asyncio.timeout(self._timeout_s):
+        request = head + self._headers + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+        # The wait for room is this process's own affair.
+        async with self._room or contextlib.nullcontext(), asyncio.timeout(self._timeout_s):
             while True:
                 connection = self._take_idle()
                 is_reused = connection is not None

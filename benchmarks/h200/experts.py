@@ -1,0 +1,182 @@
+"""Experts on an H200: our Triton kernels beside torch's grouped products, weights out of the cache.
+
+    python -m benchmarks.h200.experts [--shape A2.7B 30B-A3B 8x7B] [--tokens 1 8 64] [--tune]
+        [--check] [--json FILE]
+
+A call is a layer's choice and its experts, for random logits; microseconds come from CUDA graphs.
+`--check` compares all ways with the reference before. `--tune` measures other tiles, too, and
+prints the fastest for each number of tokens: what `kernels.experts.triton.TILES` should hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.h200.timing import graph_us, relative_error
+from headrace.bench.environment import describe_environment, write_json
+from kernels.experts import PackedExperts, pack_experts
+from kernels.experts.triton import INVARIANT, TILES, Tile, TritonExperts, tile_of
+
+DEVICE = torch.device("cuda")
+# Experts, chosen of each token, width of the model and of an expert.
+SHAPES = {
+    "A2.7B": (60, 4, 2048, 1408),
+    "30B-A3B": (128, 8, 2048, 768),
+    "8x7B": (8, 2, 4096, 14336),
+}
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 8192)
+# More than the second-level cache, and little beside the memory.
+ROTATED_BYTES = 400_000_000
+OTHER_TILES = tuple(
+    Tile(*sizes, stages)
+    for sizes, stages in itertools.product(
+        (
+            *((64, 16, 64, 4), (64, 16, 128, 4), (64, 16, 256, 4), (128, 16, 64, 4)),
+            *((128, 16, 128, 4), (64, 32, 64, 4), (64, 32, 128, 4), (128, 32, 64, 4)),
+            *((64, 64, 64, 4), (64, 64, 128, 4), (128, 64, 64, 4), (128, 64, 64, 8)),
+            *((64, 128, 64, 4), (128, 128, 64, 8), (128, 256, 64, 8), (256, 128, 64, 8)),
+        ),
+        (2, 3, 4, 5),
+    )
+)
+
+
+def weights(shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
+    experts, _, hidden, inner = shape
+    gate_up = torch.randn(experts, 2 * inner, hidden, device=DEVICE, dtype=torch.bfloat16)
+    down = torch.randn(experts, hidden, inner, device=DEVICE, dtype=torch.bfloat16)
+    return gate_up.mul_(hidden**-0.5), down.mul_(inner**-0.5)
+
+
+def layers(shape: tuple[int, int, int, int]) -> list[tuple[Tensor, Tensor]]:
+    size = 3 * shape[0] * shape[2] * shape[3] * 2
+    return [weights(shape) for _ in range(max(2, ROTATED_BYTES // size))]
+
+
+def step(
+    experts: PackedExperts, x: Tensor, logits: Tensor, chosen: int, tile: Tile | None = None
+) -> Tensor:
+    ids, factors = experts.choose(logits, chosen, sums_to_one=False)
+    if tile is None:
+        return experts(x, ids, factors, "silu")
+    assert isinstance(experts, TritonExperts)
+    return experts.run(x, ids, factors, "silu", tile)
+
+
+def inputs(shape: tuple[int, int, int, int], tokens: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(tokens, shape[2], device=DEVICE, dtype=torch.bfloat16)
+    return x, torch.randn(tokens, shape[0], device=DEVICE, dtype=torch.bfloat16)
+
+
+def check(shape: tuple[int, int, int, int]) -> list[str]:
+    """Compare with the reference, and rows of the invariant form alone and together."""
+    wrong = []
+    gate_up, down = weights(shape)
+    reference = pack_experts(gate_up, down, "reference", "reference")
+    triton, invariant, grouped = (
+        pack_experts(gate_up, down, implementation=name)
+        for name in ("triton", "triton_invariant", "grouped")
+    )
+    for tokens in (1, 7, 33, 200, 2000):
+        x, logits = inputs(shape, tokens)
+        ids, factors = reference.choose(logits.float(), shape[1], sums_to_one=False)
+        want = reference(x, ids, factors, "silu")
+        for name, way in (("triton", triton), ("invariant", invariant), ("grouped", grouped)):
+            error = relative_error(way(x, ids, factors, "silu"), want)
+            if not error < 1e-2:
+                wrong.append(f"{name} {tokens}: {error:.1e}")
+        _, own = triton.choose(logits.float(), shape[1], sums_to_one=False)
+        if not torch.allclose(own, factors, rtol=1e-4, atol=1e-6):
+            wrong.append(f"choice {tokens}")
+        together = invariant(x, ids, factors, "silu")
+        for row in {0, tokens // 2, tokens - 1}:
+            part = slice(row, row + 1)
+            if not torch.equal(
+                invariant(x[part], ids[part], factors[part], "silu"), together[part]
+            ):
+                wrong.append(f"bits of row {row} of {tokens}")
+    return wrong
+
+
+def measure(name: str, tokens: int, many: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """Time the three ways at one number of tokens."""
+    shape = SHAPES[name]
+    x, logits = inputs(shape, tokens)
+
+    def timed(implementation: str) -> float:
+        packed = [pack_experts(*each, implementation=implementation) for each in many]
+        calls = [lambda p=p: step(p, x, logits, shape[1]) for p in packed]
+        return graph_us(calls)
+
+    found = {way: timed(way) for way in ("triton", "grouped", "triton_invariant")}
+    active = len(logits.topk(shape[1]).indices.unique())
+    moved = active * 3 * shape[2] * shape[3] * 2
+    return {
+        "shape": name,
+        "tokens": tokens,
+        "active": active,
+        **{f"{way}_us": took for way, took in found.items()},
+        "times_grouped": found["grouped"] / found["triton"],
+        "gb_per_s": moved / found["triton"] / 1e3,
+        "tflop_per_s": tokens * shape[1] * 6 * shape[2] * shape[3] / found["triton"] / 1e6,
+    }
+
+
+def tune(name: str, tokens: int, many: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """Time every tile; those that the device has no room for are passed over."""
+    shape = SHAPES[name]
+    x, logits = inputs(shape, tokens)
+    packed = [TritonExperts(*each, is_invariant=False) for each in many]
+    took: dict[Tile, float] = {}
+    known = [*(tile for _, tile in TILES), INVARIANT]
+    for tile in dict.fromkeys((*known, *OTHER_TILES)):
+        calls: list[Callable[[], object]] = [
+            lambda p=p, tile=tile: step(p, x, logits, shape[1], tile) for p in packed
+        ]
+        try:
+            took[tile] = graph_us(calls, 7)
+        except RuntimeError as error:
+            print(f"  {tile}: {str(error).splitlines()[0]}", flush=True)
+    best = min(took, key=lambda tile: took[tile])
+    chosen = tile_of(x.dtype, tokens * shape[1], shape[0])
+    return {
+        "shape": name,
+        "tokens": tokens,
+        "best": str(best),
+        "best_us": took[best],
+        "chosen": str(chosen),
+        "chosen_us": took[chosen],
+    }
+
+
+def main() -> None:
+    """Check, measure, print a line for each case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["A2.7B"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name in options.shape:
+        if options.check:
+            wrong = check(SHAPES[name])
+            print(name, "; ".join(wrong) or "all agree", flush=True)
+        many = layers(SHAPES[name])
+        for tokens in options.tokens:
+            rows.append((tune if options.tune else measure)(name, tokens, many))
+            print(*(f"{k} {v:.4g}" if isinstance(v, float) else v for k, v in rows[-1].items()))
+    if options.json:
+        write_json(options.json, {"environment": describe_environment(), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`headrace experts`: how evenly the experts of a recorded file were used."""

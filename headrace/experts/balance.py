@@ -1,0 +1,110 @@
+"""Counts of chosen experts as a recorder's CSV has them, and figures of their balance."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+HEADER = ["layer_id", "expert_id", "count"]
+# A table of more numbers is not a recorder's.
+MAX_NUMBERS = 1 << 22
+INT64_MAX = 2**63 - 1
+
+Counts = list[list[int]]
+
+
+class UnreadableFile(Exception):
+    """What was named cannot be read as counts; one line."""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How evenly the experts of one layer were used.
+
+    Attributes:
+        layer: its index.
+        num_choices: choices of all tokens together.
+        max_to_mean: the most used expert's share, in shares of an even use.
+        entropy: of the shares, over that of even ones; 1.0 is even, 0.0 one expert alone.
+        unused: share of experts that nobody chose.
+        top: the most used experts with their shares, the first of them first.
+    """
+
+    layer: int
+    num_choices: int
+    max_to_mean: float
+    entropy: float
+    unused: float
+    top: list[tuple[int, float]]
+
+
+def counts_file(path: Path) -> Path:
+    """The CSV of a recorder's file: itself, or the one beside a `.pt`.
+
+    Raises:
+        UnreadableFile: there is none.
+    """
+    found = path.with_suffix(".csv") if path.suffix == ".pt" else path
+    if not found.is_file():
+        beside = "" if found == path else f" beside {path.name}"
+        raise UnreadableFile(f"{found} is not there{beside}.")
+    return found
+
+
+def read_counts(path: Path) -> Counts:
+    """Return counts, `[num_layers, num_experts]`; those that are not listed are zero.
+
+    Raises:
+        UnreadableFile: no such file, or something else than a recorder's.
+    """
+    found: dict[tuple[int, int], int] = {}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = csv.reader(file)
+            if next(lines, None) != HEADER:
+                raise UnreadableFile(
+                    f"{path} does not begin with {','.join(HEADER)}, as a recorder's CSV does."
+                )
+            for line in lines:
+                layer, expert, count = map(int, line)
+                if min(layer, expert, count) < 0 or count > INT64_MAX or len(found) >= MAX_NUMBERS:
+                    raise ValueError
+                found[layer, expert] = count
+    except OSError as error:
+        raise UnreadableFile(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, csv.Error) as error:
+        raise UnreadableFile(
+            f"{path}, line {lines.line_num}, is not of three numbers, {', '.join(HEADER)}."
+        ) from error
+    if not found:
+        raise UnreadableFile(f"{path} has no counts.")
+    num_layers = max(layer for layer, _ in found) + 1
+    num_experts = max(expert for _, expert in found) + 1
+    if num_layers * num_experts > MAX_NUMBERS:
+        raise UnreadableFile(f"{path} names {num_layers} layers of {num_experts} experts.")
+    return [[found.get((i, j), 0) for j in range(num_experts)] for i in range(num_layers)]
+
+
+def balance_of(layer: int, counts: list[int], num_top: int = 3) -> Balance:
+    """Figures of one layer, of which something was chosen."""
+    total = sum(counts)
+    shares = [count / total for count in counts]
+    # Of one expert there is nothing uneven.
+    most = math.log(len(counts)) if len(counts) > 1 else 1.0
+    entropy = -sum(share * math.log(share) for share in shares if share) / most
+    ranked = sorted(range(len(counts)), key=lambda expert: (-counts[expert], expert))
+    return Balance(
+        layer=layer,
+        num_choices=total,
+        max_to_mean=max(shares) * len(counts),
+        entropy=entropy if len(counts) > 1 else 1.0,
+        unused=counts.count(0) / len(counts),
+        top=[(expert, shares[expert]) for expert in ranked[:num_top] if counts[expert]],
+    )
+
+
+def balances(counts: Counts) -> list[Balance]:
+    """Figures of every layer that has counts; dense ones have none."""
+    return [balance_of(layer, row) for layer, row in enumerate(counts) if any(row)]

@@ -1,0 +1,369 @@
+"""The words of the language: what programs are built with."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar, overload
+
+from headrace.lang import ir
+from headrace.lang.choices import (
+    ChoicesSamplingMethod,
+    choices_method_named,
+    token_length_normalized,
+)
+from headrace.lang.core_loop import core
+from headrace.lang.dtypes import dtype_name, parser_of_dtype, schema_and_parser
+from headrace.lang.function import SglFunction, function
+from headrace.lang.global_config import global_config
+from headrace.lang.sampling import SglSamplingParams, Stop
+from headrace.lang.state import turn
+
+__all__ = [
+    "SglFunction",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "image",
+    "select",
+    "separate_reasoning",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "user",
+    "user_begin",
+    "user_end",
+    "video",
+]
+
+T = TypeVar("T")
+
+_MAX_TEMPERATURE = 1e-5
+
+
+# ---- back ends ----
+
+
+def set_default_backend(backend: Any) -> None:
+    """Use `backend` where no other is given; None for none."""
+    global_config.default_backend = backend
+
+
+def flush_cache(backend: Any = None) -> bool:
+    """Let the back end forget what it cached; False where there is no back end.
+
+    Raises:
+        BackendError: the server refuses, while requests run for example.
+    """
+    found = global_config.find_backend(backend)
+    return False if found is None else core().call(found.async_flush_cache())
+
+
+def get_server_info(backend: Any = None) -> dict[str, Any] | None:
+    """What the back end's server says of itself; None where there is no back end."""
+    found = global_config.find_backend(backend)
+    return None if found is None else core().call(found.async_get_server_info())
+
+
+# ---- generations ----
+
+
+@overload
+def gen(
+    name: str | None = None, max_tokens: int | None = None, *, dtype: type[T], **options: Any
+) -> ir.SglGen[T]: ...
+@overload
+def gen(
+    name: str | None = None, max_tokens: int | None = None, *, schema: type[T], **options: Any
+) -> ir.SglGen[T]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    choices: Sequence[str],
+    **options: Any,
+) -> ir.SglSelect: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: Stop = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: Stop = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: Literal["int", "float", "bool", "str"] | None = None,
+    choices: None = None,
+    choices_method: ChoicesSamplingMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: Any = None,
+    *,
+    schema: None = None,
+    repetition_penalty: float | None = None,
+    sampling_seed: int | None = None,
+    ebnf: str | None = None,
+    structural_tag: str | Mapping[str, Any] | None = None,
+    lora_path: str | None = None,
+    logit_bias: Mapping[str, float] | None = None,
+    no_stop_trim: bool | None = None,
+    skip_special_tokens: bool | None = None,
+) -> ir.SglGen[str]: ...
+def gen(  # noqa: PLR0913  the reference's order
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: Stop = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: Stop = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: Any = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesSamplingMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: Any = None,
+    *,
+    schema: Any = None,
+    **others: Any,
+) -> Any:
+    """Generate text; None leaves a parameter as the program's run sets it.
+
+    Args:
+        name: of the variable that the text becomes; None keeps it in the text only.
+        max_tokens: 0 computes the prompt only.
+        min_tokens: before which it does not end.
+        n: several answers: the variable is a list of them, and the text goes on with the first.
+        stop: strings that end it, besides the chat template's.
+        stop_token_ids: likewise token ids.
+        stop_regex: likewise regular expressions.
+        temperature: 0 takes the most likely token.
+        top_p: see the sampling parameters of the native API, as for those below.
+        top_k: likewise.
+        min_p: likewise.
+        frequency_penalty: likewise.
+        presence_penalty: likewise.
+        ignore_eos: likewise.
+        return_logprob: put log-probabilities into the meta information.
+        logprob_start_len: from which token of the prompt on.
+        top_logprobs_num: of how many other tokens.
+        return_text_in_logprobs: with the tokens' texts.
+        dtype: int, float, bool or str: the text keeps to that form, and `state[answer]` (with
+            `answer` what this function returns) or `state.value(name)` is of that type;
+            `state[name]` is the text.
+        choices: take the most likely of these; all else but `name`, `temperature` and
+            `choices_method` is ignored.
+        choices_method: see `select`.
+        regex: the text matches it.
+        json_schema: the text is JSON of this schema: a string, a dictionary or a type.
+        schema: a Pydantic model or another type: as `json_schema`, and the value is of the type.
+        others: `repetition_penalty`, `sampling_seed`, `ebnf`, `structural_tag`, `lora_path`,
+            `logit_bias`, `no_stop_trim`, `skip_special_tokens`.
+
+    Raises:
+        ValueError: no choices, an unknown dtype, a schema that is not JSON.
+        re.error: `regex` is none.
+        TypeError: an unknown parameter.
+    """
+    if choices is not None:
+        method = token_length_normalized if choices_method is None else choices_method
+        return select(name, choices, temperature or 0.0, method)
+    if regex is not None:
+        re.compile(regex)
+    kind = None if dtype is None else dtype_name(dtype)
+    parse: Any = None
+    schema_text: str | None = None
+    if schema is not None:
+        schema_text, parse = schema_and_parser(schema)
+    elif json_schema is not None:
+        schema_text, _ = schema_and_parser(json_schema)
+    if kind is not None:
+        parse = parser_of_dtype(kind)
+        if regex is not None:
+            warnings.warn("Both dtype and regex are set; dtype wins.", stacklevel=2)
+    tag = others.get("structural_tag")
+    if isinstance(tag, Mapping):
+        others["structural_tag"] = json.dumps(tag)
+    params = SglSamplingParams(
+        max_new_tokens=max_tokens,
+        min_new_tokens=min_tokens,
+        n=n,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        stop_regex=stop_regex,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        ignore_eos=ignore_eos,
+        return_logprob=return_logprob,
+        logprob_start_len=logprob_start_len,
+        top_logprobs_num=top_logprobs_num,
+        return_text_in_logprobs=return_text_in_logprobs,
+        dtype=kind,
+        regex=regex,
+        json_schema=schema_text,
+        **others,
+    )
+    return ir.SglGen(name, params, parse)
+
+
+def gen_int(
+    name: str | None = None, max_tokens: int | None = None, **options: Any
+) -> ir.SglGen[int]:
+    """`gen` with dtype int."""
+    return gen(name, max_tokens, dtype=int, **_without_form("gen_int", options))
+
+
+def gen_string(
+    name: str | None = None, max_tokens: int | None = None, **options: Any
+) -> ir.SglGen[str]:
+    """`gen` with dtype str."""
+    return gen(name, max_tokens, dtype=str, **_without_form("gen_string", options))
+
+
+def _without_form(function_name: str, options: dict[str, Any]) -> dict[str, Any]:
+    for name in ("min_tokens", "dtype", "choices", "regex", "json_schema", "schema"):
+        if name in options:
+            raise TypeError(f"{function_name} takes no {name}.")
+    return options
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesSamplingMethod | str = token_length_normalized,
+) -> ir.SglSelect:
+    """Append the most likely of `choices`.
+
+    Args:
+        name: of the variable that the choice becomes.
+        choices: texts; the first of equals wins.
+        temperature: 0 only.
+        choices_method: one of `token_length_normalized`, `greedy_token_selection` and
+            `unconditional_likelihood_normalized`, or its name, or a function of your own.
+
+    Raises:
+        ValueError: no choices, or another temperature.
+        TypeError: a choice that is not text.
+    """
+    if isinstance(choices, str) or not choices:
+        raise ValueError("select needs choices: a list of at least one text.")
+    if not all(isinstance(choice, str) for choice in choices):
+        raise TypeError(f"The choices must be texts, not {choices!r}.")
+    if temperature > _MAX_TEMPERATURE:
+        raise ValueError(f"select decides by likelihood: temperature must be 0, not {temperature}.")
+    return ir.SglSelect(name, choices, temperature, choices_method_named(choices_method))
+
+
+def image(expr: Any) -> ir.SglImage:
+    """An image: a path, an address, a data URL, base64, bytes, or an image object."""
+    return ir.SglImage(expr)
+
+
+def video(path: Any, num_frames: int = 16) -> ir.SglVideo:
+    """Frames of a video, taken uniformly."""
+    return ir.SglVideo(path, num_frames)
+
+
+# ---- turns ----
+
+
+def system(expr: ir.SglExpr | str | None = None) -> ir.SglExprList:
+    """A whole turn of the system; without content an empty one."""
+    return turn("system", expr)
+
+
+def user(expr: ir.SglExpr | str | None = None) -> ir.SglExprList:
+    """A whole turn of the user; without content an empty one."""
+    return turn("user", expr)
+
+
+def assistant(expr: ir.SglExpr | str | None = None) -> ir.SglExprList:
+    """A whole turn of the assistant; without content an empty one."""
+    return turn("assistant", expr)
+
+
+def system_begin() -> ir.SglRoleBegin:
+    """The system's turn begins."""
+    return ir.SglRoleBegin("system")
+
+
+def system_end() -> ir.SglRoleEnd:
+    """The system's turn ends."""
+    return ir.SglRoleEnd("system")
+
+
+def user_begin() -> ir.SglRoleBegin:
+    """The user's turn begins."""
+    return ir.SglRoleBegin("user")
+
+
+def user_end() -> ir.SglRoleEnd:
+    """The user's turn ends."""
+    return ir.SglRoleEnd("user")
+
+
+def assistant_begin() -> ir.SglRoleBegin:
+    """The assistant's turn begins."""
+    return ir.SglRoleBegin("assistant")
+
+
+def assistant_end() -> ir.SglRoleEnd:
+    """The assistant's turn ends."""
+    return ir.SglRoleEnd("assistant")
+
+
+def separate_reasoning(expr: ir.SglExpr, model_type: str | None = None) -> ir.SglExprList:
+    """Take the reasoning out of the generation in `expr`.
+
+    The variable "a" then holds the answer alone and "a_reasoning_content" the reasoning; the text
+    goes on without it.
+
+    Args:
+        expr: holds a generation with a name.
+        model_type: of the reasoning parser, as `--reasoning-parser` names it.
+
+    Raises:
+        ValueError: no `model_type`, an unknown one, or no name.
+    """
+    # The server's parsers; they need no torch.
+    from openai_api.reasoning_parsers.registry import REASONING_PARSERS
+
+    if model_type is None or model_type not in REASONING_PARSERS:
+        known = ", ".join(REASONING_PARSERS)
+        raise ValueError(f"separate_reasoning: model_type {model_type!r} is none of {known}.")
+    return ir.SglExprList([expr, ir.SglSeparateReasoning(model_type, expr)])

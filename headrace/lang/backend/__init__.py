@@ -1,0 +1,1 @@
+"""What runs a program's generations: one file each."""

@@ -1,0 +1,128 @@
+"""An offline `Engine` as a back end: no HTTP, the same answers as from a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.lang.backend.base import AsyncBackend, Generated, Meta, Prompt
+from headrace.lang.backend.runtime_endpoint import generate_payload
+from headrace.lang.backend.scored_select import decide, select_payload
+from headrace.lang.chat_template import (
+    ChatTemplate,
+    get_chat_template,
+    get_chat_template_by_model_path,
+)
+from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+from headrace.lang.core_loop import core
+from headrace.lang.role_markup import template_of_model
+from headrace.lang.sampling import SglSamplingParams
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.lang.media_input import Media
+
+_KEPT_AS = "_lang_backend"
+
+
+class EngineBackend(AsyncBackend):
+    """Runs programs on an engine of this process.
+
+    `set_default_backend(engine)` makes one by itself; the engine stays its owner's to shut down.
+
+    Attributes:
+        engine: it.
+    """
+
+    caches_prefixes = True
+
+    def __init__(self, engine: Engine, chat_template_name: str | None = None) -> None:
+        """Read the model's markup of turns.
+
+        Args:
+            engine: a running one.
+            chat_template_name: the markup to use instead of the model's own.
+
+        Raises:
+            KeyError: no such chat template.
+        """
+        super().__init__()
+        self.engine = engine
+        self.chat_template = _choose_template(engine, chat_template_name)
+
+    def get_model_name(self) -> str:
+        return str(self.engine.server_args.model_path)
+
+    async def async_generate(self, s: Prompt, sampling_params: SglSamplingParams) -> Generated:
+        answer = await self._ask(generate_payload(s, sampling_params))
+        if isinstance(answer, list):
+            return [one["text"] for one in answer], [one["meta_info"] for one in answer]
+        return answer["text"], answer["meta_info"]
+
+    async def async_generate_stream(
+        self, s: Prompt, sampling_params: SglSamplingParams
+    ) -> AsyncGenerator[tuple[str, Meta], None]:
+        prompt, options = _call_arguments(generate_payload(s, sampling_params))
+        chunks = await self.engine.async_generate(prompt, stream=True, **options)
+        # Leaving it aborts the request.
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk["text_delta"], chunk["meta_info"]
+
+    async def async_select(
+        self,
+        s: Prompt,
+        choices: list[str],
+        temperature: float,  # noqa: ARG002  `select` refuses another than 0
+        choices_method: ChoicesSamplingMethod,
+    ) -> ChoicesDecision:
+        if s.images_:
+            # Scoring takes none; this computes the prompt with them, or says why it cannot.
+            await self.async_cache_prefix(s.text_, s.images_)
+        prompt, options = _call_arguments(select_payload(s, choices, choices_method))
+        answer = await self.engine.async_select(prompt, **options)
+        return decide(answer, choices, choices_method)
+
+    async def async_cache_prefix(self, prefix_str: str, media: Sequence[Media] = ()) -> None:
+        payload: dict[str, Any] = {"text": prefix_str, "sampling_params": {"max_new_tokens": 0}}
+        if media:
+            payload["image_data"] = [one.wire for one in media]
+        await self._ask(payload)
+
+    async def async_flush_cache(self) -> bool:
+        return bool((await core().threads.call(self.engine.flush_cache)).success)
+
+    async def async_get_server_info(self) -> dict[str, Any] | None:
+        return await core().threads.call(self.engine.get_server_info)
+
+    async def _ask(self, payload: dict[str, Any]) -> Any:
+        prompt, options = _call_arguments(payload)
+        return await self.engine.async_generate(prompt, progress_bar=False, **options)
+
+
+def _call_arguments(payload: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    options = dict(payload)
+    return options.pop("text", None), options
+
+
+def _choose_template(engine: Engine, name: str | None) -> ChatTemplate:
+    if name is not None:
+        return get_chat_template(name)
+    arguments, tokenizer = engine.server_args, engine.context.tokenizer
+    path = str(arguments.model_path)
+    found = None
+    if not tokenizer.is_missing:
+        found = template_of_model(
+            arguments.chat_template, tokenizer.chat_template, tokenizer.named_tokens, path
+        )
+    return found or get_chat_template_by_model_path(path)
+
+
+def backend_of(engine: Engine) -> EngineBackend:
+    """The back end of an engine, made when first asked for and kept with it."""
+    found = vars(engine).get(_KEPT_AS)
+    if found is None:
+        # Of two made at once either will do.
+        found = vars(engine)[_KEPT_AS] = EngineBackend(engine)
+    return found

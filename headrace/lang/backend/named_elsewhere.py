@@ -1,0 +1,42 @@
+"""Names of the reference's back ends that are served by another one here, which they tell."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from headrace.lang.backend.base import BaseBackend
+
+
+class VertexAI(BaseBackend):
+    """Not a back end of its own: Vertex AI speaks OpenAI's API."""
+
+    def __init__(self, model_name: str, *_: Any, **__: Any) -> None:
+        """Say what to use.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        _refer(
+            f"VertexAI({model_name!r}): use OpenAI('google/{model_name}', base_url='https://"
+            "LOCATION-aiplatform.googleapis.com/v1/projects/PROJECT/locations/LOCATION/endpoints/"
+            f"openapi', api_key=TOKEN), or LiteLLM('vertex_ai/{model_name}')."
+        )
+
+
+class Crusoe(BaseBackend):
+    """Not a back end of its own: Crusoe speaks OpenAI's API."""
+
+    def __init__(self, model_name: str, *_: Any, **__: Any) -> None:
+        """Say what to use.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        _refer(
+            f"Crusoe({model_name!r}): use OpenAI({model_name!r}, base_url=..., api_key=os.environ"
+            "['CRUSOE_API_KEY']) with the address that your Crusoe console shows."
+        )
+
+
+def _refer(advice: str) -> NoReturn:
+    raise NotImplementedError(f"There is no back end of its own for {advice}")

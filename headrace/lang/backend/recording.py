@@ -1,0 +1,269 @@
+"""A back end that writes down what another one answers, and one that answers from the file.
+
+The file is JSON lines. The first says whose answers these are; each other is one request: what it
+depends on, and what came of it. A program that asks the same again gets the same, without a model:
+for tests, and for papers whose numbers others can check.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import threading
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.lang.backend.base import (
+    AsyncBackend,
+    BaseBackend,
+    Generated,
+    Meta,
+    Prompt,
+    TurnPart,
+    as_backend,
+)
+from headrace.lang.chat_template import ChatTemplate, ChatTemplateStyle
+from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+from headrace.lang.sampling import SglSamplingParams
+
+if TYPE_CHECKING:
+    from headrace.lang.media_input import Media
+
+FORMAT = "headrace.lang.record"
+VERSION = 1
+
+Asked = dict[str, Any]
+"""What a request depends on; equal ones are the same request."""
+
+
+def _asked(kind: str, s: Prompt, **more: Any) -> Asked:
+    asked: Asked = {"kind": kind, "text": s.text_, **more}
+    if s.images_:
+        asked["media"] = [hashlib.sha256(one.wire.encode()).hexdigest() for one in s.images_]
+    return asked
+
+
+def _for_generation(s: Prompt, params: SglSamplingParams) -> Asked:
+    return _asked("generate", s, sampling=params.set_fields())
+
+
+def _for_selection(
+    s: Prompt, choices: Sequence[str], temperature: float, method: ChoicesSamplingMethod
+) -> Asked:
+    return _asked("select", s, choices=list(choices), temperature=temperature, method=repr(method))
+
+
+def _for_turn(s: Prompt, parts: Sequence[TurnPart]) -> Asked:
+    written = [
+        {"text": part.text}
+        if part.sampling_params is None
+        else {"sampling": part.sampling_params.set_fields()}
+        for part in parts
+    ]
+    return _asked("turn", s, parts=written)
+
+
+class RecordingBackend(AsyncBackend):
+    """Hands everything on to another back end and writes down what came of it."""
+
+    def __init__(self, backend: Any, path: str | Path) -> None:
+        """Begin the file.
+
+        Args:
+            backend: a back end, a `Runtime` or an `Engine`.
+            path: of the file; what is there is replaced.
+        """
+        super().__init__()
+        self._inner: BaseBackend = as_backend(backend)
+        self.support_api_speculation = self._inner.support_api_speculation
+        self.caches_prefixes = self._inner.caches_prefixes
+        self.chat_template = self._inner.get_chat_template()
+        self._lock = threading.Lock()
+        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  # closed by shutdown
+        template = dataclasses.asdict(self.chat_template)
+        template["style"] = self.chat_template.style.name
+        self._write(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "model": self._model_name(),
+                "chat_template": template,
+                "support_api_speculation": self.support_api_speculation,
+            }
+        )
+
+    def _model_name(self) -> str | None:
+        try:
+            return self._inner.get_model_name()
+        except NotImplementedError:
+            return None
+
+    def _write(self, line: dict[str, Any]) -> None:
+        # Whole lines, so that a program that is killed leaves a file that can be read.
+        text = json.dumps(line, ensure_ascii=False, default=str)
+        with self._lock:
+            self._file.write(f"{text}\n")
+            self._file.flush()
+
+    def get_model_name(self) -> str:
+        return self._inner.get_model_name()
+
+    async def async_generate(self, s: Prompt, sampling_params: SglSamplingParams) -> Generated:
+        asked = _for_generation(s, sampling_params)
+        text, meta = await self._inner.async_generate(s, sampling_params)
+        self._write({"asked": asked, "text": text, "meta": meta})
+        return text, meta
+
+    async def async_generate_stream(
+        self, s: Prompt, sampling_params: SglSamplingParams
+    ) -> AsyncGenerator[tuple[str, Meta], None]:
+        asked = _for_generation(s, sampling_params)
+        pieces: list[str] = []
+        meta: Meta = {}
+        stream = self._inner.async_generate_stream(s, sampling_params)
+        try:
+            async for piece, meta in stream:
+                pieces.append(piece)
+                yield piece, meta
+        finally:
+            await stream.aclose()
+        line = {"asked": asked, "text": "".join(pieces), "meta": meta, "pieces": pieces}
+        self._write(line)
+
+    async def async_select(
+        self,
+        s: Prompt,
+        choices: list[str],
+        temperature: float,
+        choices_method: ChoicesSamplingMethod,
+    ) -> ChoicesDecision:
+        asked = _for_selection(s, choices, temperature, choices_method)
+        found = await self._inner.async_select(s, choices, temperature, choices_method)
+        self._write({"asked": asked, "text": found.decision, "meta": found.meta_info})
+        return found
+
+    async def async_fill_turn(self, s: Prompt, parts: Sequence[TurnPart]) -> list[Generated]:
+        asked = _for_turn(s, parts)
+        found = await self._inner.async_fill_turn(s, parts)
+        self._write({"asked": asked, "filled": [[text, meta] for text, meta in found]})
+        return found
+
+    async def async_cache_prefix(self, prefix_str: str, media: Sequence[Media] = ()) -> None:
+        await self._inner.async_cache_prefix(prefix_str, media)
+
+    async def async_flush_cache(self) -> bool:
+        return await self._inner.async_flush_cache()
+
+    async def async_get_server_info(self) -> dict[str, Any] | None:
+        return await self._inner.async_get_server_info()
+
+    def begin_program(self, s: Prompt) -> None:
+        self._inner.begin_program(s)
+
+    def end_program(self, s: Prompt) -> None:
+        self._inner.end_program(s)
+
+    def shutdown(self) -> None:
+        """Close the file; the back end that was recorded stays open."""
+        with self._lock:
+            self._file.close()
+
+
+class NotRecorded(RuntimeError):
+    """The program asks what the record does not hold."""
+
+
+class ReplayBackend(AsyncBackend):
+    """Answers what a `RecordingBackend` wrote down, in any order of programs.
+
+    The same request asked several times gets its answers in the order in which they came; when
+    they are used up, that is an error, as anything else that is not in the file is.
+    """
+
+    def __init__(self, path: str | Path, *, repeat: bool = False) -> None:
+        """Read the file.
+
+        Args:
+            path: of the file.
+            repeat: begin again with a request's first answer when all were given.
+
+        Raises:
+            ValueError: it is no record.
+        """
+        super().__init__()
+        self._path = Path(path)
+        self._repeat = repeat
+        self._answers: dict[str, deque[dict[str, Any]]] = defaultdict(deque)
+        with self._path.open(encoding="utf-8") as lines:
+            try:
+                head = json.loads(next(lines, "{}"))
+                if head.get("format") != FORMAT or head.get("version") != VERSION:
+                    raise ValueError(f"its first line names no {FORMAT} of version {VERSION}")
+                for line in lines:
+                    found = json.loads(line)
+                    self._answers[_key(found["asked"])].append(found)
+            except (ValueError, LookupError, AttributeError, TypeError) as error:
+                raise ValueError(f"{self._path} is no record of a back end: {error}") from None
+        self._model_name = head["model"]
+        self.support_api_speculation = bool(head["support_api_speculation"])
+        template = dict(head["chat_template"])
+        style = ChatTemplateStyle[template.pop("style")]
+        markup = {role: tuple(both) for role, both in template["role_prefix_and_suffix"].items()}
+        template["role_prefix_and_suffix"] = markup
+        template["stop_str"] = tuple(template["stop_str"])
+        self.chat_template = ChatTemplate(**template, style=style)
+
+    def get_model_name(self) -> str:
+        return self._model_name or super().get_model_name()
+
+    @property
+    def num_left(self) -> int:
+        """Answers that no program has asked for."""
+        return sum(map(len, self._answers.values()))
+
+    def _take(self, asked: Asked) -> dict[str, Any]:
+        answers = self._answers.get(_key(asked))
+        if not answers:
+            used = " any more" if answers is not None else ""
+            raise NotRecorded(
+                f"{self._path} holds no answer{used} to this {asked['kind']} request, whose text "
+                f"ends with {asked['text'][-80:]!r}."
+            )
+        found = answers.popleft()
+        if self._repeat:
+            answers.append(found)
+        return found
+
+    async def async_generate(self, s: Prompt, sampling_params: SglSamplingParams) -> Generated:
+        found = self._take(_for_generation(s, sampling_params))
+        return found["text"], found["meta"]
+
+    async def async_generate_stream(
+        self, s: Prompt, sampling_params: SglSamplingParams
+    ) -> AsyncGenerator[tuple[str, Meta], None]:
+        found = self._take(_for_generation(s, sampling_params))
+        for piece in found.get("pieces") or [found["text"]]:
+            yield piece, found["meta"]
+
+    async def async_select(
+        self,
+        s: Prompt,
+        choices: list[str],
+        temperature: float,
+        choices_method: ChoicesSamplingMethod,
+    ) -> ChoicesDecision:
+        found = self._take(_for_selection(s, choices, temperature, choices_method))
+        return ChoicesDecision(found["text"], found["meta"])
+
+    async def async_fill_turn(self, s: Prompt, parts: Sequence[TurnPart]) -> list[Generated]:
+        return [(text, meta) for text, meta in self._take(_for_turn(s, parts))["filled"]]
+
+    async def async_flush_cache(self) -> bool:
+        return True
+
+
+def _key(asked: Asked) -> str:
+    return json.dumps(asked, sort_keys=True, ensure_ascii=False, default=str)

@@ -1,0 +1,47 @@
+"""`select` by our own scoring route, or the engine's method of the same name: one request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.lang.backend.base import Prompt
+from headrace.lang.choices import ChoicesDecision, ChoicesSamplingMethod, mean_logprob
+
+_COUNTS = ("prompt_tokens", "cached_tokens", "computed_tokens")
+
+
+def select_payload(s: Prompt, choices: list[str], method: ChoicesSamplingMethod) -> dict[str, Any]:
+    """What `/v1/select` is asked."""
+    return {
+        "text": s.text_,
+        "choices": choices,
+        "unconditional": method.requires_unconditional_logprobs,
+    }
+
+
+def decide(
+    answer: Mapping[str, Any], choices: list[str], method: ChoicesSamplingMethod
+) -> ChoicesDecision:
+    """Let `method` decide over what was answered.
+
+    Returns:
+        With `probs`, each choice's share, and the counts of tokens in its meta information.
+    """
+    scored = answer["choices"]
+    entries = [one["token_logprobs"] for one in scored]
+    decision = method(
+        choices=choices,
+        normalized_prompt_logprobs=[mean_logprob(tokens) for tokens in entries],
+        input_token_logprobs=entries,
+        output_token_logprobs=[[] for _ in scored],
+        unconditional_token_logprobs=(
+            [one["unconditional_token_logprobs"] for one in scored]
+            if method.requires_unconditional_logprobs
+            else None
+        ),
+    )
+    meta = answer["meta_info"]
+    decision.meta_info.update({name: meta[name] for name in _COUNTS})
+    decision.meta_info["probs"] = [one["prob"] for one in scored]
+    return decision

@@ -1,0 +1,116 @@
+"""What API back ends share: the messages of a program, and texts that keep to a turn's pattern."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.lang.backend.base import Message, Prompt, TurnPart
+
+_CHOICE = "choice"
+_SPACE = r"\s*"
+
+
+def open_text(s: Prompt, backend: str) -> str:
+    """What the assistant's open turn holds so far.
+
+    Raises:
+        RuntimeError: no turn of the assistant is open, so a chat model has nothing to answer.
+    """
+    if s.cur_role != "assistant":
+        raise RuntimeError(
+            f"{backend} answers messages: a generation stands in a turn of the assistant, as in "
+            "s += assistant(gen('answer'))."
+        )
+    return s.text_[s.cur_role_begin_pos :]
+
+
+def check_nothing_before(s: Prompt, backend: str) -> None:
+    """Refuse text between the assistant's opening and a generation.
+
+    Raises:
+        RuntimeError: there is some.
+    """
+    if open_text(s, backend).strip():
+        raise RuntimeError(
+            f"{backend} cannot go on inside an answer: a generation comes right after the turn of "
+            "the assistant begins. With @function(num_api_spec_tokens=...) a turn may mix text and "
+            "generations that have a stop."
+        )
+
+
+def choice_schema(choices: Sequence[str]) -> dict[str, Any]:
+    """The JSON schema of an object that holds one of `choices`."""
+    # Of duplicates one is enough; some APIs refuse two.
+    options = list(dict.fromkeys(choices))
+    return {
+        "type": "object",
+        "properties": {_CHOICE: {"type": "string", "enum": options}},
+        "required": [_CHOICE],
+        "additionalProperties": False,
+    }
+
+
+def choice_messages(s: Prompt, choices: Sequence[str], backend: str) -> list[Message]:
+    """The conversation, and the question which of `choices` comes next."""
+    text = open_text(s, backend)
+    begun = f"Your answer begins with {json.dumps(text, ensure_ascii=False)}. " if text else ""
+    listed = json.dumps(list(dict.fromkeys(choices)), ensure_ascii=False)
+    question = f"{begun}Which one of these texts comes next? {listed}"
+    return with_question(s.messages_, question)
+
+
+def with_question(messages: Sequence[Message], question: str) -> list[Message]:
+    """`messages` with `question` asked at the end; the last turn stays one turn of the user."""
+    copied = list(messages)
+    if copied and copied[-1]["role"] == "user" and isinstance(copied[-1]["content"], str):
+        last = copied.pop()
+        question = f"{last['content']}\n\n{question}"
+    return [*copied, {"role": "user", "content": question}]
+
+
+def chosen(answer: str, choices: Sequence[str]) -> str:
+    """The choice that `answer`, an object of `choice_schema`, names.
+
+    Raises:
+        ValueError: the answer holds none of them.
+    """
+    try:
+        found = json.loads(answer)[_CHOICE]
+    except (ValueError, LookupError, TypeError):
+        found = None
+    if found not in choices:
+        raise ValueError(f"The model chose none of {list(choices)}: {answer[:200]!r}.")
+    return str(found)
+
+
+def is_closed_object(schema: Any) -> bool:
+    """Whether a schema refuses keys that it does not name, which strict modes of APIs want."""
+    return isinstance(schema, dict) and schema.get("additionalProperties") is False
+
+
+def split_turn(text: str, parts: Sequence[TurnPart]) -> list[str] | None:
+    """The generations of a turn, found in one text of the whole turn.
+
+    Each generation ends where the constant behind it begins, or at one of its stop strings.
+
+    Returns:
+        `None` when the text does not keep to the pattern.
+    """
+    pattern = _SPACE
+    for part, following in zip(parts, [*parts[1:], None], strict=True):
+        if part.sampling_params is None:
+            constant = part.text or ""
+            # At the turn's begin the model's own white space may differ.
+            pattern += re.escape(constant.lstrip() if pattern == _SPACE else constant)
+            continue
+        stops = [re.escape(stop) for stop in part.sampling_params.stops]
+        if following is None:
+            pattern += f"(.*?)(?:{'|'.join([*stops, r'$'])})" if stops else "(.*)"
+        else:
+            # The constant behind may begin with the stop string itself.
+            pattern += f"(.*?)(?={'|'.join(stops)})" if stops else "(.*?)"
+    found = re.match(pattern, text, re.DOTALL)
+    return None if found is None else list(found.groups())

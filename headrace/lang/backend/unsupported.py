@@ -1,0 +1,59 @@
+"""Arguments that an API cannot honour: said once for each back end, never dropped in silence."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+from headrace.lang.sampling import SglSamplingParams
+
+# What a program's defaults hold asks for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "min_new_tokens": (0,),
+    "n": (1,),
+    "top_k": (-1,),
+    "min_p": (0.0,),
+    "frequency_penalty": (0.0,),
+    "presence_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "ignore_eos": (False,),
+    "return_logprob": (False,),
+    "top_logprobs_num": (0,),
+    "return_text_in_logprobs": (False,),
+    "no_stop_trim": (False,),
+    "skip_special_tokens": (True,),
+}
+_COMMON = frozenset({"max_new_tokens", "stop", "temperature", "top_p"})
+
+
+class UnsupportedArguments:
+    """Warns of arguments that a back end has no place for."""
+
+    def __init__(self, backend: str, honoured: Collection[str]) -> None:
+        """Keep the names.
+
+        Args:
+            backend: its name, for the warning.
+            honoured: fields of `SglSamplingParams` beyond the common ones that have a place.
+        """
+        self._backend = backend
+        self._honoured = _COMMON | set(honoured)
+        self._warned: set[str] = set()
+
+    def check(self, params: SglSamplingParams) -> None:
+        """Warn of what `params` sets and the API cannot do, each name once."""
+        asked = [
+            name
+            for name, value in params.set_fields().items()
+            if name not in self._honoured
+            and value not in _NEUTRAL.get(name, ())
+            and not (isinstance(value, list | tuple | dict) and not value)
+        ]
+        fresh = [name for name in asked if name not in self._warned]
+        if fresh:
+            self._warned.update(fresh)
+            warnings.warn(
+                f"{self._backend} cannot honour {', '.join(fresh)}; the request goes without.",
+                stacklevel=2,
+            )

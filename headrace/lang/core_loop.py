@@ -1,0 +1,168 @@
+"""The one event loop that executes all programs of a process, and the threads of their bodies.
+
+The loop has a thread of its own, so that callers may have any loop, or none. A body that is a plain
+function runs in its caller's thread, or in a thread from here when nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from headrace.engine.loop_thread import LoopThread
+
+T = TypeVar("T")
+
+_IDLE_THREAD_S = 5.0
+
+
+class Threads:
+    """Daemon threads for code that may block: made when none idles, ended when they idle.
+
+    No limit is held here: who hands work over bounds it, as work that waits for other work in the
+    same queue would otherwise never end.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start no thread yet."""
+        self._name = name
+        self._work: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._num_idle = 0
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Run `work`, which must not raise, in a thread."""
+        with self._changed:
+            self._work.append(work)
+            if self._num_idle >= len(self._work):
+                self._changed.notify()
+                return
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Run `work` in a thread and give its result."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def tell(result: Any, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        def run() -> None:
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = work()
+            except StopIteration as raised:
+                # A future refuses it.
+                error = RuntimeError(f"{raised!r} came out of a back end")
+            except BaseException as raised:
+                error = raised
+            loop.call_soon_threadsafe(tell, result, error)
+
+        self.start(run)
+        return await done
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._num_idle += 1
+                has_work = self._changed.wait_for(lambda: bool(self._work), _IDLE_THREAD_S)
+                self._num_idle -= 1
+                if not has_work:
+                    return
+                work = self._work.popleft()
+            work()
+            # What it refers to need not live until the next one comes.
+            del work
+
+
+class Core:
+    """The loop, and the threads for what may block."""
+
+    def __init__(self) -> None:
+        """Start the loop's thread."""
+        self.pid = os.getpid()
+        self.threads = Threads("headrace-body")
+        self._loop = LoopThread("headrace-lang")
+        self._starts: deque[Callable[[], object]] = deque()
+        self._will_start = False
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on the loop's thread, where waiting would stop everything."""
+        return self._loop.is_current
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call on the loop's thread, from any thread."""
+        self._loop.call_soon(callback, *args)
+
+    def start_soon(self, start: Callable[[], object]) -> None:
+        """`call_soon`, for many at once: while the loop is busy they share one waking up."""
+        self._starts.append(start)
+        if not self._will_start:
+            self._will_start = True
+            self._loop.call_soon(self._start_all)
+
+    def _start_all(self) -> None:
+        # First: what is appended from here on is either seen below or wakes the loop again.
+        self._will_start = False
+        while self._starts:
+            self._starts.popleft()()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Any:
+        """Run `coroutine` on the loop; a concurrent future of its result."""
+        return self._loop.submit(coroutine)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` on the loop and wait for it; Ctrl-C cancels it.
+
+        Raises:
+            RuntimeError: called on the loop's own thread, which would wait for itself.
+        """
+        self.refuse_to_block(coroutine)
+        return self._loop.call(coroutine)
+
+    async def call_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` on the loop, awaited from any loop."""
+        if self.is_current:
+            return await coroutine
+        return await self._loop.call_async(coroutine)
+
+    def refuse_to_block(self, coroutine: Coroutine[Any, Any, Any] | None = None) -> None:
+        """Raise where waiting would be a deadlock.
+
+        Raises:
+            RuntimeError: on the loop's own thread.
+        """
+        if self.is_current:
+            if coroutine is not None:
+                coroutine.close()
+            raise RuntimeError(
+                "This would block the loop that it waits for: in an `async def` program use the "
+                "awaitable form."
+            )
+
+
+_core: Core | None = None
+_lock = threading.Lock()
+
+
+def core() -> Core:
+    """The process's core; made when first asked for, and anew in a forked process."""
+    global _core  # noqa: PLW0603 one loop a process is the point
+    found = _core
+    if found is not None and found.pid == os.getpid():
+        return found
+    with _lock:
+        if _core is None or _core.pid != os.getpid():
+            _core = Core()
+        return _core

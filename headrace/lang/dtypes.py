@@ -1,0 +1,77 @@
+"""Python types as outputs: the form of the text, and the value that it stands for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+REGEX_INT = r"[-+]?[0-9]+[ \n]*"
+REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
+REGEX_BOOL = r"(True|False)"
+REGEX_STR = r"\"[\w\d\s]*\""
+
+REGEX_OF_DTYPE = {"int": REGEX_INT, "float": REGEX_FLOAT, "bool": REGEX_BOOL, "str": REGEX_STR}
+# A number ends where something else begins.
+STOPS_OF_DTYPE = {"int": (" ", "\n"), "float": (" ", "\n")}
+
+Parser = Callable[[str], Any]
+
+
+def _bool(text: str) -> bool:
+    word = text.strip()
+    if word not in ("True", "False"):
+        raise ValueError(f"{word!r} is neither True nor False")
+    return word == "True"
+
+
+_PARSERS: dict[str, Parser] = {
+    "int": int,
+    "float": float,
+    "bool": _bool,
+    "str": lambda text: text.strip().removeprefix('"').removesuffix('"'),
+}
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of `dtype`, a type or already a name.
+
+    Raises:
+        ValueError: none of int, float, bool, str.
+    """
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", repr(dtype))
+    if name not in REGEX_OF_DTYPE:
+        raise ValueError(f"dtype must be one of int, float, bool, str, not {name!r}.")
+    return name
+
+
+def parser_of_dtype(name: str) -> Parser:
+    """What makes the value of a generation's text."""
+    return _PARSERS[name]
+
+
+def schema_and_parser(schema: Any) -> tuple[str, Parser]:
+    """The JSON schema of `schema` as text, and what makes the value of a generation's text.
+
+    Args:
+        schema: a Pydantic model, any type that Pydantic describes (a dataclass, a `TypedDict`,
+            `list[int]`), a JSON schema as a dictionary or as text.
+
+    Raises:
+        ValueError: text that is not JSON.
+        TypeError: nothing of that.
+    """
+    if isinstance(schema, dict):
+        return json.dumps(schema), json.loads
+    if isinstance(schema, str):
+        json.loads(schema)
+        return schema, json.loads
+    # Pydantic takes a tenth of a second to import.
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticSchemaGenerationError
+
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(schema)
+    except PydanticSchemaGenerationError as error:
+        raise TypeError(f"{schema!r} has no JSON schema: {error}") from None
+    return json.dumps(adapter.json_schema()), adapter.validate_json

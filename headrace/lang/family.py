@@ -1,0 +1,72 @@
+"""What a program and the children that `fork` makes of it share: one lock, and who waits for what.
+
+All changes happen on the core's loop, or are made by the program's author; whoever waits says what
+for, and is woken when that is so. A wait ends at the latest when the program does: what it is for
+must hold then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from headrace.lang.events import Usage
+from headrace.lang.waiters import Waiters
+
+# The programs whose bodies call this code, the outermost first.
+_bodies: ContextVar[tuple[Family, ...]] = ContextVar("headrace_bodies", default=())
+
+
+class Family(Waiters):
+    """One run of a program.
+
+    Attributes:
+        name: of the function, or None.
+        body_done: whether the function has returned, or raised.
+        body_error: what it raised.
+        ret_value: what it returned.
+        usage: of all its generations, the children's too.
+        on_block: called before a body's thread waits, if anybody wants to know.
+    """
+
+    __slots__ = ("body_done", "body_error", "name", "on_block", "ret_value", "usage")
+
+    def __init__(self, name: str | None, *, has_body: bool) -> None:
+        """Begin; without a body it counts as done."""
+        super().__init__()
+        self.name = name
+        self.body_done = not has_body
+        self.body_error: BaseException | None = None
+        self.ret_value: Any = None
+        self.usage = Usage()
+        self.on_block: Callable[[], None] | None = None
+
+    @contextlib.contextmanager
+    def as_body(self) -> Iterator[None]:
+        """What runs in here is the program's body."""
+        token = _bodies.set((*_bodies.get(), self))
+        try:
+            yield
+        finally:
+            _bodies.reset(token)
+
+    @property
+    def is_own_body(self) -> bool:
+        """Whether the caller is the body, which must not wait for its own end."""
+        return self in _bodies.get()
+
+    def finish_body(self, value: Any, error: BaseException | None) -> None:
+        """The function returned or raised."""
+        with self.lock:
+            self.ret_value = value
+            self.body_error = error
+            self.body_done = True
+            self.on_block = None
+            self.notify()
+
+    def about_to_block(self) -> None:
+        for family in _bodies.get():
+            if family.on_block is not None:
+                family.on_block()

@@ -1,0 +1,446 @@
+"""`@function`: a plain or `async def` function becomes a program that runs against a back end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from headrace.lang import tracer
+from headrace.lang.core_loop import core
+from headrace.lang.executor import StreamExecutor
+from headrace.lang.family import Family
+from headrace.lang.forking import MIN_PREFIX_CHARS
+from headrace.lang.global_config import global_config
+from headrace.lang.program_batch import Batch, BatchOptions
+from headrace.lang.program_errors import is_failed_generation
+from headrace.lang.sampling import SglSamplingParams, program_defaults
+from headrace.lang.state import AsyncProgramState, ProgramState
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SAMPLING = (
+    "max_new_tokens",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "ignore_eos",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "return_text_in_logprobs",
+)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class SglFunction(Generic[P, R]):
+    """A program.
+
+    A parameter of the function that has the name of an option of `run` is the function's: it gets
+    the value, and the option keeps its default.
+
+    Attributes:
+        func: the function itself.
+        num_api_spec_tokens: for back ends that fill a whole turn by one call.
+        bind_arguments: what `bind` set.
+        arg_names: the positional parameters behind `s`.
+        arg_defaults: their defaults, of the last ones.
+        is_async: whether it is `async def`.
+    """
+
+    __name__: str
+    __qualname__: str
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        num_api_spec_tokens: int | None = None,
+        bind_arguments: Mapping[str, Any] | None = None,
+        owner: Any = None,
+    ) -> None:
+        """Look at the parameters.
+
+        Raises:
+            TypeError: the first parameter is not `s`.
+        """
+        self.func = func
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.bind_arguments = dict(bind_arguments or {})
+        self.is_async = inspect.iscoroutinefunction(func)
+        self._owner = owner
+        self._signature = inspect.signature(func)
+        parameters = list(self._signature.parameters.values())
+        names = [parameter.name for parameter in parameters]
+        self._is_method = len(names) > 1 and names[0] != "s" and names[1] == "s"
+        own = parameters[2:] if self._is_method else parameters[1:]
+        if not self._is_method and (not names or names[0] != "s"):
+            raise TypeError(
+                f"The first parameter of {func.__qualname__} must be named s: it is the program's "
+                f"state; it has {', '.join(names) or 'no parameters'}."
+            )
+        positional = [parameter for parameter in own if parameter.kind in _POSITIONAL]
+        self.arg_names = [parameter.name for parameter in positional]
+        self.arg_defaults = tuple(
+            parameter.default
+            for parameter in positional
+            if parameter.default is not parameter.empty
+        )
+        self._declared = {parameter.name for parameter in own}
+        functools.update_wrapper(self, func)
+
+    def __get__(self, owner: Any, kind: type[Any] | None = None) -> SglFunction[..., R]:
+        """A method of `owner`: `def method(self, s, ...)`."""
+        if owner is None or not self._is_method:
+            return self
+        return SglFunction(self.func, self.num_api_spec_tokens, self.bind_arguments, owner)
+
+    def __repr__(self) -> str:
+        return f"<SglFunction {getattr(self, '__qualname__', self.func)}>"
+
+    # ---- running ----
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramState:
+        """`run`; inside of `trace` it is traced too."""
+        scope = tracer.current()
+        if scope is not None:
+            return scope.trace_child(self, args, kwargs)
+        return self.run(*args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run the program.
+
+        The options below are taken from the keywords; all else goes to the function. Sampling
+        options are defaults, which each `gen` may override.
+
+        Args:
+            args: the function's.
+            kwargs: the function's, and these: `max_new_tokens` (or `max_tokens`) 128, `n` 1,
+                `stop`, `stop_token_ids`, `stop_regex`, `temperature` 1.0, `top_p` 1.0, `top_k` -1,
+                `min_p`, `frequency_penalty`, `presence_penalty`, `ignore_eos`, `return_logprob`,
+                `logprob_start_len`, `top_logprobs_num`, `return_text_in_logprobs`; `stream`, to
+                return at once and read by `text_iter`; `backend`; `use_thread`, accepted and
+                ignored.
+
+        Returns:
+            The state. The function has returned (but with `stream`), and what nobody read may
+            still be generated.
+
+        Raises:
+            RuntimeError: no back end.
+            Exception: what the function raised.
+        """
+        call = self._call(args, kwargs)
+        state = call.new_state()
+        if self.is_async:
+            # Its body needs the core's loop; so it goes on by itself.
+            future = core().submit(call.run_async(state))
+            if not call.stream:
+                family = state.stream_executor.family
+                family.wait(lambda: family.body_done)
+                call.raise_own(state)
+            del future
+        elif call.stream:
+            context = contextvars.copy_context()
+            core().threads.start(lambda: context.run(call.run_body, state))
+        else:
+            call.run_body(state)
+            call.raise_own(state)
+        if global_config.verbosity >= 2:
+            print(state.text())  # noqa: T201  what verbosity is for
+        return state
+
+    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """`run` for a coroutine of any loop.
+
+        An `async def` function runs as a task of the caller's loop, a plain one in a thread.
+
+        Returns:
+            The state, with everything done, so that its reads do not wait; with `stream` at once.
+        """
+        call = self._call(args, kwargs)
+        state = call.new_state()
+        body = asyncio.create_task(self._body(call, state))
+        if call.stream:
+            # A task that nothing refers to may be collected.
+            call.keep(body)
+            return state
+        try:
+            await body
+            await state.aio.sync()
+        except asyncio.CancelledError:
+            state.cancel()
+            raise
+        call.raise_own(state)
+        return state
+
+    async def _body(self, call: Call, state: ProgramState) -> None:
+        if self.is_async:
+            await call.run_async(state)
+            return
+        done = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        context = contextvars.copy_context()
+
+        def resolve() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def run() -> None:
+            context.run(call.run_body, state)
+            loop.call_soon_threadsafe(resolve)
+
+        core().threads.start(run)
+        await done
+
+    # ---- many at once ----
+
+    @overload
+    def run_batch(
+        self, batch_kwargs: Iterable[Any], *, return_exceptions: bool = False, **options: Any
+    ) -> list[ProgramState]: ...
+    @overload
+    def run_batch(self, batch_kwargs: Iterable[Any], **options: Any) -> Any: ...
+    def run_batch(self, batch_kwargs: Iterable[Any], **options: Any) -> Any:
+        """Run the program once for each element.
+
+        Args:
+            batch_kwargs: dictionaries of keywords, or sequences of positional arguments, also
+                mixed; an iterator is read as it is needed.
+            options: those of `run` but `stream`, and these: `num_threads`, how many programs run
+                at once, "auto" for many; `progress_bar`; `generator_style`, to get an iterator
+                that gives the states in order, as they are done; `return_exceptions`, to get what
+                a function raised in its state's place.
+
+        Returns:
+            The states in order, with everything done. A generation that failed raises nothing:
+            its state's `error()` tells.
+
+        Raises:
+            TypeError: an element is no dictionary or sequence, or does not fit the function.
+            Exception: what the first function that failed raised, its index named in a note.
+        """
+        batch = self._batch(batch_kwargs, options)
+        return batch.iterate() if batch.options.generator_style else batch.run()
+
+    async def arun_batch(self, batch_kwargs: Iterable[Any], **options: Any) -> list[Any]:
+        """`run_batch` for a coroutine of any loop; `concurrency` is another name of `num_threads`.
+
+        The bodies of `async def` functions run on the frontend's own loop.
+        """
+        if "concurrency" in options:
+            options["num_threads"] = options.pop("concurrency")
+        return await self._batch(batch_kwargs, options).run_async()
+
+    def _batch(self, batch_kwargs: Iterable[Any], options: dict[str, Any]) -> Batch:
+        own = BatchOptions.taken_from(options)
+        options, backend = self._run_options(options, declared=frozenset())
+        if options.keys() - set(_SAMPLING):
+            unknown = ", ".join(sorted(options.keys() - set(_SAMPLING)))
+            raise TypeError(f"run_batch has no option {unknown}; the elements hold arguments.")
+        return Batch(self, batch_kwargs, program_defaults(**options), backend, own)
+
+    # ---- binding, tracing, caching ----
+
+    def bind(self, **kwargs: Any) -> SglFunction[..., R]:
+        """A program with these arguments set; the keywords of a call go before them.
+
+        Raises:
+            TypeError: the function has no such parameters.
+        """
+        unknown = kwargs.keys() - set(self.arg_names) - self._declared
+        if unknown:
+            raise TypeError(
+                f"{self.__qualname__} has no parameter {', '.join(sorted(unknown))}; it has "
+                f"{', '.join(self.arg_names) or 'none'}."
+            )
+        bound = {**self.bind_arguments, **kwargs}
+        return SglFunction(self.func, self.num_api_spec_tokens, bound, self._owner)
+
+    def trace(self, *, backend: Any = None, **kwargs: Any) -> tracer.TracerState:
+        """Run the function with symbols for missing arguments; nothing is sent."""
+        return tracer.trace(self, {**self.bind_arguments, **kwargs}, backend)
+
+    def cache(self, backend: Any = None) -> None:
+        """Let the server cache the constant text that the program begins with, if it is long."""
+        chosen = global_config.backend(backend)
+        prefix = tracer.constant_prefix(self, self.bind_arguments, chosen)
+        if len(prefix) > MIN_PREFIX_CHARS:
+            core().call(chosen.async_cache_prefix(prefix))
+
+    # ---- calls ----
+
+    def call_body(self, state: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function itself; a coroutine of an `async def`."""
+        first = (self._owner, state) if self._is_method else (state,)
+        if self._is_method and self._owner is None:
+            first, args = (args[0], state), args[1:]
+        return self.func(*first, *args, **{**self._bound_beside(args), **kwargs})
+
+    def check_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise for arguments that the function does not take.
+
+        Raises:
+            TypeError: too many, unknown or missing ones.
+        """
+        first = (None, None) if self._is_method else (None,)
+        self._signature.bind(*first, *args, **{**self._bound_beside(args), **kwargs})
+
+    def _bound_beside(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        given = self.arg_names[: len(args)]
+        return {name: value for name, value in self.bind_arguments.items() if name not in given}
+
+    def _run_options(
+        self, kwargs: Mapping[str, Any], declared: Iterable[str]
+    ) -> tuple[dict[str, Any], Any]:
+        options = {k: v for k, v in kwargs.items() if k not in declared}
+        if "max_tokens" in options:
+            options.setdefault("max_new_tokens", options.pop("max_tokens"))
+        backend = options.pop("backend", None)
+        return options, global_config.backend(backend)
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        taken = ("max_tokens", "backend", "stream", "use_thread", *_SAMPLING)
+        free = [name for name in taken if name not in self._declared]
+        options = {name: kwargs[name] for name in free if name in kwargs}
+        own = {name: value for name, value in kwargs.items() if name not in options}
+        stream = bool(options.pop("stream", False))
+        options.pop("use_thread", None)
+        options, backend = self._run_options(options, declared=frozenset())
+        if self.num_api_spec_tokens is not None and not backend.support_api_speculation:
+            warnings.warn(
+                f"{type(backend).__name__} generates one by one: num_api_spec_tokens is ignored.",
+                stacklevel=3,
+            )
+        return Call(self, args, own, program_defaults(**options), backend, stream=stream)
+
+
+class Call:
+    """One run: the arguments, and how it is run."""
+
+    def __init__(
+        self,
+        function: SglFunction[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        defaults: SglSamplingParams,
+        backend: Any,
+        *,
+        stream: bool = False,
+    ) -> None:
+        """Keep them."""
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.defaults = defaults
+        self.backend = backend
+        self.stream = stream
+
+    def new_state(self) -> ProgramState:
+        """The state of a program that is about to begin."""
+        family = Family(self.function.__name__, has_body=True)
+        executor = StreamExecutor(
+            self.backend,
+            self.defaults,
+            family,
+            stream=self.stream,
+            num_api_spec_tokens=self.function.num_api_spec_tokens,
+        )
+        self.backend.begin_program(executor)
+        return ProgramState(executor)
+
+    def run_body(self, state: ProgramState) -> None:
+        """Run a plain function; what it raises is kept."""
+        family = state.stream_executor.family
+        value, error = None, None
+        try:
+            with family.as_body():
+                value = self.function.call_body(state, self.args, self.kwargs)
+        except Exception as raised:
+            error = raised
+        except BaseException as raised:
+            # Ctrl-C, or a task that is cancelled: nobody will read what is on its way.
+            state.cancel()
+            self._finish(state, None, raised)
+            raise
+        self._finish(state, value, error)
+
+    async def run_async(self, state: ProgramState) -> None:
+        """Run an `async def` function; what it raises is kept."""
+        family = state.stream_executor.family
+        value, error = None, None
+        try:
+            with family.as_body():
+                value = await self.function.call_body(state.aio, self.args, self.kwargs)
+        except Exception as raised:
+            error = raised
+        except BaseException as raised:
+            # Ctrl-C, or a task that is cancelled: nobody will read what is on its way.
+            state.cancel()
+            self._finish(state, None, raised)
+            raise
+        self._finish(state, value, error)
+
+    def _finish(self, state: ProgramState, value: Any, error: BaseException | None) -> None:
+        executor = state.stream_executor
+        executor.family.finish_body(value, error)
+        if not executor.is_running:
+            self.backend.end_program(executor)
+
+    def raise_own(self, state: ProgramState) -> None:
+        """Raise what the function raised; a generation that failed is the state's to tell."""
+        error = state.stream_executor.family.body_error
+        if error is not None and not is_failed_generation(error):
+            raise error
+
+    def keep(self, task: asyncio.Task[None]) -> None:
+        """Refer to a task until it is done."""
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+
+@overload
+def function(  # type: ignore[overload-overlap]  # a method's `self` comes before `s`
+    func: Callable[Concatenate[AsyncProgramState, P], Coroutine[Any, Any, R]],
+    num_api_spec_tokens: int | None = None,
+) -> SglFunction[P, R]: ...
+@overload
+def function(
+    func: Callable[Concatenate[ProgramState, P], R], num_api_spec_tokens: int | None = None
+) -> SglFunction[P, R]: ...
+@overload
+def function(
+    func: Callable[..., R], num_api_spec_tokens: int | None = None
+) -> SglFunction[..., R]: ...
+@overload
+def function(
+    func: None = None, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., R]], SglFunction[..., R]]: ...
+def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
+    """Make a program of a function whose first parameter is `s`, bare or with parentheses.
+
+    Args:
+        func: plain, or `async def`, which reads with `await s["name"]`.
+        num_api_spec_tokens: with back ends of chat APIs, fill a turn of several generations by one
+            request of so many tokens.
+
+    Raises:
+        TypeError: the first parameter is not `s`.
+    """
+    if func is None:
+        return lambda given: SglFunction(given, num_api_spec_tokens)
+    return SglFunction(func, num_api_spec_tokens)

@@ -1,0 +1,310 @@
+"""The expressions that a program appends to its state; `headrace.lang.api` builds them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from headrace.lang.choices import ChoicesSamplingMethod
+from headrace.lang.dtypes import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
+from headrace.lang.program_errors import Source
+from headrace.lang.sampling import SglSamplingParams
+
+if TYPE_CHECKING:
+    from headrace.lang.function import SglFunction
+
+__all__ = [
+    "REGEX_BOOL",
+    "REGEX_FLOAT",
+    "REGEX_INT",
+    "REGEX_STR",
+    "SglConstantText",
+    "SglExpr",
+    "SglExprList",
+    "SglFunction",
+    "SglGen",
+    "SglImage",
+    "SglRoleBegin",
+    "SglRoleEnd",
+    "SglSamplingParams",
+    "SglSelect",
+    "SglSeparateReasoning",
+    "SglVarScopeBegin",
+    "SglVarScopeEnd",
+    "SglVideo",
+]
+
+T = TypeVar("T")
+
+_OURS = "headrace.lang."
+
+
+def caller() -> Source | None:
+    """The nearest line that is not the frontend's own."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(_OURS):
+            return Source(frame.f_code.co_filename, frame.f_lineno)
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def refuse(value: object) -> NoReturn:
+    """Say what may stand in an expression.
+
+    Raises:
+        TypeError: always.
+    """
+    hint = ""
+    if isinstance(value, (int, float)):
+        hint = "; str() makes it text"
+    elif hasattr(value, "stream_executor"):
+        hint = "; append its text() or one of its variables"
+    raise TypeError(
+        f"A program takes text and expressions (gen, select, user, ...), not "
+        f"{type(value).__name__} {value if isinstance(value, (int, float)) else ''}".rstrip()
+        + hint
+        + "."
+    )
+
+
+class SglExpr:
+    """Something to append: `+` joins it with text and other expressions."""
+
+    __slots__ = ()
+
+    def parts(self) -> Iterator[SglExpr]:
+        """The expressions it is made of, in order; itself where it is one."""
+        yield self
+
+    def __add__(self, other: SglExpr | str) -> SglExprList:
+        return SglExprList([*self.parts(), *as_expression(other).parts()])
+
+    def __radd__(self, other: SglExpr | str) -> SglExprList:
+        return SglExprList([*as_expression(other).parts(), *self.parts()])
+
+
+class SglExprList(SglExpr):
+    """Expressions one after the other."""
+
+    __slots__ = ("expr_list",)
+
+    def __init__(self, expr_list: Sequence[SglExpr]) -> None:
+        """Keep them in order."""
+        self.expr_list = list(expr_list)
+
+    def parts(self) -> Iterator[SglExpr]:
+        for expression in self.expr_list:
+            yield from expression.parts()
+
+    def __repr__(self) -> str:
+        return f"ExprList({self.expr_list})"
+
+
+class SglConstantText(SglExpr):
+    """Text as it is."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: str) -> None:
+        """Keep `value`."""
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Constant({self.value!r})"
+
+
+class SglGen(SglExpr, Generic[T]):
+    """A generation; as a key of a state (`state[answer]`) it gives the typed value.
+
+    Attributes:
+        name: of the variable, or None.
+        sampling_params: what this generation sets.
+        parse: makes the value of the text.
+        source: where it was built.
+    """
+
+    __slots__ = ("name", "parse", "sampling_params", "source")
+
+    def __init__(
+        self,
+        name: str | None,
+        sampling_params: SglSamplingParams,
+        parse: Callable[[str], T] | None = None,
+    ) -> None:
+        """Keep what `gen` was told."""
+        self.name = name
+        self.sampling_params = sampling_params
+        self.parse = parse
+        self.source = caller()
+
+    def __repr__(self) -> str:
+        return f"Gen({self.name!r})"
+
+
+class SglSelect(SglExpr):
+    """The most likely of some texts."""
+
+    __slots__ = ("choices", "choices_method", "name", "source", "temperature")
+
+    def __init__(
+        self,
+        name: str | None,
+        choices: Sequence[str],
+        temperature: float,
+        choices_method: ChoicesSamplingMethod,
+    ) -> None:
+        """Keep what `select` was told."""
+        self.name = name
+        self.choices = list(choices)
+        self.temperature = temperature
+        self.choices_method = choices_method
+        self.source = caller()
+
+    def __repr__(self) -> str:
+        return f"Select({self.name!r}, choices={self.choices}, {self.choices_method!r})"
+
+
+class SglRoleBegin(SglExpr):
+    """A turn begins."""
+
+    __slots__ = ("role",)
+
+    def __init__(self, role: str) -> None:
+        """Keep whose turn."""
+        self.role = role
+
+    def __repr__(self) -> str:
+        return f"RoleBegin({self.role})"
+
+
+class SglRoleEnd(SglExpr):
+    """A turn ends."""
+
+    __slots__ = ("role",)
+
+    def __init__(self, role: str) -> None:
+        """Keep whose turn."""
+        self.role = role
+
+    def __repr__(self) -> str:
+        return f"RoleEnd({self.role})"
+
+
+class SglVarScopeBegin(SglExpr):
+    """From here on the text is a variable's."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        """Keep the variable's name."""
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"VarScopeBegin({self.name})"
+
+
+class SglVarScopeEnd(SglExpr):
+    """The variable's text is complete."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        """Keep the variable's name."""
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"VarScopeEnd({self.name})"
+
+
+class SglImage(SglExpr):
+    """An image: a path, an address, a data URL, base64, bytes, or an image object."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Any) -> None:
+        """Keep the image; it is read when it is executed."""
+        self.path = path
+
+    def __repr__(self) -> str:
+        return "Image()"
+
+
+class SglVideo(SglExpr):
+    """Frames of a video."""
+
+    __slots__ = ("num_frames", "path")
+
+    def __init__(self, path: Any, num_frames: int) -> None:
+        """Keep the video; it is read when it is executed."""
+        self.path = path
+        self.num_frames = num_frames
+
+    def __repr__(self) -> str:
+        return f"Video({self.num_frames})"
+
+
+class SglSeparateReasoning(SglExpr):
+    """Takes the reasoning out of the generation named `name`.
+
+    Attributes:
+        model_type: of the reasoning parser, `qwen3` for example.
+        name: of the generation.
+    """
+
+    __slots__ = ("model_type", "name")
+
+    def __init__(self, model_type: str, expr: SglExpr) -> None:
+        """Find the generation's name.
+
+        Raises:
+            ValueError: no generation in `expr` has a name.
+        """
+        named = [part for part in expr.parts() if isinstance(part, (SglGen, SglSelect))]
+        names = [part.name for part in named if part.name]
+        if not names:
+            raise ValueError("separate_reasoning needs a generation with a name: gen('answer').")
+        self.name = names[-1]
+        self.model_type = model_type
+
+    @property
+    def reasoning_name(self) -> str:
+        """The variable that holds the reasoning."""
+        return f"{self.name}_reasoning_content"
+
+    def __repr__(self) -> str:
+        return f"SeparateReasoning(model_type={self.model_type}, name={self.name})"
+
+
+def as_expression(value: SglExpr | str) -> SglExpr:
+    """`value`, text as an expression.
+
+    Raises:
+        TypeError: neither text nor an expression.
+    """
+    if isinstance(value, str):
+        return SglConstantText(value)
+    if isinstance(value, SglExpr):
+        return value
+    refuse(value)
+
+
+def names_set(expression: SglExpr) -> list[str]:
+    """The variables that executing `expression` sets."""
+    if isinstance(expression, (SglGen, SglSelect, SglVarScopeEnd)):
+        return [expression.name] if expression.name else []
+    if isinstance(expression, SglSeparateReasoning):
+        return [expression.name, expression.reasoning_name]
+    return []
+
+
+def __getattr__(name: str) -> Any:
+    # It imports this module.
+    if name == "SglFunction":
+        from headrace.lang.function import SglFunction
+
+        return SglFunction
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,77 @@
+"""The text that all programs of a batch begin with, sent once before the first of them.
+
+Nothing runs twice for it: the first two requests of the batch wait here until both are known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from headrace.lang.forking import MIN_PREFIX_CHARS
+
+if TYPE_CHECKING:
+    from headrace.lang.backend.base import BaseBackend
+    from headrace.lang.executor import StreamExecutor
+
+# The second program may wait for something that the first one does.
+_TIMEOUT_S = 1.0
+
+
+class PrefixGate:
+    """Holds the first requests of a batch until their common text is cached."""
+
+    def __init__(self, backend: BaseBackend) -> None:
+        """Hold everything."""
+        self._backend = backend
+        self._opened = asyncio.Event()
+        self._first: str | None = None
+        self._is_sending = False
+
+    def ticket(self, executor: StreamExecutor) -> _Ticket:
+        """What the executor awaits before its first request."""
+        return _Ticket(self, executor)
+
+    def open(self) -> None:
+        """Hold nothing from now on; on the core's loop."""
+        self._opened.set()
+
+    async def arrive(self, executor: StreamExecutor) -> None:
+        """Wait until the common text is known and cached."""
+        if self._opened.is_set():
+            return
+        if self._first is None:
+            self._first = executor.text_
+            asyncio.get_running_loop().call_later(_TIMEOUT_S, self._give_up)
+        elif not self._is_sending:
+            self._is_sending = True
+            await self._send(_common_prefix(self._first, executor.text_))
+        await self._opened.wait()
+
+    def _give_up(self) -> None:
+        if not self._is_sending:
+            self.open()
+
+    async def _send(self, prefix: str) -> None:
+        try:
+            if len(prefix) > MIN_PREFIX_CHARS:
+                # A batch is never worse for it: its own requests tell what is wrong.
+                with contextlib.suppress(Exception):
+                    await self._backend.async_cache_prefix(prefix)
+        finally:
+            self.open()
+
+
+def _common_prefix(one: str, other: str) -> str:
+    differing = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(differing, min(len(one), len(other)))]
+
+
+class _Ticket:
+    def __init__(self, gate: PrefixGate, executor: StreamExecutor) -> None:
+        self._gate = gate
+        self._executor = executor
+
+    def __await__(self) -> Any:
+        return self._gate.arrive(self._executor).__await__()

@@ -1,0 +1,337 @@
+"""Many runs of one program: as many at once as the server can use, whatever their number.
+
+The bodies of plain functions run in one thread, one after the other, as they mostly append and
+return. Where one waits for a variable, or takes its time, another thread goes on with the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from headrace.lang.batch_bar import ProgressBar
+from headrace.lang.core_loop import core
+from headrace.lang.global_config import global_config
+from headrace.lang.prefix import PrefixGate
+from headrace.lang.program_errors import is_failed_generation
+from headrace.lang.sampling import SglSamplingParams
+from headrace.lang.waiters import Waiters
+
+if TYPE_CHECKING:
+    from headrace.lang.backend.base import BaseBackend
+    from headrace.lang.function import Call, SglFunction
+    from headrace.lang.state import ProgramState
+
+# More would wait in the server's queue, or for a connection.
+AUTO_LIVE = 512
+# An iterator is read so far ahead of whoever takes the results.
+AHEAD = 200
+_SLOW_BODY_S = 0.01
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """See `SglFunction.run_batch`."""
+
+    num_threads: int | str = "auto"
+    progress_bar: bool = False
+    generator_style: bool = False
+    return_exceptions: bool = False
+
+    @classmethod
+    def taken_from(cls, options: dict[str, Any]) -> Self:
+        """Those of `options`, which are removed from it.
+
+        Raises:
+            ValueError: not a number of threads.
+        """
+        names = ("num_threads", "progress_bar", "generator_style", "return_exceptions")
+        own = cls(**{name: options.pop(name) for name in names if name in options})
+        number = own.num_threads
+        if number != "auto" and not (isinstance(number, int) and number > 0):
+            raise ValueError(f"num_threads is 'auto' or a number from 1 on, not {number!r}.")
+        return own
+
+    @property
+    def max_live(self) -> int:
+        """How many programs run at once."""
+        return AUTO_LIVE if isinstance(self.num_threads, str) else self.num_threads
+
+    @property
+    def max_threads(self) -> int:
+        """How many bodies may wait or take their time at once."""
+        if isinstance(self.num_threads, str):
+            return max(96, 16 * (os.cpu_count() or 1))
+        return self.num_threads
+
+
+def arguments_of(function: SglFunction[..., Any], index: int, element: Any) -> Arguments:
+    """The arguments that one element of a batch holds.
+
+    Raises:
+        TypeError: no dictionary, record or sequence, or it does not fit the function.
+    """
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    names = getattr(getattr(element, "dtype", None), "names", None)
+    if isinstance(element, Mapping):
+        kwargs = dict(element)
+    elif names:
+        # A record of NumPy.
+        kwargs = {name: element[name] for name in names}
+    elif hasattr(element, "to_dict"):
+        # A row of pandas.
+        kwargs = dict(element.to_dict())
+    elif hasattr(element, "_asdict"):
+        fields = element._asdict()
+        kwargs = {name: fields[name] for name in fields if name in function.arg_names}
+    elif isinstance(element, (str, bytes)) or not hasattr(element, "__iter__"):
+        raise TypeError(
+            f"Element {index} of the batch is {element!r}: give a dictionary of arguments or a "
+            "sequence of them."
+        )
+    else:
+        args = tuple(element)
+    try:
+        function.check_arguments(args, kwargs)
+    except TypeError as error:
+        raise TypeError(f"Element {index} of the batch does not fit: {error}.") from None
+    return args, kwargs
+
+
+class Batch:
+    """One `run_batch`."""
+
+    def __init__(
+        self,
+        function: SglFunction[..., Any],
+        elements: Iterable[Any],
+        defaults: SglSamplingParams,
+        backend: BaseBackend,
+        options: BatchOptions,
+    ) -> None:
+        """Look at the elements, unless they are to be read one by one.
+
+        Raises:
+            TypeError: an element does not fit.
+        """
+        if isinstance(elements, (str, bytes, Mapping)):
+            raise TypeError("run_batch takes the elements as a list, a tuple or an iterator.")
+        self.options = options
+        self._function = function
+        self._defaults = defaults
+        self._backend = backend
+        numbered = (
+            arguments_of(function, index, element) for index, element in enumerate(elements)
+        )
+        self._total: int | None = None
+        if not options.generator_style:
+            listed = list(numbered)
+            self._total = len(listed)
+            self._elements: Iterator[Arguments] = iter(listed)
+        else:
+            if isinstance(elements, Sequence):
+                self._total = len(elements)
+            self._elements = numbered
+        self._waiters = Waiters()
+        self._states: dict[int, ProgramState] = {}
+        self._done: set[int] = set()
+        self._num_started = 0
+        self._num_delivered = 0
+        self._num_running = 0
+        self._num_threads = 0
+        self._num_free = 0
+        self._is_exhausted = self._total == 0
+        self._is_stopped = False
+        self._read_error: BaseException | None = None
+        self._bar = ProgressBar(self._total) if options.progress_bar else None
+        caches = backend.caches_prefixes and global_config.enable_precache_with_tracing
+        wants_gate = caches and self._total != 1 and options.max_live > 1
+        self._gate = PrefixGate(backend) if wants_gate else None
+
+    # ---- taking the results ----
+
+    def run(self) -> list[Any]:
+        """Wait for all."""
+        try:
+            self._begin()
+            self._waiters.wait(self._is_over)
+        finally:
+            self._end()
+        return self._results()
+
+    async def run_async(self) -> list[Any]:
+        """Wait for all, in any loop."""
+        try:
+            self._begin()
+            await self._waiters.wait_async(self._is_over)
+        finally:
+            self._end()
+        return self._results()
+
+    def iterate(self) -> Iterator[Any]:
+        """The states in order, as they are done; leaving early cancels the rest."""
+        try:
+            self._begin()
+            for index in itertools.count():
+                self._waiters.wait(lambda i=index: i in self._done or self._is_over())  # type: ignore[misc]
+                with self._waiters.lock:
+                    if index not in self._done:
+                        break
+                    state = self._states.pop(index)
+                    self._done.discard(index)
+                    self._num_delivered += 1
+                    self._waiters.notify()
+                yield self._result(index, state)
+            if self._read_error is not None:
+                raise self._read_error
+        finally:
+            self._end()
+
+    def _results(self) -> list[Any]:
+        return [self._result(index, self._states[index]) for index in range(self._num_started)]
+
+    def _result(self, index: int, state: ProgramState) -> Any:
+        error = state.stream_executor.family.body_error
+        if error is None or is_failed_generation(error):
+            return state
+        if self.options.return_exceptions:
+            return error
+        error.add_note(f"Raised by element {index} of the batch.")
+        raise error
+
+    def _is_over(self) -> bool:
+        return self._num_running == 0 and (self._is_exhausted or self._is_stopped)
+
+    def _end(self) -> None:
+        with self._waiters.lock:
+            self._is_stopped = True
+            left = [state for index, state in self._states.items() if index not in self._done]
+            self._waiters.notify()
+        if self._gate is not None:
+            core().call_soon(self._gate.open)
+        for state in left:
+            state.cancel()
+        if self._bar is not None:
+            self._bar.close()
+
+    # ---- starting the programs ----
+
+    def _begin(self) -> None:
+        if self._is_exhausted:
+            return
+        if self._function.is_async:
+            core().submit(self._feed())
+        else:
+            self._add_thread()
+            core().call_soon(self._look)
+
+    def _has_room(self) -> bool:
+        if self._is_stopped or self._is_exhausted:
+            return True
+        if self.options.generator_style and self._num_started - self._num_delivered >= AHEAD:
+            return False
+        return self._num_running < self.options.max_live
+
+    def _next(self) -> tuple[Call, ProgramState] | None:
+        """The next program, registered; None when there is none."""
+        from headrace.lang.function import Call
+
+        with self._waiters.lock:
+            if self._is_stopped or self._is_exhausted:
+                return None
+            try:
+                args, kwargs = next(self._elements)
+            except BaseException as error:
+                # An iterator of the user's may raise anything.
+                self._is_exhausted = True
+                if not isinstance(error, StopIteration):
+                    self._read_error = error
+                if self._gate is not None and self._num_started < 2:
+                    core().call_soon(self._gate.open)
+                self._waiters.notify()
+                return None
+            call = Call(self._function, args, kwargs, self._defaults, self._backend)
+            state = call.new_state()
+            index = self._num_started
+            self._num_started += 1
+            self._num_running += 1
+            self._states[index] = state
+            # Nothing comes after the last one, so nobody is left waiting for a thread.
+            self._is_exhausted = self._num_started == self._total
+        executor = state.stream_executor
+        if self._gate is not None:
+            executor.first_request = self._gate.ticket(executor)
+        executor.family.call_when(
+            lambda: executor.is_idle(own_body=False), lambda: self._finish(index)
+        )
+        return call, state
+
+    def _finish(self, index: int) -> None:
+        with self._waiters.lock:
+            self._num_running -= 1
+            self._done.add(index)
+            self._waiters.notify()
+        if self._bar is not None:
+            self._bar.advance()
+
+    # ---- bodies that are plain functions: in threads ----
+
+    def _add_thread(self) -> None:
+        with self._waiters.lock:
+            if self._is_stopped or self._is_exhausted:
+                return
+            if self._num_threads >= self.options.max_threads:
+                return
+            self._num_threads += 1
+            self._num_free += 1
+        context = contextvars.copy_context()
+        core().threads.start(lambda: context.run(self._work))
+
+    def _work(self) -> None:
+        while True:
+            self._waiters.wait(self._has_room)
+            with self._waiters.lock:
+                found = self._next()
+                if found is None:
+                    self._num_threads -= 1
+                    self._num_free -= 1
+                    return
+                self._num_free -= 1
+            call, state = found
+            state.stream_executor.family.on_block = self._on_block
+            call.run_body(state)
+            with self._waiters.lock:
+                self._num_free += 1
+            del call, state, found
+
+    def _on_block(self) -> None:
+        if self._num_free == 0:
+            self._add_thread()
+
+    def _look(self, num_started: int = -1) -> None:
+        """Every few milliseconds: where all threads are busy and nothing begins, add one."""
+        if self._is_stopped or self._is_exhausted:
+            return
+        if self._num_free == 0 and self._num_started == num_started:
+            self._add_thread()
+        loop = asyncio.get_running_loop()
+        loop.call_later(_SLOW_BODY_S, self._look, self._num_started)
+
+    # ---- bodies that are coroutines: on the core's loop ----
+
+    async def _feed(self) -> None:
+        while True:
+            await self._waiters.wait_async(self._has_room)
+            found = self._next()
+            if found is None:
+                return
+            call, state = found
+            call.keep(asyncio.create_task(call.run_async(state)))

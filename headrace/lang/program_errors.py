@@ -1,0 +1,89 @@
+"""What can go wrong in a program, said so that its author finds the place.
+
+ProgramError            a generation failed, or what it would have made is read
+`-- ProgramCancelled    the program was cancelled, or the reader of its stream left
+BackendError            what a server or an API answered instead of a result
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_TAIL_CHARS = 200
+
+
+class Source(NamedTuple):
+    """Where in the user's code an expression was built."""
+
+    file: str
+    line: int
+
+
+class BackendError(RuntimeError):
+    """A back end could not answer.
+
+    Attributes:
+        message: the server's own words.
+        status: the HTTP status, or None where there was no answer.
+        url: what was asked.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, url: str | None = None) -> None:
+        """Keep the server's words."""
+        told = " ".join(part for part in (url, f"answered {status}" if status else "") if part)
+        super().__init__(f"{told}: {message}" if told else message)
+        self.message = message
+        self.status = status
+        self.url = url
+
+
+class ProgramError(KeyError, RuntimeError):
+    """A program could not do what was asked; `__cause__` is the back end's own error.
+
+    It is a `KeyError` too: `except KeyError` around the read of a variable goes on working.
+
+    Attributes:
+        function: name of the program, where it has one.
+        variable: what the generation would have set, where it is named.
+        source: where the generation was built.
+        prompt_tail: the end of the text that it would have continued.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        function: str | None = None,
+        variable: str | None = None,
+        source: Source | None = None,
+        prompt_tail: str = "",
+    ) -> None:
+        """Make one message of what is known."""
+        super().__init__(message)
+        self.message = message
+        self.function = function
+        self.variable = variable
+        self.source = source
+        self.prompt_tail = prompt_tail[-_TAIL_CHARS:]
+
+    def __str__(self) -> str:
+        # A plain KeyError would show the message in quotes.
+        parts = [self.message]
+        if self.function:
+            parts.append(f"in the program {self.function!r}")
+        if self.source:
+            parts.append(f"at {self.source.file}:{self.source.line}")
+        if self.prompt_tail:
+            parts.append(f"after {self.prompt_tail!r}")
+        return ", ".join(parts)
+
+
+class ProgramCancelled(ProgramError):
+    """The program was cancelled before it was done."""
+
+
+def is_failed_generation(error: BaseException | None) -> bool:
+    """Whether a back end's failure or a cancellation is behind it, not a mistake in the program."""
+    return isinstance(error, ProgramError) and (
+        error.__cause__ is not None or isinstance(error, ProgramCancelled)
+    )

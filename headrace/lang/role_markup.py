@@ -1,0 +1,205 @@
+"""Role markup read from a model's chat template: rendered on probes, split, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headrace.lang.chat_template import ChatTemplate, ChatTemplateStyle
+
+Messages = list[dict[str, Any]]
+# Messages and whether the assistant's next turn is opened; `None` where the template refuses.
+Render = Callable[[Messages, bool], str | None]
+
+_SYSTEM, _QUESTION, _ANSWER, _SECOND, _REPLY, _THIRD = (
+    f"Probe{word}Text" for word in ("System", "Question", "Answer", "Second", "Reply", "Third")
+)
+
+
+class _Turns(NamedTuple):
+    """The markup of questions and answers."""
+
+    user: tuple[str, str]
+    assistant: tuple[str, str]
+
+
+def derive_chat_template(render: Render, name: str, *, bos_token: str = "") -> ChatTemplate | None:
+    """The role markup of a model's own chat template.
+
+    Args:
+        render: writes a conversation with that template.
+        name: of the result.
+        bos_token: what the server's tokenizer sets before every prompt by itself; it is no part of
+            the markup.
+
+    Returns:
+        `None` when prefixes and suffixes cannot say what the template writes: then the table in
+        `headrace.lang.chat_template` is the better guess.
+    """
+
+    def write(messages: Messages, *, is_open: bool = False) -> str | None:
+        text = render(messages, is_open)
+        return None if text is None else text.removeprefix(bos_token)
+
+    turns = _find_turns(write)
+    if turns is None:
+        return None
+    found = _add_system(write, turns, name)
+    if found is None or not _writes_the_same(write, found):
+        return None
+    opening = write(_conversation(_QUESTION), is_open=True)
+    closed = write(_conversation(_QUESTION))
+    if opening is not None and closed is not None and opening.startswith(closed):
+        _, suffix = turns.assistant
+        prefix = _opening_prefix(opening[len(closed) :], turns.assistant[0])
+        found.role_prefix_and_suffix["assistant"] = (prefix, suffix)
+    return found
+
+
+def _conversation(*texts: str, system: str | None = None) -> Messages:
+    """Questions and answers in turn."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return first + [
+        {"role": "assistant" if index % 2 else "user", "content": text}
+        for index, text in enumerate(texts)
+    ]
+
+
+def _split(text: str | None, contents: Sequence[str]) -> list[str] | None:
+    """What lies around `contents`, which must be there once each and in that order."""
+    if text is None or any(text.count(content) != 1 for content in contents):
+        return None
+    parts = []
+    for content in contents:
+        before, found, text = text.partition(content)
+        if not found:
+            return None
+        parts.append(before)
+    return [*parts, text]
+
+
+def _find_turns(write: Callable[..., str | None]) -> _Turns | None:
+    texts = (_QUESTION, _ANSWER, _SECOND, _REPLY, _THIRD)
+    parts = _split(write(_conversation(*texts)), texts)
+    whole = _split(write(_conversation(*texts[:2])), texts[:2])
+    if parts is None or whole is None:
+        return None
+    user_suffix, assistant_suffix = parts[-1], whole[-1]
+    # Some templates end the conversation otherwise than a turn in its midst.
+    if not parts[1].startswith(user_suffix) or not parts[2].startswith(assistant_suffix):
+        return None
+    return _Turns(
+        user=(parts[2][len(assistant_suffix) :], user_suffix),
+        assistant=(parts[1][len(user_suffix) :], assistant_suffix),
+    )
+
+
+def _add_system(write: Callable[..., str | None], turns: _Turns, name: str) -> ChatTemplate | None:
+    user_prefix = turns.user[0]
+    found = ChatTemplate(
+        name,
+        None,
+        {"system": ("", ""), "user": turns.user, "assistant": turns.assistant},
+        _stops(turns),
+    )
+    bare = _split(write(_conversation(_QUESTION)), [_QUESTION])
+    if bare is None or not bare[0].endswith(user_prefix):
+        return None
+    before = bare[0].removesuffix(user_prefix)
+    parts = _split(write(_conversation(_QUESTION, system=_SYSTEM)), [_SYSTEM, _QUESTION])
+    if parts is None:
+        # The template has no place for a system turn.
+        return None if before else found
+    if parts[1].endswith(user_prefix):
+        markup = (parts[0], parts[1].removesuffix(user_prefix))
+    elif parts[0].startswith(user_prefix):
+        found.style = ChatTemplateStyle.LLAMA2
+        markup = (parts[0].removeprefix(user_prefix), parts[1])
+    else:
+        return None
+    found.role_prefix_and_suffix["system"] = markup
+    if before:
+        prefix, suffix = markup
+        if len(before) < len(prefix) + len(suffix) or not (
+            before.startswith(prefix) and before.endswith(suffix)
+        ):
+            return None
+        # An empty one is a turn still: Llama 3's holds what the template itself says.
+        found.default_system_prompt = before[len(prefix) : len(before) - len(suffix)]
+    return found
+
+
+def _stops(turns: _Turns) -> tuple[str, ...]:
+    """What ends an answer: its suffix, else how the next question begins."""
+    end = turns.assistant[1].strip() or turns.user[0].strip()
+    return (end,) if end else ()
+
+
+def _writes_the_same(write: Callable[..., str | None], found: ChatTemplate) -> bool:
+    texts = (_QUESTION, _ANSWER, _SECOND, _REPLY, _THIRD)
+    messages = _conversation(*texts)
+    default = found.default_system_prompt
+    mine = _conversation(*texts, system=default)
+    if write(messages) != found.get_prompt(mine):
+        return False
+    if found.role_prefix_and_suffix["system"] == ("", ""):
+        return True
+    messages = _conversation(*texts, system=_SYSTEM)
+    return write(messages) == found.get_prompt(messages)
+
+
+def _opening_prefix(opening: str, plain: str) -> str:
+    """How an answer is opened where the model is to go on.
+
+    Some templates write an empty thought there, which keeps the model from thinking; it is part
+    of the prefix. One that opens a thought does not become part: the model opens it itself.
+    """
+    thoughts = opening.count("<think>") - opening.count("</think>")
+    return opening if opening.startswith(plain) and thoughts <= 0 else plain
+
+
+def template_from_source(
+    source: str | Mapping[str, str], special_tokens: Mapping[str, str], name: str
+) -> ChatTemplate | None:
+    """The role markup of a Jinja chat template; see `derive_chat_template`.
+
+    Args:
+        source: the template's text, or texts by name.
+        special_tokens: `bos_token` and the like, for those that exist.
+        name: of the result.
+    """
+    return template_of_model(None, source, special_tokens, name)
+
+
+def template_of_model(
+    option: str | None,
+    own: str | Mapping[str, str] | None,
+    special_tokens: Mapping[str, str],
+    name: str,
+) -> ChatTemplate | None:
+    """The role markup of the template that a server's chat renders with.
+
+    Args:
+        option: `--chat-template`, where it is given.
+        own: the template of the model's folder.
+        special_tokens: `bos_token` and the like, for those that exist.
+        name: of the result.
+    """
+    # Jinja is loaded where a model shows a template, not with the language.
+    from openai_api.chat_template import load_chat_template
+    from runtime.errors import InvalidRequest, StartupError
+
+    try:
+        template = load_chat_template(option, own, special_tokens)
+    except StartupError:
+        return None
+    if template is None:
+        return None
+
+    def render(messages: Messages, is_open: bool) -> str | None:
+        try:
+            return template.render(messages, add_generation_prompt=is_open)
+        except InvalidRequest:
+            return None
+
+    return derive_chat_template(render, name, bos_token=special_tokens.get("bos_token", ""))

@@ -1,0 +1,275 @@
+"""`Runtime`: a server of ours in a process of its own, for programs of this one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shlex
+import sys
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.engine.server_args import ServerArgs, read_keywords
+from headrace.http_calls import http_request
+from headrace.lang.backend.json_http import JsonHttp, message_of
+from headrace.lang.backend.runtime_endpoint import RuntimeEndpoint
+from headrace.lang.program_errors import BackendError
+from headrace.server_process import (
+    launch_server_cmd,
+    release_port,
+    reserve_port,
+    terminate_process,
+    wait_for_http_ready,
+)
+from runtime.launch.command_line import ENVIRONMENT, option_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_LAST_PORT = 40000
+# These do not show in the machine's list of processes.
+_SECRETS = {
+    name: variable
+    for variable, (_, name) in ENVIRONMENT.items()
+    if name in ("api_key", "admin_api_key", "ssl_keyfile_password")
+}
+
+
+class _OwnEndpoint(RuntimeEndpoint):
+    """Keeps the server that it talks to, whoever else has forgotten it."""
+
+    runtime: Runtime
+
+
+class Runtime:
+    """A server that ends with this object and its endpoint, or with this process.
+
+    It may stand wherever a back end is expected: its `endpoint` is used.
+
+    Attributes:
+        server_args: every argument as it was asked for.
+        url: of the server.
+        generate_url: of its `/generate`.
+        pid: of its process.
+        endpoint: the back end.
+    """
+
+    def __init__(
+        self,
+        log_level: str = "error",
+        launch_timeout: float = 300.0,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Start it and wait until it answers.
+
+        No `if __name__ == "__main__":` is needed.
+
+        Args:
+            log_level: of the server.
+            launch_timeout: seconds to wait for it.
+            *args: none; kept for the signature.
+            **kwargs: the server's arguments with underscores: `model_path`, `port` (the first one
+                to try; another one up to 40000 is taken when it is in use), `api_key`, ...
+
+        Raises:
+            TypeError: an argument that nobody knows.
+            ValueError: a wrong value, or a feature that is not supported.
+            RuntimeError: the server ended; with its last lines.
+            TimeoutError: it did not answer in time.
+        """
+        if args:
+            raise TypeError("Runtime takes the server's arguments by their names.")
+        if kwargs.get("tokenizer_path") is None:
+            kwargs.pop("tokenizer_path", None)
+        arguments, notices = read_keywords({**kwargs, "log_level": log_level})
+        for notice in notices:
+            warnings.warn(notice, stacklevel=2)
+        port = _free_port(arguments.host, arguments.port)
+        self.server_args = dataclasses.replace(arguments, port=port)
+        process, _ = launch_server_cmd(_command(self.server_args), arguments.host, port)
+        # Runs when this is collected and before the interpreter ends, whichever is first.
+        self._finalizer = weakref.finalize(self, terminate_process, process)
+        scheme = "https" if arguments.ssl_certfile else "http"
+        host = "127.0.0.1" if arguments.host in ("0.0.0.0", "localhost") else arguments.host
+        self.url = f"{scheme}://{host}:{port}"
+        self.generate_url = f"{self.url}/generate"
+        self.pid = process.pid
+        try:
+            wait_for_http_ready(f"{self.url}/health", launch_timeout, process, self._headers)
+            self.endpoint = _OwnEndpoint(self.url, api_key=arguments.api_key)
+            self.endpoint.runtime = self
+        except BaseException:
+            self.shutdown()
+            raise
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        key = self.server_args.api_key
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    # ---- generation ----
+
+    def generate(
+        self,
+        prompt: str | list[str],
+        sampling_params: Mapping[str, Any] | None = None,
+        return_logprob: bool = False,
+        logprob_start_len: int | None = None,
+        top_logprobs_num: int | None = None,
+        lora_path: str | None = None,
+        session_id: str | None = None,
+    ) -> str:
+        """What the server's `/generate` answers, as JSON text.
+
+        Args:
+            prompt: one text or several.
+            sampling_params: keys as in the native API.
+            return_logprob: whether log-probabilities are told.
+            logprob_start_len: from which token of the prompt on.
+            top_logprobs_num: how many alternatives of each token.
+            lora_path: the adapter.
+            session_id: of an open session.
+
+        Raises:
+            BackendError: the server refuses.
+        """
+        body: dict[str, Any] = {
+            "text": prompt,
+            "sampling_params": dict(sampling_params or {}),
+            "return_logprob": return_logprob,
+            "logprob_start_len": logprob_start_len,
+            "top_logprobs_num": top_logprobs_num,
+            "lora_path": lora_path,
+        }
+        if session_id is not None:
+            body["session_params"] = {"id": session_id}
+        return self._post("/generate", _without_none(body))
+
+    def encode(self, prompt: str | list[str]) -> str:
+        """What the server's `/encode` answers, as JSON text.
+
+        Raises:
+            BackendError: the server refuses.
+        """
+        return self._post("/encode", {"text": prompt})
+
+    def _post(self, path: str, body: dict[str, Any]) -> str:
+        url = f"{self.url}{path}"
+        answer = http_request(url, json=body, api_key=self.server_args.api_key)
+        if answer.status_code != 200:
+            raise BackendError(message_of(answer.text), status=answer.status_code, url=url)
+        return answer.text
+
+    async def async_generate(
+        self,
+        prompt: Any,
+        sampling_params: Mapping[str, Any] | None = None,
+        session_id: str | None = None,
+    ) -> AsyncGenerator[Any, None]:
+        """What is new in the text, piece by piece; for `async for`, not for `await`.
+
+        With `skip_tokenizer_init` the prompt is token ids, and the server's events are given.
+
+        Raises:
+            BackendError: the server refuses, or fails meanwhile.
+        """
+        skips = self.server_args.skip_tokenizer_init
+        body: dict[str, Any] = {
+            "input_ids" if skips else "text": prompt,
+            "sampling_params": dict(sampling_params or {}),
+            "stream": True,
+        }
+        if session_id is not None:
+            body["session_params"] = {"id": session_id}
+        http = JsonHttp(self.url, self._headers, timeout_s=600.0, max_retries=0)
+        taken = 0
+        try:
+            async with contextlib.aclosing(http.events("/generate", body)) as events:
+                async for event in events:
+                    if "error" in event:
+                        raise BackendError(message_of(json.dumps(event)), url=self.generate_url)
+                    if skips:
+                        yield event
+                        continue
+                    start = 0 if self.server_args.incremental_streaming_output else taken
+                    piece = event["text"][start:]
+                    taken += len(piece)
+                    if piece:
+                        yield piece
+        finally:
+            await http.close()
+
+    add_request = async_generate
+
+    # ---- the server ----
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer, in this process."""
+        from transformers import AutoTokenizer
+
+        arguments = self.server_args
+        return AutoTokenizer.from_pretrained(arguments.tokenizer_path or arguments.model_path)
+
+    def cache_prefix(self, prefix: str) -> None:
+        """Have the server cache what requests will begin with."""
+        self.endpoint.cache_prefix(prefix)
+
+    def start_profile(self) -> None:
+        """Start the server's profiler."""
+        self.endpoint.start_profile()
+
+    def stop_profile(self) -> None:
+        """Stop the server's profiler."""
+        self.endpoint.stop_profile()
+
+    async def get_server_info(self) -> dict[str, Any]:
+        """What the server says of itself."""
+        from headrace.lang.core_loop import core
+
+        return await core().call_async(self.endpoint.async_get_server_info()) or {}
+
+    def shutdown(self) -> None:
+        """End the server and wait until it is gone; harmless when repeated."""
+        self._finalizer()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+def _free_port(host: str, first: int) -> int:
+    for last in (first + 1, _LAST_PORT):
+        with contextlib.suppress(RuntimeError):
+            port, reserved = reserve_port(host, first, last)
+            release_port(reserved)
+            return port
+    raise RuntimeError(f"No free port in [{first}, {_LAST_PORT}) on {host}.")
+
+
+def _command(arguments: ServerArgs) -> str:
+    """The command line without its port; secrets stand before it, for the environment."""
+    before: list[str] = []
+    words = [sys.executable, "-m", "server.launch"]
+    for field in dataclasses.fields(arguments):
+        value = getattr(arguments, field.name)
+        if value == field.default or field.name == "port":
+            continue
+        if field.name in _SECRETS:
+            before.append(f"{_SECRETS[field.name]}={value}")
+        elif value is True:
+            words.append(option_name(field.name))
+        elif isinstance(value, list):
+            words += [option_name(field.name), *map(str, value)] if value else []
+        elif value is not None and value is not False:
+            words.append(f"{option_name(field.name)}={value}")
+    return shlex.join([*before, *words])
+
+
+def _without_none(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if value is not None}

@@ -1,0 +1,194 @@
+"""How a generation is sampled: what `gen` sets over what the program's run sets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.lang.dtypes import REGEX_OF_DTYPE, STOPS_OF_DTYPE
+
+Stop = str | Sequence[str] | None
+
+
+def _strings(stop: Any) -> list[str]:
+    """A list of its own: the caller's list is never changed."""
+    if stop is None:
+        return []
+    return [stop] if isinstance(stop, str) else list(stop)
+
+
+@dataclass(slots=True)
+class SglSamplingParams:
+    """Sampling parameters; None means "whatever the program or the back end takes".
+
+    The names are `gen`'s, but for `max_new_tokens` and `min_new_tokens`, which are the server's.
+    """
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    n: int | None = None
+    stop: Stop = None
+    stop_token_ids: Sequence[int] | None = None
+    stop_regex: Stop = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    ignore_eos: bool | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    dtype: str | None = None
+    repetition_penalty: float | None = None
+    sampling_seed: int | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    lora_path: str | None = None
+    logit_bias: Mapping[str, float] | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    def clone(self) -> SglSamplingParams:
+        """A copy to change."""
+        return dataclasses.replace(self)
+
+    def over(self, defaults: SglSamplingParams) -> SglSamplingParams:
+        """These, and the `defaults` where nothing is set."""
+        # Once a generation: the constructor would take most of its time.
+        merged = object.__new__(SglSamplingParams)
+        for name in _FIELDS:
+            value = getattr(self, name)
+            setattr(merged, name, getattr(defaults, name) if value is None else value)
+        return merged
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings as a new list, those of `dtype` with them."""
+        own = _strings(self.stop)
+        return own + [stop for stop in STOPS_OF_DTYPE.get(self.dtype or "", ()) if stop not in own]
+
+    def grammar_regex(self) -> str | None:
+        """The regular expression that the output keeps to: `dtype`'s before `regex`."""
+        return self.regex if self.dtype is None else REGEX_OF_DTYPE[self.dtype]
+
+    def to_srt_kwargs(self) -> dict[str, Any]:
+        """`sampling_params` of the native `/generate` but for the two flags of `global_config`.
+
+        Every field of the reference's client is there, null where unset; others only when set.
+        """
+        kwargs: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "min_new_tokens": self.min_new_tokens or 0,
+            "n": self.n,
+            "stop": self.stops,
+            "stop_token_ids": list(self.stop_token_ids or ()),
+            "stop_regex": _strings(self.stop_regex),
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "ignore_eos": self.ignore_eos,
+            "regex": self.grammar_regex(),
+            "json_schema": self.json_schema,
+        }
+        for name in _ONLY_WHEN_SET:
+            value = getattr(self, name)
+            if value is not None:
+                kwargs[name] = value
+        return kwargs
+
+    def to_openai_kwargs(self) -> dict[str, Any]:
+        """Arguments of OpenAI's client; `top_k` and `min_p` have no place there."""
+        return {
+            "max_tokens": self.max_new_tokens,
+            "max_completion_tokens": self.max_new_tokens,
+            "n": self.n,
+            "stop": self.stops or None,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+        }
+
+    def to_litellm_kwargs(self) -> dict[str, Any]:
+        """Arguments of LiteLLM's `completion`."""
+        return {
+            "max_tokens": self.max_new_tokens,
+            "stop": self.stops or None,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+        }
+
+    def to_anthropic_kwargs(self) -> dict[str, Any]:
+        """Arguments of Anthropic's `messages.create`; `top_k` only where it limits."""
+        kwargs: dict[str, Any] = {
+            "max_tokens": self.max_new_tokens,
+            "stop_sequences": self.stops,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
+        if self.top_k is not None and self.top_k > 0:
+            kwargs["top_k"] = self.top_k
+        return kwargs
+
+    def to_vertexai_kwargs(self) -> dict[str, Any]:
+        """Fields of Vertex AI's generation settings."""
+        return {
+            "candidate_count": 1,
+            "max_output_tokens": self.max_new_tokens,
+            "stop_sequences": self.stops,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k if self.top_k is not None and self.top_k > 0 else None,
+        }
+
+    def set_fields(self) -> dict[str, Any]:
+        """What is set, by name; for records and messages."""
+        return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(SglSamplingParams))
+_ONLY_WHEN_SET = (
+    "repetition_penalty",
+    "sampling_seed",
+    "ebnf",
+    "structural_tag",
+    "logit_bias",
+    "no_stop_trim",
+)
+
+
+def program_defaults(**given: Any) -> SglSamplingParams:
+    """The reference's defaults of `run`, with what is `given` over them.
+
+    Raises:
+        TypeError: an unknown name.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    return SglSamplingParams(**{**_DEFAULTS, **given})
+
+
+_DEFAULTS: dict[str, Any] = {
+    "max_new_tokens": 128,
+    "min_new_tokens": 0,
+    "n": 1,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "ignore_eos": False,
+}

@@ -1,0 +1,450 @@
+"""What a program holds in its hands: `ProgramState`, and `AsyncProgramState` for `async def`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar, overload
+
+from headrace.lang import ir
+from headrace.lang.events import Event, Usage
+from headrace.lang.executor import StreamExecutor
+from headrace.lang.explain import explain_html, explain_text
+from headrace.lang.forking import AsyncProgramStateGroup, ProgramStateGroup, fork_and_warm
+from headrace.lang.text_readers import AsyncTextIterator, TextIterator, TextReader, VariableReader
+
+T = TypeVar("T")
+Key = str | ir.SglGen[Any]
+
+
+class AppliedExpr(ir.SglExprList):
+    """A turn that is appended already: `s += s.user("x")` appends it once."""
+
+    __slots__ = ("executor",)
+
+    def __init__(self, expression: ir.SglExpr, executor: StreamExecutor) -> None:
+        """Remember whose it is."""
+        super().__init__([expression])
+        self.executor = executor
+
+
+def _name_of(key: Key) -> str:
+    if isinstance(key, ir.SglGen):
+        if key.name is None:
+            raise TypeError("This generation has no name.")
+        return key.name
+    return key
+
+
+def turn(role: str, content: ir.SglExpr | str | None) -> ir.SglExprList:
+    """A whole turn."""
+    inner = [] if content is None else [ir.as_expression(content)]
+    return ir.SglExprList([ir.SglRoleBegin(role), *inner, ir.SglRoleEnd(role)])
+
+
+class _State:
+    """What needs no waiting."""
+
+    def __init__(self, executor: StreamExecutor) -> None:
+        """Show `executor`."""
+        self.stream_executor = executor
+
+    # ---- appending ----
+
+    def __iadd__(self, other: ir.SglExpr | str) -> Self:
+        """Append text or an expression; returns at once.
+
+        Raises:
+            ValueError: None.
+            TypeError: anything else.
+            ProgramError: the program has failed before.
+        """
+        if other is None:
+            raise ValueError("None cannot be appended to a program.")
+        if isinstance(other, AppliedExpr) and other.executor is self.stream_executor:
+            return self
+        self.stream_executor.submit(other)
+        return self
+
+    @overload
+    def role(self, name: str, expr: ir.SglExpr | str) -> AppliedExpr: ...
+    @overload
+    def role(self, name: str, expr: None = None) -> contextlib.AbstractContextManager[None]: ...
+    def role(
+        self, name: str, expr: ir.SglExpr | str | None = None
+    ) -> AppliedExpr | contextlib.AbstractContextManager[None]:
+        """Append a whole turn of `name`, or open one for a `with` block."""
+        if expr is None:
+            return self._scope(ir.SglRoleBegin(name), ir.SglRoleEnd(name))
+        expression = turn(name, expr)
+        self.stream_executor.submit(expression)
+        return AppliedExpr(expression, self.stream_executor)
+
+    @overload
+    def system(self, expr: ir.SglExpr | str) -> AppliedExpr: ...
+    @overload
+    def system(self, expr: None = None) -> contextlib.AbstractContextManager[None]: ...
+    def system(self, expr: Any = None) -> Any:
+        """See `role`."""
+        return self.role("system", expr)
+
+    @overload
+    def user(self, expr: ir.SglExpr | str) -> AppliedExpr: ...
+    @overload
+    def user(self, expr: None = None) -> contextlib.AbstractContextManager[None]: ...
+    def user(self, expr: Any = None) -> Any:
+        """See `role`."""
+        return self.role("user", expr)
+
+    @overload
+    def assistant(self, expr: ir.SglExpr | str) -> AppliedExpr: ...
+    @overload
+    def assistant(self, expr: None = None) -> contextlib.AbstractContextManager[None]: ...
+    def assistant(self, expr: Any = None) -> Any:
+        """See `role`."""
+        return self.role("assistant", expr)
+
+    def var_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A `with` block whose whole text becomes the variable `name`."""
+        return self._scope(ir.SglVarScopeBegin(name), ir.SglVarScopeEnd(name))
+
+    @contextlib.contextmanager
+    def _scope(self, begin: ir.SglExpr, end: ir.SglExpr) -> Generator[None, None, None]:
+        self.stream_executor.submit(begin)
+        try:
+            yield
+        finally:
+            self.stream_executor.close_quietly(end)
+
+    # ---- variables ----
+
+    def set_var(self, name: str, value: Any) -> None:
+        """Set a variable to any object; the text does not change."""
+        executor = self.stream_executor
+        with executor.family.lock:
+            executor.vars.values[name] = value
+            executor.vars.abandoned.discard(name)
+            executor.family.notify()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.set_var(name, value)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the variable is set just now; waits for nothing."""
+        return name in self.stream_executor.vars.values
+
+    # ---- the program ----
+
+    def cancel(self) -> None:
+        """Abort what runs and drop what is queued, in the children too."""
+        self.stream_executor.cancel()
+
+    def usage(self) -> Usage:
+        """Tokens and time so far; of the program with all its children."""
+        return self.stream_executor.family.usage
+
+    def explain(self, html: str | Path | None = None) -> str:
+        """What was done so far, and when: a line an event, with tokens, cached ones, milliseconds.
+
+        Args:
+            html: a file to write as one page too, with the tokens' probabilities where
+                `return_logprob` asked for them.
+        """
+        executor = self.stream_executor
+        with executor.family.lock:
+            text, events = executor.text_, list(executor.events)
+        usage = self.usage()
+        if html is not None:
+            title = executor.family.name or "program"
+            page = explain_html(text, events, usage, title=title)
+            Path(html).write_text(page, encoding="utf-8")
+        return explain_text(text, events, usage)
+
+    @property
+    def events(self) -> list[Event]:
+        """What was executed so far, in order."""
+        return self.stream_executor.events
+
+    def text_async_iter(
+        self, var_name: Key | None = None, return_meta_data: bool = False
+    ) -> AsyncTextIterator:
+        """Pieces of the text, or of a variable, for `async for`.
+
+        Args:
+            var_name: the variable; None for the whole text.
+            return_meta_data: give pairs of piece and meta information; None of the whole text.
+        """
+        executor = self.stream_executor
+        if var_name is None:
+            return AsyncTextIterator(TextReader(executor, with_meta=return_meta_data))
+        name = _name_of(var_name)
+        return AsyncTextIterator(VariableReader(executor, name, with_meta=return_meta_data))
+
+    # ---- once everything is there ----
+
+    def _text(self) -> str:
+        return self.stream_executor.text_
+
+    def _messages(self) -> list[dict[str, Any]]:
+        return self.stream_executor.messages_
+
+    def _error(self) -> BaseException | None:
+        executor = self.stream_executor
+        return executor.error_ or executor.family.body_error
+
+    def _meta(self, name: str) -> Any:
+        with self.stream_executor.family.lock:
+            return self.stream_executor.vars.metas.get(name)
+
+    def _value(self, key: Key, kind: type[Any] | None) -> Any:
+        name = _name_of(key)
+        executor = self.stream_executor
+        text = executor.take(name)
+        if kind is not None:
+            parse: Any = _parser(kind)
+        else:
+            parse = executor.vars.parsers.get(name)
+        if parse is None:
+            return text
+        texts = text if isinstance(text, list) else [text]
+        try:
+            values = [parse(one) for one in texts]
+        except ValueError as error:
+            meta = executor.vars.metas.get(name)
+            reason = meta.get("finish_reason") if isinstance(meta, dict) else None
+            raise ValueError(
+                f"The variable {name!r} is not of its type: {error}. Its text is {text!r}, which "
+                f"ended by {reason}."
+            ) from error
+        return values if isinstance(text, list) else values[0]
+
+
+def _parser(kind: type[Any]) -> Any:
+    from headrace.lang.dtypes import dtype_name, parser_of_dtype, schema_and_parser
+
+    if kind in (int, float, bool, str):
+        return parser_of_dtype(dtype_name(kind))
+    return schema_and_parser(kind)[1]
+
+
+class ProgramState(_State):
+    """A program's state, whose reads wait; for programs that are plain functions."""
+
+    # ---- variables ----
+
+    @overload
+    def __getitem__(self, name: ir.SglGen[T]) -> T: ...
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+    def __getitem__(self, name: Key) -> Any:
+        """The variable's text, once it is there; with the generation itself its typed value.
+
+        Raises:
+            ProgramError: it was not made; a `KeyError` too.
+        """
+        if isinstance(name, ir.SglGen):
+            return self.value(name)
+        return self.get_var(name)
+
+    def get_var(self, name: str) -> Any:
+        """See `__getitem__`."""
+        executor = self.stream_executor
+        executor.family.wait(executor.when_settled(name))
+        return executor.take(name)
+
+    @overload
+    def value(self, name: ir.SglGen[T]) -> T: ...
+    @overload
+    def value(self, name: str, kind: type[T]) -> T: ...
+    @overload
+    def value(self, name: str) -> Any: ...
+    def value(self, name: Key, kind: type[Any] | None = None) -> Any:
+        """The variable as the type that its `gen` names, or as `kind`; with n > 1 a list.
+
+        Raises:
+            ProgramError: it was not made.
+            ValueError: its text is not of that type, cut off by `max_tokens` for example.
+        """
+        executor = self.stream_executor
+        executor.family.wait(executor.when_settled(_name_of(name)))
+        return self._value(name, kind)
+
+    def get_meta_info(self, name: str, timeout: float | None = None) -> Any:
+        """The back end's meta information of a variable; None of an unknown one.
+
+        Raises:
+            TimeoutError: not there after `timeout` seconds.
+        """
+        executor = self.stream_executor
+        executor.family.wait(executor.when_settled(name), timeout)
+        return self._meta(name)
+
+    # ---- the whole ----
+
+    def sync(self) -> None:
+        """Wait until all that was appended is executed."""
+        executor = self.stream_executor
+        executor.family.wait(executor.when_idle())
+
+    def text(self) -> str:
+        """The whole text with its markup; after an error the text so far."""
+        self.sync()
+        return self._text()
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The closed turns, as OpenAI's API writes them."""
+        self.sync()
+        return self._messages()
+
+    def error(self) -> BaseException | None:
+        """The first thing that went wrong, or None."""
+        self.sync()
+        return self._error()
+
+    @property
+    def ret_value(self) -> Any:
+        """What the function returned; waits for it.
+
+        Raises:
+            BaseException: what the function raised.
+        """
+        family = self.stream_executor.family
+        family.wait(lambda: family.body_done)
+        if family.body_error is not None:
+            raise family.body_error
+        return family.ret_value
+
+    def text_iter(self, var_name: Key | None = None) -> TextIterator:
+        """Pieces of the text, or of a variable, for `for`; the whole at once without `stream`."""
+        executor = self.stream_executor
+        if var_name is None:
+            return TextIterator(TextReader(executor))
+        return TextIterator(VariableReader(executor, _name_of(var_name)))
+
+    # ---- children ----
+
+    def fork(
+        self, size: int = 1, position_ids_offset: list[int] | None = None
+    ) -> ProgramStateGroup:
+        """Children that go on by themselves; waits for what was appended before.
+
+        Raises:
+            ProgramError: the program has failed.
+        """
+        self.sync()
+        children = fork_and_warm(self.stream_executor, size, position_ids_offset)
+        return ProgramStateGroup([ProgramState(child) for child in children], self)
+
+    @contextlib.contextmanager
+    def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[ProgramState]:
+        """A `with` block with one child; its variables come back as lists of one."""
+        group = self.fork(1, position_ids_offset)
+        try:
+            yield group[0]
+        finally:
+            group.join()
+
+    @property
+    def aio(self) -> AsyncProgramState:
+        """The same program with awaitable reads."""
+        return AsyncProgramState(self.stream_executor)
+
+    def __repr__(self) -> str:
+        return f"ProgramState({self.text()})"
+
+
+class _Reading(Generic[T]):
+    """`await state["x"]`."""
+
+    __slots__ = ("_key", "_state")
+
+    def __init__(self, state: AsyncProgramState, key: Key) -> None:
+        self._state = state
+        self._key = key
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._state._read(self._key).__await__()
+
+
+class AsyncProgramState(_State):
+    """A program's state, whose reads are awaited; for programs that are `async def`."""
+
+    @overload
+    def __getitem__(self, name: ir.SglGen[T]) -> _Reading[T]: ...
+    @overload
+    def __getitem__(self, name: str) -> _Reading[Any]: ...
+    def __getitem__(self, name: Key) -> Any:
+        """`await` it for the variable's text, or with the generation itself its typed value."""
+        return _Reading(self, name)
+
+    async def _read(self, key: Key) -> Any:
+        if isinstance(key, ir.SglGen):
+            return await self.value(key)
+        return await self.get_var(key)
+
+    async def get_var(self, name: str) -> Any:
+        """See `ProgramState.get_var`."""
+        executor = self.stream_executor
+        await executor.family.wait_async(executor.when_settled(name))
+        return executor.take(name)
+
+    @overload
+    async def value(self, name: ir.SglGen[T]) -> T: ...
+    @overload
+    async def value(self, name: str, kind: type[T]) -> T: ...
+    @overload
+    async def value(self, name: str) -> Any: ...
+    async def value(self, name: Key, kind: type[Any] | None = None) -> Any:
+        """See `ProgramState.value`."""
+        executor = self.stream_executor
+        await executor.family.wait_async(executor.when_settled(_name_of(name)))
+        return self._value(name, kind)
+
+    async def get_meta_info(self, name: str) -> Any:
+        """See `ProgramState.get_meta_info`."""
+        executor = self.stream_executor
+        await executor.family.wait_async(executor.when_settled(name))
+        return self._meta(name)
+
+    async def sync(self) -> None:
+        """See `ProgramState.sync`."""
+        executor = self.stream_executor
+        await executor.family.wait_async(executor.when_idle())
+
+    async def text(self) -> str:
+        """See `ProgramState.text`."""
+        await self.sync()
+        return self._text()
+
+    async def messages(self) -> list[dict[str, Any]]:
+        """See `ProgramState.messages`."""
+        await self.sync()
+        return self._messages()
+
+    async def error(self) -> BaseException | None:
+        """See `ProgramState.error`."""
+        await self.sync()
+        return self._error()
+
+    async def fork(
+        self, size: int = 1, position_ids_offset: list[int] | None = None
+    ) -> AsyncProgramStateGroup:
+        """See `ProgramState.fork`."""
+        await self.sync()
+        children = fork_and_warm(self.stream_executor, size, position_ids_offset)
+        return AsyncProgramStateGroup([AsyncProgramState(child) for child in children], self)
+
+    @contextlib.asynccontextmanager
+    async def copy(
+        self, position_ids_offset: list[int] | None = None
+    ) -> AsyncIterator[AsyncProgramState]:
+        """See `ProgramState.copy`."""
+        group = await self.fork(1, position_ids_offset)
+        try:
+            yield group[0]
+        finally:
+            await group.join()
+
+    def __repr__(self) -> str:
+        return f"AsyncProgramState({self.stream_executor.text_})"

@@ -1,0 +1,148 @@
+"""A program's variables: which are set, which are still to come, and those that stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class VariableStream:
+    """The text of a generation as it comes; whoever reads it does so from the start.
+
+    Attributes:
+        text: so far.
+        chunks: where each piece ended, and the meta information it came with.
+        is_done: whether all is there.
+    """
+
+    __slots__ = ("chunks", "is_done", "text")
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.text = ""
+        self.chunks: list[tuple[int, Any]] = []
+        self.is_done = False
+
+    def add(self, delta: str, meta: Any) -> None:
+        """Take a piece."""
+        self.text += delta
+        self.chunks.append((len(self.text), meta))
+
+
+class Variables:
+    """Values by name.
+
+    Attributes:
+        values: what is set.
+        metas: the back end's meta information.
+        parsers: what makes the typed value of a text.
+        streams: the latest of each name.
+        abandoned: names that were to be set again when the program failed.
+    """
+
+    __slots__ = ("_expected", "abandoned", "metas", "parsers", "streams", "values")
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.values: dict[str, Any] = {}
+        self.metas: dict[str, Any] = {}
+        self.parsers: dict[str, Callable[[str], Any]] = {}
+        self.streams: dict[str, VariableStream] = {}
+        self.abandoned: set[str] = set()
+        self._expected: dict[str, int] = {}
+
+    def expect(self, name: str) -> None:
+        """A queued expression will set `name`."""
+        self._expected[name] = self._expected.get(name, 0) + 1
+
+    def is_expected(self, name: str) -> bool:
+        """Whether a queued expression will set `name`."""
+        return name in self._expected
+
+    def set(
+        self,
+        name: str,
+        value: Any,
+        meta: Any = None,
+        parse: Callable[[str], Any] | None = None,
+    ) -> None:
+        """An expression sets `name`."""
+        left = self._expected.get(name, 0) - 1
+        if left > 0:
+            self._expected[name] = left
+        else:
+            self._expected.pop(name, None)
+        self.values[name] = value
+        self.metas.pop(name, None)
+        self.parsers.pop(name, None)
+        if meta is not None:
+            self.metas[name] = meta
+        if parse is not None:
+            self.parsers[name] = parse
+
+    def begin_stream(self, name: str, stream: VariableStream) -> None:
+        """The text of `name` begins to come."""
+        self.streams[name] = stream
+
+    def abandon(self) -> None:
+        """Nothing more will be set."""
+        self.abandoned.update(self._expected)
+        self._expected.clear()
+
+    def copy(self) -> Variables:
+        """The same values in containers of their own."""
+        copied = Variables()
+        copied.values = dict(self.values)
+        copied.metas = dict(self.metas)
+        copied.parsers = dict(self.parsers)
+        copied.streams = dict(self.streams)
+        return copied
+
+
+class Split(NamedTuple):
+    """A piece of output, taken apart."""
+
+    reasoning: str
+    content: str
+
+
+class Splitter:
+    """Takes the reasoning out of a generation, whole or in pieces."""
+
+    __slots__ = ("_model_type", "_parser", "_prompt_tail")
+
+    def __init__(self, model_type: str, prompt_tail: str) -> None:
+        """Find the parser.
+
+        Args:
+            model_type: its name, `qwen3` for example.
+            prompt_tail: the open turn's text, which may have opened the reasoning already.
+
+        Raises:
+            ValueError: no such parser; the message lists those that are known.
+        """
+        # The server's parsers; they need no torch.
+        from openai_api.reasoning_parsers.registry import REASONING_PARSERS
+
+        kind = REASONING_PARSERS.load(model_type)
+        self._model_type = model_type
+        self._prompt_tail = prompt_tail
+        is_open = prompt_tail.rstrip().endswith(kind.markers[0]) if kind.markers else False
+        self._parser = kind(prompt_is_open=is_open)
+
+    def fresh(self) -> Splitter:
+        """One that has seen nothing."""
+        return Splitter(self._model_type, self._prompt_tail)
+
+    def feed(self, text: str) -> Split:
+        """Take more output."""
+        return Split(*self._parser.feed(text))
+
+    def finish(self) -> Split:
+        """What was held back."""
+        return Split(*self._parser.finish())
+
+    def whole(self, text: str) -> Split:
+        """Take a whole output."""
+        first, last = self.feed(text), self.finish()
+        return Split(first.reasoning + last.reasoning, first.content + last.content)

@@ -1,0 +1,103 @@
+"""Waiting for a condition from any thread and from any event loop, without polling."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+
+from headrace.lang.core_loop import core
+
+
+class _Waiter:
+    __slots__ = ("is_met", "wake")
+
+    def __init__(self, is_met: Callable[[], bool], wake: Callable[[], None]) -> None:
+        self.is_met = is_met
+        self.wake = wake
+
+
+class Waiters:
+    """Who waits for what; whoever changes something calls `notify`.
+
+    Attributes:
+        lock: held while anything is changed, and while a condition is looked at.
+    """
+
+    __slots__ = ("_waiters", "lock")
+
+    def __init__(self) -> None:
+        """Nobody waits."""
+        self.lock = threading.RLock()
+        self._waiters: list[_Waiter] = []
+
+    def notify(self) -> None:
+        """Wake those whose condition holds; under the lock."""
+        if not self._waiters:
+            return
+        met = [waiter for waiter in self._waiters if waiter.is_met()]
+        for waiter in met:
+            self._waiters.remove(waiter)
+            waiter.wake()
+
+    def call_when(self, is_met: Callable[[], bool], callback: Callable[[], None]) -> None:
+        """Call `callback` once, as soon as `is_met`; under the lock, in whoever's thread."""
+        with self.lock:
+            if is_met():
+                callback()
+            else:
+                self._waiters.append(_Waiter(is_met, callback))
+
+    def wait(self, is_met: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Block until `is_met`, which is called under the lock.
+
+        Raises:
+            RuntimeError: called on the core's own thread.
+            TimeoutError: it took too long.
+        """
+        with self.lock:
+            if is_met():
+                return
+            core().refuse_to_block()
+            gate = threading.Lock()
+            gate.acquire()
+            waiter = _Waiter(is_met, gate.release)
+            self._waiters.append(waiter)
+        try:
+            self.about_to_block()
+            if not gate.acquire(timeout=-1 if timeout_s is None else timeout_s):
+                raise TimeoutError(f"Not done after {timeout_s} s.")
+        finally:
+            self._forget(waiter)
+
+    def about_to_block(self) -> None:
+        """Called by a thread before it blocks."""
+
+    async def wait_async(self, is_met: Callable[[], bool]) -> None:
+        """`wait` for the coroutine of any loop."""
+        with self.lock:
+            if is_met():
+                return
+            loop = asyncio.get_running_loop()
+            done: asyncio.Future[None] = loop.create_future()
+
+            def resolve() -> None:
+                if not done.done():
+                    done.set_result(None)
+
+            def wake() -> None:
+                # The loop may have been closed with somebody waiting in it.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(resolve)
+
+            waiter = _Waiter(is_met, wake)
+            self._waiters.append(waiter)
+        try:
+            await done
+        finally:
+            self._forget(waiter)
+
+    def _forget(self, waiter: _Waiter) -> None:
+        with self.lock, contextlib.suppress(ValueError):
+            self._waiters.remove(waiter)

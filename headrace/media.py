@@ -1,0 +1,80 @@
+"""Images and videos as base64 text, and as `image(...)` takes them; for users' programs."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+from headrace.lang.media_input import load_media, load_video
+
+
+def encode_image_base64(image: Any) -> str:
+    """A picture as base64 text.
+
+    Args:
+        image: whatever `image(...)` takes: a path, an address, bytes, a PIL image, ...
+
+    Raises:
+        OSError: no such file, or the address does not answer.
+        TypeError: nothing of that.
+    """
+    return load_media(image).data
+
+
+def load_image(image_file: Any) -> tuple[Any, tuple[int, int] | None]:
+    """A picture, for `image(...)`.
+
+    Args:
+        image_file: whatever `image(...)` takes.
+
+    Returns:
+        A PIL image where Pillow is installed, else the encoded bytes (`image` takes both); and the
+        width and height where a PIL image was given, else `None`.
+
+    Raises:
+        OSError: no such file, or the address does not answer.
+        TypeError: no picture.
+    """
+    if callable(getattr(image_file, "save", None)):
+        return image_file, image_file.size
+    content = base64.b64decode(load_media(image_file).data)
+    try:
+        from PIL import Image
+    except ImportError:
+        return content, None
+    return Image.open(io.BytesIO(content)), None
+
+
+def encode_frame(frame: Any) -> bytes:
+    """One frame of a video as PNG; `frame` is `[height, width, 3]`, uint8, blue first.
+
+    Raises:
+        ImportError: OpenCV is missing.
+        ValueError: no such array.
+    """
+    try:
+        import cv2
+    except ImportError:
+        raise ImportError(
+            "Frames are written by OpenCV: pip install opencv-python-headless"
+        ) from None
+    is_written, png = cv2.imencode(".png", frame)
+    if not is_written:
+        raise ValueError("The frame cannot be written as PNG.")
+    return bytes(png)
+
+
+def encode_video_base64(video_path: str | Path, num_frames: int = 16) -> str:
+    """Frames of a video at equal distances, as `video:` and the base64 of their PNG files.
+
+    Args:
+        video_path: a file.
+        num_frames: how many to take.
+
+    Raises:
+        ImportError: OpenCV is missing.
+        OSError: no such file, or no frames in it.
+    """
+    return load_video(video_path, num_frames).wire

@@ -1,0 +1,186 @@
+"""Experts in Triton: four kernels, or five with the choice, whose launches never depend on data.
+
+Nothing waits for the device and shapes follow from the number of tokens alone, so they stand in
+CUDA graphs: as many programs are launched as any choice could need, and the others end at once.
+Between the kernels are the rows of the gated products, `[num_tokens * num_chosen,
+intermediate_size]`, and those of the second products.
+
+None of it has been timed: `benchmarks.h200.experts` measures the table below and torch's grouped
+products beside it.
+"""
+
+# ruff: noqa: PLR0913 a launch takes what its kernel takes
+
+from functools import partial
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.activation import Activation
+from kernels.experts import PackedExperts
+from kernels.experts.plain import PlainExperts
+from kernels.experts.triton_kernels import choose_kernel, product_kernel, sort_kernel, sum_kernel
+from kernels.linear.triton_invariant import Tile
+from kernels.triton_support.device import SharedMemory, shared_memory
+
+_CHUNK = 1024
+_BLOCK = 1024
+
+
+# By tokens of an expert, on average, at most. For an H200: few tokens read weights as fast as
+# memory gives them, with much in flight; many fill the largest matrix instructions.
+TILES = (
+    (16, Tile(64, 16, 128, 4, 4)),
+    (32, Tile(64, 32, 128, 4, 4)),
+    (96, Tile(64, 64, 64, 4, 4)),
+    (None, Tile(128, 128, 64, 8, 3)),
+)
+# float32 goes through the ordinary cores.
+FLOATS = Tile(32, 16, 32, 4, 2)
+# However many tokens there are: a row then meets the same instructions in every batch.
+INVARIANT = Tile(64, 32, 64, 4, 4)
+
+
+def tile_of(dtype: torch.dtype, num_rows: int, num_experts: int) -> Tile:
+    """Return how products of `num_rows` rows, shared by `num_experts`, are cut."""
+    if dtype is torch.float32:
+        return FLOATS
+    for most, tile in TILES:
+        if most is None or num_rows <= most * num_experts:
+            return tile
+    raise AssertionError("the last has no bound")
+
+
+def stages_of(tile: Tile, dtype: torch.dtype, halves: int, shared: SharedMemory) -> int:
+    """Return how many of a tile's stages a device has room for; no bit depends on it."""
+    block_bytes = (halves * tile.rows + tile.tokens) * tile.columns * dtype.itemsize
+    return shared.stages(tile.num_stages, block_bytes)
+
+
+def most_blocks(num_rows: int, num_experts: int, tokens: int) -> int:
+    """Return how many blocks of `tokens` rows any choice fills, each expert's padded."""
+    return (num_rows + min(num_rows, num_experts) * (tokens - 1)) // tokens
+
+
+class TritonExperts(PlainExperts):
+    """The plain weights; `is_invariant` cuts every number of tokens alike."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor, *, is_invariant: bool) -> None:
+        super().__init__(gate_up, down)
+        self._is_invariant = is_invariant
+
+    def choose(
+        self, logits: Tensor, num_chosen: int, *, sums_to_one: bool
+    ) -> tuple[Tensor, Tensor]:
+        num_tokens, num_experts = logits.shape
+        ids = torch.empty(num_tokens, num_chosen, dtype=torch.int64, device=logits.device)
+        weights = torch.empty(num_tokens, num_chosen, dtype=torch.float32, device=logits.device)
+        if num_tokens:
+            choose_kernel[(num_tokens,)](
+                logits.contiguous(),
+                ids,
+                weights,
+                num_experts,
+                NUM_CHOSEN=num_chosen,
+                SUMS_TO_ONE=sums_to_one,
+                PLACES=triton.next_power_of_2(num_chosen),
+                BLOCK=triton.next_power_of_2(num_experts),
+                num_warps=1,
+            )
+        return ids, weights
+
+    def __call__(
+        self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
+    ) -> Tensor:
+        num_rows = expert_ids.numel()
+        if self._is_invariant:
+            tile = FLOATS if x.dtype is torch.float32 else INVARIANT
+        else:
+            tile = tile_of(x.dtype, num_rows, self.num_experts)
+        return self.run(x, expert_ids, weights, activation, tile)
+
+    def run(
+        self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation, tile: Tile
+    ) -> Tensor:
+        """Compute as a call does, cut by `tile`."""
+        assert x.is_contiguous()
+        assert x.dtype == self._gate_up.dtype
+        num_tokens, num_chosen = expert_ids.shape
+        num_rows, hidden = num_tokens * num_chosen, x.shape[1]
+        out = torch.empty_like(x)
+        if not num_tokens:
+            return out
+        ids, weights = expert_ids.contiguous(), weights.contiguous()
+        num_blocks = most_blocks(num_rows, self.num_experts, tile.tokens)
+        order = torch.empty(num_blocks * tile.tokens, dtype=torch.int32, device=x.device)
+        block_expert = torch.empty(num_blocks, dtype=torch.int32, device=x.device)
+        sort_kernel[(self.num_experts,)](
+            ids,
+            order,
+            block_expert,
+            num_rows,
+            num_blocks,
+            self.num_experts,
+            BLOCK_M=tile.tokens,
+            CHUNK=_CHUNK,
+            BINS=triton.next_power_of_2(self.num_experts + 1),
+            num_warps=4,
+        )
+        multiply = partial(_multiply, order, block_expert, num_rows, tile)
+        inner = x.new_empty(num_rows, self._gate_up.shape[1] // 2)
+        multiply(x, self._gate_up, inner, rows_of_x=num_chosen, activation=activation)
+        made = x.new_empty(num_rows, hidden)
+        multiply(inner, self._down, made, rows_of_x=1, activation=None)
+        sum_kernel[(num_tokens, triton.cdiv(hidden, _BLOCK))](
+            made,
+            ids,
+            weights,
+            out,
+            hidden,
+            self.num_experts,
+            NUM_CHOSEN=num_chosen,
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+        return out
+
+
+def _multiply(
+    order: Tensor,
+    block_expert: Tensor,
+    num_rows: int,
+    tile: Tile,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    rows_of_x: int,
+    activation: Activation | None,
+) -> None:
+    width, in_features = out.shape[1], x.shape[1]
+    halves = weight.shape[1] // width
+    product_kernel[(len(block_expert) * triton.cdiv(width, tile.rows),)](
+        x,
+        weight,
+        out,
+        order,
+        block_expert,
+        num_rows,
+        width,
+        in_features,
+        ROWS_OF_X=rows_of_x,
+        ACTIVATION=activation,
+        EVEN_K=in_features % tile.columns == 0,
+        PRECISION="ieee" if x.dtype is torch.float32 else "tf32",
+        BLOCK_N=tile.rows,
+        BLOCK_M=tile.tokens,
+        BLOCK_K=tile.columns,
+        STAGES=stages_of(tile, x.dtype, halves, shared_memory(x.device)),
+        num_warps=tile.num_warps,
+    )
+
+
+def pack_experts(gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:  # noqa: ARG001
+    """See `kernels.experts.pack_experts`."""
+    return TritonExperts(gate_up, down, is_invariant=False)

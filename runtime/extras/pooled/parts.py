@@ -1,0 +1,32 @@
+"""What a model must know of a text beside its ids: where its parts begin. Both halves read it."""
+
+from __future__ import annotations
+
+import struct
+
+from runtime.requests.extra_spec import ExtraSpec
+
+NAME = "pooled"
+VECTOR = ExtraSpec(NAME, replaces=True)
+_PARTS = struct.Struct("<II")
+
+
+def of_pair(first_tokens: int) -> ExtraSpec:
+    """Asks for a pair's numbers; its first text has so many tokens, 0 where that is no matter."""
+    return _with_parts(first_tokens, 0)
+
+
+def behind_prompt(prompt_tokens: int) -> ExtraSpec:
+    """Asks for a text's numbers without the tokens of its prompt; 0 where they count."""
+    return _with_parts(0, prompt_tokens)
+
+
+def parts_of(params: bytes) -> tuple[int, int]:
+    """Tokens of a pair's first text, and of a text's prompt; 0 for none."""
+    return _PARTS.unpack(params) if params else (0, 0)
+
+
+def _with_parts(first_tokens: int, prompt_tokens: int) -> ExtraSpec:
+    if not first_tokens and not prompt_tokens:
+        return VECTOR
+    return ExtraSpec(NAME, _PARTS.pack(first_tokens, prompt_tokens), replaces=True)

@@ -1,0 +1,1 @@
+"""Which experts each token passed, of a mixture of experts."""

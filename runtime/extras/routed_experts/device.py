@@ -1,0 +1,36 @@
+"""Choices of experts of a step: picked on the device."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from numpy.typing import NDArray
+
+from runtime.extras.device_extras import DeviceExtra, Gathered, PromptPart, Reads, Samples
+
+
+class RoutedExperts(DeviceExtra):
+    """`[layers with experts, chosen]` int32 a position.
+
+    A block begins with the bytes of a position, four of them, little-endian as the ids are.
+    """
+
+    reads: ClassVar[Reads] = "experts"
+
+    def of_samples(self, samples: Samples) -> Gathered:
+        """Gather what new tokens were made of."""
+        return Gathered(samples.rows, [samples.values], _pack)
+
+    def of_prompt(self, part: PromptPart) -> Gathered:
+        """Gather those of the prompt's tokens."""
+        assert part.expert_ids is not None
+        return Gathered(part.rows, [part.expert_ids.to(torch.int32, copy=True)], _pack)
+
+
+def _pack(_: int, arrays: list[NDArray[Any]]) -> bytes:
+    data = arrays[0].astype("<i4").tobytes()
+    return (len(data) // len(arrays[0])).to_bytes(4, "little") + data
+
+
+EXTRA = RoutedExperts

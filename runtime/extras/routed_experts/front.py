@@ -1,0 +1,113 @@
+"""Routed experts as they are asked for and answered."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any, Protocol, TypedDict
+
+from runtime.client.admission import EngineLimits
+from runtime.client.front_extras import AnsweredSample, Asked, ExtraAnswer, FrontExtra
+from runtime.client.generation_stream import GenerationChunk
+from runtime.errors import InvalidRequest
+from runtime.requests.extra_spec import ExtraSpec
+
+NAME = "routed_experts"
+_HEAD = 4
+
+
+class RoutedFields(Protocol):
+    """Its fields of `/generate`; the second means nothing without the first."""
+
+    return_routed_experts: bool | None
+    routed_experts_start_len: int | None
+
+
+class RoutedMeta(TypedDict, total=False):
+    """Its key of `meta_info`: int32 in base64, `[positions, layers with experts, chosen]`."""
+
+    routed_experts: str
+
+
+class RoutedExpertsFront(FrontExtra):
+    """Of every token but the last one, which no step has computed."""
+
+    field = "return_routed_experts"
+    advice = "give routed_experts_start_len"
+
+    def plan(self, body: RoutedFields, asked: Asked) -> Sequence[ExtraSpec | None] | None:
+        """Of all samples or of none.
+
+        Raises:
+            InvalidRequest: the server was not started for it, or a negative start.
+        """
+        if not body.return_routed_experts:
+            return None
+        if NAME not in asked.offered:
+            raise InvalidRequest(
+                "return_routed_experts needs a server of a mixture of experts that was started "
+                "with --enable-return-routed-experts.",
+                param=self.field,
+            )
+        start = body.routed_experts_start_len or 0
+        if start < 0:
+            raise InvalidRequest(
+                f"routed_experts_start_len must be at least 0, got {start}.",
+                param="routed_experts_start_len",
+            )
+        return [ExtraSpec(NAME, prompt_start=start)] * asked.num_prompts
+
+    def check(self, spec: ExtraSpec, num_prompt: int) -> None:
+        """Check what needs the prompt's length.
+
+        Raises:
+            InvalidRequest: a start behind the prompt.
+        """
+        if spec.prompt_start > num_prompt:
+            raise InvalidRequest(
+                f"routed_experts_start_len ({spec.prompt_start}) is larger than the prompt "
+                f"({num_prompt} tokens).",
+                param="routed_experts_start_len",
+            )
+
+    def num_numbers(
+        self, spec: ExtraSpec, num_prompt: int, num_output: int, limits: EngineLimits
+    ) -> int:
+        """An id for each expert of each position."""
+        return (num_prompt - spec.prompt_start + num_output) * limits.experts_per_token
+
+    def answer(self, spec: ExtraSpec, sample: AnsweredSample) -> ExtraAnswer:
+        """An empty answer."""
+        # What the first output token is made of stands at the prompt's last position.
+        return RoutedExpertsAnswer(1 if spec.prompt_start >= len(sample.prompt_ids) else 0)
+
+
+class RoutedExpertsAnswer(ExtraAnswer):
+    """`routed_experts`, when the sample has ended."""
+
+    def __init__(self, num_left_out: int) -> None:
+        """Start empty; so many of the output's positions are left out."""
+        self._num_left_out = num_left_out
+        self._found: dict[bool, list[bytes]] = {True: [], False: []}
+        self._num_tokens = 0
+        self._size = 0
+
+    def add(self, chunk: GenerationChunk, *, incremental: bool) -> None:  # noqa: ARG002
+        """Take in a chunk; nothing is shown before the last."""
+        self._num_tokens += len(chunk.token_ids)
+        for is_input, found in self._found.items():
+            for block in chunk.blocks(NAME, is_input=is_input):
+                self._size = int.from_bytes(block.data[:_HEAD], "little")
+                found.append(block.data[_HEAD:])
+
+    def at_end(self) -> dict[str, Any]:
+        """The key of the last answer's `meta_info`."""
+        outputs = b"".join(self._found[False])
+        # After a stop string some may lie behind the last token of the answer.
+        most = max(self._num_tokens, 1) * self._size
+        outputs = outputs[self._num_left_out * self._size : most]
+        data = b"".join(self._found[True]) + outputs
+        return {"routed_experts": base64.b64encode(data).decode()}
+
+
+EXTRA = RoutedExpertsFront()

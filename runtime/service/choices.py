@@ -1,0 +1,222 @@
+"""How probable each of several continuations of one prompt is, token by token."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Annotated, TypedDict
+
+import msgspec
+
+from runtime.client.json_body import work_out
+from runtime.client.large_body import MAX_NUMBERS
+from runtime.client.tokenization import check_num_chars, encode_prompts, encode_texts
+from runtime.errors import InvalidRequest
+from runtime.extras.logprobs.answer import TripleBody
+from runtime.extras.logprobs.front import MAX_TOKEN_IDS
+from runtime.requests.bounds import at_most
+from runtime.service.choice_plan import ChoicePlan
+from runtime.service.context import ServiceContext
+from runtime.service.prefills import Prefill, prefill
+from runtime.service.streams import new_id
+
+MAX_CHOICES = MAX_TOKEN_IDS
+
+
+class SelectBody(msgspec.Struct, kw_only=True):
+    """`/v1/select` as it arrives; keys that are not listed here are ignored."""
+
+    choices: Annotated[list[str | list[int]], at_most(MAX_CHOICES)]
+    text: str | None = None
+    input_ids: list[int] | None = None
+    unconditional: bool = False
+    rid: str | None = None
+
+
+class Choice(TypedDict):
+    """One of them.
+
+    A triple is log-probability, id and text of a token; the first is `null` where nothing precedes
+    the token. `logprob` is the sum, `prob` the share among all choices.
+    """
+
+    token_logprobs: list[TripleBody]
+    unconditional_token_logprobs: list[TripleBody] | None
+    logprob: float
+    prob: float
+
+
+class SelectMeta(TypedDict):
+    """Of all choices together.
+
+    Of the prompt's tokens `cached_tokens` were in the prefix cache when the request came;
+    `computed_tokens` were computed, for all choices.
+    """
+
+    id: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    weight_version: str
+    e2e_latency: float
+
+
+class Choices(TypedDict):
+    """The choices in the order in which they were given."""
+
+    id: str
+    choices: list[Choice]
+    meta_info: SelectMeta
+
+
+async def select(context: ServiceContext, body: SelectBody, body_size: int = 0) -> Choices:
+    """Score every choice as what comes right after the prompt, or none.
+
+    The tokens of a choice are those of prompt and choice together, from the first place on at
+    which one of the choices leaves the prompt's own tokens: a blank that ends the prompt and begins
+    the token of a word counts for all of them. What they share is computed once.
+
+    Args:
+        context: the server's.
+        body: the request.
+        body_size: bytes it came in; what takes longer with a large one leaves the event loop.
+
+    Raises:
+        InvalidRequest: something in `body` is wrong, or the model gives no tokens.
+        PrefillAborted: the request was aborted.
+    """
+    started_at = time.perf_counter()
+    if context.model.gives != "tokens":
+        raise InvalidRequest(
+            "/v1/select needs a model that generates text; this server's "
+            f"({context.model.architecture}) gives {context.model.gives}."
+        )
+    await work_out(body_size, _check, body, context.client.limits.vocab_size)
+    prompt, encoded = await _encoded(context, body)
+    num_tokens = len(prompt) * len(body.choices)
+    num_tokens += sum(len(each) for each in body.choices if isinstance(each, list))
+    if num_tokens > MAX_NUMBERS:
+        raise InvalidRequest(
+            f"The choices, each with the prompt, may have at most {MAX_NUMBERS} tokens together, "
+            f"got {num_tokens}.",
+            param="choices",
+        )
+    sequences, start = await work_out(num_tokens, _sequences, body, prompt, encoded)
+    rid = new_id("select", body.rid)
+    scored = await _score(context, rid, sequences, start)
+    own = [each[start:] for each in sequences]
+    alone = await _score(context, rid, own, 0) if body.unconditional else None
+    first = scored.found[0] if scored.found else None
+    return {
+        "id": rid,
+        "choices": _choices(context, own, scored, alone),
+        "meta_info": {
+            "id": rid,
+            "prompt_tokens": len(prompt),
+            "cached_tokens": 0 if first is None else first.cached_tokens,
+            "computed_tokens": scored.num_computed + (0 if alone is None else alone.num_computed),
+            "weight_version": context.weight_version if first is None else first.weight_version,
+            "e2e_latency": time.perf_counter() - started_at,
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    logprobs: list[list[float | None]]
+    found: list[Prefill]
+    num_computed: int
+
+
+async def _score(
+    context: ServiceContext, rid: str, sequences: list[list[int]], start: int
+) -> _Scored:
+    plan = await work_out(sum(map(len, sequences)), ChoicePlan, sequences, start)
+    prompts = plan.prompts()
+    found = await prefill(context, rid, prompts)
+    num_computed = sum(len(ids) for ids, _ in prompts) - sum(each.cached_tokens for each in found)
+    return _Scored(plan.read(found), found, num_computed)
+
+
+def _check(body: SelectBody, vocab_size: int) -> None:
+    if (body.text is None) == (body.input_ids is None):
+        raise InvalidRequest("Exactly one of text and input_ids must be given.", param="text")
+    if not 1 <= len(body.choices) <= MAX_CHOICES:
+        raise InvalidRequest(
+            f"choices must have 1 to {MAX_CHOICES} entries, got {len(body.choices)}.",
+            param="choices",
+        )
+    for name, ids in [
+        ("input_ids", body.input_ids),
+        *(("choices", each) for each in body.choices),
+    ]:
+        for token_id in ids if isinstance(ids, list) else ():
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest(
+                    f"{name} must be in [0, {vocab_size}), got {token_id}.", param=name
+                )
+
+
+async def _encoded(context: ServiceContext, body: SelectBody) -> tuple[list[int], list[list[int]]]:
+    """The prompt's tokens, and those of each choice that is a text: with a prompt that is one."""
+    texts = [each for each in body.choices if isinstance(each, str)]
+    # Counted before each choice gets the prompt: that could be a thousand times what was sent.
+    check_num_chars(len(body.text or "") * (1 + len(texts)) + sum(map(len, texts)))
+    if body.text is None:
+        encoded = await encode_texts(context.tokenizer, texts, add_special_tokens=False)
+        return body.input_ids or [], encoded
+    wanted: list[str | list[int]] = [body.text, *(body.text + each for each in texts)]
+    prompt, *whole = await encode_prompts(context.tokenizer, wanted, context.client.limits)
+    return prompt, whole
+
+
+def _sequences(
+    body: SelectBody, prompt: list[int], encoded: list[list[int]]
+) -> tuple[list[list[int]], int]:
+    """Prompt and choice for each choice, and from where on one of them is not the prompt."""
+    of_texts = iter(encoded)
+    sequences = []
+    for each in body.choices:
+        ids = next(of_texts) if isinstance(each, str) else each
+        is_whole = isinstance(each, str) and body.text is not None
+        sequences.append(ids if is_whole else [*prompt, *ids])
+    start = len(prompt)
+    for sequence in sequences:
+        if sequence[:start] != prompt[:start]:
+            pairs = zip(prompt[:start], sequence, strict=False)
+            start = next((at for at, (a, b) in enumerate(pairs) if a != b), len(sequence))
+    return sequences, start
+
+
+def _choices(
+    context: ServiceContext,
+    own: list[list[int]],
+    scored: _Scored,
+    alone: _Scored | None,
+) -> list[Choice]:
+    sums = [sum(each for each in values if each is not None) for values in scored.logprobs]
+    most = max(sums)
+    parts = [math.exp(each - most) for each in sums]
+    total = sum(parts)
+    return [
+        {
+            "token_logprobs": _triples(context, ids, scored.logprobs[at]),
+            "unconditional_token_logprobs": (
+                None if alone is None else _triples(context, ids, alone.logprobs[at])
+            ),
+            "logprob": sums[at],
+            "prob": parts[at] / total,
+        }
+        for at, ids in enumerate(own)
+    ]
+
+
+def _triples(
+    context: ServiceContext, ids: list[int], values: list[float | None]
+) -> list[TripleBody]:
+    pieces = None if context.tokenizer.is_missing else context.token_pieces
+    return [
+        (value, token_id, None if pieces is None else pieces.text(token_id))
+        for value, token_id in zip(values, ids, strict=True)
+    ]

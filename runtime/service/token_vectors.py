@@ -1,0 +1,127 @@
+"""A vector for each token of texts, for late interaction: packed until it is sent."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from runtime.client.front_extras import check_kind
+from runtime.client.json_pieces import BATCH, Pieces
+from runtime.errors import InvalidRequest
+from runtime.extras.token_vectors.front import OF_ALL, TokenAnswer
+from runtime.requests.sampling_params import check_priority
+from runtime.service.context import ServiceContext
+from runtime.service.streams import close_all
+from runtime.service.text_embeddings import TextInput, TextOptions, open_texts, read_to_end
+
+_BYTES = 4
+# Encoded at a time; three bytes are four characters.
+_BASE64_BYTES = 3 * 2**12
+
+
+@dataclass(frozen=True)
+class TokenVectors:
+    """One text's.
+
+    Attributes:
+        data: `[prompt_tokens, size]` float32, each row of unit length.
+        size: numbers of a token's vector.
+    """
+
+    data: bytes
+    size: int
+    prompt_tokens: int
+
+    def lists(self) -> list[list[float]]:
+        """As lists of numbers, one for each token."""
+        return list(map(array.tolist, self._rows()))
+
+    def _rows(self) -> Iterator[array[float]]:
+        width = self.size * _BYTES
+        for begin in range(0, len(self.data), width):
+            yield array("f", self.data[begin : begin + width])
+
+
+class TokenVectorsJson(Pieces):
+    """One text's vectors as lists, or in base64 the bytes of all, one row after the other."""
+
+    def __init__(self, found: TokenVectors, encoding_format: str) -> None:
+        """Encode `found` as it is sent."""
+        self.cost = len(found.data) // _BYTES
+        self._found = found
+        self._as_base64 = encoding_format == "base64"
+
+    def pieces(self) -> Iterator[bytes]:
+        """See `Pieces`."""
+        return self._base64() if self._as_base64 else self._lists()
+
+    def _base64(self) -> Iterator[bytes]:
+        numbers = self._found.data
+        if sys.byteorder == "big":
+            swapped = array("f", numbers)
+            swapped.byteswap()
+            numbers = swapped.tobytes()
+        yield b'"'
+        for begin in range(0, len(numbers), _BASE64_BYTES):
+            yield base64.b64encode(numbers[begin : begin + _BASE64_BYTES])
+        yield b'"'
+
+    def _lists(self) -> Iterator[bytes]:
+        comma = b"["
+        width = self._found.size
+        numbers = memoryview(self._found.data).cast("f")
+        for begin in range(0, len(numbers), width):
+            row = numbers[begin : begin + width]
+            opening = b"["
+            # A vector may have a hundred thousand numbers.
+            for first in range(0, width, BATCH):
+                yield comma + opening + orjson.dumps(row[first : first + BATCH].tolist())[1:-1]
+                comma, opening = b",", b""
+            yield b"]"
+        yield b"]"
+
+
+async def embed_tokens(
+    context: ServiceContext, given: Sequence[TextInput], options: TextOptions
+) -> list[TokenVectors]:
+    """The vectors of all tokens of all texts, or none.
+
+    Args:
+        context: the service.
+        given: texts or lists of token ids.
+        options: what else was asked for.
+
+    Raises:
+        InvalidRequest: too many inputs, one that is too long, an answer that would weigh too much,
+            or the model gives no vectors.
+        EmbeddingAborted: one was aborted.
+    """
+    model = context.model
+    check_priority(options.priority)
+    check_kind([OF_ALL], context.client.limits)
+    if model.gives != "vectors":
+        raise InvalidRequest(
+            "Vectors of tokens need a model that gives vectors; this one scores texts."
+        )
+    if options.dimensions not in (None, model.token_size):
+        raise InvalidRequest(
+            f"dimensions must be {model.token_size} for vectors of tokens: they are not shortened.",
+            param="dimensions",
+        )
+    streams = await open_texts(context, given, options, OF_ALL)
+    found = []
+    try:
+        for stream in streams:
+            answer = TokenAnswer()
+            chunk = await read_to_end(stream, answer)
+            size_bytes = chunk.prompt_tokens * model.token_size * _BYTES
+            data = answer.data(size_bytes)
+            found.append(TokenVectors(data, model.token_size, chunk.prompt_tokens))
+    finally:
+        close_all(streams)
+    return found

@@ -1,0 +1,138 @@
+"""`/pooling`: what a model makes of texts, as vLLM asks for it: also a vector for each token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from openai_api.endpoints.embeddings import text_inputs, written
+from openai_api.operation import json_of, operation
+from openai_api.schemas.answers import EmbeddingUsage
+from runtime.checkpoint.model_spec import ModelSpec
+from runtime.client.json_body import read_json
+from runtime.client.json_pieces import JsonItems
+from runtime.errors import InvalidRequest
+from runtime.requests.sampling_params import Int64
+from runtime.service.classes import classify, require_scores
+from runtime.service.context import ServiceContext
+from runtime.service.streams import new_id
+from runtime.service.text_embeddings import TextInput, TextOptions, embed
+from runtime.service.token_vectors import TokenVectorsJson, embed_tokens
+from server.access import Access, AccessRouter
+from server.event_stream import json_answer, unless_disconnected
+from server.request_body import read_raw
+
+Task = Literal["embed", "token_embed", "classify"]
+
+
+class PoolingBody(msgspec.Struct, kw_only=True):
+    """`/pooling` as it arrives; keys that are not listed here are ignored.
+
+    Attributes:
+        input: a text, texts, token ids, or lists of token ids.
+        task: a vector of each text, one of each of its tokens, or the probabilities of its classes;
+            without it what the model gives.
+        encoding_format: numbers as lists, or all of a text's as little-endian float32 in base64.
+    """
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    task: Task | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
+    rid: str | list[str] | None = None
+    priority: Int64 = 0
+    data_parallel_rank: int | None = None
+    user: str | None = None
+
+
+class Pooled(TypedDict):
+    """What came of one input."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[float | list[float]] | str
+
+
+class PooledList(TypedDict):
+    """The answer of `/pooling`."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: EmbeddingUsage
+
+
+_DECODER = msgspec.json.Decoder(PoolingBody)
+
+
+def create_router(context: ServiceContext) -> AccessRouter:
+    """The route."""
+    router = AccessRouter(Access.KEY, tags=["native"])
+
+    async def pool_texts(request: Request) -> Response:
+        """Vectors of texts or of their tokens, or probabilities of their classes."""
+        body = await read_json(await read_raw(request), _DECODER)
+        data, num_tokens, cost = await unless_disconnected(request.receive, _pool(context, body))
+        items = ({"index": i, "object": "pooling", "data": each} for i, each in enumerate(data))
+        answer = {
+            "id": new_id("pool", None),
+            "object": "list",
+            "created": int(time.time()),
+            "model": body.model or context.served_model_name,
+            # Numbers become JSON as they are sent: there may be millions.
+            "data": JsonItems(items, cost),
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        return json_answer(answer)
+
+    documented = operation(PoolingBody, ok=json_of(PooledList))
+    router.add_api_route("/pooling", pool_texts, methods=["POST"], openapi_extra=documented)
+    return router
+
+
+async def _pool(context: ServiceContext, body: PoolingBody) -> tuple[Sequence[object], int, int]:
+    """What came of each text, the tokens of all of them, and how many numbers it is."""
+    given: list[TextInput] = text_inputs(body.input)
+    options = TextOptions(
+        rid=body.rid,
+        dimensions=body.dimensions,
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
+        priority=body.priority,
+        dp_rank=body.data_parallel_rank,
+    )
+    model = context.model
+    task = body.task or _own_task(model)
+    if task == "token_embed":
+        texts = await embed_tokens(context, given, options)
+        packed = [TokenVectorsJson(each, body.encoding_format) for each in texts]
+        return packed, sum(each.prompt_tokens for each in texts), sum(each.cost for each in packed)
+    if task == "classify":
+        require_scores(model, "/pooling with task classify")
+    elif model.gives == "scores":
+        raise InvalidRequest(
+            "task must be classify: this server's model scores texts.", param="task"
+        )
+    found = await embed(context, given, options)
+    numbers: list[Sequence[float]] = [
+        classify(model, each).probabilities if task == "classify" else each.numbers
+        for each in found
+    ]
+    data = [written(each, body.encoding_format) for each in numbers]
+    return data, sum(each.prompt_tokens for each in found), sum(map(len, numbers))
+
+
+def _own_task(model: ModelSpec) -> Task:
+    if model.gives == "scores":
+        return "classify"
+    return "token_embed" if model.pooling.per_token else "embed"

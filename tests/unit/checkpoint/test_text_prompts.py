@@ -1,0 +1,60 @@
+"""What a sentence-transformers folder says of prompts and pooling, in its old words and its new."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runtime.checkpoint.pooling_config import Pooling, read_pooling
+from runtime.checkpoint.text_prompts import TextPrompts, read_prompts
+from runtime.errors import StartupError
+
+
+def prompts_of(folder: Path, **values: object) -> TextPrompts:
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(values))
+    return read_prompts(folder)
+
+
+def pooling_of(folder: Path, **values: object) -> Pooling:
+    modules = [("base.modules.transformer.Transformer", ""), ("pooling.Pooling", "1_Pooling")]
+    listed = [{"type": f"sentence_transformers.{kind}", "path": path} for kind, path in modules]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(values))
+    return read_pooling(folder, "mean", 32)
+
+
+def test_prompts(tmp_path: Path) -> None:
+    assert read_prompts(tmp_path) == TextPrompts()
+    assert prompts_of(tmp_path, prompts=None, similarity_fn_name="cosine") == TextPrompts()
+    named = {"query": "Question: ", "document": None}
+    found = prompts_of(tmp_path, prompts=named, default_prompt_name="query")
+    assert found == TextPrompts({"query": "Question: ", "document": ""}, "query")
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"prompts": ["query"]}, "an object"),
+        ({"prompts": {"query": 5}}, "a text for each name"),
+        ({"default_prompt_name": "query"}, "no prompts"),
+        ({"prompts": {"a": "b"}, "default_prompt_name": ["a"]}, "one of a"),
+    ],
+)
+def test_prompts_that_cannot_be_read(tmp_path: Path, values: dict[str, object], named: str) -> None:
+    with pytest.raises(StartupError, match=named):
+        prompts_of(tmp_path, **values)
+
+
+def test_pooling_in_both_spellings(tmp_path: Path) -> None:
+    for new, old in (("mean", "mean_tokens"), ("cls", "cls_token"), ("lasttoken", "lasttoken")):
+        found = pooling_of(tmp_path, embedding_dimension=32, pooling_mode=new)
+        assert found == pooling_of(tmp_path, **{f"pooling_mode_{old}": True})
+        assert found.include_prompt
+    assert not pooling_of(tmp_path, pooling_mode="mean", include_prompt=False).include_prompt
+
+
+@pytest.mark.parametrize("mode", ["max", ["mean", "cls"], {}, 5])
+def test_pooling_that_is_not_supported(tmp_path: Path, mode: object) -> None:
+    with pytest.raises(StartupError, match="one of mean, cls, lasttoken"):
+        pooling_of(tmp_path, pooling_mode=mode)
