@@ -1,16 +1,26 @@
-"""The gated activation between a feed-forward block's two products."""
+"""The activation between a feed-forward block's two products, gated or not."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Literal, Protocol
 
 from torch import Tensor
+from torch.nn import functional
 
 from kernels.table import Entry, Table
 
-__all__ = ["ACTIVATION", "Activation", "ActivationKernels", "act_and_mul"]
+__all__ = ["ACTIVATION", "Activation", "ActivationKernels", "Unary", "act_and_mul", "unary"]
 
 # What a gate goes through: `gelu_tanh` is the approximation of GELU by a hyperbolic tangent.
 Activation = Literal["silu", "gelu_tanh"]
+# What blocks without a gate go through: `gelu` is the exact one, by the error function.
+Unary = Literal["gelu", "gelu_tanh", "relu", "tanh"]
+_UNARY: dict[Unary, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "tanh": functional.tanh,
+}
 
 
 class ActivationKernels(Protocol):
@@ -40,6 +50,11 @@ ACTIVATION: Table[ActivationKernels] = Table(
 @cache
 def _kernels(device_type: str) -> ActivationKernels:
     return ACTIVATION.choose(device_type).kernels
+
+
+def unary(x: Tensor, activation: Unary) -> Tensor:
+    """Return `activation(x)`, a new tensor; by torch, where no product does it on its way."""
+    return _UNARY[activation](x)
 
 
 def act_and_mul(x: Tensor, activation: Activation) -> Tensor:

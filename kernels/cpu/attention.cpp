@@ -1,8 +1,11 @@
-// Paged causal attention: blocks of queries against blocks of keys, online softmax.
+// Attention over pages, or over texts packed one behind the other: blocks of queries against blocks
+// of keys, online softmax.
 //
 // The query heads that share a key head are rows of one small product, so decode and prefill are
 // the same code with few or many rows. Keys and values of a block are repacked into cache-sized
 // scratch (see gemm.h); the caches themselves are read once per query block and never copied.
+//
+// What is read and written (S) may be wider than what is multiplied (T): float32 in bfloat16 products.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -23,13 +26,24 @@ constexpr int64_t MAX_DIM = 512;
 const float MINUS_INF = -std::numeric_limits<float>::infinity();
 
 struct Sizes {
-    int64_t heads, kv_heads, dim, page_size, max_pages, q_stride, window_left;
+    // A query sees so many keys before and behind its own position; -1 for all of them.
+    int64_t window_left, window_right;
+    int64_t heads, kv_heads, dim, q_stride;
     float scale_log2;
+};
+
+// Where keys and values lie: in pages, or, without a page table, as columns of packed rows.
+template <class S>
+struct Keys {
+    const S *k, *v;
+    const int32_t *page_table;
+    int64_t page_size, max_pages, row_stride;
 };
 
 // Queries [query, query + queries) of a sequence, one key head, keys [key, key_end).
 struct Task {
     int64_t seq, kv_head, query, queries, first_position, key, key_end;
+    int64_t first_token;  // of the sequence, among the queries
 };
 
 // One query row's unfinished softmax over part of its keys.
@@ -78,19 +92,29 @@ inline void multiply(const uint32_t *a, int64_t lda, const uint32_t *b, int64_t 
     product<T, ACCUMULATE>(a, lda, b, ldb, k, c, ldc, m, n);
 }
 
+inline void convert(const float *from, bf16 *to, int64_t n) {
+    for (int64_t i = 0; i < n; i += W) store(to + i, load(from + i));
+}
 template <class T>
+inline void convert(const T *from, T *to, int64_t n) {
+    std::memcpy(to, from, n * sizeof(T));
+}
+
+template <class T, class S>
 struct Attention {
+    static constexpr bool IS_NARROWED = !std::is_same_v<T, S>;
+
     Sizes s;
-    const T *q, *k_cache, *v_cache;
-    const int32_t *page_table;
-    T *out;
+    const S *q;
+    Keys<S> cache;
+    S *out;
 
     int64_t group() const { return s.heads / s.kv_heads; }
 
     size_t scratch_bytes(int64_t rows) const {
         return round64(rows * s.dim * sizeof(T)) + round64(rows * KEYS * 4) +
                round64(rows * KEYS * sizeof(T)) + 2 * round64(KEYS * s.dim * sizeof(T)) +
-               result_bytes(rows);
+               (IS_NARROWED ? round64(KEYS * s.dim * sizeof(T)) : 0) + result_bytes(rows);
     }
     // One set of unfinished results: sums `[rows, dim]`, then the state of each row.
     size_t result_bytes(int64_t rows) const {
@@ -101,39 +125,58 @@ struct Attention {
     }
 
     // Where the keys [base + begin, base + end) of a sequence lie; the rest of the block is 0.
-    void locate(const Task &t, int64_t base, int64_t begin, int64_t end, const T **keys,
-                const T **values) const {
-        const int32_t *pages = page_table + t.seq * s.max_pages;
-        for (int64_t i = 0; i < begin; i++) keys[i] = values[i] = (const T *)ZEROS;
-        for (int64_t i = end; i < KEYS; i++) keys[i] = values[i] = (const T *)ZEROS;
+    void locate(const Task &t, int64_t base, int64_t begin, int64_t end, const S **keys,
+                const S **values) const {
+        for (int64_t i = 0; i < begin; i++) keys[i] = values[i] = (const S *)ZEROS;
+        for (int64_t i = end; i < KEYS; i++) keys[i] = values[i] = (const S *)ZEROS;
+        if (cache.page_table == nullptr) {
+            for (int64_t i = begin; i < end; i++) {
+                int64_t at = (t.first_token + base + i) * cache.row_stride + t.kv_head * s.dim;
+                keys[i] = cache.k + at;
+                values[i] = cache.v + at;
+            }
+            return;
+        }
+        const int32_t *pages = cache.page_table + t.seq * cache.max_pages;
         for (int64_t i = begin; i < end;) {
-            int64_t page = pages[(base + i) / s.page_size], offset = (base + i) % s.page_size;
-            int64_t run = std::min(end - i, s.page_size - offset);
-            int64_t at = ((page * s.kv_heads + t.kv_head) * s.page_size + offset) * s.dim;
+            int64_t page = pages[(base + i) / cache.page_size];
+            int64_t offset = (base + i) % cache.page_size;
+            int64_t run = std::min(end - i, cache.page_size - offset);
+            int64_t at = ((page * s.kv_heads + t.kv_head) * cache.page_size + offset) * s.dim;
             for (int64_t j = 0; j < run; j++, i++, at += s.dim) {
-                keys[i] = k_cache + at;
-                values[i] = v_cache + at;
+                keys[i] = cache.k + at;
+                values[i] = cache.v + at;
             }
         }
     }
 
+    // The same rows as T; those that have to be converted are written to `space`.
+    const T **narrowed(const S **rows, int64_t count, T *space, const T **found) const {
+        if constexpr (!IS_NARROWED) return rows;
+        for (int64_t i = 0; i < count; i++) {
+            convert(rows[i], space + i * s.dim, s.dim);
+            found[i] = space + i * s.dim;
+        }
+        return found;
+    }
+
     // Turns one row of scores into probabilities (relative to its running maximum) and returns
     // the factor that what was gathered before must be scaled by.
-    float softmax_row(const float *scores, T *probs, Partial &state, int64_t low,
-                      int64_t high) const {
+    float softmax_row(const float *scores, T *probs, Partial &state, int64_t low, int64_t high,
+                      int64_t width) const {
         float masked[KEYS];
-        if (low > 0 || high < KEYS) {
-            for (int64_t i = 0; i < KEYS; i++)
+        if (low > 0 || high < width) {
+            for (int64_t i = 0; i < width; i++)
                 masked[i] = i >= low && i < high ? scores[i] : MINUS_INF;
             scores = masked;
         }
         vf top = load(scores);
-        for (int64_t i = W; i < KEYS; i += W) top = max(top, load(scores + i));
+        for (int64_t i = W; i < width; i += W) top = max(top, load(scores + i));
         float row_max = std::max(state.max, max_of(top) * s.scale_log2);
         // Only masked keys so far: any finite number keeps inf - inf away.
         float origin = row_max == MINUS_INF ? 0.0f : row_max;
         vf total = {};
-        for (int64_t i = 0; i < KEYS; i += W) {
+        for (int64_t i = 0; i < width; i += W) {
             vf p = exp2(load(scores + i) * s.scale_log2 - origin);
             total += p;
             store(probs + i, p);
@@ -158,37 +201,45 @@ struct Attention {
         scratch += round64(rows * KEYS * sizeof(T));
         uint32_t *packed_k = (uint32_t *)scratch;
         uint32_t *packed_v = (uint32_t *)(scratch + round64(KEYS * dim * sizeof(T)));
+        T *space = (T *)(scratch + 2 * round64(KEYS * dim * sizeof(T)));
         float *acc = (float *)results;
         Partial *state = states(results, rows);
         std::memset(acc, 0, rows * dim * sizeof(float));
         for (int64_t r = 0; r < rows; r++) state[r] = {MINUS_INF, 0.0f};
 
-        const T *keys[KEYS], *values[KEYS];
+        const S *keys[KEYS], *values[KEYS];
+        const T *found[KEYS];
         for (int64_t base = from / KEYS * KEYS; base < to; base += KEYS) {
             int64_t begin = std::max<int64_t>(0, from - base), end = std::min(KEYS, to - base);
-            // Queries before the block's first key see none of it; with a window, neither do
+            // Queries too far before the block's first key see none of it; with a window, neither do
             // those that are past its last.
-            int64_t first = std::max<int64_t>(0, base + begin - t.first_position);
-            int64_t last = t.queries;
+            int64_t first = 0, last = t.queries;
+            if (s.window_right >= 0)
+                first = std::max<int64_t>(0, base + begin - s.window_right - t.first_position);
             if (s.window_left >= 0)
                 last = std::min(last, base + end + s.window_left - t.first_position);
             if (first >= last) continue;
             // Columns past `end` are never looked at, whatever the packed keys held before.
             int64_t columns = (end + 15) / 16 * 16;
             locate(t, base, begin, end, keys, values);
+            const T **rows_k = narrowed(keys, columns, space, found);
             for (int64_t i = 0; i < columns; i += 16)
-                transpose16((const uint32_t *const *)(keys + i), 16, dim / PER, packed_k + i, KEYS);
+                transpose16((const uint32_t *const *)(rows_k + i), 16, dim / PER, packed_k + i, KEYS);
             const int64_t step = k_step<T>() * PER, filled = (end + step - 1) / step * step;
-            pack_values(values, filled, dim, packed_v);
+            pack_values(narrowed(values, filled, space, found), filled, dim, packed_v);
+            // Probabilities are made of so many columns: all that are multiplied.
+            const int64_t width = std::max(columns, filled);
 
             int64_t row = first * g, n = (last - first) * g;
             multiply<T, false>((const uint32_t *)(query + row * dim), dim / PER, packed_k, KEYS,
                               dim / PER, scores + row * KEYS, KEYS, n, columns);
             for (int64_t r = row; r < row + n; r++) {
                 int64_t position = t.first_position + r / g;
-                int64_t high = std::min(end, position + 1 - base);
+                int64_t high = end;
+                if (s.window_right >= 0) high = std::min(end, position + s.window_right + 1 - base);
                 int64_t low = s.window_left >= 0 ? position - s.window_left - base : 0;
-                float factor = softmax_row(scores + r * KEYS, probs + r * KEYS, state[r], low, high);
+                float factor = softmax_row(scores + r * KEYS, probs + r * KEYS, state[r], low, high,
+                                           width);
                 if (factor != 1.0f) scale_row(acc + r * dim, factor);
             }
             // Keys past the last are values of 0 and have probability 0.
@@ -222,8 +273,7 @@ struct Attention {
     void gather_queries(const Task &t, T *query) const {
         const int64_t width = group() * s.dim;
         for (int64_t i = 0; i < t.queries; i++)
-            std::memcpy(query + i * width, q + (t.query + i) * s.q_stride + t.kv_head * width,
-                        width * sizeof(T));
+            convert(q + (t.query + i) * s.q_stride + t.kv_head * width, query + i * width, width);
     }
 
     // Attends to the keys [from, to), part by part; `scratch` has scratch_bytes.
@@ -241,7 +291,7 @@ struct Attention {
         }
     }
 
-    T *out_row(const Task &t, int64_t row) const {
+    S *out_row(const Task &t, int64_t row) const {
         int64_t token = t.query + row / group(), head = t.kv_head * group() + row % group();
         return out + (token * s.heads + head) * s.dim;
     }
@@ -252,7 +302,7 @@ struct Attention {
         for (int64_t r = 0; r < rows; r++) {
             const float *sums = (const float *)results + r * s.dim;
             float inverse = 1.0f / state[r].sum;
-            T *to = out_row(t, r);
+            S *to = out_row(t, r);
             for (int64_t d = 0; d < s.dim; d += W) store(to + d, load(sums + d) * inverse);
         }
     }
@@ -267,8 +317,9 @@ void plan(const Sizes &s, const int32_t *seq_lens, const int32_t *qo_indptr, int
         for (int64_t at = 0; at < queries; at += block) {
             int64_t n = std::min(block, queries - at), position = keys - queries + at;
             int64_t key = s.window_left < 0 ? 0 : std::max<int64_t>(0, position - s.window_left);
+            int64_t key_end = s.window_right < 0 ? keys : std::min(keys, position + n + s.window_right);
             for (int64_t head = 0; head < s.kv_heads; head++)
-                tasks.push_back({i, head, begin + at, n, position, key, position + n});
+                tasks.push_back({i, head, begin + at, n, position, key, key_end, begin});
         }
     }
     auto cost = [](const Task &t) { return t.queries * (t.key_end - t.key); };
@@ -277,8 +328,8 @@ void plan(const Sizes &s, const int32_t *seq_lens, const int32_t *qo_indptr, int
 }
 
 // Few tasks that do not share out evenly: every part of every task becomes work of its own.
-template <class T>
-void attend_in_parts(const Attention<T> &a, const std::vector<Task> &tasks, size_t scratch_bytes,
+template <class T, class S>
+void attend_in_parts(const Attention<T, S> &a, const std::vector<Task> &tasks, size_t scratch_bytes,
                      size_t result_bytes, int64_t threads) {
     std::vector<int64_t> owner, first(1, 0);
     for (size_t i = 0; i < tasks.size(); i++) {
@@ -303,8 +354,8 @@ void attend_in_parts(const Attention<T> &a, const std::vector<Task> &tasks, size
     }
 }
 
-template <class T>
-void attend(const Attention<T> &a, const std::vector<Task> &tasks, int64_t threads) {
+template <class T, class S>
+void attend(const Attention<T, S> &a, const std::vector<Task> &tasks, int64_t threads) {
     int64_t count = (int64_t)tasks.size(), rows = 0, elements = 0;
     bool decode = true;
     for (const Task &t : tasks) {
@@ -340,14 +391,35 @@ extern "C" void hr_paged_attention(int64_t is_bf16, const void *q, int64_t q_str
                                    int64_t seqs, int64_t heads, int64_t kv_heads, int64_t dim,
                                    int64_t page_size, double scale, int64_t window_left,
                                    void *out, int64_t threads) {
-    Sizes s{heads, kv_heads, dim, page_size, max_pages, q_stride, window_left,
-            (float)(scale * LOG2E)};
+    Sizes s{window_left, 0, heads, kv_heads, dim, q_stride, (float)(scale * LOG2E)};
     std::vector<Task> tasks;
     plan(s, seq_lens, qo_indptr, seqs, tasks);
     auto run = [&](auto *typed) {
         using T = std::remove_pointer_t<decltype(typed)>;
-        Attention<T> a{s, (const T *)q, (const T *)k_cache, (const T *)v_cache, page_table, typed};
-        attend(a, tasks, threads);
+        Keys<T> keys{(const T *)k_cache, (const T *)v_cache, page_table, page_size, max_pages, 0};
+        attend(Attention<T, T>{s, (const T *)q, keys, typed}, tasks, threads);
     };
     is_bf16 ? run((bf16 *)out) : run((float *)out);
+}
+
+// `indptr` holds the bounds of the texts; `kind`: 0 float32, 1 bfloat16, 2 float32 that is multiplied
+// as bfloat16.
+extern "C" void hr_encoder_attention(int64_t kind, const void *qkv, const int32_t *indptr,
+                                     int64_t texts, int64_t heads, int64_t kv_heads, int64_t dim,
+                                     double scale, int64_t window, void *out, int64_t threads) {
+    const int64_t stride = (heads + 2 * kv_heads) * dim;
+    Sizes s{window, window, heads, kv_heads, dim, stride, (float)(scale * LOG2E)};
+    std::vector<int32_t> lengths(texts);
+    for (int64_t i = 0; i < texts; i++) lengths[i] = indptr[i + 1] - indptr[i];
+    std::vector<Task> tasks;
+    plan(s, lengths.data(), indptr, texts, tasks);
+    auto run = [&](auto *as, auto *typed) {
+        using T = std::remove_pointer_t<decltype(as)>;
+        using S = std::remove_pointer_t<decltype(typed)>;
+        const S *q = (const S *)qkv, *k = q + heads * dim;
+        Keys<S> keys{k, k + kv_heads * dim, nullptr, 0, 0, stride};
+        attend(Attention<T, S>{s, q, keys, typed}, tasks, threads);
+    };
+    if (kind == 1) return run((bf16 *)nullptr, (bf16 *)out);
+    kind == 2 ? run((bf16 *)nullptr, (float *)out) : run((float *)nullptr, (float *)out);
 }

@@ -23,6 +23,7 @@ _REAL = ctypes.c_double
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "hr_rms_norm": (_SIZE, *[_POINTER] * 4, _SIZE, _SIZE, _REAL, _SIZE, _SIZE),
+    "hr_layer_norm": (_SIZE, *[_POINTER] * 5, _SIZE, _SIZE, _REAL, _SIZE),
     "hr_act_and_mul": (_SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
     "hr_rope_kv_write": (
         *(_SIZE, _POINTER, *[_SIZE] * 4, *[_POINTER] * 5),
@@ -32,9 +33,12 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(_SIZE, _POINTER, _SIZE, *[_POINTER] * 3, _SIZE, _POINTER, _POINTER),
         *(*[_SIZE] * 5, _REAL, _SIZE, _POINTER, _SIZE),
     ),
+    "hr_encoder_attention": (
+        *(_SIZE, _POINTER, _POINTER, *[_SIZE] * 4, _REAL, _SIZE, _POINTER, _SIZE),
+    ),
     "hr_linear_pack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
     "hr_linear_unpack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
-    "hr_linear": (_SIZE, *[_POINTER] * 4, *[_SIZE] * 4),
+    "hr_linear": (_SIZE, *[_POINTER] * 4, *[_SIZE] * 5),
     "hr_token_bitmask": (*[_POINTER] * 3, *[_SIZE] * 5),
     "hr_best_tokens": (*[_POINTER] * 4, *[_SIZE] * 6),
 }

@@ -8,6 +8,7 @@
 #include "amx.h"
 #include "gemm.h"
 #include "pool.h"
+#include "unary.h"
 
 namespace hr {
 
@@ -42,21 +43,38 @@ void unpack_panels(const uint32_t *packed, T *weight, int64_t in, int64_t out, i
     });
 }
 
-template <class T>
-void finish(const float *tile, int64_t ld, int64_t rows, int64_t cols, const T *bias, T *out,
-            int64_t out_stride) {
+template <class A, class T>
+void finish_as(const float *tile, int64_t ld, int64_t rows, int64_t cols, const T *bias, T *out,
+               int64_t out_stride) {
     for (int64_t r = 0; r < rows; r++) {
         const float *from = tile + r * ld;
         T *to = out + r * out_stride;
         int64_t i = 0;
-        for (; i + W <= cols; i += W) store(to + i, bias ? load(from + i) + load(bias + i) : load(from + i));
-        for (; i < cols; i++) from_float(bias ? from[i] + to_float(bias[i]) : from[i], to + i);
+        for (; i + W <= cols; i += W)
+            store(to + i, A::of(bias ? load(from + i) + load(bias + i) : load(from + i)));
+        if (i == cols) continue;
+        // A tile has whole vectors of sums; bias and result end with the last column.
+        float last[W];
+        std::memcpy(last, from + i, sizeof last);
+        for (int64_t j = i; bias && j < cols; j++) last[j - i] += to_float(bias[j]);
+        store(last, A::of(load(last)));
+        for (int64_t j = i; j < cols; j++) from_float(last[j - i], to + j);
     }
 }
 
+// Writes sums with their bias, through the activation.
+template <class T>
+void finish(int64_t activation, const float *tile, int64_t ld, int64_t rows, int64_t cols,
+            const T *bias, T *out, int64_t out_stride) {
+    with_unary(activation, [&](auto unary) {
+        finish_as<decltype(unary)>(tile, ld, rows, cols, bias, out, out_stride);
+    });
+}
+
 #if defined(HR_AMX)
-bool linear_tiles(const bf16 *x, const uint32_t *packed, const bf16 *bias, bf16 *out,
-                  int64_t tokens, int64_t in, int64_t out_features, int64_t threads) {
+template <class O>
+bool linear_tiles(const bf16 *x, const uint32_t *packed, const O *bias, O *out, int64_t tokens,
+                  int64_t in, int64_t out_features, int64_t activation, int64_t threads) {
     const int64_t words = in / 2, panels = (out_features + NR - 1) / NR;
     if (words % 16 || !amx_allowed()) return false;
     const uint32_t *rows = (const uint32_t *)x;
@@ -73,7 +91,7 @@ bool linear_tiles(const bf16 *x, const uint32_t *packed, const bf16 *bias, bf16 
             int64_t cols = std::min<int64_t>(NR, out_features - panel * NR);
             amx_panel(rows, tail, tokens, packed + panel * words * NR, words,
                       [=](int64_t row, int64_t n, const float *tile) {
-                          finish(tile, NR, n, cols, bias ? bias + panel * NR : nullptr,
+                          finish(activation, tile, NR, n, cols, bias ? bias + panel * NR : nullptr,
                                  out + row * out_features + panel * NR, out_features);
                       });
         }
@@ -82,23 +100,24 @@ bool linear_tiles(const bf16 *x, const uint32_t *packed, const bf16 *bias, bf16 
     return true;
 }
 #else
-bool linear_tiles(const bf16 *, const uint32_t *, const bf16 *, bf16 *, int64_t, int64_t, int64_t,
-                  int64_t) {
+template <class O>
+bool linear_tiles(const bf16 *, const uint32_t *, const O *, O *, int64_t, int64_t, int64_t,
+                  int64_t, int64_t) {
     return false;
 }
 #endif
 bool linear_tiles(const float *, const uint32_t *, const float *, float *, int64_t, int64_t,
-                  int64_t, int64_t) {
+                  int64_t, int64_t, int64_t) {
     return false;
 }
 
-template <class T>
-void linear_rows(const T *x, const uint32_t *packed, const T *bias, T *out, int64_t tokens,
-                 int64_t in, int64_t out_features, int64_t threads) {
+template <class T, class O>
+void linear_rows(const T *x, const uint32_t *packed, const O *bias, O *out, int64_t tokens,
+                 int64_t in, int64_t out_features, int64_t activation, int64_t threads) {
     const int64_t words = in / Words<T>::PER_WORD, panels = (out_features + NR - 1) / NR;
     const uint32_t *rows = (const uint32_t *)x;
     if (tokens == 0) return;
-    if (linear_tiles(x, packed, bias, out, tokens, in, out_features, threads)) return;
+    if (linear_tiles(x, packed, bias, out, tokens, in, out_features, activation, threads)) return;
     const int64_t unit = tokens <= 2 ? 2 : 1;  // panels that are swept together
     auto sweep = [=](int64_t begin, int64_t end) {
         begin *= unit;
@@ -117,14 +136,14 @@ void linear_rows(const T *x, const uint32_t *packed, const T *bias, T *out, int6
             else
                 block<T, 2, NV, 2, false, PREFETCH>(rows, words, weight, NR, words * NR, words,
                                                     tile, 2 * NR);
-            finish(tile, 2 * NR, tokens, std::min<int64_t>(2 * NR, out_features - panel * NR),
+            finish(activation, tile, 2 * NR, tokens, std::min<int64_t>(2 * NR, out_features - panel * NR),
                    bias ? bias + panel * NR : nullptr, out + panel * NR, out_features);
         }
         for (; panel < end; panel++) {
             const uint32_t *weight = packed + panel * words * NR;
             int64_t cols = std::min<int64_t>(NR, out_features - panel * NR);
-            const T *panel_bias = bias ? bias + panel * NR : nullptr;
-            T *to = out + panel * NR;
+            const O *panel_bias = bias ? bias + panel * NR : nullptr;
+            O *to = out + panel * NR;
             if (!cut) {
                 for (int64_t row = 0, n; row < tokens; row += n) {
                     n = next_rows(tokens - row);
@@ -134,7 +153,8 @@ void linear_rows(const T *x, const uint32_t *packed, const T *bias, T *out, int6
                                                               tile, NR);
                     else
                         rows_of_block<T, NV, false, 0>(n, from, words, weight, NR, words, tile, NR);
-                    finish(tile, NR, n, cols, panel_bias, to + row * out_features, out_features);
+                    finish(activation, tile, NR, n, cols, panel_bias, to + row * out_features,
+                           out_features);
                 }
                 continue;
             }
@@ -151,7 +171,7 @@ void linear_rows(const T *x, const uint32_t *packed, const T *bias, T *out, int6
                         rows_of_block<T, NV, true, 0>(n, from, words, b, NR, count, tile + row * NR, NR);
                 }
             }
-            finish(tile, NR, tokens, cols, panel_bias, to, out_features);
+            finish(activation, tile, NR, tokens, cols, panel_bias, to, out_features);
         }
     };
     parallel((panels + unit - 1) / unit, threads, panels * NR * words * 2, sweep);
@@ -179,13 +199,25 @@ extern "C" void hr_linear_unpack(int64_t is_bf16, const void *packed, void *weig
         unpack_panels((const uint32_t *)packed, (float *)weight, in, out, threads);
 }
 
-extern "C" void hr_linear(int64_t is_bf16, const void *x, const void *packed, const void *bias,
+// `kind`: 0 float32, 1 bfloat16, 2 float32 with a weight of bfloat16: rows are rounded to bfloat16,
+// and products, sums, bias and result are float32. `activation`: see unary.h.
+extern "C" void hr_linear(int64_t kind, const void *x, const void *packed, const void *bias,
                           void *out, int64_t tokens, int64_t in, int64_t out_features,
-                          int64_t threads) {
-    if (is_bf16)
-        linear_rows((const bf16 *)x, (const uint32_t *)packed, (const bf16 *)bias, (bf16 *)out,
-                    tokens, in, out_features, threads);
-    else
-        linear_rows((const float *)x, (const uint32_t *)packed, (const float *)bias, (float *)out,
-                    tokens, in, out_features, threads);
+                          int64_t activation, int64_t threads) {
+    auto run = [&](auto *rows, auto *to) {
+        using O = std::remove_pointer_t<decltype(to)>;
+        linear_rows(rows, (const uint32_t *)packed, (const O *)bias, to, tokens, in, out_features,
+                    activation, threads);
+    };
+    if (kind == 0) return run((const float *)x, (float *)out);
+    if (kind == 1) return run((const bf16 *)x, (bf16 *)out);
+    static thread_local Scratch memory;
+    bf16 *rounded = (bf16 *)memory.get(tokens * in * sizeof(bf16));
+    const float *wide = (const float *)x;
+    parallel(tokens, threads, tokens * in, [=](int64_t begin, int64_t end) {
+        int64_t i = begin * in, last = end * in;
+        for (; i + W <= last; i += W) store(rounded + i, load(wide + i));
+        for (; i < last; i++) from_float(wide[i], rounded + i);
+    });
+    run((const bf16 *)rounded, (float *)out);
 }

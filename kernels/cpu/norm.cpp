@@ -1,4 +1,4 @@
-// RMS norm of rows, with and without a residual added first.
+// RMS norm and layer norm of rows, with and without a residual added first.
 #include <cmath>
 #include <type_traits>
 
@@ -50,9 +50,66 @@ void norm_rows(const T *x, T *residual, const T *weight, T *out, int64_t rows, i
     });
 }
 
+// `residual` becomes the sum, where there is one. The squares are taken around the mean, as torch does.
+template <class T, bool ADD>
+void layer_norm_rows(const T *x, T *residual, const T *weight, const T *bias, T *out, int64_t rows,
+                     int64_t n, float eps, int64_t threads) {
+    parallel(rows, threads, rows * n, [=](int64_t begin, int64_t end) {
+        const int64_t whole = n / W * W;
+        for (int64_t row = begin; row < end; row++) {
+            const T *in = x + row * n;
+            T *stream = ADD ? residual + row * n : nullptr;
+            T *to = out + row * n;
+            if (ADD) {
+                for (int64_t i = 0; i < whole; i += W) store(stream + i, load(in + i) + load(stream + i));
+                for (int64_t i = whole; i < n; i++)
+                    from_float(to_float(in[i]) + to_float(stream[i]), stream + i);
+                in = stream;
+            }
+            vf sums = {}, squares = {};
+            float tail = 0;
+            for (int64_t i = 0; i < whole; i += W) sums += load(in + i);
+            for (int64_t i = whole; i < n; i++) tail += to_float(in[i]);
+            const float mean = (sum(sums) + tail) / (float)n;
+            tail = 0;
+            for (int64_t i = 0; i < whole; i += W) {
+                vf away = load(in + i) - mean;
+                squares += away * away;
+            }
+            for (int64_t i = whole; i < n; i++) {
+                float away = to_float(in[i]) - mean;
+                tail += away * away;
+            }
+            const float factor = 1.0f / std::sqrt((sum(squares) + tail) / (float)n + eps);
+            for (int64_t i = 0; i < whole; i += W) {
+                vf unit = (load(in + i) - mean) * factor * load(weight + i);
+                store(to + i, bias ? unit + load(bias + i) : unit);
+            }
+            for (int64_t i = whole; i < n; i++) {
+                float unit = (to_float(in[i]) - mean) * factor * to_float(weight[i]);
+                from_float(bias ? unit + to_float(bias[i]) : unit, to + i);
+            }
+        }
+    });
+}
+
 }  // namespace hr
 
 using namespace hr;
+
+extern "C" void hr_layer_norm(int64_t is_bf16, const void *x, void *residual, const void *weight,
+                              const void *bias, void *out, int64_t rows, int64_t n, double eps,
+                              int64_t threads) {
+    auto run = [&](auto *to, auto add) {
+        using T = std::remove_pointer_t<decltype(to)>;
+        layer_norm_rows<T, decltype(add)::value>((const T *)x, (T *)residual, (const T *)weight,
+                                                 (const T *)bias, to, rows, n, (float)eps, threads);
+    };
+    auto run_add = [&](auto *to) {
+        residual ? run(to, std::true_type{}) : run(to, std::false_type{});
+    };
+    is_bf16 ? run_add((bf16 *)out) : run_add((float *)out);
+}
 
 extern "C" void hr_rms_norm(int64_t is_bf16, const void *x, void *residual, const void *weight,
                             void *out, int64_t rows, int64_t n, double eps,

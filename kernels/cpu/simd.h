@@ -148,6 +148,20 @@ inline vf exp2(vf x) {
 
 constexpr float LOG2E = 1.44269504088896341f;
 
+// The error function to 2e-7; of a NaN a NaN. Source: Abramowitz and Stegun, 7.1.26.
+inline vf erf(vf x) {
+    const vu sign = (vu)x & 0x80000000u;
+    const vf size = (vf)((vu)x ^ sign);
+    const vf t = 1.0f / (1.0f + 0.3275911f * size);
+    vf p = splat(1.061405429f);
+    p = p * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    const vf y = 1.0f - p * t * exp2(size * size * -LOG2E);
+    return (vf)((vu)y ^ sign);
+}
+
 // Memory of a thread that is kept from call to call; contents are whatever was left.
 struct Scratch {
     char *bytes = nullptr;

@@ -22,12 +22,22 @@ class EncoderAttentionKernels(Protocol):
         num_kv_heads: int,
         scale: float,
         window: int,
+        is_rounded: bool,
     ) -> Tensor:
         """See `kernels.encoder_attention.encoder_attention`."""
 
 
 ENCODER_ATTENTION: Table[EncoderAttentionKernels] = Table(
-    "encoder_attention", {"reference": Entry("kernels.encoder_attention.reference")}, {}
+    "encoder_attention",
+    {
+        "reference": Entry("kernels.encoder_attention.reference"),
+        "cpu": Entry(
+            "kernels.encoder_attention.cpu",
+            probe="kernels.cpu.library:unavailable",
+            invariant=True,
+        ),
+    },
+    {"cpu": ("cpu",)},
 )
 
 
@@ -43,6 +53,7 @@ def encoder_attention(
     num_kv_heads: int,
     scale: float,
     window: int = -1,
+    is_rounded: bool = False,
 ) -> Tensor:
     """Attend from each token to all tokens of its own text, or to those near it.
 
@@ -54,9 +65,13 @@ def encoder_attention(
         num_kv_heads: of keys and of values, a divisor of `num_heads`.
         scale: factor on the scores, usually `head_dim ** -0.5`.
         window: tokens that a query sees on each side of itself; -1 for all.
+        is_rounded: whether float32 may be multiplied as bfloat16; implementations without that
+            form multiply it as it is.
 
     Returns:
         A new `[num_tokens, num_heads * head_dim]`, the dtype of `qkv`.
     """
     kernels = _kernels(qkv.device.type)
-    return kernels.encoder_attention(qkv, lengths, num_heads, num_kv_heads, scale, window)
+    return kernels.encoder_attention(
+        qkv, lengths, num_heads, num_kv_heads, scale, window, is_rounded
+    )

@@ -15,6 +15,7 @@ def encoder_attention(
     num_kv_heads: int,
     scale: float,
     window: int,
+    is_rounded: bool = False,  # noqa: ARG001  # torch multiplies what it is given
 ) -> Tensor:
     """Attend within each text; see `kernels.encoder_attention.encoder_attention`."""
     head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)

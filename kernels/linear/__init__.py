@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kernels.activation import Activation, act_and_mul
+from kernels.activation import Activation, Unary, act_and_mul, unary
 from kernels.table import Choice, Entry, Table
 
 __all__ = ["GATED_TOKENS", "LINEAR", "LinearKernels", "PackedLinear", "pack"]
@@ -69,6 +69,10 @@ class PackedLinear(ABC):
         """
         return act_and_mul(self(x), activation)
 
+    def activated(self, x: Tensor, activation: Unary) -> Tensor:
+        """Return `activation(x @ weight.T + bias)`, shaped like a product."""
+        return unary(self(x), activation)
+
     @abstractmethod
     def unpack(self) -> Tensor:
         """Return the plain `[out_features, in_features]` weight; bit for bit what was packed.
@@ -101,6 +105,9 @@ LINEAR: Table[LinearKernels] = Table(
     {
         "reference": Entry("kernels.linear.reference"),
         "cpu": Entry("kernels.linear.cpu", probe="kernels.cpu.library:unavailable", invariant=True),
+        "cpu_bf16": Entry(
+            "kernels.linear.cpu_bf16", probe="kernels.cpu.library:unavailable", invariant=True
+        ),
         "mkldnn": Entry("kernels.linear.mkldnn", probe="kernels.linear.mkldnn:unavailable"),
         "triton": Entry("kernels.linear.triton", probe="kernels.triton_support.device:unavailable"),
         "triton_invariant": Entry(

@@ -34,12 +34,15 @@ A row's result has the same bits in any batch: each output is one chain of addit
 import torch
 from torch import Tensor
 
+from kernels.activation import Unary
 from kernels.cpu.library import DTYPES, library
 from kernels.linear import PackedLinear
 from kernels.linear.reference import TorchLinear
 
 _library = library()
 _linear = _library.hr_linear
+# Activations that a product does on its way; see kernels/cpu/unary.h.
+_FUSED: dict[Unary, int] = {"gelu": 1}
 
 
 class PanelLinear(PackedLinear):
@@ -47,14 +50,19 @@ class PanelLinear(PackedLinear):
 
     implementation = "cpu"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, packed_dtype: torch.dtype | None = None
+    ) -> None:
+        """Pack `weight`; a `packed_dtype` of bfloat16 rounds one of float32."""
         super().__init__(weight.shape[1], weight.shape[0])
         columns: int = _library.hr_panel_columns()
         panels = -(-self.out_features // columns)
         self.dtype = weight.dtype
         self.bias = None if bias is None else bias.contiguous()
-        self._is_bf16 = weight.dtype is torch.bfloat16
-        self._packed = torch.empty(panels * columns * self.in_features, dtype=weight.dtype)
+        self._packed_dtype = packed_dtype or weight.dtype
+        self._is_bf16 = self._packed_dtype is torch.bfloat16
+        self._kind = 2 if self._is_bf16 and self.dtype is torch.float32 else int(self._is_bf16)
+        self._packed = torch.empty(panels * columns * self.in_features, dtype=self._packed_dtype)
         self._packed_address = self._packed.data_ptr()
         self.repack(weight)
 
@@ -63,6 +71,13 @@ class PanelLinear(PackedLinear):
         return self._packed.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x, 0)
+
+    def activated(self, x: Tensor, activation: Unary) -> Tensor:
+        number = _FUSED.get(activation)
+        return super().activated(x, activation) if number is None else self._product(x, number)
+
+    def _product(self, x: Tensor, activation: int) -> Tensor:
         assert x.is_contiguous()
         assert x.dtype is self.dtype
         tokens, in_features = x.shape
@@ -70,7 +85,7 @@ class PanelLinear(PackedLinear):
         out = x.new_empty(tokens, self.out_features)
         bias = self.bias
         _linear(
-            self._is_bf16,
+            self._kind,
             x.data_ptr(),
             self._packed_address,
             None if bias is None else bias.data_ptr(),
@@ -78,12 +93,13 @@ class PanelLinear(PackedLinear):
             tokens,
             in_features,
             self.out_features,
+            activation,
             torch.get_num_threads(),
         )
         return out
 
     def unpack(self) -> Tensor:
-        weight = torch.empty(self.out_features, self.in_features, dtype=self.dtype)
+        weight = torch.empty(self.out_features, self.in_features, dtype=self._packed_dtype)
         _library.hr_linear_unpack(
             self._is_bf16,
             self._packed_address,
@@ -92,7 +108,7 @@ class PanelLinear(PackedLinear):
             self.out_features,
             torch.get_num_threads(),
         )
-        return weight
+        return weight.to(self.dtype)
 
     def repack(self, weight: Tensor, bias: Tensor | None = None) -> None:
         if weight.shape != (self.out_features, self.in_features) or weight.dtype != self.dtype:
@@ -100,7 +116,7 @@ class PanelLinear(PackedLinear):
                 f"weight {tuple(weight.shape)} {weight.dtype} does not fit "
                 f"({self.out_features}, {self.in_features}) {self.dtype}"
             )
-        weight = weight.contiguous()
+        weight = weight.to(self._packed_dtype).contiguous()
         _library.hr_linear_pack(
             self._is_bf16,
             weight.data_ptr(),

@@ -1,4 +1,4 @@
-"""RMS normalisation, alone or behind a residual add."""
+"""RMS and layer normalisation, alone or behind a residual add."""
 
 from functools import cache
 from typing import Protocol
@@ -7,7 +7,14 @@ from torch import Tensor
 
 from kernels.table import Entry, Table
 
-__all__ = ["NORM", "NormKernels", "fused_add_rms_norm", "rms_norm"]
+__all__ = [
+    "NORM",
+    "NormKernels",
+    "fused_add_layer_norm",
+    "fused_add_rms_norm",
+    "layer_norm",
+    "rms_norm",
+]
 
 
 class NormKernels(Protocol):
@@ -27,6 +34,14 @@ class NormKernels(Protocol):
         zero_centered: bool = False,
     ) -> Tensor:
         """See `kernels.norm.fused_add_rms_norm`."""
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """See `kernels.norm.layer_norm`."""
+
+    def fused_add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        """See `kernels.norm.fused_add_layer_norm`."""
 
 
 NORM: Table[NormKernels] = Table(
@@ -85,3 +100,37 @@ def fused_add_rms_norm(
         A new `[num_tokens, hidden_size]` tensor, the dtype of `x`.
     """
     return _kernels(x.device.type).fused_add_rms_norm(x, residual, weight, eps, zero_centered)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Bring each row of `x` to mean 0 and variance 1, then scale it by `weight` and add `bias`.
+
+    Args:
+        x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous.
+        weight: `[hidden_size]`, the dtype of `x`.
+        bias: likewise; `None` for none.
+        eps: added to the variance, which is taken in float32.
+
+    Returns:
+        A new `[num_tokens, hidden_size]` tensor, the dtype of `x`.
+    """
+    return _kernels(x.device.type).layer_norm(x, weight, bias, eps)
+
+
+def fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Add `x` to the residual stream in place and return the layer norm of the sum.
+
+    Args:
+        x: `[num_tokens, hidden_size]`, float16, bfloat16 or float32, contiguous; left as it is.
+        residual: the shape and dtype of `x`, contiguous; becomes `residual + x`, rounded to its
+            dtype before the norm is taken.
+        weight: `[hidden_size]`, the dtype of `x`.
+        bias: likewise; `None` for none.
+        eps: as for `layer_norm`.
+
+    Returns:
+        A new `[num_tokens, hidden_size]` tensor, the dtype of `x`.
+    """
+    return _kernels(x.device.type).fused_add_layer_norm(x, residual, weight, bias, eps)

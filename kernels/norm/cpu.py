@@ -1,4 +1,4 @@
-"""RMS normalisation through the C++ library; float16 goes to the reference."""
+"""RMS and layer normalisation through the C++ library; float16 goes to the reference."""
 
 import torch
 from torch import Tensor
@@ -7,6 +7,7 @@ from kernels.cpu.library import DTYPES, library
 from kernels.norm import reference
 
 _rms_norm = library().hr_rms_norm
+_layer_norm = library().hr_layer_norm
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
@@ -44,6 +45,47 @@ def _run(
         width,
         eps,
         zero_centered,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the norm of each row; see `kernels.norm.layer_norm`."""
+    return _run_layer_norm(x, None, weight, bias, eps)
+
+
+def fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Add in place, then norm; see `kernels.norm.fused_add_layer_norm`."""
+    return _run_layer_norm(x, residual, weight, bias, eps)
+
+
+def _run_layer_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    dtype = x.dtype
+    if dtype not in DTYPES:
+        if residual is None:
+            return reference.layer_norm(x, weight, bias, eps)
+        return reference.fused_add_layer_norm(x, residual, weight, bias, eps)
+    assert x.is_contiguous()
+    assert weight.dtype == dtype
+    assert bias is None or bias.dtype == dtype
+    assert residual is None or (residual.is_contiguous() and residual.dtype == dtype)
+    out = torch.empty_like(x)
+    width = x.shape[-1]
+    _layer_norm(
+        dtype is torch.bfloat16,
+        x.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        x.numel() // width,
+        width,
+        eps,
         torch.get_num_threads(),
     )
     return out

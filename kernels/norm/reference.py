@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
@@ -19,3 +20,16 @@ def fused_add_rms_norm(
     """Add in place, then norm; see `kernels.norm.fused_add_rms_norm`."""
     residual.add_(x)
     return rms_norm(residual, weight, eps, zero_centered)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the norm of each row; see `kernels.norm.layer_norm`."""
+    return functional.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Add in place, then norm; see `kernels.norm.fused_add_layer_norm`."""
+    residual.add_(x)
+    return layer_norm(residual, weight, bias, eps)

@@ -1,4 +1,4 @@
-"""RMS normalisation in Triton: one program a row, the row in registers."""
+"""RMS normalisation in Triton: one program a row, the row in registers. Layer norms are torch's."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel takes what it touches
@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.norm.reference import fused_add_layer_norm, layer_norm  # noqa: F401  # of the op
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
 

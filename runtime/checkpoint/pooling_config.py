@@ -24,7 +24,8 @@ _FLAGS: dict[str, Mode] = {
 }
 
 
-HeadActivation = Literal["", "tanh", "gelu", "gelu_tanh", "relu"]
+BlockActivation = Literal["tanh", "gelu", "gelu_tanh", "relu"]
+HeadActivation = Literal["", BlockActivation]
 # Ends of the class names that sentence-transformers writes.
 _HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
     "Identity": "",

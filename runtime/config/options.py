@@ -321,6 +321,7 @@ class WorkerConfig:
         weights_folder: where the weights are, when not in `model_folder`.
         generation: how many workers this front has started before.
         deterministic: use batch-invariant kernels only.
+        rounds_products: multiply float32 as bfloat16, where there are such kernels.
         tp_size: processes that share each layer; this one starts the others.
         ep_size: 1, or `tp_size` where those share out the experts.
         dp_size: replicas like this one on this machine.
@@ -351,6 +352,7 @@ class WorkerConfig:
     num_threads: int
     disable_cuda_graph: bool = False
     deterministic: bool = False
+    rounds_products: bool = False
     enable_return_hidden_states: bool = False
     enable_return_routed_experts: bool = False
     tp_size: int = 1

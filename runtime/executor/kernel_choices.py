@@ -23,6 +23,9 @@ from runtime.models.attention.backend import (
     AttentionBackend,
 )
 
+# In `LINEAR`: float32 that is multiplied as bfloat16.
+_ROUNDED = "cpu_bf16"
+
 logger = logging.getLogger(__name__)
 
 _EXPERTS_BACKENDS = {"auto": None, "torch": "grouped", "triton": "triton"}
@@ -35,6 +38,7 @@ def choose_attention(config: WorkerConfig, device_type: str) -> tuple[str, str |
 
     Returns:
         Name in `ATTENTION_BACKENDS`; name in `kernels.linear.LINEAR`, `None` for the device's best.
+        Products that round float32 are batch-invariant as well.
 
     Raises:
         StartupError: batch-invariant kernels were asked for and there are none.
@@ -42,10 +46,17 @@ def choose_attention(config: WorkerConfig, device_type: str) -> tuple[str, str |
     backend = config.attention_backend
     if backend == "auto":
         backend = DEFAULT_ATTENTION[device_type]
+    rounded = _ROUNDED if rounds_products(config, device_type) else None
     if not config.deterministic:
-        return backend, None
-    linear = invariant_linear(device_type)
+        return backend, rounded
+    linear = rounded or invariant_linear(device_type)
     return invariant_attention(backend, device_type), linear
+
+
+def rounds_products(config: WorkerConfig, device_type: str) -> bool:
+    """Whether float32 is multiplied as bfloat16: asked for, and there are kernels for it."""
+    asked = config.rounds_products and config.dtype == "float32" and device_type == "cpu"
+    return asked and LINEAR.unavailable(_ROUNDED) is None
 
 
 def choose_experts(config: WorkerConfig, device_type: str) -> str | None:
@@ -71,7 +82,10 @@ def choose_kernels(
     device_type: str, attention: AttentionBackend, config: WorkerConfig
 ) -> list[Choice[Any]]:
     """Which implementation computes each op on a device."""
-    choices = [*attention.choices, LINEAR.choose(device_type, invariant=config.deterministic)]
+    linear = LINEAR.choose(device_type, invariant=config.deterministic)
+    if rounds_products(config, device_type):
+        linear = LINEAR.choose(device_type, _ROUNDED)
+    choices = [*attention.choices, linear]
     return choices + [table.choose(device_type) for table in _TABLES]
 
 

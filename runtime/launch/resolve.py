@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -28,11 +28,12 @@ from runtime.config.options import (
 )
 from runtime.errors import InvalidRequest, StartupError
 from runtime.launch.check_experts import check_experts
+from runtime.launch.choices import Choices
 from runtime.launch.grammar_choice import choose_grammars
 from runtime.launch.hardware import Hardware
+from runtime.launch.number_types import choose_dtype, rounds_products
 from runtime.requests.sampling_params import SamplingFields, resolve_sampling
 
-_DTYPES = {"half": "float16", "float": "float32"}
 DEFAULT_PAGE_SIZE = 16
 MAX_PORT = 65535
 # Beyond a machine's GPUs; a typing error must not start a thousand processes.
@@ -81,17 +82,6 @@ class Resolved:
     choices: list[str]
 
 
-class _Choices:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def pick(self, name: str, value: Any, reason: str) -> Any:
-        # What was asked for is no choice of ours.
-        if reason:
-            self.lines.append(f"{name}: {value} ({reason})")
-        return value
-
-
 def resolve(
     config: ServerConfig, model: ModelSpec, hardware: Hardware, folders: Folders, seed: int
 ) -> Resolved:
@@ -108,9 +98,9 @@ def resolve(
         StartupError: an option that cannot be had, with what to do instead.
     """
     check_options(config)
-    choices = _Choices()
+    choices = Choices()
     device = _device(config, hardware, choices)
-    dtype = _dtype(config, model, device, hardware, choices)
+    dtype = choose_dtype(config, model, device, hardware, choices)
     context_len = _context_len(config, model, choices)
     scheduling = config.scheduling
     chunk = scheduling.chunked_prefill_size
@@ -125,6 +115,7 @@ def resolve(
     if max_running is None:
         size = 64 if device == "cpu" else 256
         max_running = choices.pick("max_running_requests", size, f"default for {device}")
+    is_rounded = rounds_products(config, model, device, dtype, hardware, choices)
     page_size = scheduling.page_size or choices.pick("page_size", DEFAULT_PAGE_SIZE, "default")
     policy = _schedule_policy(scheduling)
     attention = _attention_backend(config, device, dtype, model.head_dims, choices)
@@ -210,6 +201,7 @@ def resolve(
         moe_runner_backend=experts,
         disable_cuda_graph=config.kernels.disable_cuda_graph,
         deterministic=deterministic,
+        rounds_products=is_rounded,
         num_threads=threads,
         tp_size=tp_size,
         dp_size=dp_size,
@@ -264,7 +256,7 @@ def _schedule_policy(scheduling: SchedulingArgs) -> str:
     return "priority" if scheduling.enable_priority_scheduling else scheduling.schedule_policy
 
 
-def _moe_runner_backend(config: ServerConfig, device: str, choices: _Choices) -> str:
+def _moe_runner_backend(config: ServerConfig, device: str, choices: Choices) -> str:
     asked = config.kernels.moe_runner_backend
     if asked == "auto" or device == "cuda":
         return asked
@@ -272,7 +264,7 @@ def _moe_runner_backend(config: ServerConfig, device: str, choices: _Choices) ->
 
 
 def _attention_backend(
-    config: ServerConfig, device: str, dtype: str, head_dims: frozenset[int], choices: _Choices
+    config: ServerConfig, device: str, dtype: str, head_dims: frozenset[int], choices: Choices
 ) -> str:
     asked = config.kernels.attention_backend
     if asked in ("flashinfer", "triton") and device != "cuda":
@@ -443,7 +435,7 @@ def preferred_sampling(text: str | None, vocab_size: int) -> dict[str, object]:
     return {key: getattr(params, key) for key in keys if key in params.__struct_fields__}
 
 
-def _device(config: ServerConfig, hardware: Hardware, choices: _Choices) -> str:
+def _device(config: ServerConfig, hardware: Hardware, choices: Choices) -> str:
     asked = config.model.device
     if asked == "cuda" and not hardware.num_gpus:
         raise StartupError("--device cuda: this machine shows no NVIDIA device.")
@@ -458,26 +450,7 @@ def _device(config: ServerConfig, hardware: Hardware, choices: _Choices) -> str:
     return str(choices.pick("device", "cuda", f"{hardware.num_gpus} NVIDIA device(s) found"))
 
 
-def _dtype(
-    config: ServerConfig, model: ModelSpec, device: str, hardware: Hardware, choices: _Choices
-) -> str:
-    asked = config.model.dtype
-    if asked != "auto":
-        return _DTYPES.get(asked, asked)
-    stored = model.dtype
-    if device == "cpu":
-        if stored == "float32":
-            return str(choices.pick("dtype", "float32", "the checkpoint's"))
-        if hardware.cpu_has_bf16:
-            why = "the checkpoint's" if stored == "bfloat16" else f"for {stored} on this CPU"
-            return str(choices.pick("dtype", "bfloat16", f"{why}; it has bfloat16 instructions"))
-        return str(choices.pick("dtype", "float32", f"this CPU has no fast {stored}"))
-    if stored == "float32":
-        return str(choices.pick("dtype", "bfloat16", "GPUs are slow at the checkpoint's float32"))
-    return str(choices.pick("dtype", stored, "the checkpoint's"))
-
-
-def _random_seed(config: ServerConfig, drawn: int, choices: _Choices) -> int:
+def _random_seed(config: ServerConfig, drawn: int, choices: Choices) -> int:
     asked = config.model.random_seed
     if asked is not None:
         return asked
@@ -486,7 +459,7 @@ def _random_seed(config: ServerConfig, drawn: int, choices: _Choices) -> int:
     return int(choices.pick("random_seed", drawn, "drawn at launch"))
 
 
-def _context_len(config: ServerConfig, model: ModelSpec, choices: _Choices) -> int:
+def _context_len(config: ServerConfig, model: ModelSpec, choices: Choices) -> int:
     asked = config.model.context_length
     if asked is None:
         return int(choices.pick("context_length", model.context_len, "the model's"))

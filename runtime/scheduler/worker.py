@@ -23,7 +23,7 @@ from runtime.executor.build_encoder import build_encoder
 from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.expert_recorder import ExpertRecorder
 from runtime.executor.invariance import require_invariance
-from runtime.executor.kernel_choices import choose_attention, choose_experts
+from runtime.executor.kernel_choices import choose_attention, choose_experts, rounds_products
 from runtime.executor.memory import GIB
 from runtime.executor.out_of_memory import TOO_LARGE, memory_for, require_room
 from runtime.executor.profiler import Profiler
@@ -167,7 +167,7 @@ def build_rank(config: WorkerConfig, rank: int, report: Report) -> Executor:
             load_format=config.load_format,
             seed=config.random_seed,
         )
-    if linear is not None:
+    if config.deterministic and linear is not None:
         require_invariance(model, linear, backend)
     took_s = time.perf_counter() - started
     logger.info("Weights: %.2f GiB on %s in %.2f s", parameter_bytes(model) / GIB, device, took_s)
@@ -204,6 +204,7 @@ def _build_context(
         dtype=parse_dtype(config.dtype),
         device=device,
         max_positions=config.context_len + 1,
+        rounds_products=rounds_products(config, device.type),
         linear=linear,
         experts=choose_experts(config, device.type) if spec.num_experts else None,
         expert_counts=_expert_counts(config, spec, device),

@@ -100,6 +100,44 @@ def test_norm_keeps_nan_and_survives_extremes(name):
     assert kernels.rms_norm(torch.zeros(2, 100), torch.ones(100), 1e-6).eq(0).all()
 
 
+@pytest.mark.parametrize("name", names(NORM))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# Of one number nothing is left but what the rounding of its mean leaves.
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[1] > 1], ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layer_norm(name, dtype, shape, has_bias):
+    kernels = NORM.load(name)
+    x, residual = (torch.randn(shape).to(dtype) + 3 for _ in range(2))
+    weight, bias = (torch.randn(shape[1]).to(dtype) for _ in range(2))
+    given = bias if has_bias else None
+
+    def want(rows):
+        wide = None if given is None else given.double()
+        return torch.nn.functional.layer_norm(rows, rows.shape[1:], weight.double(), wide, 1e-5)
+
+    x_before = x.clone()
+    close(kernels.layer_norm(x, weight, given, 1e-5), want(x.double()), dtype)
+    stream = (residual + x).double()
+    got = kernels.fused_add_layer_norm(x, residual, weight, given, 1e-5)
+    assert torch.equal(residual.double(), stream), "the residual is the sum rounded once"
+    close(got, want(stream), dtype)
+    assert torch.equal(x, x_before)
+
+
+@pytest.mark.parametrize("name", names(NORM))
+def test_layer_norm_keeps_nan_and_large_means(name):
+    kernels = NORM.load(name)
+    x, ones = torch.randn(3, 100), torch.ones(100)
+    x[1, 5] = math.nan
+    got = kernels.layer_norm(x, ones, None, 1e-6)
+    assert got[1].isnan().all()
+    assert got[[0, 2]].isfinite().all()
+    # The squares are of what is left without the mean.
+    far = torch.randn(2, 100) + 1e4
+    want = torch.nn.functional.layer_norm(far.double(), (100,))
+    assert torch.allclose(kernels.layer_norm(far, ones, None, 1e-5).double(), want, atol=2e-3)
+
+
 @pytest.mark.parametrize("name", names(ACTIVATION))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

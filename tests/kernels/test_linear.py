@@ -1,14 +1,18 @@
 """Packed linear layers: products, the way back to the plain weight, replacement."""
 
+from typing import get_args
+
 import pytest
 import torch
 
-from kernels.activation import act_and_mul, reference
+from kernels.activation import Unary, act_and_mul, reference, unary
 from kernels.linear import LINEAR, pack
 
 IMPLEMENTATIONS = [
     name for name in (*LINEAR.preferred["cpu"], "reference") if not LINEAR.unavailable(name)
 ]
+# float32 in and out, products of bfloat16.
+ROUNDED = [] if LINEAR.unavailable("cpu_bf16") else ["cpu_bf16"]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 SHAPES = [(1, 2), (37, 34), (64, 64), (65, 33), (130, 896), (384, 1024), (31, 6000)]
 
@@ -115,3 +119,61 @@ def test_cpu_row_has_the_same_bits_in_any_batch(dtype, shape):
     whole = packed(x)
     for tokens in (1, 2, 3, 5, 8, 19):
         assert torch.equal(torch.cat([packed(part) for part in x.split(tokens)]), whole)
+
+
+@pytest.mark.parametrize("name", [*IMPLEMENTATIONS, *ROUNDED])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("activation", get_args(Unary))
+def test_products_through_an_activation(name, dtype, activation):
+    # Less than a vector past a panel: the last columns are no whole vector.
+    weight, bias = weights(64 + 35, 64, dtype)
+    for with_bias in (None, bias):
+        packed = pack(weight, with_bias, name)
+        for tokens in (0, 1, 2, 13):
+            x = torch.randn(tokens, 64).to(dtype)
+            got = packed.activated(x, activation)
+            assert got.dtype == dtype
+            want = unary(torch.nn.functional.linear(x, weight, with_bias).double(), activation)
+            limit = 2 * max(TOLERANCE[dtype], 1e-2 if name in ROUNDED else 0.0)
+            assert (got.double() - want).norm() <= limit * want.norm()
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_gelu_of_extremes(name):
+    values = torch.tensor([0.0, -0.0, 1e-20, 3.0, -3.0, -5.0, 30.0, -30.0, 1e30, torch.nan])
+    packed = pack(torch.eye(10), None, name)
+    x = torch.diag(values)
+    x[:, values.isnan()] = 0.0
+    x[9] = torch.nan
+    got = packed.activated(x, "gelu")
+    assert got[9].isnan().all()
+    want = unary(values[:9].double(), "gelu")
+    assert torch.allclose(got.diag()[:9].double(), want, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.skipif(not ROUNDED, reason="no C++ library")
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[1] % 2 == 0], ids=str)
+def test_rounded_products(shape):
+    """Only weight and rows are rounded: given rounded ones, the sums are those of float32."""
+    weight, bias = weights(*shape, torch.float32)
+    for with_bias in (None, bias):
+        packed = pack(weight, with_bias, "cpu_bf16")
+        assert torch.equal(packed.unpack(), weight.bfloat16().float())
+        assert packed.size_bytes < weight.nbytes or shape[0] < 64
+        x = torch.randn(40, shape[1])
+        exact = x.bfloat16().double() @ weight.bfloat16().double().T
+        want = exact if with_bias is None else exact + bias.double()
+        whole = packed(x)
+        assert whole.dtype == torch.float32
+        assert (whole.double() - want).norm() < 1e-5 * want.norm()
+        for tokens in (1, 2, 3, 19):
+            assert torch.equal(torch.cat([packed(part) for part in x.split(tokens)]), whole)
+    packed.repack(weight * 2)
+    assert torch.equal(packed.unpack(), (weight * 2).bfloat16().float())
+
+
+@pytest.mark.skipif(not ROUNDED, reason="no C++ library")
+def test_other_types_and_odd_widths_are_not_rounded():
+    for dtype, width in ((torch.bfloat16, 34), (torch.float16, 34), (torch.float32, 33)):
+        weight, _ = weights(37, width, dtype)
+        assert torch.equal(pack(weight, None, "cpu_bf16").unpack(), weight)

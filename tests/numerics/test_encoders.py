@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.linear import LINEAR
 from runtime.checkpoint.pooling_config import Pooling
 from runtime.errors import StartupError
 from runtime.extras.pooled.parts import VECTOR, behind_prompt, of_pair
@@ -15,7 +16,7 @@ from runtime.models.layers.build_context import BuildContext
 from runtime.models.registry import read_model_spec
 from runtime.weights.fill import load_weights
 from runtime.weights.load_model import build_model
-from tests.support.engine import InProcessEngine
+from tests.support.engine import DEVICE, InProcessEngine
 from tests.support.tiny_models import TINY_BERTS, edit_json, tiny_bert
 from tests.support.tiny_text_models import (
     SCORES,
@@ -108,6 +109,20 @@ def test_a_reward_model_of_two_dense_layers(tmp_path: Path) -> None:
     expected = linear(inner, weights["score.2.weight"], weights["score.2.bias"])
     found = our_vectors(InProcessEngine(folder))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the CPU's kernels")
+@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert"])
+def test_rounded_products_keep_the_direction(name: str) -> None:
+    folder = tiny_bert("bert", "mean", normalize=True) if name == "bert" else text_model(name)
+    exact = our_vectors(InProcessEngine(folder))
+    rounded = our_vectors(InProcessEngine(folder, rounds_products=True))
+    if LINEAR.unavailable("cpu_bf16"):
+        assert torch.equal(rounded, exact)
+        return
+    assert not torch.equal(rounded, exact)
+    cosines = torch.nn.functional.cosine_similarity(rounded.double(), exact.double())
+    assert (1 - cosines).max() < 1e-4
 
 
 @pytest.mark.parametrize("name", ["bert_scores", "xlm_roberta_scores", "modernbert_scores"])

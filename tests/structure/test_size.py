@@ -12,9 +12,9 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 5_231,
-    "kernels (C++)": 1_277,
-    "runtime": 18_703,
+    "kernels": 5_376,
+    "kernels (C++)": 1_440,
+    "runtime": 18_746,
     "openai_api": 4_169,
     "anthropic_api": 483,
     "server": 3_435,

@@ -29,6 +29,7 @@ class AttentionLayer:
         eps: of that norm.
         zero_centered: whether that norm's factors are `1 + weight`.
         window_left: keys a query may look back on besides itself; -1 for all.
+        is_rounded: whether float32 may be multiplied as bfloat16.
     """
 
     layer_idx: int
@@ -42,6 +43,7 @@ class AttentionLayer:
     eps: float = 1e-6
     zero_centered: bool = False
     window_left: int = -1
+    is_rounded: bool = False
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,13 @@ def attend_packed(
         layer.zero_centered,
     )
     return encoder_attention(
-        qkv, lengths, layer.num_heads, layer.num_kv_heads, layer.scale, layer.window_left
+        qkv,
+        lengths,
+        layer.num_heads,
+        layer.num_kv_heads,
+        layer.scale,
+        layer.window_left,
+        layer.is_rounded,
     )
 
 

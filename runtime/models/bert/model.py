@@ -14,7 +14,7 @@ from runtime.models.layers.embedding import Embedding
 from runtime.models.layers.layer_norm import LayerNorm
 from runtime.models.layers.linear import Linear, column, heads
 from runtime.models.layers.parameter import WeightHolder
-from runtime.models.layers.text_head import ACTIVATIONS, TextHead
+from runtime.models.layers.text_head import TextHead
 from runtime.models.model import TextEncoder
 
 
@@ -26,7 +26,8 @@ class BertLayer:
         self._head_dim = hidden // spec.num_heads
         shards = [heads(shard, spec.num_heads, self._head_dim, context) for shard in "qkv"]
         self._num_heads = shards[0].length // self._head_dim
-        self._act = ACTIVATIONS[spec.activation]
+        self._activation = spec.activation
+        self._is_rounded = context.rounds_products
         self.qkv = Linear.column_parallel(hidden, shards, True, context)
         self.attention_output = Linear.row_parallel(hidden, hidden, True, context)
         self.attention_norm = LayerNorm(hidden, eps, context)
@@ -37,13 +38,20 @@ class BertLayer:
         self.output_norm = LayerNorm(hidden, eps, context)
 
     def forward(self, hidden: Tensor, batch: EncoderBatch) -> Tensor:
-        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
+        """Map `[num_tokens, hidden_size]`, which is written over, to a new tensor of its shape."""
         qkv = self.qkv.apply(hidden)
         heads = self._num_heads
-        attended = encoder_attention(qkv, batch.lengths, heads, heads, self._head_dim**-0.5)
-        hidden = self.attention_norm.forward(self.attention_output.apply(attended).add_(hidden))
-        inner = self._act(self.intermediate.apply(hidden))
-        return self.output_norm.forward(self.output.apply(inner).add_(hidden))
+        attended = encoder_attention(
+            qkv,
+            batch.lengths,
+            heads,
+            heads,
+            self._head_dim**-0.5,
+            is_rounded=self._is_rounded,
+        )
+        hidden = self.attention_norm.add(self.attention_output.apply(attended), hidden)
+        inner = self.intermediate.activated(hidden, self._activation)
+        return self.output_norm.add(self.output.apply(inner), hidden)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from runtime.checkpoint.config_keys import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, common_fields
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import Gives, LayerState, ModelSpec, NoState, WeightSpec
-from runtime.checkpoint.pooling_config import HeadActivation
+from runtime.checkpoint.pooling_config import BlockActivation
 from runtime.checkpoint.rope_json import MAX_POSITIONS
 from runtime.models.decoder.weight_map import linear_weights
 
-ACTIVATIONS: dict[str, HeadActivation] = {
+ACTIVATIONS: dict[str, BlockActivation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -41,7 +41,7 @@ class BertSpec(ModelSpec):
     num_heads: int
     num_token_types: int
     layer_norm_eps: float
-    activation: HeadActivation
+    activation: BlockActivation
     first_position: int = 0
     prefix: str = "bert."
 

@@ -46,6 +46,7 @@ class BuildContext:
             without it the head is whole on each rank.
         splits_experts: whether each rank holds its share of the experts, not a part of each.
         expert_counts: where layers note which experts were chosen; `None` where nobody asks.
+        rounds_products: whether float32 is multiplied as bfloat16, where there are such kernels.
         linear: name in `kernels.linear.LINEAR` to use everywhere; `None` for the device's best.
         experts: name in `kernels.experts.EXPERTS`; `None` for the device's best.
     """
@@ -60,6 +61,7 @@ class BuildContext:
     gather_columns: Callable[[Tensor], Tensor] | None = None
     splits_experts: bool = False
     expert_counts: ExpertCounts | None = None
+    rounds_products: bool = False
     linear: str | None = None
     experts: str | None = None
 

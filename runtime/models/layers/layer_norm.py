@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import Tensor
-from torch.nn.functional import layer_norm
 
+from kernels.norm import fused_add_layer_norm, layer_norm
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import Parameter, WeightHolder, whole
 
@@ -30,7 +30,11 @@ class LayerNorm(WeightHolder):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the norm of `x`, `[num_tokens, size]`, as a new tensor."""
-        return layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Add `x` to `residual`, `[num_tokens, size]`, in place; return the sum's norm, new."""
+        return fused_add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield from self._parameters.items()

@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
-from kernels.activation import Activation
+from kernels.activation import Activation, Unary
 from kernels.linear import PackedLinear, pack
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard, whole
@@ -66,11 +66,13 @@ class Linear(WeightHolder):
     Attributes:
         apply: call it on `[num_tokens, in_features]`; includes the sum over ranks where the rule
             needs one. Valid after the weights are loaded.
+        activated: likewise, through the named activation. Not where ranks hold parts of sums.
         gated: likewise, with the named activation of the product's first half, the gate, times its
             second. Not where ranks hold parts of sums.
     """
 
     __slots__ = (
+        "activated",
         "adds_bias",
         "apply",
         "bias",
@@ -83,6 +85,7 @@ class Linear(WeightHolder):
     )
 
     apply: Callable[[Tensor], Tensor]
+    activated: Callable[[Tensor, Unary], Tensor]
     gated: Callable[[Tensor, Activation], Tensor]
 
     def __init__(
@@ -200,7 +203,7 @@ class Linear(WeightHolder):
             return
         packed = self.packed = pack(weight, bias, self.implementation)
         if self.reduce is None:
-            self.apply, self.gated = packed, packed.gated
+            self.apply, self.activated, self.gated = packed, packed.activated, packed.gated
         else:
             self.apply = partial(_summed, packed, self.reduce, self.place)
 
@@ -217,7 +220,7 @@ class Linear(WeightHolder):
     def release(self) -> None:
         """Drop the packed weight; the bias stays."""
         self.weight.tensor = self.packed = None
-        self.apply = self.gated = _released
+        self.apply = self.activated = self.gated = _released
 
     @property
     def size_bytes(self) -> int:

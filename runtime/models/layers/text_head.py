@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.checkpoint.pooling_config import HeadActivation, HeadLayer, Pooling
+from runtime.checkpoint.pooling_config import HeadLayer, Pooling
 from runtime.models.encoder_batch import EncoderBatch
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.layer_norm import LayerNorm
 from runtime.models.layers.linear import Linear
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.layers.pooling import pool
-
-ACTIVATIONS: dict[HeadActivation, Callable[[Tensor], Tensor]] = {
-    "tanh": functional.tanh,
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-}
 
 
 class TextHead:
@@ -86,10 +78,11 @@ class _Dense:
         self.norm: LayerNorm | None = None
         if layer.norm:
             self.norm = LayerNorm(layer.out_size, layer.norm_eps, context, has_bias=layer.norm_bias)
-        self._activation = ACTIVATIONS.get(layer.activation)
+        self._activation = layer.activation
 
     def forward(self, pooled: Tensor) -> Tensor:
-        pooled = self.linear.apply(pooled)
-        if self._activation is not None:
-            pooled = self._activation(pooled)
+        if self._activation:
+            pooled = self.linear.activated(pooled, self._activation)
+        else:
+            pooled = self.linear.apply(pooled)
         return pooled if self.norm is None else self.norm.forward(pooled)

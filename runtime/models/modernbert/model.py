@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from kernels.activation import unary
 from runtime.models.attention.backend import AttentionLayer
 from runtime.models.attention.packed import attend_packed
 from runtime.models.encoder_batch import EncoderBatch
@@ -15,7 +16,7 @@ from runtime.models.layers.layer_norm import LayerNorm
 from runtime.models.layers.linear import Linear, column, heads
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.layers.rope import RopeTables
-from runtime.models.layers.text_head import ACTIVATIONS, TextHead
+from runtime.models.layers.text_head import TextHead
 from runtime.models.model import TextEncoder
 from runtime.models.modernbert.spec import ModernBertSpec
 
@@ -37,7 +38,7 @@ class ModernBertLayer:
         self.attn_out = Linear.row_parallel(hidden, hidden, spec.attention_bias, context)
         self.mlp_in = Linear.stacked(hidden, column("", inner, context), 2, spec.mlp_bias, context)
         self.mlp_out = Linear.row_parallel(inner, hidden, spec.mlp_bias, context)
-        self._act = ACTIVATIONS[spec.activation]
+        self._activation = spec.activation
         self._attention = AttentionLayer(
             layer_idx=layer_idx,
             num_heads=num_heads,
@@ -46,6 +47,7 @@ class ModernBertLayer:
             scale=head_dim**-0.5,
             cos_sin=ropes.table(spec.windowed_rope if is_windowed else spec.rope, head_dim),
             window_left=spec.window if is_windowed else -1,
+            is_rounded=context.rounds_products,
         )
 
     def forward(self, stream: Tensor, batch: EncoderBatch) -> None:
@@ -55,7 +57,7 @@ class ModernBertLayer:
         attended = attend_packed(self._attention, qkv, batch.positions, batch.lengths)
         stream.add_(self.attn_out.apply(attended))
         inner, gate = self.mlp_in.apply(self.mlp_norm.forward(stream)).chunk(2, dim=-1)
-        stream.add_(self.mlp_out.apply(self._act(inner).mul_(gate)))
+        stream.add_(self.mlp_out.apply(unary(inner, self._activation).mul_(gate)))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""

@@ -18,7 +18,7 @@ from runtime.checkpoint.model_spec import (
     WeightKind,
     WeightSpec,
 )
-from runtime.checkpoint.pooling_config import HeadActivation
+from runtime.checkpoint.pooling_config import BlockActivation
 from runtime.checkpoint.rope_json import MAX_POSITIONS, RopeConfig, read_rope
 from runtime.models.bert.spec import ACTIVATIONS, uneven
 from runtime.models.decoder.spec import read_layer_types
@@ -43,7 +43,7 @@ class ModernBertSpec(ModelSpec):
     num_layers: int
     num_heads: int
     norm_eps: float
-    activation: HeadActivation
+    activation: BlockActivation
     windowed_layers: frozenset[int]
     window: int
     rope: RopeConfig

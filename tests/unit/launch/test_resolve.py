@@ -68,6 +68,23 @@ def test_an_explicit_dtype_is_kept_and_not_explained():
     assert not any(line.startswith("dtype") for line in resolved.choices)
 
 
+def test_vectors_are_made_of_rounded_products_where_that_pays():
+    model = dataclasses.replace(fake_model_config(dtype="float32"), gives="vectors")
+    chosen = choose(BF16_CPU, model)
+    assert chosen.worker.dtype == "float32"
+    assert chosen.worker.rounds_products
+    assert any(line.startswith("products: bfloat16, summed") for line in chosen.choices)
+    narrow = dataclasses.replace(fake_model_config(dtype="bfloat16"), gives="vectors")
+    scores = dataclasses.replace(model, gives="scores")
+    for hardware, which in ((CPU, model), (BF16_CPU, scores), (BF16_CPU, narrow), (GPU, model)):
+        exact = choose(hardware, which)
+        assert not exact.worker.rounds_products
+        assert not any(line.startswith("products") for line in exact.choices)
+    # Who names the type wants its numbers.
+    named = ServerConfig(model=ModelArgs(dtype="float32"))
+    assert not resolve(named, model, BF16_CPU, FOLDERS, 7).worker.rounds_products
+
+
 def test_cpu_and_gpu_differ_where_they_should():
     cpu, gpu = choose(CPU).worker, choose(GPU).worker
     assert (cpu.device, gpu.device) == ("cpu", "cuda")
