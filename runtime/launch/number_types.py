@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import ServerConfig
-from runtime.launch.choices import Choices
+from runtime.launch.automatic import Choices
 from runtime.launch.hardware import Hardware
 
 _DTYPES = {"half": "float16", "float": "float32"}

@@ -27,8 +27,8 @@ from runtime.config.options import (
     WorkerConfig,
 )
 from runtime.errors import InvalidRequest, StartupError
+from runtime.launch.automatic import Choices
 from runtime.launch.check_experts import check_experts
-from runtime.launch.choices import Choices
 from runtime.launch.grammar_choice import choose_grammars
 from runtime.launch.hardware import Hardware
 from runtime.launch.number_types import choose_dtype, rounds_products
