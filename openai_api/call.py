@@ -37,11 +37,13 @@ class Streamed:
         events: a failure among them is told by who sends them, and so is the end.
         on_end: called once, however the answer ends.
         end: the bytes that end the stream.
+        media_type: of the stream.
     """
 
     events: AsyncGenerator[Chunk, None]
     on_end: Callable[[], None]
     end: bytes = DONE
+    media_type: str = "text/event-stream"
 
 
 Reply = Whole | Streamed

@@ -67,7 +67,10 @@ class ChatRun:
 
 
 async def open_chat(
-    body: ChatCompletionRequest, context: OpenAIContext, id_prefix: str = "chatcmpl"
+    body: ChatCompletionRequest,
+    context: OpenAIContext,
+    id_prefix: str = "chatcmpl",
+    prompt: ChatPrompt | None = None,
 ) -> ChatRun:
     """Check a request, render its prompt and admit its samples.
 
@@ -75,6 +78,7 @@ async def open_chat(
         body: as decoded.
         context: the server's.
         id_prefix: of an id that the caller does not choose.
+        prompt: in place of the messages', where these are not to be rendered.
 
     Raises:
         InvalidRequest: the first thing wrong.
@@ -90,7 +94,8 @@ async def open_chat(
     max_tokens_name, max_tokens = _max_tokens(body)
     with wire_names(max_tokens_name, "top_logprobs"):
         sampling = await constrained(body, _sampling(body, max_tokens, context), context)
-        prompt = await build_chat_prompt(body, context)
+        if prompt is None:
+            prompt = await build_chat_prompt(body, context)
         sampling = after_reasoning(sampling, prompt, context)
         answer_id = new_id(id_prefix, body.rid)
         inputs = [

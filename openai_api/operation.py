@@ -35,6 +35,11 @@ def events_of(*kinds: Any) -> Content:
     return {"text/event-stream": kinds}
 
 
+def lines_of(*kinds: Any) -> Content:
+    """Lines, each JSON of one of `kinds`."""
+    return {"application/x-ndjson": kinds}
+
+
 def described_as(kind: type[msgspec.Struct]) -> msgspec.Meta:
     """What is decoded as an object and checked as `kind` later; another body names `kind`."""
     return msgspec.Meta(extra_json_schema={"$ref": REFERENCE.format(name=kind.__name__)})

@@ -11,6 +11,7 @@ class Dialect(Enum):
     NATIVE = "native"
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
 
     @classmethod
     def of_path(cls, path: str) -> Dialect:

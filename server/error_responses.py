@@ -14,6 +14,8 @@ import orjson
 from starlette.responses import Response
 
 from anthropic_api import anthropic_errors
+from ollama_api.ollama_answers import OllamaErrorBody
+from ollama_api.ollama_lines import MAX_MESSAGE_CHARS
 from openai_api import openai_errors
 from runtime.client.expected import InvalidBody
 from runtime.errors import HeadraceError, InvalidRequest
@@ -179,10 +181,18 @@ def native_error(error: Exception) -> Response:
     return json_response(body, info.status, **headers)
 
 
+def ollama_error(error: Exception) -> Response:
+    """The Ollama wire's answer to `error`."""
+    info = describe_error(error)
+    body: OllamaErrorBody = {"error": info.message[:MAX_MESSAGE_CHARS]}
+    return json_response(body, info.status, **_headers(info))
+
+
 _ANSWERS = {
     Dialect.NATIVE: native_error,
     Dialect.OPENAI: openai_error,
     Dialect.ANTHROPIC: anthropic_error,
+    Dialect.OLLAMA: ollama_error,
 }
 
 

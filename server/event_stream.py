@@ -76,6 +76,7 @@ class EventStream(Response):
         events: AsyncGenerator[Chunk, None],
         on_end: Callable[[], None],
         timeout_s: float = SEND_TIMEOUT_S,
+        media_type: str = "text/event-stream",
     ) -> None:
         """Send `events`; however the response ends, `on_end` is called.
 
@@ -83,7 +84,7 @@ class EventStream(Response):
         behind `events` are let go by `on_end`. A client may take `timeout_s` for each event.
         """
         self.status_code = 200
-        self.media_type = "text/event-stream"
+        self.media_type = media_type
         self.background = None
         self.body = b""
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
 from anthropic_api.message_answers import AnthropicErrorBody
+from ollama_api.ollama_answers import OllamaErrorBody
 from openai_api.openai_errors import OpenAIErrorBody
 from openai_api.operation import OPERATION_KEY, REFERENCE, Content, Operation, json_of
 from runtime.config.options import HttpArgs
@@ -217,6 +218,8 @@ class _Route:
     def _error_bodies(self, status: int) -> tuple[Any, ...]:
         if self.match.dialect is Dialect.ANTHROPIC:
             return (AnthropicErrorBody,)
+        if self.match.dialect is Dialect.OLLAMA:
+            return (OllamaErrorBody,)
         if self.match.dialect is Dialect.OPENAI:
             return (OpenAIErrorBody,)
         return _NATIVE_ERRORS.get(status, (ErrorBody,))

@@ -1,4 +1,4 @@
-"""The OpenAI and Anthropic routes over HTTP: a call a request, and one place for errors."""
+"""The routes of OpenAI, Anthropic and Ollama over HTTP: one place for their errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 import anthropic_api.endpoint_table
+import ollama_api.ollama_table
 import openai_api.router
 from anthropic_api import anthropic_errors
+from ollama_api.ollama_lines import error_line
 from openai_api import openai_errors
 from openai_api.call import Call, Reply, Streamed
 from openai_api.openai_context import OpenAIContext
@@ -56,7 +58,7 @@ class Wire:
 
 
 def create_routers(context: OpenAIContext) -> list[AccessRouter]:
-    """The routes of both APIs, bound to `context`."""
+    """The routes of these APIs, bound to `context`."""
     openai = Wire(Dialect.OPENAI, "OpenAI", openai_api.router.ENDPOINTS, openai_errors.error_event)
     anthropic = Wire(
         Dialect.ANTHROPIC,
@@ -64,7 +66,8 @@ def create_routers(context: OpenAIContext) -> list[AccessRouter]:
         anthropic_api.endpoint_table.ENDPOINTS,
         anthropic_errors.error_event,
     )
-    return [_create_router(wire, context) for wire in (openai, anthropic)]
+    ollama = Wire(Dialect.OLLAMA, "Ollama", ollama_api.ollama_table.ENDPOINTS, error_line)
+    return [_create_router(wire, context) for wire in (openai, anthropic, ollama)]
 
 
 def _create_router(wire: Wire, context: OpenAIContext) -> AccessRouter:
@@ -110,5 +113,6 @@ async def _call(handler: Handler, call: Call, context: OpenAIContext) -> Reply:
 
 def _response(reply: Reply, wire: Wire) -> Response:
     if isinstance(reply, Streamed):
-        return EventStream(with_errors(reply.events, wire.error_event, reply.end), reply.on_end)
+        events = with_errors(reply.events, wire.error_event, reply.end)
+        return EventStream(events, reply.on_end, media_type=reply.media_type)
     return json_answer(reply.content)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("kernels", "runtime", "openai_api", "anthropic_api", "server", "headrace")
+PRODUCT = ("kernels", "runtime", "openai_api", "anthropic_api", "ollama_api", "server", "headrace")
 OTHERS = ("recipes", "tools", "benchmarks", "examples", "docs", "tests")
 SUFFIXES = (".py", ".cpp", ".h")
 CPP = " (C++)"

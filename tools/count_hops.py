@@ -45,7 +45,7 @@ from unittest import mock
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = ("kernels", "runtime", "openai_api", "anthropic_api", "server", "headrace")
+OURS = ("kernels", "runtime", "openai_api", "anthropic_api", "ollama_api", "server", "headrace")
 READY_TIMEOUT_S = 120.0
 # At the bottom of every stack: the loops of the processes.
 _LOOPS = (

@@ -111,6 +111,18 @@ def responses() -> list[Ask]:
     ]
 
 
+def ollama() -> list[Ask]:
+    said: dict[str, Any] = {"model": "m", "options": {"num_predict": 4}}
+    return [
+        *(post("/api/chat", **said, **ASK, stream=stream) for stream in (False, True)),
+        *(post("/api/generate", **said, prompt="The", stream=stream) for stream in (False, True)),
+        post("/api/chat", 400, **said, **ASK, format="xml"),
+        *(get(f"/api/{name}") for name in ("tags", "ps", "version")),
+        post("/api/show", model="MODEL"),
+        post("/api/show", 400),
+    ]
+
+
 def asks(folder: Path) -> list[Ask]:
     """In their order; the first group leaves the server as it was."""
     norm = load_file(folder / "model.safetensors")[WEIGHT]
@@ -136,6 +148,7 @@ def asks(folder: Path) -> list[Ask]:
         post("/v1/completions", 400, prompt=[]),
         *messages(),
         *responses(),
+        *ollama(),
         post("/v1/embeddings", 400, input="The"),
         post("/encode", 400, text="The"),
         Ask("PUT", "/encode", {"text": "The"}, 400),

@@ -15,9 +15,10 @@ MAX_CODE_LINES = {
     "kernels": 5_376,
     "kernels (C++)": 1_440,
     "runtime": 18_746,
-    "openai_api": 4_169,
+    "openai_api": 4_176,
     "anthropic_api": 483,
-    "server": 3_435,
+    "ollama_api": 378,
+    "server": 3_446,
     "headrace": 9_668,
 }
 

@@ -14,6 +14,7 @@ from referencing.jsonschema import DRAFT202012
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+LINES = "application/x-ndjson"
 
 
 def closed(schema: Any) -> Any:
@@ -86,6 +87,9 @@ class OpenAPIDocument:
                 content = json.loads(data)
                 assert not name or name == f"event: {content['type']}\n", where
                 self._validate(content, *place)
+        elif media == LINES:
+            for line in answer.text.splitlines():
+                self._validate(json.loads(line), *place)
         elif media == JSON:
             self._validate(answer.json(), *place)
         else:

@@ -40,6 +40,7 @@ CLIENTS = {
     *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id:path}"),
     *("/v1/tokenize", "/v1/detokenize", "/v1/score", "/v1/select", "/v1/loads"),
     *("/v1/embeddings", "/v1/classify", "/v1/rerank"),
+    *(f"/api/{name}" for name in ("chat", "generate", "tags", "ps", "show", "version")),
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/input_tokens"),
     *(
         f"/v1/responses/{{response_id:response_id}}{each}"

@@ -29,6 +29,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/completions": {"prompt": "a"},
     "/v1/embeddings": {"input": "a"},
+    "/api/chat": {"model": "m", "stream": False, "messages": [{"role": "user", "content": "a"}]},
+    "/api/generate": {"model": "m", "stream": False, "prompt": "a"},
     "/v1/responses": {"input": "a"},
     "/v1/responses/input_tokens": {"input": "a"},
     "/v1/messages": {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]},

@@ -1,0 +1,100 @@
+"""Ollama's requests become the chat request that the rest of the server knows."""
+
+from __future__ import annotations
+
+from ollama_api.ollama_request import (
+    AnswerFields,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    Options,
+)
+from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
+from runtime.errors import InvalidRequest
+
+_SAME_NAMES = (
+    *("temperature", "top_p", "top_k", "min_p", "stop", "seed"),
+    *("presence_penalty", "frequency_penalty"),
+)
+
+
+def chat_of_messages(request: OllamaChatRequest) -> ChatCompletionRequest:
+    """The chat of `/api/chat`.
+
+    Raises:
+        InvalidRequest: pictures, or a form of the answer that is none.
+    """
+    messages = [
+        _message(message, f"messages[{index}]") for index, message in enumerate(request.messages)
+    ]
+    chat = ChatCompletionRequest(model=request.model, messages=messages, tools=request.tools)
+    _set_answer(chat, request)
+    return chat
+
+
+def chat_of_prompt(request: OllamaGenerateRequest) -> ChatCompletionRequest:
+    """The chat of `/api/generate`: a turn of the user, and a system message if there is one.
+
+    Raises:
+        InvalidRequest: see `chat_of_messages`, and what needs another kind of model.
+    """
+    for name in ("suffix", "template", "context"):
+        if getattr(request, name):
+            raise InvalidRequest(f"{name} is not supported by this server.", param=name)
+    _refuse_images(request.images, "images")
+    messages = [ChatMessage(role="user", content=request.prompt)]
+    if request.system:
+        if request.raw:
+            raise InvalidRequest("system cannot come with raw: write it there.", param="system")
+        messages.insert(0, ChatMessage(role="system", content=request.system))
+    chat = ChatCompletionRequest(model=request.model, messages=messages)
+    if request.raw:
+        chat.separate_reasoning = False
+    _set_answer(chat, request)
+    return chat
+
+
+def _message(message: OllamaMessage, where: str) -> ChatMessage:
+    _refuse_images(message.images, f"{where}.images")
+    calls = [
+        ToolCall(
+            type="function",
+            function=FunctionCall(name=call.function.name, arguments=call.function.arguments),
+        )
+        for call in message.tool_calls or ()
+    ]
+    return ChatMessage(
+        role=message.role,
+        content=message.content,
+        reasoning_content=message.thinking,
+        name=message.tool_name,
+        tool_calls=calls or None,
+    )
+
+
+def _refuse_images(images: list[object] | None, where: str) -> None:
+    if images:
+        raise InvalidRequest(f"{where}: this model takes text only.", param=where)
+
+
+def _set_answer(chat: ChatCompletionRequest, request: AnswerFields) -> None:
+    options = request.options or Options()
+    # Here a stream is what one gets unless one says otherwise.
+    chat.stream = request.stream is not False
+    for name in _SAME_NAMES:
+        setattr(chat, name, getattr(options, name))
+    chat.repetition_penalty = options.repeat_penalty
+    if options.num_predict is not None and options.num_predict >= 0:
+        chat.max_tokens = options.num_predict
+    if isinstance(request.format, dict):
+        schema = {"name": "answer", "schema": request.format}
+        chat.response_format = {"type": "json_schema", "json_schema": schema}
+    elif request.format == "json":
+        chat.response_format = {"type": "json_object"}
+    elif request.format:
+        raise InvalidRequest('format must be "json" or a JSON schema.', param="format")
+    if isinstance(request.think, str):
+        chat.reasoning_effort = request.think
+    elif request.think is not None:
+        # Two families of templates, two names for one switch.
+        chat.chat_template_kwargs = {"enable_thinking": request.think, "thinking": request.think}

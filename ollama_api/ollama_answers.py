@@ -1,0 +1,112 @@
+"""What Ollama's routes answer, as the description of the API shows it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+DoneReason = Literal["stop", "length", "load"]
+
+
+class OllamaFunction(TypedDict):
+    """Whom the model calls, with what."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(TypedDict):
+    """A call."""
+
+    function: OllamaFunction
+
+
+class OllamaAnswerMessage(TypedDict):
+    """What the assistant says, or what is new of it."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[OllamaCall]]
+
+
+class Counts(TypedDict, total=False):
+    """Of a complete answer: tokens, and nanoseconds."""
+
+    done_reason: DoneReason
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+    prompt_eval_duration: int
+    eval_count: int
+    eval_duration: int
+
+
+class ChatLine(Counts):
+    """A whole answer of `/api/chat`, or a line of it."""
+
+    model: str
+    created_at: str
+    message: OllamaAnswerMessage
+    done: bool
+
+
+class GenerateLine(Counts):
+    """A whole answer of `/api/generate`, or a line of it."""
+
+    model: str
+    created_at: str
+    response: str
+    thinking: NotRequired[str]
+    done: bool
+
+
+class ModelDetails(TypedDict):
+    """What a model is."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class ModelTag(TypedDict):
+    """A model that is served."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: ModelDetails
+
+
+class ModelTags(TypedDict):
+    """The answer of `/api/tags` and `/api/ps`."""
+
+    models: list[ModelTag]
+
+
+class ShownModel(TypedDict):
+    """The answer of `/api/show`."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: ModelDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaVersion(TypedDict):
+    """The answer of `/api/version`."""
+
+    version: str
+
+
+class OllamaErrorBody(TypedDict):
+    """An error's body, and the line that ends a stream which had begun."""
+
+    error: str

@@ -1,0 +1,90 @@
+"""`/api/tags`, `/api/ps`, `/api/show` and `/api/version`: the one model that is served."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from ollama_api.ollama_answers import (
+    ModelDetails,
+    ModelTag,
+    ModelTags,
+    OllamaVersion,
+    ShownModel,
+)
+from ollama_api.ollama_request import ShowRequest
+from openai_api.call import Call, Whole
+from openai_api.openai_context import OpenAIContext
+from openai_api.request_body import read_body
+from runtime.errors import InvalidRequest
+
+_SHOW = msgspec.json.Decoder(ShowRequest)
+# Clients ask what they may expect; this is the version whose wire this is.
+_VERSION = "0.13.0"
+
+
+async def list_tags(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
+    """The models that may be named, which are those that run: one."""
+    tags: ModelTags = {"models": [_tag(context)]}
+    return Whole(tags)
+
+
+async def show(call: Call, context: OpenAIContext) -> Whole:
+    """What the model is; any name is the one that is served."""
+    request = await read_body(call, _SHOW)
+    if not (request.model or request.name):
+        raise InvalidRequest("model must be given.", param="model")
+    service, parsers = context.service, context.parsers
+    capabilities = ["completion"]
+    if parsers.tools is not None:
+        capabilities.append("tools")
+    if parsers.reasoning is not None:
+        capabilities.append("thinking")
+    shown: ShownModel = {
+        "modelfile": "",
+        "parameters": "",
+        "template": service.tokenizer.chat_template or "",
+        "details": _details(context),
+        "model_info": {
+            "general.architecture": service.model.model_type,
+            f"{service.model.model_type}.context_length": service.client.limits.context_len,
+        },
+        "capabilities": capabilities,
+        "modified_at": _since(context),
+    }
+    return Whole(shown)
+
+
+async def version(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
+    """Whose wire this is."""
+    answer: OllamaVersion = {"version": _VERSION}
+    return Whole(answer)
+
+
+def _tag(context: OpenAIContext) -> ModelTag:
+    name = context.service.served_model_name
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _since(context),
+        "size": 0,
+        "digest": "",
+        "details": _details(context),
+    }
+
+
+def _details(context: OpenAIContext) -> ModelDetails:
+    family = context.service.model.model_type
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+
+
+def _since(context: OpenAIContext) -> str:
+    return datetime.fromtimestamp(context.created, UTC).isoformat().replace("+00:00", "Z")

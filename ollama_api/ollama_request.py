@@ -1,0 +1,101 @@
+"""The requests of `/api/chat`, `/api/generate` and `/api/show`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from runtime.requests.sampling_params import (
+    FrequencyPenalty,
+    Int64,
+    MinP,
+    PresencePenalty,
+    RepetitionPenalty,
+    StopString,
+    StopStrings,
+    Temperature,
+    TopK,
+    TopP,
+)
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """Sampling; what only tunes Ollama's own engine (`num_ctx`, `num_gpu`, ...) is passed over.
+
+    Attributes:
+        num_predict: tokens of the answer at most; below 0 as many as fit.
+    """
+
+    num_predict: int | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    stop: StopString | StopStrings | None = None
+    seed: Int64 | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    presence_penalty: PresencePenalty | None = None
+    frequency_penalty: FrequencyPenalty | None = None
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """A call that the assistant made earlier."""
+
+    name: str
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call in an assistant's message."""
+
+    function: CalledFunction
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True):
+    """One message."""
+
+    role: str
+    content: str = ""
+    thinking: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_name: str | None = None
+    images: list[Any] | None = None
+
+
+class AnswerFields(msgspec.Struct, kw_only=True):
+    """What both routes take; `keep_alive` is for servers that load models by name."""
+
+    model: str
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: Options | None = None
+    think: bool | str | None = None
+    keep_alive: Any = None
+
+
+class OllamaChatRequest(AnswerFields, kw_only=True):
+    """The body of `/api/chat`."""
+
+    messages: list[OllamaMessage] = []
+    tools: list[dict[str, Any]] | None = None
+
+
+class OllamaGenerateRequest(AnswerFields, kw_only=True):
+    """The body of `/api/generate`; with `raw` the prompt goes to the model as it is."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = None
+    images: list[Any] | None = None
+    suffix: str | None = None
+    template: str | None = None
+    context: Any = None
+
+
+class ShowRequest(msgspec.Struct, kw_only=True):
+    """The body of `/api/show`."""
+
+    model: str = ""
+    name: str = ""
+    verbose: bool | None = None
