@@ -72,7 +72,7 @@ def _message(message: OllamaMessage, where: str) -> ChatMessage:
     )
 
 
-def _refuse_images(images: list[object] | None, where: str) -> None:
+def _refuse_images(images: object, where: str) -> None:
     if images:
         raise InvalidRequest(f"{where}: this model takes text only.", param=where)
 

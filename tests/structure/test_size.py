@@ -17,7 +17,7 @@ MAX_CODE_LINES = {
     "runtime": 18_746,
     "openai_api": 4_176,
     "anthropic_api": 483,
-    "ollama_api": 378,
+    "ollama_api": 382,
     "server": 3_446,
     "headrace": 9_668,
 }

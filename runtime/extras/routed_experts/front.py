@@ -11,6 +11,7 @@ from runtime.client.front_extras import AnsweredSample, Asked, ExtraAnswer, Fron
 from runtime.client.generation_stream import GenerationChunk
 from runtime.errors import InvalidRequest
 from runtime.requests.extra_spec import ExtraSpec
+from runtime.requests.sampling_params import INT64_MAX
 
 NAME = "routed_experts"
 _HEAD = 4
@@ -41,6 +42,12 @@ class RoutedExpertsFront(FrontExtra):
         Raises:
             InvalidRequest: the server was not started for it, or a negative start.
         """
+        start = body.routed_experts_start_len or 0
+        if not 0 <= start <= INT64_MAX:
+            raise InvalidRequest(
+                f"routed_experts_start_len must be 0 to {INT64_MAX}, got {start}.",
+                param="routed_experts_start_len",
+            )
         if not body.return_routed_experts:
             return None
         if NAME not in asked.offered:
@@ -48,12 +55,6 @@ class RoutedExpertsFront(FrontExtra):
                 "return_routed_experts needs a server of a mixture of experts that was started "
                 "with --enable-return-routed-experts.",
                 param=self.field,
-            )
-        start = body.routed_experts_start_len or 0
-        if start < 0:
-            raise InvalidRequest(
-                f"routed_experts_start_len must be at least 0, got {start}.",
-                param="routed_experts_start_len",
             )
         return [ExtraSpec(NAME, prompt_start=start)] * asked.num_prompts
 
