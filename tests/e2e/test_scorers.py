@@ -146,7 +146,8 @@ def test_other_kinds_of_requests_are_refused(classifier, reranker):
 
 def test_a_decoder_gives_vectors_where_that_is_asked_for():
     folder = text_model("qwen3_bare")
-    with ServerProcess("--model-path", str(folder), "--is-embedding") as server:
+    options = ("--is-embedding", "--dtype", "float32")
+    with ServerProcess("--model-path", str(folder), *options) as server:
         server.wait_ready()
         texts = [QUERY, *DOCUMENTS]
         expected = their_vectors(folder, [ids_of(server, text) for text in texts], "last")
@@ -179,7 +180,8 @@ def test_two_ranks_share_projections_that_are_stored_as_one(name):
     else:
         expected = their_scores(folder, texts)
     stored = load_file(folder / "model.safetensors")
-    with ServerProcess("--model-path", str(folder), "--tp-size", "2") as server:
+    options = ("--tp-size", "2", "--dtype", "float32")
+    with ServerProcess("--model-path", str(folder), *options) as server:
         server.wait_ready()
         for _ in range(2):
             answers = ask(server, "/encode", input_ids=texts).json()

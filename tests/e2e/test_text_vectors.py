@@ -39,7 +39,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    with ServerProcess("--model-path", str(folder)) as process:
+    # Else products are rounded where the processor can do that, and vectors with them.
+    with ServerProcess("--model-path", str(folder), "--dtype", "float32") as process:
         yield process.wait_ready()
 
 
@@ -153,7 +154,7 @@ def test_an_answer_that_would_weigh_too_much_is_refused_before_it_is_computed(tm
     (folder / "modules.json").write_text(json.dumps(kept))
     with sgl.Engine(model_path=str(folder)) as engine, pytest.raises(ValueError, match="/pooling"):
         engine.encode("hello")
-    with ServerProcess("--model-path", str(folder)) as server:
+    with ServerProcess("--model-path", str(folder), "--dtype", "float32") as server:
         server.wait_ready()
         assert ask(server, "/encode", text="a").status_code == 400
         ids = [5 + i for i in range(20)]

@@ -71,7 +71,8 @@ def train(kind: str, folder: Path) -> None:
     # Products this small are slower on several.
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng():
+        # An engine in this process has turned gradients off.
+        with torch.random.fork_rng(), torch.enable_grad():
             torch.manual_seed(5)
             _train(kind, folder)
     finally:

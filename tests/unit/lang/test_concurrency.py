@@ -302,6 +302,8 @@ def test_ctrl_c_ends_a_batch() -> None:
 import os, signal, threading
 import headrace as sgl
 from tests.support.lang_server import LangServer
+# Whoever started the tests in the background had this signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 server = LangServer()
 server.hold.clear()
 sgl.set_default_backend(sgl.RuntimeEndpoint(server.url))

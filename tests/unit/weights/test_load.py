@@ -280,11 +280,15 @@ def test_ranks_together_hold_and_compute_the_whole(tmp_path, tp_size, implementa
     parts = [layer.self_attn.qkv_proj.apply(x) for layer in layers]
     assert [layer.self_attn.attention.num_heads for layer in layers] == [4 // tp_size] * tp_size
     assert [layer.self_attn.attention.num_kv_heads for layer in layers] == [1] * tp_size
-    whole = {
-        shard: x @ tensors[f"{prefix}.{shard}_proj.weight"].T
-        + tensors[f"{prefix}.{shard}_proj.bias"]
-        for shard in "qkv"
-    }
+
+    def rounded(each: torch.Tensor) -> torch.Tensor:
+        return each.bfloat16().float() if implementation == "cpu_bf16" else each
+
+    def product(inputs: torch.Tensor, name: str) -> torch.Tensor:
+        weight, bias = (tensors[f"{prefix}.{name}_proj.{kind}"] for kind in ("weight", "bias"))
+        return rounded(inputs) @ rounded(weight).T + bias
+
+    whole = {shard: product(x, shard) for shard in "qkv"}
     rows = 16 // tp_size
     query = torch.cat([part[:, :rows] for part in parts], dim=1)
     assert torch.allclose(query, whole["q"], atol=1e-5)
@@ -299,7 +303,7 @@ def test_ranks_together_hold_and_compute_the_whole(tmp_path, tp_size, implementa
         layer.self_attn.o_proj.apply(part.contiguous())
         for layer, part in zip(layers, inputs, strict=True)
     )
-    expected = whole["q"] @ tensors[f"{prefix}.o_proj.weight"].T + tensors[f"{prefix}.o_proj.bias"]
+    expected = product(whole["q"], "o")
     assert torch.allclose(summed, expected, atol=1e-4)
 
 
