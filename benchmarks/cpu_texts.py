@@ -36,11 +36,11 @@ import numpy as np
 import psutil
 import torch
 import uvloop
-from headrace.bench.http_stream import HttpClient
 from tokenizers import Tokenizer
 
 from headrace import Engine
 from headrace.bench.environment import describe_environment, write_json
+from headrace.http_stream import HttpClient
 from headrace.server_process import release_port, reserve_port, wait_for_server
 from runtime.executor.staging import to_device
 from runtime.models.encoder_batch import EncoderBatch
