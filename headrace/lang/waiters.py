@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
+import time
 from collections.abc import Callable
 
 from headrace.lang.core_loop import core
+
+# A signal that comes after Python has looked for one, and before the thread sleeps, is seen when
+# the thread wakes: so Ctrl-C waits no longer than this.
+_SIGNALS_S = 0.5
 
 
 class _Waiter:
@@ -66,7 +72,7 @@ class Waiters:
             self._waiters.append(waiter)
         try:
             self.about_to_block()
-            if not gate.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            if not _acquired(gate, timeout_s):
                 raise TimeoutError(f"Not done after {timeout_s} s.")
         finally:
             self._forget(waiter)
@@ -101,3 +107,14 @@ class Waiters:
     def _forget(self, waiter: _Waiter) -> None:
         with self.lock, contextlib.suppress(ValueError):
             self._waiters.remove(waiter)
+
+
+def _acquired(gate: threading.Lock, timeout_s: float | None) -> bool:
+    """Wait for `gate`, looking for signals now and then where they are handled."""
+    if threading.current_thread() is not threading.main_thread():
+        return gate.acquire(timeout=-1 if timeout_s is None else timeout_s)
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while (left_s := until - time.monotonic()) > _SIGNALS_S:
+        if gate.acquire(timeout=_SIGNALS_S):
+            return True
+    return gate.acquire(timeout=max(0.0, left_s))
