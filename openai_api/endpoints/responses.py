@@ -190,5 +190,5 @@ def _wire_names() -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        param = error.param and renamed(error.param)
-        raise type(error)(renamed(error.message), param=param) from None
+        error.message, error.param = renamed(error.message), error.param and renamed(error.param)
+        raise
