@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -139,6 +140,8 @@ class ResponseRun:
             await self._context.responses.put(self.id, StoredResponse(self.response, self._items))
 
     async def _end(self, status: str) -> None:
+        # Of an answer that broke off the last item is still open.
+        deque(self._writer.finish("incomplete"), maxlen=0)
         self.response |= {
             "status": status,
             "output": self._writer.output,

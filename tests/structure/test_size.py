@@ -15,7 +15,7 @@ MAX_CODE_LINES = {
     "kernels": 5_376,
     "kernels (C++)": 1_440,
     "runtime": 18_746,
-    "openai_api": 4_176,
+    "openai_api": 4_177,
     "anthropic_api": 483,
     "ollama_api": 382,
     "server": 3_446,

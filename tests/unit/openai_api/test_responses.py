@@ -220,6 +220,8 @@ async def test_a_failure_ends_a_stream_and_is_kept(front: Any) -> None:
     assert (events[-1]["type"], failed["status"]) == ("response.failed", "failed")
     assert failed["error"]["code"] == "server_error"
     assert failed["error"]["message"].startswith("The worker died")
+    (item,) = failed["output"]
+    assert (item["status"], item["content"][0]["text"]) == ("incomplete", "He")
     assert (await _get(front, failed["id"])).json()["status"] == "failed"
 
 
@@ -285,6 +287,14 @@ async def test_refusals(front: Any, fields: dict[str, Any], words: str) -> None:
     assert refused.status_code == 400
     assert words in refused.json()["error"]["message"]
     assert not front.engine.requests
+
+
+async def test_an_unknown_response_has_openais_code(front: Any) -> None:
+    error = (await ask(front, "a", previous_response_id="resp_0")).json()["error"]
+    assert (error["param"], error["code"]) == (
+        "previous_response_id",
+        "previous_response_not_found",
+    )
 
 
 async def test_only_allowed_tools_are_offered(make_front: Any) -> None:
