@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from runtime.checkpoint.pooling_config import Pooling
 from runtime.checkpoint.text_prompts import TextPrompts
+from runtime.checkpoint.vision_spec import VisionSpec
 
 # What comes out of a model: logits of the next token, a vector for a text, a score for each class.
 Gives = Literal["tokens", "vectors", "scores"]
@@ -108,6 +109,7 @@ class ModelSpec(ABC):
         pooling: of a model that gives vectors or scores, with the layers behind it.
         prompts: of a model that gives vectors, what may stand ahead of a text.
         labels: names of the scores, in order.
+        vision: how it takes images; `None` where it sees none.
     """
 
     architecture: str
@@ -124,6 +126,7 @@ class ModelSpec(ABC):
     pooling: Pooling = field(default_factory=Pooling)
     prompts: TextPrompts = field(default_factory=TextPrompts)
     labels: tuple[str, ...] = ()
+    vision: VisionSpec | None = None
 
     @cached_property
     def weights(self) -> Sequence[WeightSpec]:

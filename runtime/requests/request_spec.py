@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from runtime.requests.extra_spec import ExtraSpec
+from runtime.requests.image_input import ImageInput
 from runtime.requests.sampling_params import SamplingParams
 
 
@@ -21,6 +22,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
         priority: larger is sooner under the priority policy.
         extras: what is wanted beside tokens, each name once.
         input_embeds: float32 bytes, one row for each of the prompt's ids, which mean nothing then.
+        images: those that the prompt sees, each at its place, in order.
         dp_rank: the replica to run on; `None` leaves it to the router.
     """
 
@@ -32,4 +34,5 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     priority: int = 0
     extras: list[ExtraSpec] = []
     input_embeds: bytes = b""
+    images: list[ImageInput] = []
     dp_rank: int | None = None

@@ -1,0 +1,54 @@
+"""How a model takes images: what a front needs to prepare them. Front-safe: no torch.
+
+The tower's own numbers belong to the family, in a class that derives from `VisionSpec`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# How an image's size is chosen: `patches` keeps its proportions in multiples of a patch between two
+# numbers of pixels (Qwen-VL), `square` scales it to one size (SigLIP).
+Resizing = Literal["patches", "square"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionSpec:
+    """What stands in a prompt for an image, and how its pixels are prepared.
+
+    Attributes:
+        image_token_id: the placeholder that is repeated once for each of an image's vectors.
+        placeholder: the text by which a prompt or a chat template names an image, such as
+            `<|vision_start|><|image_pad|><|vision_end|>` or `<start_of_image>`.
+        expansion: what replaces `marker` in the text before it is tokenized: it holds
+            `image_token` once, which the ids repeat.
+        marker: the part of `placeholder` that stands for one image, such as `<|image_pad|>`.
+        image_token: the text of `image_token_id`.
+        resizing: how the size is chosen.
+        patch_size: pixels of a patch's side.
+        merge_size: patches of a side that the tower joins into one vector.
+        min_pixels, max_pixels: bounds of `height * width` under `patches`.
+        side: pixels of a side under `square`; 0 elsewhere.
+        num_tokens: vectors of an image under `square`; 0 where they follow from the size.
+        resample: Pillow's number of the filter, as `preprocessor_config.json` writes it.
+        rescale_factor: multiplies the bytes, in float32.
+        mean, std: of each channel, subtracted and divided behind it.
+    """
+
+    image_token_id: int
+    placeholder: str
+    marker: str
+    expansion: str
+    image_token: str
+    resizing: Resizing
+    patch_size: int
+    merge_size: int
+    min_pixels: int = 0
+    max_pixels: int = 0
+    side: int = 0
+    num_tokens: int = 0
+    resample: int
+    rescale_factor: float = 1 / 255
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
