@@ -51,7 +51,7 @@ _MOE = _shape(
 )
 
 # "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B, "moe-4" four layers of "moe"; "small" is for a CPU,
-# "tiny" and "moe-tiny" are for tests. Sizes are vocabulary, hidden, intermediate, layers; heads are
+# "tiny" and "moe-tiny" are for tests; the last two give vectors (`--is-embedding`). Sizes are vocabulary, hidden, intermediate, layers; heads are
 # those of queries and of keys and values.
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": _shape(
@@ -80,6 +80,19 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny": _shape(
         "Qwen2", (1024, 64, 128, 2), (4, 2), max_position_embeddings=2048, rope_theta=1e4
     ),
+    "bge-m3": _shape(
+        "XLMRoberta",
+        (250002, 1024, 4096, 24),
+        (16, 16),
+        architectures=["XLMRobertaModel"],
+        model_type="xlm-roberta",
+        max_position_embeddings=8194,
+        type_vocab_size=1,
+        pad_token_id=1,
+        layer_norm_eps=1e-5,
+        hidden_act="gelu",
+    ),
+    "qwen3-embedding-0.6b": _shape("Qwen3", (151669, 1024, 3072, 28), (16, 8), head_dim=128),
 }
 _END = "<|end|>"
 _NUM_BYTES = 256

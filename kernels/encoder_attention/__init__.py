@@ -36,8 +36,12 @@ ENCODER_ATTENTION: Table[EncoderAttentionKernels] = Table(
             probe="kernels.cpu.library:unavailable",
             invariant=True,
         ),
+        "flash": Entry(
+            "kernels.encoder_attention.flash",
+            probe="kernels.encoder_attention.flash:unavailable",
+        ),
     },
-    {"cpu": ("cpu",)},
+    {"cpu": ("cpu",), "cuda": ("flash",)},
 )
 
 

@@ -12,14 +12,14 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 5_376,
+    "kernels": 5_414,
     "kernels (C++)": 1_440,
     "runtime": 18_775,
     "openai_api": 4_177,
     "anthropic_api": 483,
     "ollama_api": 382,
     "server": 3_446,
-    "headrace": 9_677,
+    "headrace": 9_690,
 }
 
 
