@@ -51,8 +51,8 @@ _MOE = _shape(
 )
 
 # "8b" is Llama-3.1-8B, "0.5b" Qwen2.5-0.5B, "moe-4" four layers of "moe"; "small" is for a CPU,
-# "tiny" and "moe-tiny" are for tests; the last two give vectors (`--is-embedding`). Sizes are vocabulary, hidden, intermediate, layers; heads are
-# those of queries and of keys and values.
+# "tiny" and "moe-tiny" are for tests; the last two give vectors (`--is-embedding`). Sizes are
+# vocabulary, hidden, intermediate, layers; heads are those of queries and of keys and values.
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": _shape(
         "Llama",
