@@ -104,8 +104,7 @@ EXPERTS: Table[ExpertsKernels] = Table(
             invariant=True,
         ),
     },
-    # Triton's have not been timed; what is invariant has to be one of them in a CUDA graph.
-    {"cuda": ("grouped", "triton", "triton_invariant")},
+    {"cuda": ("triton", "grouped", "triton_invariant")},
 )
 
 

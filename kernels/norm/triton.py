@@ -1,4 +1,4 @@
-"""RMS normalisation in Triton: one program a row, the row in registers. Layer norms are torch's."""
+"""Normalisation in Triton: one program a row, the row in registers."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # ruff: noqa: PLR0913 a kernel takes what it touches
@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.norm.reference import fused_add_layer_norm, layer_norm  # noqa: F401  # of the op
 from kernels.triton_support.launch import launch_options, start_next, wait_for_inputs
 
 
@@ -54,6 +53,40 @@ def _rms_norm_kernel(
     tl.store(out_ptr + row + columns, normed.to(x.dtype), mask=inside)
 
 
+@triton.jit
+def _layer_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    width,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * width
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    start_next(PDL)
+    wait_for_inputs(PDL)
+    x = tl.load(x_ptr + row + columns, mask=inside, other=0.0)
+    if HAS_RESIDUAL:
+        old = tl.load(residual_ptr + row + columns, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + old.to(tl.float32)).to(old.dtype)
+        tl.store(residual_ptr + row + columns, x, mask=inside)
+    wide = x.to(tl.float32)
+    # In two passes: the mean may be many times the spread.
+    centered = tl.where(inside, wide - tl.sum(wide, axis=0) / width, 0.0)
+    normed = centered * tl.rsqrt(tl.sum(centered * centered, axis=0) / width + eps) * weight
+    if HAS_BIAS:
+        normed += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row + columns, normed.to(x.dtype), mask=inside)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
     """Return the norm of each row; see `kernels.norm.rms_norm`."""
     return _run(x, None, weight, eps, zero_centered)
@@ -66,29 +99,65 @@ def fused_add_rms_norm(
     return _run(x, residual, weight, eps, zero_centered)
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the norm of each row; see `kernels.norm.layer_norm`."""
+    return _run_layer_norm(x, None, weight, bias, eps)
+
+
+def fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Add in place, then norm; see `kernels.norm.fused_add_layer_norm`."""
+    return _run_layer_norm(x, residual, weight, bias, eps)
+
+
 def _run(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, zero_centered: bool
 ) -> Tensor:
+    out, num_rows, block = _prepare(x, residual, weight)
+    if num_rows:
+        _rms_norm_kernel[(num_rows,)](
+            x,
+            x if residual is None else residual,
+            weight,
+            out,
+            x.shape[-1],
+            eps,
+            HAS_RESIDUAL=residual is not None,
+            ZERO_CENTERED=zero_centered,
+            BLOCK=block,
+            num_warps=min(16, max(1, block // 512)),
+            **launch_options(x.device),
+        )
+    return out
+
+
+def _run_layer_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    out, num_rows, block = _prepare(x, residual, weight)
+    if num_rows:
+        _layer_norm_kernel[(num_rows,)](
+            x,
+            x if residual is None else residual,
+            weight,
+            weight if bias is None else bias,
+            out,
+            x.shape[-1],
+            eps,
+            HAS_RESIDUAL=residual is not None,
+            HAS_BIAS=bias is not None,
+            BLOCK=block,
+            num_warps=min(16, max(1, block // 512)),
+            **launch_options(x.device),
+        )
+    return out
+
+
+def _prepare(x: Tensor, residual: Tensor | None, weight: Tensor) -> tuple[Tensor, int, int]:
+    """Where the result goes, the rows, and the columns that a program has."""
     assert x.is_contiguous()
     assert weight.dtype == x.dtype
     assert residual is None or (residual.is_contiguous() and residual.dtype == x.dtype)
-    out = torch.empty_like(x)
     width = x.shape[-1]
-    num_rows = x.numel() // width
-    if num_rows == 0:
-        return out
-    block = triton.next_power_of_2(width)
-    _rms_norm_kernel[(num_rows,)](
-        x,
-        x if residual is None else residual,
-        weight,
-        out,
-        width,
-        eps,
-        HAS_RESIDUAL=residual is not None,
-        ZERO_CENTERED=zero_centered,
-        BLOCK=block,
-        num_warps=min(16, max(1, block // 512)),
-        **launch_options(x.device),
-    )
-    return out
+    return torch.empty_like(x), x.numel() // width, triton.next_power_of_2(width)

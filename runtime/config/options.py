@@ -234,7 +234,7 @@ class KernelArgs:
     moe_runner_backend: str = option(
         "auto",
         "How experts are computed on a GPU: torch sorts tokens and takes torch's grouped products, "
-        "triton kernels of our own; auto takes torch's, or with deterministic inference Triton's.",
+        "triton kernels of our own; auto takes Triton's.",
         choices=("auto", "torch", "triton"),
     )
     grammar_backend: str = option(

@@ -86,7 +86,7 @@ class Before:
 
 
 # A norm's weight is its only input that no kernel ahead writes; it is fetched meanwhile.
-MAY_BE_READ = {"_rms_norm_kernel": {"weight_ptr"}}
+MAY_BE_READ = {"_rms_norm_kernel": {"weight_ptr"}, "_layer_norm_kernel": {"weight_ptr"}}
 
 
 @pytest.mark.slow

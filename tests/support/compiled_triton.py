@@ -227,6 +227,8 @@ def layer_ops(*, pdl: bool) -> Iterator[Kernel]:
     """What stands between products."""
     constants: dict[str, Any] = {"HAS_RESIDUAL": True, "ZERO_CENTERED": False, "BLOCK": 16384}
     yield "norm", norm._rms_norm_kernel, constants | {"PDL": pdl}, 16
+    constants = {"HAS_RESIDUAL": True, "HAS_BIAS": True, "BLOCK": 16384}
+    yield "layer norm", norm._layer_norm_kernel, constants | {"PDL": pdl}, 16
     constants = {
         "NAN": NAN_TOKEN,
         "HAS_WANTED": True,
