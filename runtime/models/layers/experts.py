@@ -166,7 +166,7 @@ class SparseMLP:
         out = self.experts.apply(hidden, expert_ids, weights, self._activation)
         if self._reduce is not None:
             out = self._reduce(out)
-        return out if self.shared is None else out.add_(self.shared.forward(hidden))
+        return out if self.shared is None else self.shared.add_to(out, hidden)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""
@@ -189,9 +189,9 @@ class SharedExpert:
         self.gate = Linear.replicated(hidden, 1, False, context)
         self._block, self._holders = block, holders
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map `[num_tokens, hidden_size]` to the same shape, a new tensor."""
-        return self._block(hidden).mul_(torch.sigmoid(self.gate.apply(hidden)))
+    def add_to(self, out: Tensor, hidden: Tensor) -> Tensor:
+        """Add the gated block of `hidden` to `out`, both `[num_tokens, hidden_size]`, in place."""
+        return out.addcmul_(self._block(hidden), torch.sigmoid(self.gate.apply(hidden)))
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""
