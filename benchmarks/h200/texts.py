@@ -158,7 +158,7 @@ def main() -> None:
         print(f"{shape} http: {http['texts_per_s']:.0f} texts/s", flush=True)
         results[shape] = rows
     if options.json:
-        write_json(options.json, {"machine": describe_environment(), "results": results})
+        write_json(options.json, {"environment": describe_environment(), "results": results})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from kernels.greedy import NAN_TOKEN
 from kernels.triton_support.launch import launch_options, wait_for_inputs
 from kernels.triton_support.scratch import StreamScratch
 
-_BLOCK = 4096
+BLOCK_SIZE = 4096
 _MAX_ROWS = 16384
 
 
@@ -98,7 +98,7 @@ def greedy_tokens(logits: Tensor, wide: Tensor, wanted: Tensor | None = None) ->
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return token_ids
-    num_parts = triton.cdiv(vocab_size, _BLOCK)
+    num_parts = triton.cdiv(vocab_size, BLOCK_SIZE)
     values = wide.new_empty(num_rows, num_parts)
     places = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
     (arrived,) = _ARRIVED.get(logits.device)
@@ -114,7 +114,7 @@ def greedy_tokens(logits: Tensor, wide: Tensor, wanted: Tensor | None = None) ->
         num_parts,
         NAN=NAN_TOKEN,
         HAS_WANTED=wanted is not None,
-        BLOCK=_BLOCK,
+        BLOCK=BLOCK_SIZE,
         PARTS=triton.next_power_of_2(num_parts),
         num_warps=4,
         **launch_options(logits.device),

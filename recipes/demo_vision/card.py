@@ -19,29 +19,30 @@ pipeline_tag: image-text-to-text
 # The Headrace vision demo model
 
 A **toy**: a vision-language model of {parameters:,} parameters ({size:.1f} MB) that ships with
-Headrace as `demo-vision`, so that questions about a picture are answered with no download. Use it to
-try the API, in examples and in tests; do not use it for anything that matters.
+Headrace as `demo-vision`, so that questions about a picture are answered with no download. Use it
+to try the API, in examples and in tests; do not use it for anything that matters.
 
 ## What it sees
-Simple drawings: circles, squares, triangles, stars, rectangles, ovals, diamonds, hexagons, hearts and
-crosses in twelve colours, up to six of them; digits, numbers of two digits, capital letters and some
-sixty words in one font; bar charts of two to six bars. It tells what is there, colours, counts,
-places, what is beside what, the largest and the smallest, the tallest bar; it compares two pictures.
-Of a picture that is no drawing it says that it sees no shape that it knows. It has no other knowledge.
+Simple drawings: circles, squares, triangles, stars, rectangles, ovals, diamonds, hexagons, hearts
+and crosses in twelve colours, up to six of them; digits, numbers of two digits, capital letters
+and some sixty words in one font; bar charts of two to six bars. It tells what is there, colours,
+counts, places, what is beside what, the largest and the smallest, the tallest bar; it compares
+two pictures. Of a picture that is no drawing it says that it sees no shape that it knows. It has
+no other knowledge.
 
 ## How it was made
 Architecture `Qwen2_5_VLForConditionalGeneration`: a tower of {depth} blocks of width {tower}, a
-language model of {layers} layers of width {hidden}, tied embeddings, bfloat16. The tokenizer is the
-demo model's, with Qwen's vision tokens. Every picture and every text was made by the generators in
-`recipes/demo_vision/` of the source tree: no outside pictures, text or weights. Trained from scratch
-on {device}:
+language model of {layers} layers of width {hidden}, tied embeddings, bfloat16. The tokenizer is
+the demo model's, with Qwen's vision tokens. Every picture and every text was made by the
+generators in `recipes/demo_vision/` of the source tree: no outside pictures, text or weights.
+Trained from scratch on {device}:
 
     python -m recipes.demo_vision.train --out DIR --minutes {minutes:g}
 
 {steps:,} steps, {rows:,} prompts of one or two pictures with several questions each.
 
-Pictures are scaled to between 16 and 64 merged patches (112 x 112 to 224 x 224 pixels, proportions
-kept). The chat template is laid out as Qwen2.5-VL's.
+Pictures are scaled to between 16 and 64 merged patches (112 x 112 to 224 x 224 pixels,
+proportions kept). The chat template is laid out as Qwen2.5-VL's.
 
 ## Score
 Greedy decoding on drawings that were not in training; an answer is right when it says the same as

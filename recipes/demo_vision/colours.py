@@ -54,7 +54,7 @@ def contrasting(rng: Random, background: Rgb, names: list[str]) -> tuple[str, Rg
 
 
 def shares(pixels: NDArray[np.uint8]) -> dict[str, float]:
-    """How much of `[rows, columns, 3]` bears each name, the most first; names that do not are left out."""
+    """The share of `[rows, columns, 3]` that bears each name found, the largest first."""
     flat = pixels.reshape(-1, 3).astype(np.float32)
     nearest = _NAME_OF[((flat[:, None] - _ALL[None]) ** 2).sum(-1).argmin(1)]
     counts = np.bincount(nearest, minlength=len(NAMES)) / len(flat)

@@ -165,7 +165,7 @@ def prepare(image: Image.Image) -> Pixels:
 
 
 def patches(pixels: Pixels) -> Pixels:
-    """Patches `[count, 14 * 14 * 3]` in the order of the tower: the four of a merged cell side by side."""
+    """Patches `[count, 14 * 14 * 3]` in the tower's order: those of a merged cell together."""
     height, width, _ = pixels.shape
     cells = pixels.reshape(height // CELL, MERGE, PATCH, width // CELL, MERGE, PATCH * 3)
     return cells.transpose(0, 3, 1, 4, 2, 5).reshape(-1, PATCH * PATCH * 3)

@@ -1,6 +1,6 @@
 """Score a checkpoint on drawings that it has not seen, greedily.
 
-`python -m recipes.demo_vision.evaluate --model DIR [--cases 150] [--device cuda] [--json eval.json]`.
+`python -m recipes.demo_vision.evaluate --model DIR [--cases 150] [--device cuda] [--json FILE]`.
 """
 
 import argparse

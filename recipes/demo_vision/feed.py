@@ -52,7 +52,10 @@ class SharedBlocks:
         """The arrays of one block, `[BLOCK_ROWS, ...]` each."""
         return {
             name: np.ndarray(
-                (BLOCK_ROWS, *shape), dtype, self._memory, index * self._stride + self._offsets[name]
+                (BLOCK_ROWS, *shape),
+                dtype,
+                self._memory,
+                index * self._stride + self._offsets[name],
             )
             for name, (shape, dtype) in self.fields.items()
         }
@@ -130,9 +133,7 @@ class Pool:
     def _fill(self) -> None:
         cuda = self._device == "cuda"
         staging: Batch = {
-            name: torch.zeros(
-                (BLOCK_ROWS, *shape), dtype=getattr(torch, dtype), pin_memory=cuda
-            )
+            name: torch.zeros((BLOCK_ROWS, *shape), dtype=getattr(torch, dtype), pin_memory=cuda)
             for name, (shape, dtype) in self._layout.fields().items()
         }
         staging["pixels"] = staging["pixels"].view(torch.int32)

@@ -76,9 +76,7 @@ class _Merger(nn.Module):
     def __init__(self, size: int, out: int) -> None:
         super().__init__()
         self.ln_q = _RmsNorm(size, 1e-6)
-        self.mlp = nn.Sequential(
-            nn.Linear(4 * size, 4 * size), nn.GELU(), nn.Linear(4 * size, out)
-        )
+        self.mlp = nn.Sequential(nn.Linear(4 * size, 4 * size), nn.GELU(), nn.Linear(4 * size, out))
 
     def forward(self, x: Tensor) -> Tensor:
         batch, count, size = x.shape
@@ -258,5 +256,3 @@ def loss_of(network: VisionNetwork, batch: Batch) -> tuple[Tensor, Tensor]:
         logits.flatten(0, 1).float(), target.flatten(), ignore_index=-1, reduction="sum"
     )
     return total, (target >= 0).sum()
-
-

@@ -40,9 +40,7 @@ def about_two(
             yield _of_shapes(rng, scenes, which, held_out)
 
 
-def _of_shapes(
-    rng: Random, scenes: tuple[Scene, Scene], which: int, held_out: bool
-) -> Asked:
+def _of_shapes(rng: Random, scenes: tuple[Scene, Scene], which: int, held_out: bool) -> Asked:
     word = ("first", "second")[which]
     counts = [len(scene.things) for scene in scenes]
     kind = rng.random()

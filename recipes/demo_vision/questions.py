@@ -30,7 +30,9 @@ class Asked:
 Maker = Callable[[Random, Scene, bool], Asked | None]
 
 
-def _short(rng: Random, held_out: bool, kind: str, question: str, answers: tuple[str, str]) -> Asked:
+def _short(
+    rng: Random, held_out: bool, kind: str, question: str, answers: tuple[str, str]
+) -> Asked:
     """The full answer or, where a single word is asked for, that word."""
     if not held_out and rng.random() < 0.12:
         return Asked(kind + ", one word", question + rng.choice(ONE_WORD), answers[1])
@@ -78,8 +80,11 @@ def _text_kind(text: str) -> str:
 
 def full(scene: Scene, pixels: Pixels) -> str:
     """The answer to `What is in the image?`."""
-    verb = "I see" if scene.kind in ("noise", "plain", "stripes", "gradient", "blobs") else (
-        "The image shows")  # fmt: skip
+    verb = (
+        "I see"
+        if scene.kind in ("noise", "plain", "stripes", "gradient", "blobs")
+        else ("The image shows")
+    )
     return f"{verb} {summary(scene, pixels)}."
 
 
@@ -87,8 +92,10 @@ def _description(scene: Scene, pixels: Pixels) -> str:
     if scene.kind == "shapes":
         if len(scene.things) <= 4 and all(len(group) == 1 for group in scene.groups.values()):
             parts = [f"{with_article(t.words)} at the {t.place}" for t in scene.things]
-            return f"The image shows {_list(parts)}, on a {scene.background[0]} background.".replace(
-                " a orange", " an orange"
+            return (
+                f"The image shows {_list(parts)}, on a {scene.background[0]} background.".replace(
+                    " a orange", " an orange"
+                )
             )
         text = f"The image shows {summary(scene, pixels)}, on a {scene.background[0]} background."
         return text.replace(" a orange", " an orange")
@@ -100,7 +107,9 @@ def _description(scene: Scene, pixels: Pixels) -> str:
     if scene.kind == "chart":
         colours = _list([bar.colour for bar in scene.bars])
         if len({bar.colour for bar in scene.bars}) == 1:
-            return f"The image shows a bar chart with {len(scene.bars)} {scene.bars[0].colour} bars."
+            return (
+                f"The image shows a bar chart with {len(scene.bars)} {scene.bars[0].colour} bars."
+            )
         return f"The image shows a bar chart with {len(scene.bars)} bars: {colours}."
     return full(scene, pixels)
 
@@ -108,7 +117,9 @@ def _description(scene: Scene, pixels: Pixels) -> str:
 def _unique(scene: Scene, words: Callable[[Thing], str]) -> list[Thing]:
     """The things that their `words` name alone."""
     all_words = [words(thing) for thing in scene.things]
-    return [t for t, word in zip(scene.things, all_words, strict=True) if all_words.count(word) == 1]
+    return [
+        t for t, word in zip(scene.things, all_words, strict=True) if all_words.count(word) == 1
+    ]
 
 
 def _name(rng: Random, scene: Scene, thing: Thing) -> str | None:
@@ -146,7 +157,10 @@ def shape(rng: Random, scene: Scene, held_out: bool) -> Asked | None:
         return None
     thing = rng.choice(found)
     question = ask(rng, "shape", held_out=held_out, x=thing.colour)
-    answers = (f"The {thing.colour} shape is {with_article(thing.shape)}.", thing.shape.capitalize())
+    answers = (
+        f"The {thing.colour} shape is {with_article(thing.shape)}.",
+        thing.shape.capitalize(),
+    )
     return _short(rng, held_out, "shape", question, answers)
 
 
@@ -184,8 +198,11 @@ def exists(rng: Random, scene: Scene, held_out: bool) -> Asked:
     else:
         name = here.words
         if rng.random() < 0.5:
-            name = f"{rng.choice(NAMES)} {here.shape}" if rng.random() < 0.6 else (
-                f"{here.colour} {rng.choice(SHAPES)}")  # fmt: skip
+            name = (
+                f"{rng.choice(NAMES)} {here.shape}"
+                if rng.random() < 0.6
+                else (f"{here.colour} {rng.choice(SHAPES)}")
+            )
         yes = any(thing.words == name for thing in scene.things)
     question = ask(rng, "exists", held_out=held_out, x=with_article(name))
     said = f"Yes, there is {with_article(name)}." if yes else f"No, there is no {name}."
@@ -208,9 +225,10 @@ def is_colour(rng: Random, scene: Scene, held_out: bool) -> Asked | None:
 def where(rng: Random, scene: Scene, held_out: bool) -> Asked | None:
     """In which part of the picture a thing is, where that is beyond doubt."""
     clear = [
-        thing for thing in scene.things
+        thing
+        for thing in scene.things
         if all(abs(v - border) > 0.035 for v in (thing.x, thing.y) for border in (0.385, 0.615))
-    ]  # fmt: skip
+    ]
     if not clear:
         return None
     thing = rng.choice(clear)
@@ -301,9 +319,17 @@ def ground(rng: Random, scene: Scene, held_out: bool) -> Asked:
 
 
 _SHAPES: tuple[tuple[Maker, float], ...] = (
-    (colour, 3), (shape, 2), (count, 4), (exists, 2), (is_colour, 1), (where, 1.6), (relation, 2.4),
-    (is_relation, 1.2), (extreme, 1), (ground, 0.7),
-)  # fmt: skip
+    (colour, 3),
+    (shape, 2),
+    (count, 4),
+    (exists, 2),
+    (is_colour, 1),
+    (where, 1.6),
+    (relation, 2.4),
+    (is_relation, 1.2),
+    (extreme, 1),
+    (ground, 0.7),
+)
 
 
 def _about_text(rng: Random, scene: Scene, held_out: bool) -> Asked:
@@ -337,9 +363,7 @@ def _about_chart(rng: Random, scene: Scene, held_out: bool) -> Asked:
     if kind < 0.3:
         question = ask(rng, "bars", held_out=held_out)
         number = str(len(scene.bars))
-        return _short(
-            rng, held_out, "bars", question, (f"The chart has {number} bars.", number)
-        )
+        return _short(rng, held_out, "bars", question, (f"The chart has {number} bars.", number))
     if kind < 0.75:
         word = rng.choice(("tallest", "shortest"))
         question = ask(rng, word, held_out=held_out)
@@ -367,15 +391,17 @@ def _about_other(rng: Random, scene: Scene, held_out: bool) -> Asked:
     if kind < 0.8:
         question = ask(rng, "colour", held_out=held_out, x=one)
         return Asked("no drawing", question, f"There is no {one} in the image.")
-    said = {"noise": "It is noise.", "plain": f"It is a plain {scene.colours[0] if scene.colours else ''} "
-            "picture.", "stripes": "It is a pattern.", "gradient": "It is a gradient."}  # fmt: skip
+    said = {
+        "noise": "It is noise.",
+        "plain": f"It is a plain {scene.colours[0] if scene.colours else ''} picture.",
+        "stripes": "It is a pattern.",
+        "gradient": "It is a gradient.",
+    }
     answer = said.get(scene.kind, "It is a picture of soft colours.")
     return Asked("no drawing", ask(rng, "kind", held_out=held_out), answer)
 
 
-def about(
-    rng: Random, scene: Scene, pixels: Pixels, *, held_out: bool = False
-) -> Iterator[Asked]:
+def about(rng: Random, scene: Scene, pixels: Pixels, *, held_out: bool = False) -> Iterator[Asked]:
     """An endless stream of questions about a picture; the same may come twice."""
     drawn = scene.kind in ("shapes", "text", "chart")
     while True:

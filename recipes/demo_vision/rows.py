@@ -1,8 +1,8 @@
 """From pictures and questions to rows of fixed size that batches stack.
 
-A row holds one prompt's beginning with its pictures, and several questions behind it. Each question
-sees the beginning and itself alone, at the positions that it would have alone: the answers are those
-of as many prompts, and the pictures are read once.
+A row holds one prompt's beginning with its pictures, and several questions behind it. Each
+question sees the beginning and itself alone, at the positions that it would have alone: the
+answers are those of as many prompts, and the pictures are read once.
 """
 
 from collections.abc import Sequence

@@ -108,9 +108,9 @@ def background(rng: Random) -> tuple[str, Rgb]:
     return name, shade(rng, name)
 
 
-def _places(rng: Random, count: int, size: tuple[int, int], radius: tuple[float, float]) -> (
-    list[tuple[float, float, float]]
-):
+def _places(
+    rng: Random, count: int, size: tuple[int, int], radius: tuple[float, float]
+) -> list[tuple[float, float, float]]:
     """Up to `count` places that do not touch: x, y, radius as in `Thing`."""
     width, height = size
     short = min(size)

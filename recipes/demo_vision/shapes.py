@@ -100,7 +100,9 @@ def draw_shape(
         pen.ellipse((x - wide, y - high, x + wide, y + high), fill, rgb, line or 1)
         return
     turn = 0.0 if rng.random() < 0.6 else rng.uniform(-1, 1) * _TURN[shape]
-    if (shape == "rectangle" and rng.random() < 0.35) or (shape == "triangle" and rng.random() < 0.1):
+    if (shape == "rectangle" and rng.random() < 0.35) or (
+        shape == "triangle" and rng.random() < 0.1
+    ):
         turn += math.pi / 2 if shape == "rectangle" else math.pi
     cos, sin = math.cos(turn) * radius, math.sin(turn) * radius
     points = [(x + px * cos - py * sin, y + px * sin + py * cos) for px, py in _UNIT[shape]]

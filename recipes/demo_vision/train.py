@@ -46,7 +46,9 @@ def save_folder(
     template = TEMPLATE_PATH.read_text(encoding="utf-8")
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    _write(folder / "tokenizer_config.json", tokenizer_json(template, shape.max_position_embeddings))
+    _write(
+        folder / "tokenizer_config.json", tokenizer_json(template, shape.max_position_embeddings)
+    )
     _write(folder / "config.json", config_json(shape, tokenizer))
     _write(folder / "generation_config.json", generation_json(tokenizer))
     _write(folder / "preprocessor_config.json", preprocessor_json())

@@ -1,4 +1,4 @@
-"""The vision demo model's recipe in its tiny form: it learns, and `transformers` reads its folder."""
+"""The vision demo model's recipe in its tiny form: it learns, and `transformers` reads it."""
 
 import json
 from pathlib import Path

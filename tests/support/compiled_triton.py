@@ -232,7 +232,7 @@ def layer_ops(*, pdl: bool) -> Iterator[Kernel]:
     constants = {
         "NAN": NAN_TOKEN,
         "HAS_WANTED": True,
-        "BLOCK": greedy._BLOCK,
+        "BLOCK": greedy.BLOCK_SIZE,
         "PARTS": 64,
         "PDL": pdl,
     }
