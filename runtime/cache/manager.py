@@ -113,7 +113,7 @@ class CacheManager:
         """Tokens of the longest cached prefix, for policies that order by it."""
         if not self.enable_prefix_cache:
             return 0
-        return len(self.tree.match(tokens, namespace).pages) * self.page_size
+        return self.tree.count_pages(tokens, namespace) * self.page_size
 
     def attach_prefix(self, hold: PageHold, tokens: Tokens, namespace: str) -> int:
         """Give an empty `hold` the longest cached prefix of `tokens`, locked; returns its tokens.
@@ -160,8 +160,7 @@ class CacheManager:
             return False
         shortage = count - self.pool.num_free
         if shortage > 0:
-            # A little more than needed, since finding the oldest leaves walks the whole tree.
-            evicted = self.tree.evict(shortage + self.pool.num_pages // 128)
+            evicted = self.tree.evict(shortage)
             self.num_evicted_tokens += len(evicted) * self.page_size
             self.pool.give_back(evicted)
         return True

@@ -44,6 +44,14 @@ class EngineLimits:
         return 1 if self.gives == "tokens" else 0
 
     @property
+    def longest_kept(self) -> int | None:
+        """Tokens that a longer text is cut to where it ends like a whole one; `None` for no cut.
+
+        What is generated goes on from a prompt's last token; a vector may be that token's.
+        """
+        return self.context_len if self.allow_auto_truncate and self.gives != "tokens" else None
+
+    @property
     def max_req_len(self) -> int:
         """Longest prompt plus output that the context and an otherwise empty pool both hold."""
         return min(self.context_len, self.max_total_num_tokens)
