@@ -41,6 +41,10 @@ class TemplateTooLong(TemplateTooCostly):
     """A render would have made more text than allowed."""
 
 
+class TemplateTooSlow(TemplateTooCostly):
+    """A render was not done in its time."""
+
+
 class Budget:
     """What one render may use: characters of output and seconds."""
 
@@ -52,7 +56,7 @@ class Budget:
     def check_time(self) -> None:
         """Raise once the time is up."""
         if time.monotonic() > self._deadline:
-            raise TemplateTooCostly("the chat template took too long to render")
+            raise TemplateTooSlow("the chat template took too long to render")
 
     def check_size(self, num_chars: int) -> None:
         """Raise for a text, or a list, longer than the output may be."""

@@ -113,10 +113,13 @@ class GrowingJson(Pieces):
 
 def encode(content: Any) -> bytes | Iterator[bytes]:
     """JSON of `content`, in which lists may be `Pieces`: at once where they are small."""
+    try:
+        return orjson.dumps(content)
+    except TypeError:
+        # As good as always there are none, and looking for them costs more than the JSON.
+        pass
     large: list[Pieces] = []
     data = orjson.dumps(content, _hole(large))
-    if not large:
-        return data
     pieces = _filled(data, large)
     return pieces if sum(each.cost for each in large) > INLINE_COST else b"".join(pieces)
 

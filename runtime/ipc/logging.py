@@ -17,10 +17,11 @@ class _OneLineFormatter(logging.Formatter):
         super().__init__(_FORMAT, "%H:%M:%S", defaults={"process_name": process_name})
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's own name
-        record.message = "".join(
-            c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
-            for c in record.message
-        )
+        if not record.message.isprintable():
+            record.message = "".join(
+                c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
+                for c in record.message
+            )
         return super().formatMessage(record)
 
 
