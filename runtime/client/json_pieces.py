@@ -75,6 +75,11 @@ class JsonItems(Pieces):
         yield b"]"
 
 
+def list_of(items: Iterable[Any], cost: int) -> list[Any] | JsonItems:
+    """A list of `items`, which is encoded in pieces where it is large."""
+    return list(items) if cost <= INLINE_COST else JsonItems(items, cost)
+
+
 class GrowingJson(Pieces):
     """A list that grows between one encoding and the next; each item becomes JSON once."""
 

@@ -32,6 +32,8 @@ def configure_logging(level: str, process_name: str) -> None:
     """
     queue_standard_error(process_name)
     logging.captureWarnings(True)
+    # What each record would look up, and no line of ours shows.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLineFormatter(process_name))
     root = logging.getLogger()
