@@ -7,6 +7,7 @@ import sys
 
 from runtime.ipc.standard_error import queue_standard_error
 
+_TIME_FORMAT = "%H:%M:%S"
 _FORMAT = "%(asctime)s %(levelname)-7s [%(process_name)s] %(message)s"
 
 
@@ -14,7 +15,16 @@ class _OneLineFormatter(logging.Formatter):
     """Escapes control characters of the message; tracebacks keep their lines."""
 
     def __init__(self, process_name: str) -> None:
-        super().__init__(_FORMAT, "%H:%M:%S", defaults={"process_name": process_name})
+        super().__init__(_FORMAT, _TIME_FORMAT, defaults={"process_name": process_name})
+        self._second = 0
+        self._time = ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        # Made once a second, not for each line.
+        if int(record.created) != self._second:
+            self._second = int(record.created)
+            self._time = super().formatTime(record, datefmt)
+        return self._time
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's own name
         if not record.message.isprintable():
