@@ -279,7 +279,7 @@ def compile_bounded(environment: jinja2.Environment, tree: nodes.Template) -> ji
     """Compile a parsed template so that its loops and joins draw on the render's budget."""
     bounded = _Bounds(environment).visit(tree)
     code = environment.compile(bounded)
-    # A plain dictionary: each render copies it, which of Jinja's own chain takes as long as the rest.
+    # A plain dictionary: each render copies it, which takes long of the chain that Jinja makes.
     return environment.template_class.from_code(environment, code, dict(environment.globals))
 
 
