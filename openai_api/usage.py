@@ -9,7 +9,7 @@ from typing import Any
 from runtime.client.generation_stream import GenerationChunk
 
 
-@dataclass
+@dataclass(slots=True)
 class TokenCount:
     """Counts of one choice, kept while it grows.
 

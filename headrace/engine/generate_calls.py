@@ -48,12 +48,12 @@ async def generate_all(
         for sample in plan.samples if plan.session is None else ():
             # All are checked before any runs: one bad prompt refuses the whole request.
             limits = context.client.limits
-            input_ids, _ = admit(
+            input_ids = admit(
                 prompt_ids[sample.prompt_index],
                 sample.spec.sampling,
                 limits,
                 explicit_max_new_tokens=sample.spec.explicit_max_new_tokens,
-            )
+            ).input_ids
             check_extras(sample.spec.extras, len(input_ids))
             check_answer_size([GenerationInput(input_ids, sample.spec)], limits)
         with Progress(len(plan.samples), show_progress) as progress:

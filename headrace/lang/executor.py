@@ -194,7 +194,14 @@ class StreamExecutor:
                         self._rest()
                         return
                     part, reasoning = self._queue.popleft()
-                await self._step(part, reasoning)
+                try:
+                    work = self._execute(part, reasoning)
+                    if work is not None:
+                        await work
+                except Exception as error:
+                    told = error if isinstance(error, ProgramError) else self._told(error, part)
+                    with self.family.lock:
+                        self.fail(told)
         except BaseException as error:
             # A task of the loop that is cancelled, or something that must never be lost.
             with self.family.lock:
@@ -209,16 +216,6 @@ class StreamExecutor:
         if self.family.body_done:
             self.backend.end_program(self)
         self.family.notify()
-
-    async def _step(self, part: ir.SglExpr, reasoning: str | None) -> None:
-        try:
-            work = self._execute(part, reasoning)
-            if work is not None:
-                await work
-        except Exception as error:
-            told = error if isinstance(error, ProgramError) else self._told(error, part)
-            with self.family.lock:
-                self.fail(told)
 
     def _execute(self, part: ir.SglExpr, reasoning: str | None) -> Awaitable[None] | None:
         """Do what needs no waiting; give what is to be awaited."""
@@ -469,9 +466,10 @@ class StreamExecutor:
 def _steps(expression: ir.SglExpr) -> list[Step]:
     """The parts in order; a `separate_reasoning` becomes a mark of its generation."""
     parts = list(expression.parts())
-    reasoning = {
-        part.name: part.model_type for part in parts if isinstance(part, ir.SglSeparateReasoning)
-    }
+    marks = [part for part in parts if isinstance(part, ir.SglSeparateReasoning)]
+    if not marks:
+        return [(part, None) for part in parts]
+    reasoning = {mark.name: mark.model_type for mark in marks}
     steps: list[Step] = []
     for part in parts:
         if isinstance(part, ir.SglSeparateReasoning):

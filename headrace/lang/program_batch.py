@@ -32,6 +32,9 @@ AUTO_LIVE = 512
 # An iterator is read so far ahead of whoever takes the results.
 AHEAD = 200
 _SLOW_BODY_S = 0.01
+# Programs that end so soon after one another are followed by others in one go: to wake the thread
+# of the bodies for each took longer than the program, as it and the loop's thread share the GIL.
+_GATHER_S = 0.002
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -150,6 +153,7 @@ class Batch:
         self._num_free = 0
         self._is_exhausted = self._total == 0
         self._is_stopped = False
+        self._will_tell = False
         self._read_error: BaseException | None = None
         self._bar = ProgressBar(self._total) if options.progress_bar else None
         caches = backend.caches_prefixes and global_config.enable_precache_with_tracing
@@ -278,9 +282,20 @@ class Batch:
         with self._waiters.lock:
             self._num_running -= 1
             self._done.add(index)
-            self._waiters.notify()
+            will_tell, self._will_tell = self._will_tell, True
+        if not will_tell:
+            core().call_soon(self._tell_later)
         if self._bar is not None:
             self._bar.advance()
+
+    def _tell_later(self) -> None:
+        asyncio.get_running_loop().call_later(_GATHER_S, self._tell)
+
+    def _tell(self) -> None:
+        """Wake who waits for an end: the thread of the bodies, or who takes the results."""
+        with self._waiters.lock:
+            self._will_tell = False
+            self._waiters.notify()
 
     # ---- bodies that are plain functions: in threads ----
 

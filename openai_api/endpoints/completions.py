@@ -31,7 +31,7 @@ from openai_api.schemas.completions import (
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.json_body import let_go
-from runtime.client.json_pieces import JsonItems
+from runtime.client.json_pieces import list_of
 from runtime.client.router import wanted_rank
 from runtime.client.tokenization import decode_texts, encode_prompts
 from runtime.errors import InvalidRequest
@@ -252,7 +252,7 @@ async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Whole:
     )
     body = {
         **_head(plan),
-        "choices": JsonItems(choices, _cost(texts, logprobs)),
+        "choices": list_of(choices, _cost(texts, logprobs)),
         "usage": plan.usage(counts),
         "metadata": {"weight_version": plan.context.service.weight_version},
     }

@@ -5,7 +5,6 @@ The HTTP front and the offline engine both use this object, on their own event l
 
 from __future__ import annotations
 
-import array
 import asyncio
 import itertools
 import secrets
@@ -105,7 +104,8 @@ class EngineClient:
     @property
     def ready(self) -> bool:
         """Whether any replica takes requests; setting it sets all."""
-        return any(link.ready for link in self.links)
+        # The first one as a rule: no generator for it.
+        return self.links[0].ready or any(link.ready for link in self.links)
 
     @ready.setter
     def ready(self, value: bool) -> None:
@@ -159,20 +159,18 @@ class EngineClient:
                 f"A request with rid {spec.rid[:64]!r} is already in flight.", param="rid"
             )
         check_kind(spec.extras, self.limits)
-        input_ids, sampling = admit(
+        sampling = spec.sampling
+        input_ids, data, max_new_tokens = admit(
             item.input_ids,
-            spec.sampling,
+            sampling,
             self.limits,
             explicit_max_new_tokens=spec.explicit_max_new_tokens,
         )
         if spec.extras:
             check_extras(spec.extras, len(input_ids))
             check_answer_size([item], self.limits)
-        if sampling.seed is None:
-            sampling = msgspec.structs.replace(sampling, seed=self._seed_source())
         grammar = self._compile(sampling.grammar)
         request_id = next(self._ids)
-        data = array.array("i", input_ids).tobytes()
         namespace = tenants_namespace(spec.cache_namespace)
         link = self._router.choose(data, namespace, spec.dp_rank)
         stream = StreamState(request_id, spec.rid, len(input_ids), time.monotonic(), link)
@@ -181,8 +179,13 @@ class EngineClient:
             input_ids=data,
             spec=msgspec.structs.replace(
                 spec,
-                # The scheduler knows grammars by their keys.
-                sampling=msgspec.structs.replace(sampling, grammar=None),
+                sampling=msgspec.structs.replace(
+                    sampling,
+                    max_new_tokens=max_new_tokens,
+                    seed=self._seed_source() if sampling.seed is None else sampling.seed,
+                    # The scheduler knows grammars by their keys.
+                    grammar=None,
+                ),
                 cache_namespace=namespace,
                 # A prompt that is too long may have been cut.
                 input_embeds=spec.input_embeds[: len(input_ids) * self.limits.hidden_size * 4],

@@ -197,9 +197,7 @@ async def open_outputs(
     inputs = [GenerationInput(prompt_ids[each.prompt_index], each.spec) for each in plan.samples]
     if as_json:
         check_answer_size(inputs, context.client.limits)
-    open_one = partial(open_output, context, plan, as_json=as_json)
-    # One is all of them.
-    return [open_one(inputs[0])] if len(inputs) == 1 else await open_each(inputs, open_one)
+    return await open_each(inputs, partial(open_output, context, plan, as_json=as_json))
 
 
 def as_pieces(answers: list[dict[str, Any]]) -> JsonItems:
