@@ -136,6 +136,19 @@ def prompt_of(*parts: int | PreparedImage, seed: int = 0) -> Prompt:
     return Prompt(ids, images)
 
 
+NUM_NEW = 24
+WIDE, DOT, TALL, SQUARE = picture(3, 5, 1), picture(1, 1, 2), picture(4, 2, 3), picture(4, 4, 4)
+# One picture, several of other sizes, one behind another without text, none.
+PROMPTS = [
+    prompt_of(5, WIDE, 7, seed=1),
+    prompt_of(2, TALL, 1, DOT, 4, WIDE, 3, seed=2),
+    prompt_of(SQUARE, DOT, 6, seed=3),
+    prompt_of(19, seed=4),
+    prompt_of(30, TALL, 12, seed=5),
+    prompt_of(3, seed=6),
+]
+
+
 class Reference:
     """The same model in `transformers`, in float32."""
 
