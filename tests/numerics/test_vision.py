@@ -8,13 +8,11 @@ import sys
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.weight_messages import LoadFolder, ReleaseMemory, ResumeMemory
-from runtime.requests.image_input import PreparedImage
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_vision import (
     DOT,
@@ -27,6 +25,7 @@ from tests.support.tiny_vision import (
     Prompt,
     Reference,
     picture,
+    pixels,
     prompt_of,
     tiny_vision,
 )
@@ -55,10 +54,6 @@ def generate(engine: InProcessEngine, prompt: Prompt) -> list[int]:
 
 def computed(engine: InProcessEngine) -> int:
     return int(engine.shared["images_computed_total"])
-
-
-def pixels(image: PreparedImage) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(image.pixels, np.uint8).reshape(image.size).copy())
 
 
 @in_both_families

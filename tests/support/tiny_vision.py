@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -102,6 +103,17 @@ def tiny_vision(name: str, dtype: str = "float32") -> Path:
     write_tokenizer(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     return folder
+
+
+def copy_of(name: str, target: Path) -> Path:
+    """Copy the variant `name` to `target`, for tests that break or change it."""
+    shutil.copytree(tiny_vision(name), target)
+    return target
+
+
+def pixels(image: PreparedImage) -> Tensor:
+    """`[3, height, width]` uint8, as a tower takes it."""
+    return torch.from_numpy(np.frombuffer(image.pixels, np.uint8).reshape(image.size).copy())
 
 
 @dataclass(frozen=True)
