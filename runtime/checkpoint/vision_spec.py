@@ -54,3 +54,8 @@ class VisionSpec:
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     num_outputs: int = 1
+
+    @property
+    def max_tokens(self) -> int:
+        """Placeholders of the largest image."""
+        return self.num_tokens or self.max_pixels // (self.patch_size * self.merge_size) ** 2
