@@ -61,6 +61,8 @@ class ForwardBatch:
         attention: planned for this batch.
         embed_places, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens whose embedding was
             given, and these.
+        key_ends: `[num_tokens]` int32, how many of its sequence's keys each token may see, where
+            some see beyond themselves, as the tokens of an image do; `None`: up to itself.
         whole_prompts: new tokens of each of the last sequences that have no other tokens, in order:
             their keys and values lie beside their queries, too.
         shares_prefixes: sequences may share their first keys, in the groups that the back end was
@@ -83,6 +85,7 @@ class ForwardBatch:
     host: HostLengths | None = None
     embed_places: Tensor | None = None
     embeds: Tensor | None = None
+    key_ends: Tensor | None = None
 
     def put_embeds(self, embedded: Tensor) -> None:
         """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, by those that were given."""
