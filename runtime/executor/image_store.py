@@ -20,10 +20,15 @@ PACK_PIXELS = 2**21
 
 
 class ImageStore:
-    """What the tower made of the images that steps read."""
+    """What the tower made of the images that steps read.
 
-    def __init__(self, tower: Tower, device: torch.device) -> None:
+    Attributes:
+        is_bidirectional: see `VisionSpec`.
+    """
+
+    def __init__(self, tower: Tower, device: torch.device, *, is_bidirectional: bool) -> None:
         """Hold nothing yet."""
+        self.is_bidirectional = is_bidirectional
         self._tower = tower
         self._device = device
         self._vectors: dict[bytes, Tensor] = {}

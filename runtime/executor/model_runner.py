@@ -58,8 +58,11 @@ class ModelRunner(StepRunner):
         self._sampler = Sampler(rows, share)
         self._experts = model.context.expert_counts
         self._images: ImageStore | None = None
-        if isinstance(model, SeeingDecoder):
-            self._images = ImageStore(model.visual, rows.device)
+        vision = model.spec.vision
+        if isinstance(model, SeeingDecoder) and vision is not None:
+            self._images = ImageStore(
+                model.visual, rows.device, is_bidirectional=vision.is_bidirectional
+            )
         self._graphs: GraphRunner | None = None
         if graphs is not None:
             if self._experts is not None:

@@ -1,0 +1,118 @@
+"""A tiny random Gemma 3 with its tower, and the same model in `transformers`."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.requests.image_input import PreparedImage
+from tests.support.tiny_models import (
+    ENDOFTEXT_ID,
+    IM_END_ID,
+    VOCAB_SIZE,
+    assert_version_is_safe,
+    randomise,
+    tiny_root,
+    write_tokenizer,
+)
+from tests.support.tiny_vision import IMAGE_ID, Prompt, Reference, picture
+
+# Of a picture of 32 x 32 pixels, its patches pooled by twos.
+NUM_TOKENS = 16
+# Windows shorter than a picture; heads of 12 in the tower.
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "max_position_embeddings": 256,
+    "sliding_window": 10,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "bos_token_id": None,
+    "eos_token_id": IM_END_ID,
+}
+TOWER = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 36,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "image_size": 32,
+    "patch_size": 4,
+    "vision_use_head": False,
+}
+IDS = {"image_token_index": IMAGE_ID, "boi_token_index": 502, "eoi_token_index": 503}
+PREPROCESSOR = {
+    "image_processor_type": "Gemma3ImageProcessor",
+    "do_pan_and_scan": None,
+    "image_mean": [0.4, 0.5, 0.45],
+    "image_std": [0.25, 0.3, 0.2],
+    "rescale_factor": 1 / 255,
+    "resample": 2,
+    "size": {"height": 32, "width": 32},
+}
+
+
+@cache
+def tiny_seeing_gemma3(dtype: str = "float32") -> Path:
+    """Return the folder, made on first use; do not write into it."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    assert_version_is_safe()
+    folder = tiny_root() / f"seeing-gemma3-{dtype}"
+    options = {"text_config": TEXT, "vision_config": TOWER, "mm_tokens_per_image": NUM_TOKENS}
+    config = Gemma3Config(**json.loads(json.dumps(options)), **IDS)
+    model = Gemma3ForConditionalGeneration(config)
+    randomise(model, seed=7, norm=0.0)
+    model = model.to(getattr(torch, dtype))
+    model.generation_config.update(eos_token_id=[IM_END_ID, ENDOFTEXT_ID])
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    return folder
+
+
+def square(seed: int) -> PreparedImage:
+    """Noise of the size that the tower takes."""
+    return picture(4, 4, seed)
+
+
+class Gemma3Reference(Reference):
+    """In `transformers`, in float32."""
+
+    def inputs(self, prompt: Prompt, ids: list[int]) -> dict[str, Tensor]:
+        tokens = torch.tensor([ids])
+        inputs = {"input_ids": tokens, "token_type_ids": (tokens == IMAGE_ID).long()}
+        if prompt.images:
+            inputs |= self.pixels([each.image for each in prompt.images])
+        return inputs
+
+    def pixels(self, images: list[PreparedImage]) -> dict[str, Tensor]:
+        """As its own processor prepares them, which does not scale what has the size."""
+        from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+        processor = Gemma3ImageProcessorPil(**PREPROCESSOR)
+        raw = [np.frombuffer(each.pixels, np.uint8).reshape(each.size) for each in images]
+        prepared = processor(raw, input_data_format="channels_first", return_tensors="pt")
+        pixels: Tensor = prepared["pixel_values"]
+        return {"pixel_values": pixels}
+
+    @torch.inference_mode()
+    def features(self, images: list[PreparedImage]) -> list[Tensor]:
+        """`[1, num_tokens, hidden_size]` of each image."""
+        found = self.model.model.get_image_features(**self.pixels(images)).pooler_output
+        return list(found.unsqueeze(1))
