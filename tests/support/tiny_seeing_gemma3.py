@@ -67,18 +67,25 @@ PREPROCESSOR = {
 }
 
 
+def tiny_seeing_gemma3(*, tied: bool = False) -> Path:
+    """Return the folder, made on first use; do not write into it.
+
+    With the embeddings as its head (`tied`) such a model repeats its last token, whatever it saw.
+    """
+    return _made(tied)
+
+
 @cache
-def tiny_seeing_gemma3(dtype: str = "float32") -> Path:
-    """Return the folder, made on first use; do not write into it."""
+def _made(tied: bool) -> Path:
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
     assert_version_is_safe()
-    folder = tiny_root() / f"seeing-gemma3-{dtype}"
-    options = {"text_config": TEXT, "vision_config": TOWER, "mm_tokens_per_image": NUM_TOKENS}
-    config = Gemma3Config(**json.loads(json.dumps(options)), **IDS)
+    folder = tiny_root() / f"seeing-gemma3-{tied}"
+    text = {**TEXT, "tie_word_embeddings": tied}
+    options = {"text_config": text, "vision_config": TOWER, "tie_word_embeddings": tied, **IDS}
+    config = Gemma3Config(**json.loads(json.dumps(options)), mm_tokens_per_image=NUM_TOKENS)
     model = Gemma3ForConditionalGeneration(config)
     randomise(model, seed=7, norm=0.0)
-    model = model.to(getattr(torch, dtype))
     model.generation_config.update(eos_token_id=[IM_END_ID, ENDOFTEXT_ID])
     model.save_pretrained(folder)
     write_tokenizer(folder)
