@@ -5,33 +5,24 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.models.vision.tower import Normalize
-from runtime.requests.image_input import PreparedImage
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_seeing_gemma3 import (
     NUM_TOKENS,
+    ONE,
+    PROMPTS,
+    THREE,
+    TWO,
     Gemma3Reference,
-    square,
     tiny_seeing_gemma3,
 )
-from tests.support.tiny_vision import Prompt, prompt_of
+from tests.support.tiny_vision import Prompt, pixels, prompt_of
 
 NUM_NEW = 20
-ONE, TWO, THREE = square(1), square(2), square(3)
-# One image, two, one at the end, none, two of the same.
-PROMPTS = [
-    prompt_of(5, ONE, 7, seed=1),
-    prompt_of(2, TWO, 1, THREE, 4, seed=2),
-    prompt_of(30, TWO, seed=3),
-    prompt_of(19, seed=4),
-    prompt_of(ONE, ONE, 12, seed=5),
-    prompt_of(3, seed=6),
-]
 
 
 @cache
@@ -59,10 +50,6 @@ def generate(engine: InProcessEngine, prompt: Prompt) -> list[int]:
 
 def computed(engine: InProcessEngine) -> int:
     return int(engine.shared["images_computed_total"])
-
-
-def pixels(image: PreparedImage) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(image.pixels, np.uint8).reshape(image.size).copy())
 
 
 def test_pixels_and_features_equal_transformers() -> None:

@@ -21,7 +21,7 @@ from tests.support.tiny_models import (
     tiny_root,
     write_tokenizer,
 )
-from tests.support.tiny_vision import IMAGE_ID, Prompt, Reference, picture
+from tests.support.tiny_vision import IMAGE_ID, Prompt, Reference, picture, prompt_of
 
 # Of a picture of 32 x 32 pixels, its patches pooled by twos.
 NUM_TOKENS = 16
@@ -96,6 +96,18 @@ def _made(tied: bool) -> Path:
 def square(seed: int) -> PreparedImage:
     """Noise of the size that the tower takes."""
     return picture(4, 4, seed)
+
+
+ONE, TWO, THREE = square(1), square(2), square(3)
+# One image, two, one at the end, none, two of the same.
+PROMPTS = [
+    prompt_of(5, ONE, 7, seed=1),
+    prompt_of(2, TWO, 1, THREE, 4, seed=2),
+    prompt_of(30, TWO, seed=3),
+    prompt_of(19, seed=4),
+    prompt_of(ONE, ONE, 12, seed=5),
+    prompt_of(3, seed=6),
+]
 
 
 class Gemma3Reference(Reference):
