@@ -22,10 +22,17 @@ PACK_PIXELS = 2**21
 
 
 class ImageStore:
-    """What the tower made of the images that steps read."""
+    """What the tower made of the images that steps read.
 
-    def __init__(self, tower: Tower, device: torch.device, *, alone: bool = False) -> None:
+    Attributes:
+        is_bidirectional: see `VisionSpec`.
+    """
+
+    def __init__(
+        self, tower: Tower, device: torch.device, *, is_bidirectional: bool, alone: bool = False
+    ) -> None:
         """Hold nothing yet; `alone` has the tower compute each image by itself."""
+        self.is_bidirectional = is_bidirectional
         self._tower = tower
         self._pack_pixels = 0 if alone else PACK_PIXELS
         self._device = device

@@ -60,8 +60,14 @@ class ModelRunner(StepRunner):
         self._sampler = Sampler(rows, share)
         self._experts = model.context.expert_counts
         self._images: ImageStore | None = None
-        if isinstance(model, SeeingDecoder):
-            self._images = ImageStore(model.visual, rows.device, alone=sees_alone)
+        vision = model.spec.vision
+        if isinstance(model, SeeingDecoder) and vision is not None:
+            self._images = ImageStore(
+                model.visual,
+                rows.device,
+                is_bidirectional=vision.is_bidirectional,
+                alone=sees_alone,
+            )
         self._graphs: GraphRunner | None = None
         if graphs is not None:
             if self._experts is not None:

@@ -114,6 +114,7 @@ def build_worker(
             stream_interval=config.stream_interval,
             overlap=config.overlap,
             splits_prompts=spec.keeps_state,
+            splits_images=spec.vision is None or not spec.vision.is_bidirectional,
         ),
         send_tokens=send_tokens,
         send_front=send_front,

@@ -179,7 +179,7 @@ class TensorAttention:
         # Not `positions`, which are the rotation's.
         behind = batch.qo_indptr[1:].index_select(0, sequence) - torch.arange(num_tokens)
         place = (batch.seq_lens.index_select(0, sequence) - behind).unsqueeze(1)
-        visible = at <= place
+        visible = at <= place if batch.key_ends is None else at < batch.key_ends.unsqueeze(1)
         if layer.window_left >= 0:
             visible = visible & (at >= place - layer.window_left)
         query = qkv[:, : heads * dim].view(num_tokens, kv_heads, heads // kv_heads, dim)
