@@ -16,13 +16,16 @@ from runtime.executor.step_plan import (
     Int64Array,
     PageUpdate,
     ReportSpan,
+    RowImage,
     RowJoin,
     StepPlan,
 )
 from runtime.requests.fault_domain import FaultDomains
 from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.grammars import StepMasks
+from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
+from runtime.scheduler.step_images import TowerTime, add_images, cut_images, whole_images
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 
@@ -86,12 +89,18 @@ class Planner:
         token_budget: TokenBudget,
         eos_token_ids: list[int],
         splits_prompts: bool = True,
+        splits_images: bool = True,
+        images: ImageCache | None = None,
     ) -> None:
         """Plan over `table`, at most `token_budget` prompt tokens a step.
 
-        Without `splits_prompts` each prompt is computed in one step, also one over the budget.
+        Without `splits_prompts` each prompt is computed in one step, also one over the budget;
+        without `images` no prompt has any. Without `splits_images` a step that computes a part of
+        an image computes all of it that is left.
         """
+        self._images = images
         self._splits_prompts = splits_prompts
+        self._splits_images = splits_images
         self._table = table
         self._waiting = waiting
         self._cache = cache
@@ -152,6 +161,9 @@ class Planner:
         )
         self._joins, self._page_updates = [], []
         span_owners = _add_spans(plan, chunks)
+        if self._images is not None:
+            parts = [(chunk.request, chunk.start, chunk.length) for chunk in chunks]
+            add_images(plan, parts, self._images, self._half_read_images())
         table.num_computed[rows] = plan.start_lens + query_lens
         sampled = plan.sample_rows
         table.sampled_len[sampled] += 1
@@ -164,6 +176,13 @@ class Planner:
                 if chunk.request.request_id in self._unshared:
                     done.append(chunk.request)
         return PlannedStep(plan, table.request_ids[sampled], done, span_owners)
+
+    def _half_read_images(self) -> set[bytes]:
+        """Digests of those of which later steps compute the rest."""
+        found: set[bytes] = set()
+        for request in self._computing:
+            found |= cut_images(request, int(self._table.num_computed[request.row]))
+        return found
 
     def _drop_behind_windows(self) -> bool:
         """Free pages that no query from now on sees; whether there were any.
@@ -247,7 +266,7 @@ class Planner:
         # The last known token is an input of the next step: its key and value may not exist yet.
         num_valid = min(int(table.num_computed[row]), int(table.num_tokens[row]) - 1)
         known = table.known_tokens(row)[: max(num_valid, 0) if keep_cached else 0]
-        self._cache.release(request.hold, known, request.namespace)
+        self._cache.release(request.hold, request.keys(known), request.namespace)
         self.forget(request)
 
     def forget(self, request: Request) -> None:
@@ -280,12 +299,22 @@ class Planner:
         table = self._table
         budget = self._token_budget.next(num_decodes)
         chunks: list[_Chunk] = []
+        tower = None if self._images is None else TowerTime(self._images, budget)
+
+        def add(request: Request) -> None:
+            nonlocal budget
+            length = self._length(request, budget, chunks)
+            if tower is not None:
+                length = tower.fit(request, int(table.num_computed[request.row]), length)
+            if length:
+                chunks.append(self._chunk(request, length))
+                budget -= length
+
         for request in tuple(self._computing):
             if budget <= 0:
                 return chunks
             with self._faults.of(request):
-                chunks.append(self._chunk(request, budget))
-                budget -= chunks[-1].length
+                add(request)
         if not may_admit or not len(self._waiting):
             return chunks
         for request in self._waiting.in_order():
@@ -298,16 +327,25 @@ class Planner:
                     continue
                 if not self._admit(request):
                     break
-                chunks.append(self._chunk(request, budget))
-                budget -= chunks[-1].length
+                add(request)
         return chunks
 
-    def _chunk(self, request: Request, budget: int) -> _Chunk:
+    def _length(self, request: Request, budget: int, chunks: list[_Chunk]) -> int:
+        """Tokens of a request's chunk beside the step's `chunks`; 0 for none in this step."""
+        start = int(self._table.num_computed[request.row])
+        left = int(self._table.num_tokens[request.row]) - start
+        if not self._splits_prompts:
+            return left
+        length = min(left, budget)
+        if self._splits_images or not request.images:
+            return length
+        room = self._token_budget.most(sum(chunk.length for chunk in chunks))
+        return whole_images(request, start, length, room)
+
+    def _chunk(self, request: Request, length: int) -> _Chunk:
         table, row = self._table, request.row
         start = int(table.num_computed[row])
-        left = int(table.num_tokens[row]) - start
-        length = min(left, budget) if self._splits_prompts else left
-        is_last = length == left
+        is_last = start + length == int(table.num_tokens[row])
         samples = is_last and bool(table.sampled_len[row] < table.end_len[row])
         tokens = table.tokens[row]
         spans: list[tuple[PromptReport, int, Int32Array]] = []
@@ -329,7 +367,7 @@ class Planner:
         num_tokens = len(request.tokens)
         for report in request.reports:
             report.planned = report.reported
-        prefix = request.tokens
+        prefix = request.keys(request.tokens)
         first = request.first_unreported
         if first is not None:
             # What these positions say must be computed, so keys from the cache end before them.
@@ -360,6 +398,10 @@ class Planner:
                 output_ids=request.tokens[request.num_prompt :],
                 extras=request.extras,
                 has_grammar=request.grammar is not None,
+                images=[
+                    RowImage(each.start, each.image.num_tokens, each.image.size)
+                    for each in request.images
+                ],
             )
         )
         self._page_updates.append(PageUpdate(row, 0, hold.held().copy()))
@@ -376,7 +418,7 @@ class Planner:
         if request.first_unreported is not None:
             # It cannot use most of what it would wait for.
             return False
-        tokens = request.tokens
+        tokens = request.keys(request.tokens)
         matched = self._cache.match_length(tokens[:-1], request.namespace)
         end = matched + SHARED_PREFIX_TOKENS
         if len(tokens) <= end:
@@ -384,7 +426,7 @@ class Planner:
         return any(
             other.namespace == request.namespace
             and int(self._table.num_tokens[other.row]) >= end
-            and np.array_equal(self._table.tokens[other.row, :end], tokens[:end])
+            and np.array_equal(other.keys(self._table.tokens[other.row, :end]), tokens[:end])
             for other in self._unshared.values()
         )
 
@@ -396,7 +438,8 @@ class Planner:
         hold, row = request.hold, request.row
         version = hold.version
         num_computed = min(int(self._table.num_computed[row]), int(self._table.num_tokens[row]) - 1)
-        self._cache.share(hold, self._table.tokens[row, :num_computed], request.namespace)
+        known = request.keys(self._table.tokens[row, :num_computed])
+        self._cache.share(hold, known, request.namespace)
         if hold.version != version:
             self._page_updates.append(PageUpdate(row, 0, hold.held()[: hold.num_shared].copy()))
 

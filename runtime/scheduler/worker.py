@@ -18,7 +18,13 @@ from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.errors import StartupError
-from runtime.executor.build import Executor, Report, build_executor, chunk_tokens
+from runtime.executor.build import (
+    Executor,
+    Report,
+    build_executor,
+    chunk_tokens,
+    image_token_bytes,
+)
 from runtime.executor.build_encoder import build_encoder
 from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.expert_recorder import ExpertRecorder
@@ -43,6 +49,7 @@ from runtime.models.registry import read_model_spec
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.commands import Commands
 from runtime.scheduler.grammars import Grammars
+from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.runner import Runner
 from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
@@ -87,6 +94,7 @@ def build_worker(
         obey = ranks.before(obey)
         ranks.started()
     size, spec = executor.size, executor.model.spec
+    images = _image_cache(config, spec)
     scheduler = Scheduler(
         runner,
         CacheManager(
@@ -95,7 +103,7 @@ def build_worker(
             enable_prefix_cache=spec.keeps_state and not config.disable_radix_cache,
             window=spec.max_window,
         ),
-        SchedulerStats(shared, config.decode_log_interval),
+        SchedulerStats(shared, config.decode_log_interval, images),
         SchedulerOptions(
             max_running_requests=config.max_running_requests,
             max_queued_requests=config.max_queued_requests,
@@ -106,6 +114,7 @@ def build_worker(
             stream_interval=config.stream_interval,
             overlap=config.overlap,
             splits_prompts=spec.keeps_state,
+            splits_images=spec.vision is None or not spec.vision.is_bidirectional,
         ),
         send_tokens=send_tokens,
         send_front=send_front,
@@ -114,6 +123,7 @@ def build_worker(
         weights=WeightUpdates(
             build_rank_weights(executor, config, 0, shared.beat), ranks, shared.beat
         ),
+        images=images,
     )
     ready = WorkerReady(
         max_total_num_tokens=size.num_tokens,
@@ -128,6 +138,12 @@ def build_worker(
         pid=os.getpid(),
     )
     return scheduler, ready
+
+
+def _image_cache(config: WorkerConfig, spec: ModelSpec) -> ImageCache | None:
+    if spec.vision is None:
+        return None
+    return ImageCache(config.image_cache_mb * 2**20, image_token_bytes(config, spec))
 
 
 def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Commands:
