@@ -56,3 +56,8 @@ class VisionSpec:
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     num_outputs: int = 1
     is_bidirectional: bool = False
+
+    @property
+    def max_tokens(self) -> int:
+        """Placeholders of the largest image."""
+        return self.num_tokens or self.max_pixels // (self.patch_size * self.merge_size) ** 2

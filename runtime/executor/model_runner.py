@@ -37,6 +37,7 @@ class ModelRunner(StepRunner):
         *,
         graphs: GraphLimits | None = None,
         share: Callable[[Tensor], Tensor] | None = None,
+        sees_alone: bool = False,
     ) -> None:
         """Put the parts together.
 
@@ -49,6 +50,7 @@ class ModelRunner(StepRunner):
             graphs: which steps run as CUDA graphs; none when absent.
             share: where several ranks compute each step, gives all of them the tokens of one. A
                 step that fails is then not tried again: the ranks would no longer agree.
+            sees_alone: the tower computes each image by itself, so that none depends on another.
         """
         self._model = model
         self._attention = attention
@@ -61,7 +63,10 @@ class ModelRunner(StepRunner):
         vision = model.spec.vision
         if isinstance(model, SeeingDecoder) and vision is not None:
             self._images = ImageStore(
-                model.visual, rows.device, is_bidirectional=vision.is_bidirectional
+                model.visual,
+                rows.device,
+                alone=sees_alone,
+                is_bidirectional=vision.is_bidirectional,
             )
         self._graphs: GraphRunner | None = None
         if graphs is not None:

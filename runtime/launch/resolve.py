@@ -210,6 +210,7 @@ def resolve(
         ep_size=config.parallel.ep_size,
         expert_recorder_mode=cast("RecorderMode | None", recorder),
         expert_recorder_size=config.logging.expert_distribution_recorder_buffer_size,
+        image_cache_mb=scheduling.image_cache_mb,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),
@@ -292,7 +293,7 @@ def _prefill_chunk(
         else:
             chunk = choices.pick(name, 8192, "fills the GPU, keeps streams smooth")
     if model.vision is not None and model.vision.is_bidirectional:
-        least = model.vision.num_tokens
+        least = model.vision.max_tokens
         if 0 < chunk < least:
             chunk = choices.pick(name, least, "an image's tokens, which are computed in one step")
     return chunk
@@ -349,6 +350,7 @@ def _check_bounds(config: ServerConfig) -> None:
         "--max-total-tokens": (scheduling.max_total_tokens, 1, None),
         "--max-running-requests": (scheduling.max_running_requests, 1, MAX_RUNNING_REQUESTS),
         "--max-queued-requests": (scheduling.max_queued_requests, 0, None),
+        "--image-cache-mb": (scheduling.image_cache_mb, 0, None),
         "--page-size": (scheduling.page_size, 1, None),
         "--context-length": (model.context_length, 1, None),
         "--tp-size": (config.parallel.tp_size, 1, None),

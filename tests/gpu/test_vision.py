@@ -92,6 +92,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.also_cpu(asked=True)
 @in_both_families
 def test_wide_towers_in_bfloat16_are_close_to_float32(name: str, tmp_path: Any) -> None:
     folder = copy_of(name, tmp_path / name)
