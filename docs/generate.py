@@ -128,6 +128,7 @@ def errors_page() -> str:
 
 _GIVES = {
     "": "text; vectors with `--is-embedding`",
+    "images": "text, of images too",
     "vectors": "vectors",
     "scores": "scores",
 }
@@ -147,7 +148,7 @@ def models_page() -> str:
     rows = []
     for name, family in sorted(FAMILIES.items()):
         folder = family.spec.split(".")[2]
-        gives = "" if family.texts else "vectors"
+        gives = "images" if family.images else "" if family.texts else "vectors"
         if family.head and not family.head.endswith(":vectors"):
             gives = "scores"
         ranks = "1" if folder in _ONE_RANK else "1 and more"
