@@ -220,6 +220,14 @@ class ModelSpec(ABC):
         known = [window for window in windows if window is not None]
         return max(known) if known and len(known) == len(windows) else None
 
+    @property
+    def image_cell(self) -> int:
+        """Pixels of a side that an image's token stands for, where it has a row and a column.
+
+        0 where its position is its place in the sequence, as any token's.
+        """
+        return 0
+
     def elements_per_token(self, tp_size: int) -> int:
         """Numbers that one token leaves on one rank between steps, over all layers."""
         return sum(state.elements_per_token(tp_size) for state in self.layer_states)

@@ -389,6 +389,7 @@ class WorkerConfig:
     expert_recorder_size: int = 1000
     tokenizer_folder: str = ""
     grammar_backend: str = "none"
+    image_cache_mb: int = 256
 
 
 @dataclass(frozen=True, kw_only=True)

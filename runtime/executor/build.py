@@ -236,6 +236,7 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
         config.context_len,
         model.spec.vocab_size,
         model.context.device,
+        image_cell=model.spec.image_cell,
     )
     return ModelRunner(
         model,

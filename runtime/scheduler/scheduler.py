@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from runtime.cache.manager import CacheManager
 from runtime.grammar.grammar_backend import GrammarError
@@ -40,11 +39,13 @@ from runtime.ipc.weight_messages import (
 from runtime.requests.fault_domain import FaultDomains, log_failure
 from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.grammars import Grammars, StepMasks
+from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
 from runtime.scheduler.planner import PlannedStep, Planner
 from runtime.scheduler.request import Request
-from runtime.scheduler.runner import Pending, Runner
+from runtime.scheduler.runner import Pending, Runner, WeightHandler
 from runtime.scheduler.stats import SchedulerStats
+from runtime.scheduler.step_images import why_not_seen
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 
@@ -54,21 +55,7 @@ GRAMMAR_WAIT_S = 0.001
 # While steps follow each other the gauges are renewed this often.
 PUBLISH_INTERVAL_S = 0.005
 
-
 _ERROR_TYPES = {400: "BadRequestError", 503: "SERVICE_UNAVAILABLE"}
-
-
-class WeightHandler(Protocol):
-    """What the scheduler needs of those who change weights and give memory back."""
-
-    @property
-    def can_compute(self) -> bool:
-        """Whether weights and KV pool have their memory."""
-        ...
-
-    def handle(self, call: WeightCall) -> ControlReply:
-        """Do what `call` says; no step is in flight."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +104,14 @@ class Scheduler:
         grammars: Grammars | None = None,
         obey: Callable[[WorkerCommand], ControlReply] | None = None,
         weights: WeightHandler | None = None,
+        images: ImageCache | None = None,
     ) -> None:
         """Put the parts together.
 
-        Without `grammars` there is no structured output; `obey` carries out what is no request.
+        Without `grammars` there is no structured output, without `images` prompts hold none;
+        `obey` carries out what is no request.
         """
+        self._images = images
         self._runner = runner
         self._weights = weights
         # Before the name space of every request: what one generation of weights has computed is no
@@ -151,6 +141,7 @@ class Scheduler:
             token_budget=options.token_budget,
             eos_token_ids=options.eos_token_ids,
             splits_prompts=options.splits_prompts,
+            images=images,
         )
         self._grammars = grammars or Grammars(None, 0, [])
         self._buffer = OutputBuffer(options.stream_interval)
@@ -247,6 +238,8 @@ class Scheduler:
                 "context and KV pool hold.",
                 400,
             )
+        elif (wrong := why_not_seen(request, self._images)) is not None:
+            self._refuse(request, wrong, 400)
         elif self._max_queued is not None and len(self._waiting) >= self._max_queued:
             self._refuse(request, "The request queue is full.", 503)
         else:
@@ -344,6 +337,8 @@ class Scheduler:
         if self._weights is None:
             return ControlReply(call.call_id, False, "This worker cannot change its weights.")
         reply = self._weights.handle(call)
+        if self._images is not None:
+            self._images.clear()
         if reply.success and call.flush_cache:
             self._invalidate_cache()
         return reply
@@ -427,11 +422,16 @@ class Scheduler:
     def _finish_in_flight(self, launched: tuple[PlannedStep, Pending] | None) -> None:
         if launched is not None:
             planned, pending = launched
-            self._output.process(planned, pending.wait())
+            result = pending.wait()
+            if result.failed and self._images is not None:
+                self._images.forget([image.digest for image in planned.plan.image_loads])
+            self._output.process(planned, result)
 
     def _fail_running(self, error: Exception) -> None:
         """End every running request: a step failed, and nothing says for which one."""
         self._in_flight = None
+        if self._images is not None:
+            self._images.clear()
         reason = internal_error(log_failure("A step of all running requests", error))
         running = self._table.running()
         for request in running:

@@ -43,6 +43,7 @@ from runtime.models.registry import read_model_spec
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.commands import Commands
 from runtime.scheduler.grammars import Grammars
+from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.runner import Runner
 from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
@@ -87,6 +88,7 @@ def build_worker(
         obey = ranks.before(obey)
         ranks.started()
     size, spec = executor.size, executor.model.spec
+    images = _image_cache(config, spec)
     scheduler = Scheduler(
         runner,
         CacheManager(
@@ -95,7 +97,7 @@ def build_worker(
             enable_prefix_cache=spec.keeps_state and not config.disable_radix_cache,
             window=spec.max_window,
         ),
-        SchedulerStats(shared, config.decode_log_interval),
+        SchedulerStats(shared, config.decode_log_interval, images),
         SchedulerOptions(
             max_running_requests=config.max_running_requests,
             max_queued_requests=config.max_queued_requests,
@@ -114,6 +116,7 @@ def build_worker(
         weights=WeightUpdates(
             build_rank_weights(executor, config, 0, shared.beat), ranks, shared.beat
         ),
+        images=images,
     )
     ready = WorkerReady(
         max_total_num_tokens=size.num_tokens,
@@ -128,6 +131,13 @@ def build_worker(
         pid=os.getpid(),
     )
     return scheduler, ready
+
+
+def _image_cache(config: WorkerConfig, spec: ModelSpec) -> ImageCache | None:
+    if spec.vision is None:
+        return None
+    numbers = spec.vision.num_outputs * spec.hidden_size
+    return ImageCache(config.image_cache_mb * 2**20, numbers * parse_dtype(config.dtype).itemsize)
 
 
 def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Commands:

@@ -84,6 +84,11 @@ class QwenVLSpec(DecoderSpec):
     def _list_weights(self) -> Sequence[WeightSpec]:
         return (*decoder_weights(self), *self.tower_weights)
 
+    @property
+    def image_cell(self) -> int:
+        """See `ModelSpec`."""
+        return self.vision.patch_size * self.vision.merge_size
+
     def is_ignored(self, name: str) -> bool:
         """See `ModelSpec`."""
         return name == "visual.rotary_pos_emb.inv_freq" or super().is_ignored(name)
