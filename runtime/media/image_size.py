@@ -9,6 +9,8 @@ import math
 
 from runtime.checkpoint.vision_spec import VisionSpec
 
+# Of a file, as its header says; a picture of a phone has 12 to 50 million.
+MAX_PIXELS = 64 * 10**6
 # Of longer side to shorter one, where proportions are kept.
 MAX_ASPECT_RATIO = 200
 
@@ -54,9 +56,9 @@ def num_image_tokens(vision: VisionSpec, height: int, width: int) -> int:
 
 
 def max_scaled_pixels(vision: VisionSpec) -> int:
-    """Most pixels of a scaled image."""
+    """About the most pixels of a scaled image."""
     if vision.resizing == "square":
         return vision.side**2
     factor = vision.patch_size * vision.merge_size
     # A long strip has one multiple in height, whatever the bound.
-    return max(vision.max_pixels, factor**2 * MAX_ASPECT_RATIO)
+    return min(max(vision.max_pixels, factor**2 * MAX_ASPECT_RATIO), MAX_PIXELS)

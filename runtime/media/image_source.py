@@ -26,7 +26,7 @@ _WEBP_AT = 8
 # Characters of base64 that hold the longest signature; a multiple of four.
 _LOOKED_AT = 16
 _SPACES = re.compile(r"\s")
-# What a path has and base64 has not; base64 of a JPEG begins with a slash.
+# What a path has and base64 has not. Of base64 only that of a JPEG begins with a slash.
 _OF_A_PATH = re.compile(r"[^A-Za-z0-9+/=\s]")
 _MAX_PATH_CHARS = 4096
 
@@ -124,7 +124,9 @@ def _is_path(text: str) -> bool:
         beginning = base64.b64decode(_SPACES.sub("", text[:_LOOKED_AT])[:_LOOKED_AT])
     except (binascii.Error, ValueError):
         beginning = b""
-    return format_of(beginning) is None and _OF_A_PATH.search(text) is not None
+    if format_of(beginning) is not None:
+        return False
+    return text.startswith("/") or _OF_A_PATH.search(text) is not None
 
 
 def _inline(text: str, param: str) -> InlineImage:
