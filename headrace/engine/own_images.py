@@ -39,9 +39,12 @@ def inline_images(image_data: Any, *, sees: bool) -> Any:
     if isinstance(image_data, str) and _is_inline(image_data):
         return image_data
     try:
-        return load_media(image_data).data
+        data = load_media(image_data).data
     except (OSError, TypeError, ValueError) as error:
         raise InvalidRequest(f"{_PARAM}: {error}", param=_PARAM) from None
+    if not data:
+        raise InvalidRequest(f"{_PARAM}: the image is empty.", param=_PARAM)
+    return data
 
 
 def _is_inline(text: str) -> bool:
