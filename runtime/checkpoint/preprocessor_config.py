@@ -31,6 +31,8 @@ def read_preprocessor(folder: Path, spec: VisionSpec) -> VisionSpec:
     for step in _STEPS:
         if not keys.flag(step, True):
             raise keys.error(step, "true")
+    if keys.flag("do_pan_and_scan", False):
+        raise keys.error("do_pan_and_scan", "false")
     for key, own in (("patch_size", spec.patch_size), ("merge_size", spec.merge_size)):
         if spec.resizing == "patches" and keys.integer(key, MAX_SIDE, own) != own:
             raise keys.error(key, f"{own}, as the tower has it")

@@ -35,6 +35,7 @@ class VisionSpec:
         rescale_factor: multiplies the bytes, in float32.
         mean, std: of each channel, subtracted and divided behind it.
         num_outputs: vectors of the decoder's width that the tower gives for each placeholder.
+        is_bidirectional: whether the tokens of an image see one another in both directions.
     """
 
     image_token_id: int
@@ -54,3 +55,9 @@ class VisionSpec:
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     num_outputs: int = 1
+    is_bidirectional: bool = False
+
+    @property
+    def max_tokens(self) -> int:
+        """Placeholders of the largest image."""
+        return self.num_tokens or self.max_pixels // (self.patch_size * self.merge_size) ** 2

@@ -198,6 +198,9 @@ class SchedulingArgs:
     chunked_prefill_size: int | None = option(
         None, "Most prompt tokens computed in one step; -1 computes prompts whole."
     )
+    image_cache_mb: int = option(
+        256, "MiB of images' vectors that are kept for further questions; where a model sees."
+    )
     schedule_policy: str = option(
         "fcfs", "Order of waiting requests.", choices=("fcfs", "lpm", "priority")
     )

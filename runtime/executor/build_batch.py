@@ -15,6 +15,7 @@ from torch import Tensor
 
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.image_store import ImageStore
+from runtime.executor.key_ends import key_ends
 from runtime.executor.staging import to_device
 from runtime.executor.step_plan import StepPlan
 from runtime.models.attention.backend import AttentionBackend
@@ -154,7 +155,11 @@ def build_batch(
     if plan.embed_spans:
         batch.embed_places, batch.embeds = _given_embeds(plan, flat, rows.device)
     if plan.image_spans and images is not None:
-        batch.images = images.tokens_of(plan, np.flatnonzero(flat.known_ids >= 0))
+        known = np.flatnonzero(flat.known_ids >= 0)
+        batch.images = images.tokens_of(plan, known)
+        if images.is_bidirectional:
+            ends = key_ends(plan, known, flat.qo_indptr)
+            (batch.key_ends,) = to_device(rows.device, ends)
         if rows.rope is not None:
             axes = rows.rope.axes(plan, flat.positions, flat.qo_indptr)
             (batch.rope_axes,) = to_device(rows.device, axes)

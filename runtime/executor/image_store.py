@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,19 +13,28 @@ from torch import Tensor
 from runtime.executor.staging import to_device
 from runtime.executor.step_plan import StepPlan
 from runtime.models.forward_batch import ImageTokens
+from runtime.models.vision.model import SeeingDecoder
 from runtime.models.vision.tower import Tower
 from runtime.requests.image_input import PreparedImage
 
-# The tower takes images together up to this; a larger one alone.
+# Pixels of the images that the tower takes together.
 PACK_PIXELS = 2**21
 
 
 class ImageStore:
-    """What the tower made of the images that steps read."""
+    """What the tower made of the images that steps read.
 
-    def __init__(self, tower: Tower, device: torch.device) -> None:
-        """Hold nothing yet."""
+    Attributes:
+        is_bidirectional: see `VisionSpec`.
+    """
+
+    def __init__(
+        self, tower: Tower, device: torch.device, *, is_bidirectional: bool, alone: bool = False
+    ) -> None:
+        """Hold nothing yet; `alone` has the tower compute each image by itself."""
+        self.is_bidirectional = is_bidirectional
         self._tower = tower
+        self._pack_pixels = 0 if alone else PACK_PIXELS
         self._device = device
         self._vectors: dict[bytes, Tensor] = {}
 
@@ -32,7 +42,7 @@ class ImageStore:
         """Drop and compute what a step says."""
         for digest in plan.image_drops:
             self._vectors.pop(digest, None)
-        for pack in packs(plan.image_loads):
+        for pack in packs(plan.image_loads, self._pack_pixels):
             seen = self._tower.see([_pixels(image, self._device) for image in pack])
             for image, vectors in zip(pack, seen, strict=True):
                 self._vectors[image.digest] = vectors
@@ -57,19 +67,31 @@ class ImageStore:
         self._vectors.clear()
 
 
-def packs(images: Sequence[PreparedImage]) -> Iterator[list[PreparedImage]]:
-    """Share images out among runs of the tower."""
+def packs(images: Sequence[PreparedImage], most_pixels: int) -> Iterator[list[PreparedImage]]:
+    """Share images out among runs of the tower; one that has more pixels runs alone."""
     pack: list[PreparedImage] = []
     total = 0
     for image in images:
         _, height, width = image.size
-        if pack and total + height * width > PACK_PIXELS:
+        if pack and total + height * width > most_pixels:
             yield pack
             pack, total = [], 0
         pack.append(image)
         total += height * width
     if pack:
         yield pack
+
+
+@torch.inference_mode()
+def see_the_largest(model: SeeingDecoder) -> None:
+    """Have the tower compute what takes the most memory: one large image, or a full pack."""
+    vision = model.spec.vision
+    assert vision is not None, "it takes images"
+    device, cell = model.context.device, vision.patch_size * vision.merge_size
+    side = vision.side or math.isqrt(max(vision.max_pixels, PACK_PIXELS)) // cell * cell
+    count = max(1, PACK_PIXELS // side**2)
+    pixels = torch.zeros(3, side, side, dtype=torch.uint8, device=device)
+    model.visual.see([pixels] * count)
 
 
 def _pixels(image: PreparedImage, device: torch.device) -> Tensor:

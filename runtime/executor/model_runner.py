@@ -37,6 +37,7 @@ class ModelRunner(StepRunner):
         *,
         graphs: GraphLimits | None = None,
         share: Callable[[Tensor], Tensor] | None = None,
+        sees_alone: bool = False,
     ) -> None:
         """Put the parts together.
 
@@ -49,6 +50,7 @@ class ModelRunner(StepRunner):
             graphs: which steps run as CUDA graphs; none when absent.
             share: where several ranks compute each step, gives all of them the tokens of one. A
                 step that fails is then not tried again: the ranks would no longer agree.
+            sees_alone: the tower computes each image by itself, so that none depends on another.
         """
         self._model = model
         self._attention = attention
@@ -58,8 +60,14 @@ class ModelRunner(StepRunner):
         self._sampler = Sampler(rows, share)
         self._experts = model.context.expert_counts
         self._images: ImageStore | None = None
-        if isinstance(model, SeeingDecoder):
-            self._images = ImageStore(model.visual, rows.device)
+        vision = model.spec.vision
+        if isinstance(model, SeeingDecoder) and vision is not None:
+            self._images = ImageStore(
+                model.visual,
+                rows.device,
+                is_bidirectional=vision.is_bidirectional,
+                alone=sees_alone,
+            )
         self._graphs: GraphRunner | None = None
         if graphs is not None:
             if self._experts is not None:

@@ -75,6 +75,8 @@ class ForwardBatch:
         attention: planned for this batch.
         embed_places, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens whose embedding was
             given, and these.
+        key_ends: `[num_tokens]` int32, how many of its sequence's keys each token may see, where
+            some see beyond themselves, as the tokens of an image do; `None`: up to itself.
         images: tokens that stand for images, if there are any.
         rope_axes: `[3, num_tokens]` int64, positions of time, row and column, where they differ.
         cos_sin: `[num_tokens, head_dim]` float32, in the place of each layer's table, made of
@@ -101,6 +103,7 @@ class ForwardBatch:
     host: HostLengths | None = None
     embed_places: Tensor | None = None
     embeds: Tensor | None = None
+    key_ends: Tensor | None = None
     images: ImageTokens | None = None
     rope_axes: Tensor | None = None
     cos_sin: Tensor | None = None

@@ -36,8 +36,8 @@ def cache_keys(tokens: Tokens, images: Sequence[ImageInput]) -> Tokens:
     for image in images:
         hashed = blake2b(image.image.digest, digest_size=16, key=_SECRET).digest()
         numbers = np.frombuffer(hashed, dtype=np.int32) | _SIGN
-        count = image.image.num_tokens
-        keys[image.start : image.start + count] = np.resize(numbers, count)
+        place = keys[image.start : image.start + image.image.num_tokens]
+        place[:] = np.resize(numbers, len(place))
     return keys
 
 

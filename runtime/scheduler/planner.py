@@ -25,7 +25,7 @@ from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
-from runtime.scheduler.step_images import add_images, cut_images
+from runtime.scheduler.step_images import TowerTime, add_images, cut_images, whole_images
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 
@@ -89,15 +89,18 @@ class Planner:
         token_budget: TokenBudget,
         eos_token_ids: list[int],
         splits_prompts: bool = True,
+        splits_images: bool = True,
         images: ImageCache | None = None,
     ) -> None:
         """Plan over `table`, at most `token_budget` prompt tokens a step.
 
         Without `splits_prompts` each prompt is computed in one step, also one over the budget;
-        without `images` no prompt has any.
+        without `images` no prompt has any. Without `splits_images` a step that computes a part of
+        an image computes all of it that is left.
         """
         self._images = images
         self._splits_prompts = splits_prompts
+        self._splits_images = splits_images
         self._table = table
         self._waiting = waiting
         self._cache = cache
@@ -296,12 +299,22 @@ class Planner:
         table = self._table
         budget = self._token_budget.next(num_decodes)
         chunks: list[_Chunk] = []
+        tower = None if self._images is None else TowerTime(self._images, budget)
+
+        def add(request: Request) -> None:
+            nonlocal budget
+            length = self._length(request, budget, chunks)
+            if tower is not None:
+                length = tower.fit(request, int(table.num_computed[request.row]), length)
+            if length:
+                chunks.append(self._chunk(request, length))
+                budget -= length
+
         for request in tuple(self._computing):
             if budget <= 0:
                 return chunks
             with self._faults.of(request):
-                chunks.append(self._chunk(request, budget))
-                budget -= chunks[-1].length
+                add(request)
         if not may_admit or not len(self._waiting):
             return chunks
         for request in self._waiting.in_order():
@@ -314,16 +327,25 @@ class Planner:
                     continue
                 if not self._admit(request):
                     break
-                chunks.append(self._chunk(request, budget))
-                budget -= chunks[-1].length
+                add(request)
         return chunks
 
-    def _chunk(self, request: Request, budget: int) -> _Chunk:
+    def _length(self, request: Request, budget: int, chunks: list[_Chunk]) -> int:
+        """Tokens of a request's chunk beside the step's `chunks`; 0 for none in this step."""
+        start = int(self._table.num_computed[request.row])
+        left = int(self._table.num_tokens[request.row]) - start
+        if not self._splits_prompts:
+            return left
+        length = min(left, budget)
+        if self._splits_images or not request.images:
+            return length
+        room = self._token_budget.most(sum(chunk.length for chunk in chunks))
+        return whole_images(request, start, length, room)
+
+    def _chunk(self, request: Request, length: int) -> _Chunk:
         table, row = self._table, request.row
         start = int(table.num_computed[row])
-        left = int(table.num_tokens[row]) - start
-        length = min(left, budget) if self._splits_prompts else left
-        is_last = length == left
+        is_last = start + length == int(table.num_tokens[row])
         samples = is_last and bool(table.sampled_len[row] < table.end_len[row])
         tokens = table.tokens[row]
         spans: list[tuple[PromptReport, int, Int32Array]] = []

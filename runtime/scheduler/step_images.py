@@ -10,14 +10,26 @@ from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import Request
 
 
-def why_not_seen(request: Request, cache: ImageCache | None) -> str | None:
-    """Why the images of a request cannot be seen, if they cannot."""
+def why_not_seen(request: Request, cache: ImageCache | None, most: int | None) -> str | None:
+    """Why the images of a request cannot be seen, if they cannot.
+
+    Args:
+        request: perhaps without images.
+        cache: what the executor keeps; `None` for a model that sees none.
+        most: tokens of an image that a step can hold; `None` where it may be computed in parts.
+    """
     if not request.images:
         return None
     if cache is None:
         return "This model takes no images."
     if any(each.start + each.image.num_tokens > request.num_prompt for each in request.images):
         return "An image of the prompt is cut off."
+    largest = max(each.image.num_tokens for each in request.images)
+    if most is not None and largest > most:
+        return (
+            f"An image's {largest} tokens are computed in one step; steps of this server have at"
+            f" most {most}."
+        )
     return None
 
 
@@ -48,6 +60,53 @@ def add_images(
             touched.append(image.image)
         first += length
     plan.image_drops, plan.image_loads = cache.plan(touched, pinned)
+
+
+class TowerTime:
+    """What a step may spend on the tower: as many tokens of images as of prompts, or one image.
+
+    A tower takes about as long for the patches of a token as the decoder for the token. Without a
+    bound a burst of images would hold every stream up for as long as all of them take.
+    """
+
+    def __init__(self, cache: ImageCache, tokens: int) -> None:
+        """Have time for `tokens` of images that are not in `cache`."""
+        self._cache = cache
+        self._left = tokens
+        self._computed: set[bytes] = set()
+
+    def fit(self, request: Request, start: int, length: int) -> int:
+        """Return how many positions of a chunk there is time for: up to an image, or all."""
+        for image, begin, _ in _between(request, start, start + length):
+            digest, num_tokens = image.image.digest, image.image.num_tokens
+            if digest in self._cache or digest in self._computed:
+                continue
+            if self._computed and num_tokens > self._left:
+                return begin - start
+            self._computed.add(digest)
+            self._left -= num_tokens
+        return length
+
+
+def whole_images(request: Request, start: int, length: int, room: int) -> int:
+    """Return the length of a chunk that ends in no image.
+
+    Args:
+        request: whose prompt it is.
+        start: the chunk's first position.
+        length: tokens that there is time for.
+        room: tokens that the step has memory for.
+
+    Returns:
+        `length`, or what lies ahead of the image that would be cut, or, where nothing does, what is
+        left of the image; 0 where there is no room for it.
+    """
+    for _, begin, stop in _between(request, start, request.num_prompt):
+        if begin < start + length < stop:
+            if begin > start:
+                return begin - start
+            return stop - start if stop - start <= room else 0
+    return length
 
 
 def cut_images(request: Request, position: int) -> set[bytes]:

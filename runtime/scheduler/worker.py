@@ -18,7 +18,13 @@ from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.errors import StartupError
-from runtime.executor.build import Executor, Report, build_executor, chunk_tokens
+from runtime.executor.build import (
+    Executor,
+    Report,
+    build_executor,
+    chunk_tokens,
+    image_token_bytes,
+)
 from runtime.executor.build_encoder import build_encoder
 from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.expert_recorder import ExpertRecorder
@@ -108,6 +114,7 @@ def build_worker(
             stream_interval=config.stream_interval,
             overlap=config.overlap,
             splits_prompts=spec.keeps_state,
+            splits_images=spec.vision is None or not spec.vision.is_bidirectional,
         ),
         send_tokens=send_tokens,
         send_front=send_front,
@@ -136,8 +143,7 @@ def build_worker(
 def _image_cache(config: WorkerConfig, spec: ModelSpec) -> ImageCache | None:
     if spec.vision is None:
         return None
-    numbers = spec.vision.num_outputs * spec.hidden_size
-    return ImageCache(config.image_cache_mb * 2**20, numbers * parse_dtype(config.dtype).itemsize)
+    return ImageCache(config.image_cache_mb * 2**20, image_token_bytes(config, spec))
 
 
 def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Commands:

@@ -63,6 +63,7 @@ OPTIONS = """
 --max-running-requests = None
 --max-queued-requests = None
 --chunked-prefill-size = None
+--image-cache-mb = 256
 --schedule-policy = fcfs
 --enable-priority-scheduling = False
 --enable-return-hidden-states = False
@@ -111,4 +112,4 @@ def test_options_and_defaults_are_the_listed_ones() -> None:
 
 
 def test_the_command_line_stays_readable() -> None:
-    assert sum(len(dataclasses.fields(kind)) for _, kind in sections()) <= 83
+    assert sum(len(dataclasses.fields(kind)) for _, kind in sections()) <= 84

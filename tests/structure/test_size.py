@@ -19,7 +19,7 @@ MAX_CODE_LINES = {
     "anthropic_api": 483,
     "ollama_api": 382,
     "server": 3_449,
-    "headrace": 9_690,
+    "headrace": 9_692,
 }
 
 

@@ -182,6 +182,7 @@ def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
         tile = tiles.extend_tile(DTYPE, head_dim, rows, short_prompts=False)
         constants = {
             "WINDOWED": False,
+            "SPANS": False,
             "BLOCK_M": rows,
             "BLOCK_N": tile.block_n,
             "STAGES": tile.num_stages,
@@ -192,6 +193,7 @@ def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
         constants = {
             "GROUP_ROWS": 4,
             "WINDOWED": False,
+            "SPANS": False,
             "PART": invariant_attention.PART,
             "BLOCK_M": invariant_attention.BLOCK_ROWS,
             "BLOCK_N": cut.block_n,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -104,6 +105,17 @@ def tiny_vision(name: str, dtype: str = "float32") -> Path:
     return folder
 
 
+def copy_of(name: str, target: Path) -> Path:
+    """Copy the variant `name` to `target`, for tests that break or change it."""
+    shutil.copytree(tiny_vision(name), target)
+    return target
+
+
+def pixels(image: PreparedImage) -> Tensor:
+    """`[3, height, width]` uint8, as a tower takes it."""
+    return torch.from_numpy(np.frombuffer(image.pixels, np.uint8).reshape(image.size).copy())
+
+
 @dataclass(frozen=True)
 class Prompt:
     """Token ids and the images that some of them stand for."""
@@ -134,6 +146,19 @@ def prompt_of(*parts: int | PreparedImage, seed: int = 0) -> Prompt:
         ids += [IMAGE_ID] * part.num_tokens
         ids.append(_IDS["vision_end_token_id"])
     return Prompt(ids, images)
+
+
+NUM_NEW = 24
+WIDE, DOT, TALL, SQUARE = picture(3, 5, 1), picture(1, 1, 2), picture(4, 2, 3), picture(4, 4, 4)
+# One picture, several of other sizes, one behind another without text, none.
+PROMPTS = [
+    prompt_of(5, WIDE, 7, seed=1),
+    prompt_of(2, TALL, 1, DOT, 4, WIDE, 3, seed=2),
+    prompt_of(SQUARE, DOT, 6, seed=3),
+    prompt_of(19, seed=4),
+    prompt_of(30, TALL, 12, seed=5),
+    prompt_of(3, seed=6),
+]
 
 
 class Reference:
