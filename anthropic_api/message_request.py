@@ -17,10 +17,25 @@ class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
     cache_control: Any = None
 
 
+class ImageData(msgspec.Struct, kw_only=True):
+    """Where a picture is: `base64` with its data, or `url`.
+
+    Attributes:
+        media_type: what the client takes it for; the data says it itself.
+    """
+
+    type: str | None = None
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+    file_id: str | None = None
+
+
 class ImageBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="image"):
     """A picture, which a text model refuses."""
 
-    source: Any = None
+    source: ImageData | None = None
+    cache_control: Any = None
 
 
 class DocumentBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="document"):

@@ -46,7 +46,7 @@ async def create_message(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/messages`."""
     body = await read_body(call, _MESSAGES)
     with _wire_names():
-        run = await open_chat(chat_request(body), context, "msg")
+        run = await open_chat(chat_request(body, sees=context.sees), context, "msg")
     if body.stream:
         return Streamed(_events(body.model, run, await run.begun(), context), run.close, end=b"")
     choice = run.choices[0]
@@ -65,7 +65,7 @@ async def count_tokens(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/messages/count_tokens`."""
     body = await read_body(call, _COUNT)
     with _wire_names():
-        request = prompt_request(body)
+        request = prompt_request(body, sees=context.sees)
         check_chat_request(request)
         prompt = await build_chat_prompt(request, context)
     total: TokenTotal = {"input_tokens": len(prompt.input_ids)}

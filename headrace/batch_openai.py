@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from headrace.batch_images import inline_messages
 from openai_api.call import Call, Whole
 from openai_api.endpoints.chat_completions import create_chat_completion
 from openai_api.endpoints.completions import create_completion
@@ -60,12 +61,31 @@ async def answer(context: OpenAIContext, url: str, body: dict[str, Any]) -> dict
 
     A request that is refused has a response too, with its status and OpenAI's error object.
     """
-    status = 200
     try:
         reply = await HANDLERS[url](Call(orjson.dumps(body)), context)
         assert isinstance(reply, Whole), "nothing is streamed in a batch"
         content = orjson.loads(b"".join(all_pieces(reply.content)))
     except Exception as error:
-        info = describe_error(error)
-        status, content = info.status, error_body(info)
+        return refused(error)
+    return _response(200, content)
+
+
+def inline_body(body: dict[str, Any], *, sees: bool) -> dict[str, Any]:
+    """The body with the images of its messages in it; may block.
+
+    Raises:
+        InvalidRequest: an image cannot be read.
+    """
+    if "messages" not in body:
+        return body
+    return {**body, "messages": inline_messages(body["messages"], sees=sees)}
+
+
+def refused(error: Exception) -> dict[str, Any]:
+    """The same for a request that failed."""
+    info = describe_error(error)
+    return _response(info.status, error_body(info))
+
+
+def _response(status: int, content: Any) -> dict[str, Any]:
     return {"status_code": status, "request_id": secrets.token_hex(16), "body": content}

@@ -97,6 +97,9 @@ async def open_chat(
         if prompt is None:
             prompt = await build_chat_prompt(body, context)
         sampling = after_reasoning(sampling, prompt, context)
+        session = session_of(body)
+        if session is not None and prompt.images:
+            raise InvalidRequest("Images cannot come with a session.", param="session_params")
         answer_id = new_id(id_prefix, body.rid)
         inputs = [
             GenerationInput(
@@ -109,13 +112,14 @@ async def open_chat(
                     cache_namespace=cache_namespace(body),
                     priority=check_priority(body.priority),
                     extras=extras,
+                    images=prompt.images,
                     dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
                 ),
             )
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
         choices = [_choice(index, body, prompt, context) for index in range(sampling.n)]
-        generate = context.service.generator(session_of(body))
+        generate = context.service.generator(session)
         streams = await open_streams(generate, inputs, context.service.client.limits)
     return ChatRun(answer_id, choices, streams)
 
@@ -158,7 +162,10 @@ def _choice(
     )
     close_id = context.parsers.close_id if _separates(body) else None
     pieces = context.service.token_pieces if body.logprobs else None
+    num_image_tokens = sum(each.image.num_tokens for each in prompt.images)
     hidden = None
     if body.return_hidden_states:
         hidden = HiddenAnswer(context.service.model.hidden_size, only_last=True)
-    return ChatChoice(index, parser, TokenCount(close_id), pieces=pieces, hidden=hidden)
+    return ChatChoice(
+        index, parser, TokenCount(close_id, images=num_image_tokens), pieces=pieces, hidden=hidden
+    )

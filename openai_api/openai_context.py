@@ -40,6 +40,11 @@ class OpenAIContext:
     responses: ResponseStore | None = None
     background_responses: BackgroundResponses = field(default_factory=BackgroundResponses)
 
+    @property
+    def sees(self) -> bool:
+        """Whether the model takes images."""
+        return self.service.model.vision is not None
+
     @cached_property
     def split_tokens(self) -> SplitTokens:
         """The tokens that `split_special_tokens` splits; found when they are first asked for."""

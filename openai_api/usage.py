@@ -15,11 +15,13 @@ class TokenCount:
 
     Attributes:
         close_id: the token that ends reasoning; `None` when it cannot be recognised.
+        images: placeholder tokens of the prompt's images.
         reasoning: tokens up to and including that one, or all so far.
         has_reasoned: whether there was reasoning at all; else nothing counts as such.
     """
 
     close_id: int | None = None
+    images: int = 0
     prompt: int = 0
     cached: int = 0
     completion: int = 0
@@ -60,9 +62,13 @@ def usage_of(
         "prompt_tokens_details": None,
         "reasoning_tokens": reasoning,
     }
+    details: dict[str, int] = {}
     if report_cache:
-        cached = sum(count.cached for count in firsts)
-        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        details["cached_tokens"] = sum(count.cached for count in firsts)
+    images = sum(count.images for count in firsts)
+    if images:
+        details["image_tokens"] = images
+    usage["prompt_tokens_details"] = details or None
     if reasoning:
         usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return usage

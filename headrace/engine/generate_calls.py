@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from headrace.engine.core import EngineCore
@@ -16,7 +17,14 @@ from runtime.client.front_extras import check_extras
 from runtime.client.generation_stream import GenerationInput
 from runtime.client.tokenization import encode_texts
 from runtime.service.context import ServiceContext
-from runtime.service.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
+from runtime.service.generate_request import (
+    GenerateBody,
+    GeneratePlan,
+    Prompts,
+    Sample,
+    plan_generate,
+)
+from runtime.service.image_prompts import encode_plan
 from runtime.service.outputs import (
     Output,
     open_output,
@@ -43,7 +51,7 @@ async def generate_all(
         core.check_alive()
         context = core.context
         plan = _plan(context, body)
-        prompt_ids = await _encode(context, plan)
+        prompt_ids, plan = await encode_plan(context, plan, partial(_encode, context))
         # In a session the prompt is known when the request joins it.
         for sample in plan.samples if plan.session is None else ():
             # All are checked before any runs: one bad prompt refuses the whole request.
@@ -108,8 +116,7 @@ def _plan(context: ServiceContext, body: GenerateBody) -> GeneratePlan:
     )
 
 
-async def _encode(context: ServiceContext, plan: GeneratePlan) -> list[list[int]]:
-    prompts = plan.prompts
+async def _encode(context: ServiceContext, prompts: Prompts) -> list[list[int]]:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if not texts:
         return [prompt for prompt in prompts if not isinstance(prompt, str)]
@@ -162,6 +169,6 @@ async def open_request(core: EngineCore, body: GenerateBody, incremental: bool) 
     with translated():
         core.check_alive()
         plan = _plan(core.context, body)
-        prompt_ids = await _encode(core.context, plan)
+        prompt_ids, plan = await encode_plan(core.context, plan, partial(_encode, core.context))
         outputs = await open_outputs(core.context, plan, prompt_ids)
         return StreamedRequest(outputs, plan, incremental)

@@ -311,14 +311,15 @@ class StreamExecutor:
             path, num_frames = part.path, part.num_frames
             media = await core().threads.call(lambda: load_video(path, num_frames))
         elif isinstance(part.path, Media):
-            media = part.path
+            media = [part.path]
         else:
             path = part.path
-            media = await core().threads.call(lambda: load_media(path))
+            media = [await core().threads.call(lambda: load_media(path))]
         with self.family.lock:
-            self.images_ = [*self.images_, media]
-            self.cur_images = [*self.cur_images, media]
-            self._append_text("image", None, self.chat_template.image_token)
+            self.images_ = [*self.images_, *media]
+            self.cur_images = [*self.cur_images, *media]
+            # A video is its frames, an image each.
+            self._append_text("image", None, self.chat_template.image_token * len(media))
             self.events[-1].began_s = began
 
     # ---- children ----

@@ -142,7 +142,7 @@ async def _conversation(
     else:
         items += request.input
     tools = OfferedTools.read(request.tools or [])
-    return items, tools, chat_of(request, items, tools)
+    return items, tools, chat_of(request, items, tools, sees=context.sees)
 
 
 async def _before(response_id: str, context: OpenAIContext) -> list[dict[str, Any]]:

@@ -9,8 +9,10 @@ from typing import Any
 
 import orjson
 
+from openai_api.content_parts import Content, image_part, joined, text_part
 from openai_api.responses.offered_tools import OfferedTools
 from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
+from openai_api.schemas.chat import ContentPart as ChatPart
 from openai_api.schemas.responses import (
     MAX_ITEMS,
     CallOutputItem,
@@ -38,7 +40,7 @@ _SAME_NAMES = (
 
 
 def chat_of(
-    request: ItemsRequest, items: Sequence[dict[str, Any]], tools: OfferedTools
+    request: ItemsRequest, items: Sequence[dict[str, Any]], tools: OfferedTools, *, sees: bool
 ) -> ChatCompletionRequest:
     """The chat that has `items` for its prompt.
 
@@ -46,13 +48,14 @@ def chat_of(
         request: what else is asked for.
         items: the whole conversation, of earlier turns too.
         tools: of the request.
+        sees: whether the model takes images.
 
     Raises:
         InvalidRequest: something that no chat can carry, named by its place.
     """
     if len(items) > MAX_ITEMS:
         raise InvalidRequest(f"input may have at most {MAX_ITEMS} items.", param="input")
-    turns = _Turns(tools)
+    turns = _Turns(tools, sees)
     if request.instructions:
         turns.messages.append(ChatMessage(role="system", content=request.instructions))
     for index, item in enumerate(items):
@@ -91,28 +94,30 @@ def keepable(thought: str) -> str:
 class _Turns:
     """Messages as chat templates want them: what the assistant did in a row is one of them."""
 
-    def __init__(self, tools: OfferedTools) -> None:
+    def __init__(self, tools: OfferedTools, sees: bool) -> None:
         self.messages: list[ChatMessage] = []
         self._tools = tools
+        self._sees = sees
 
     def add(self, item: Item, where: str) -> None:
         match item:
             case MessageItem(role="assistant"):
                 message = self._assistant()
-                text = _text(item.content, where)
-                message.content = f"{message.content}\n{text}" if message.content else text
+                said = _content(item.content, where, sees=False)
+                assert isinstance(said, str), "texts alone are one text"
+                message.content = f"{message.content}\n{said}" if message.content else said
             case MessageItem():
-                text = _text(item.content, where)
-                self.messages.append(ChatMessage(role=item.role, content=text))
+                content = _content(item.content, where, sees=self._sees)
+                self.messages.append(ChatMessage(role=item.role, content=content))
             case FunctionCallItem():
                 name = self._tools.name_in_chat(item.name, item.namespace)
                 self._call(item.call_id, name, item.arguments)
             case CustomCallItem():
                 self._call(item.call_id, item.name, orjson.dumps({"input": item.input}).decode())
             case CallOutputItem():
-                text = _text(item.output, where)
+                content = _content(item.output, where, sees=self._sees)
                 self.messages.append(
-                    ChatMessage(role="tool", tool_call_id=item.call_id, content=text)
+                    ChatMessage(role="tool", tool_call_id=item.call_id, content=content)
                 )
             case ReasoningItem():
                 thought = _thought(item)
@@ -138,17 +143,22 @@ class _Turns:
         return self.messages[-1]
 
 
-def _text(content: str | list[ContentPart], where: str) -> str:
+def _content(content: str | list[ContentPart], where: str, *, sees: bool) -> Content:
     if isinstance(content, str):
         return content
-    texts = []
-    for index, part in enumerate(content):
-        text = part.refusal if part.type == "refusal" else part.text
-        if text is None or part.type not in ("input_text", "output_text", "text", "refusal"):
-            place = f"{where}.content[{index}]"
-            raise InvalidRequest(f"{place}: this model takes text only.", param=place)
-        texts.append(text)
-    return "\n".join(texts)
+    return joined(
+        [_part(part, f"{where}.content[{at}]", sees=sees) for at, part in enumerate(content)]
+    )
+
+
+def _part(part: ContentPart, where: str, *, sees: bool) -> ChatPart:
+    if part.type == "input_image":
+        return image_part(part.image_url, where, sees=sees)
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None or part.type not in ("input_text", "output_text", "text", "refusal"):
+        takes = "text and images (input_image) only" if sees else "text only"
+        raise InvalidRequest(f"{where}: this model takes {takes}.", param=where)
+    return text_part(text)
 
 
 def _thought(item: ReasoningItem) -> str:

@@ -7,10 +7,11 @@ from typing import Literal, NotRequired, TypedDict
 FinishWord = Literal["stop", "length", "tool_calls", "abort"]
 
 
-class CachedTokens(TypedDict):
-    """Of the prompt."""
+class PromptTokens(TypedDict):
+    """Of the prompt: with `--enable-cache-report`, and where it has images."""
 
-    cached_tokens: int
+    cached_tokens: NotRequired[int]
+    image_tokens: NotRequired[int]
 
 
 class ReasoningTokens(TypedDict):
@@ -26,7 +27,7 @@ class Usage(TypedDict):
     completion_tokens: int
     total_tokens: int
     reasoning_tokens: int
-    prompt_tokens_details: CachedTokens | None
+    prompt_tokens_details: PromptTokens | None
     completion_tokens_details: NotRequired[ReasoningTokens]
 
 

@@ -12,6 +12,7 @@ from openai_api.schemas.common import GenerationFields, Rid, refuse_unsupported
 from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
 from runtime.grammar.schema_check import check_well_formed
+from runtime.media.image_source import ImageUrl
 from runtime.requests.bounds import within
 from runtime.requests.sampling_params import INT64_MAX
 
@@ -23,11 +24,16 @@ MAX_PARTS = 4096
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """One part of a message's content."""
+    """One part of a message's content.
+
+    Attributes:
+        image_url: of a part of that type: an address, a data URL or base64; or an object with it.
+    """
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | ImageUrl | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):

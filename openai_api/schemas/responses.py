@@ -29,11 +29,18 @@ MAX_ITEMS = 16_384
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message, or of what a tool returned."""
+    """A part of a message, or of what a tool returned.
+
+    Attributes:
+        image_url: of an `input_image`: an address, a data URL or base64.
+        detail: a wish of OpenAI's clients; the model's own sizes hold.
+    """
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
 
 
 class MessageItem(msgspec.Struct, kw_only=True):

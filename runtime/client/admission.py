@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from runtime.checkpoint.model_spec import Gives
+from runtime.checkpoint.vision_spec import VisionSpec
 from runtime.errors import InvalidRequest, TooLong
+from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 
 # A byte-level token rarely holds more than this; longer texts cannot fit whatever they say.
@@ -27,6 +30,7 @@ class EngineLimits:
         token_size: numbers of a token's vector, of a model that gives vectors.
         gives: what comes out of the model.
         experts_per_token: that a token passes in all layers together.
+        vision: how the model takes images; `None` of one that takes none.
     """
 
     context_len: int
@@ -37,6 +41,7 @@ class EngineLimits:
     token_size: int = 0
     gives: Gives = "tokens"
     experts_per_token: int = 0
+    vision: VisionSpec | None = None
 
     @property
     def num_least_output(self) -> int:
@@ -89,6 +94,37 @@ def pack_token_ids(input_ids: list[int], limits: EngineLimits) -> bytes:
     raise InvalidRequest(
         f"input_ids must be in [0, {limits.vocab_size}), got {wrong}.", param="input_ids"
     )
+
+
+def check_images(input_ids: list[int], spec: RequestSpec, limits: EngineLimits) -> None:
+    """Check that the placeholders of a prompt and its images belong to each other.
+
+    Whatever route the prompt has come on: a placeholder without an image would be read as one.
+
+    Raises:
+        InvalidRequest: a placeholder without an image, or an image without its placeholders.
+        TooLong: the prompt would be shortened, and images cannot be.
+    """
+    vision, images = limits.vision, spec.images
+    if vision is None or spec.input_embeds:
+        if images:
+            raise InvalidRequest("Images need a model that sees, and a prompt of tokens.")
+        return
+    if images:
+        check_prompt_length(len(input_ids), dataclasses.replace(limits, allow_auto_truncate=False))
+    token_id = vision.image_token_id
+    sizes = [(each.start, each.image.num_tokens) for each in images]
+    num_placeholders = input_ids.count(token_id)
+    if num_placeholders != sum(size for _, size in sizes) or any(
+        input_ids[start : start + size].count(token_id) != size for start, size in sizes
+    ):
+        raise InvalidRequest(
+            f"The prompt holds {num_placeholders} placeholder tokens for images "
+            f"({vision.image_token}), and {len(images)} images came with it. An image takes its "
+            "own placeholders; text that only spells one is told apart in chats with "
+            "split_special_tokens.",
+            param="input_ids",
+        )
 
 
 def check_prompt_length(num_prompt: int, limits: EngineLimits) -> None:

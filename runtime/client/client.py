@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from runtime.client.admission import EngineLimits, admit
+from runtime.client.admission import EngineLimits, admit, check_images
 from runtime.client.answer_size import check_answer_size
 from runtime.client.control_calls import ControlCalls
 from runtime.client.front_extras import check_extras, check_kind
@@ -166,6 +166,7 @@ class EngineClient:
             self.limits,
             explicit_max_new_tokens=spec.explicit_max_new_tokens,
         )
+        check_images(item.input_ids, spec, self.limits)
         if spec.extras:
             check_extras(spec.extras, len(input_ids))
             check_answer_size([item], self.limits)

@@ -165,6 +165,25 @@ class HttpArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MediaArgs:
+    """Images of prompts."""
+
+    allow_media_domains: list[str] = option(
+        [],
+        "Hosts that images may be fetched from; .example.org stands for all below it. None "
+        "when absent. Addresses that are not public are never connected to.",
+        metavar="HOST",
+    )
+    allow_media_urls: bool = option(False, "Let images be fetched from every public host.")
+    media_root: list[str] = option(
+        [], "Folders whose files may be named as images (a path, file://).", metavar="DIR"
+    )
+    limit_mm_data_per_request: str | None = option(
+        None, 'JSON object of the most images of a prompt: {"image": 16}, which is the default.'
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchedulingArgs:
     """Memory, batching and the prefix cache."""
 
@@ -307,6 +326,7 @@ class ServerConfig:
 
     model: ModelArgs = field(default_factory=ModelArgs)
     http: HttpArgs = field(default_factory=HttpArgs)
+    media: MediaArgs = field(default_factory=MediaArgs)
     scheduling: SchedulingArgs = field(default_factory=SchedulingArgs)
     parallel: ParallelArgs = field(default_factory=ParallelArgs)
     kernels: KernelArgs = field(default_factory=KernelArgs)
