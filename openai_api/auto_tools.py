@@ -43,7 +43,7 @@ async def strict_calls(
         `None` where no function asks for it, and where it cannot be had: `strict` is then a wish.
     """
     grammars, form = context.service.client.grammars, context.parsers.call_form
-    if form is None or grammars is None or not _lets_text_pass(context):
+    if form is None or not form.trigger or grammars is None or not _lets_text_pass(context):
         return None
     tags = await _strict_tags(request, form)
     if tags is None:

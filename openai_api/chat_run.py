@@ -13,7 +13,12 @@ from openai_api.logprobs import chat_spec
 from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputParser
 from openai_api.sampling import sampling_of, wire_names
-from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request, tool_names
+from openai_api.schemas.chat import (
+    ChatCompletionRequest,
+    check_chat_request,
+    offered_functions,
+    tool_names,
+)
 from openai_api.schemas.common import (
     cache_namespace,
     check_rid,
@@ -152,7 +157,7 @@ def _choice(
         prompt_is_open=prompt.is_open,
         separate_reasoning=_separates(body),
         stream_reasoning=body.stream_reasoning is not False,
-        tool_names=tool_names(body),
+        functions=offered_functions(body),
         max_calls=1 if body.parallel_tool_calls is False else None,
         forces_call=forces_call(body),
     )

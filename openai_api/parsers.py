@@ -10,7 +10,7 @@ from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.tool_parsers.json_array import JsonArrayParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
-from openai_api.tool_parsers.tool_parser import CallForm, ToolParser
+from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolParser
 from runtime.errors import InvalidRequest, StartupError
 from runtime.text.tokenizer import Tokenizer
 
@@ -68,7 +68,7 @@ class ParserSet:
         prompt_is_open: bool,
         separate_reasoning: bool,
         stream_reasoning: bool,
-        tool_names: list[str],
+        functions: Functions,
         max_calls: int | None,
         forces_call: bool = False,
     ) -> OutputParser:
@@ -78,9 +78,9 @@ class ParserSet:
             reasoning = self.reasoning(prompt_is_open=prompt_is_open)
         tools: ToolParser | None = None
         if forces_call:
-            tools = JsonArrayParser(tool_names, max_calls=max_calls)
-        elif self.tools is not None and tool_names:
-            tools = self.tools(tool_names, max_calls=max_calls)
+            tools = JsonArrayParser(functions, max_calls=max_calls)
+        elif self.tools is not None and functions:
+            tools = self.tools(functions, max_calls=max_calls)
         return OutputParser(reasoning, tools, stream_reasoning=stream_reasoning)
 
 

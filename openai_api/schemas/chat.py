@@ -174,6 +174,14 @@ def tool_names(request: ChatCompletionRequest) -> list[str]:
     return [tool["function"]["name"] for tool in request.tools or []]
 
 
+def offered_functions(request: ChatCompletionRequest) -> dict[str, dict[str, Any]]:
+    """The same with the schemas of their parameters."""
+    if request.tool_choice == "none":
+        return {}
+    functions = [tool["function"] for tool in request.tools or []]
+    return {function["name"]: function.get("parameters") or {} for function in functions}
+
+
 def _check_tools(request: ChatCompletionRequest) -> None:
     tools = _typed_tools(request.tools or [])
     for index, tool in enumerate(tools):
