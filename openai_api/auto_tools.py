@@ -103,9 +103,7 @@ def _lets_text_pass(context: OpenAIContext) -> bool:
     parsers = context.parsers
     # In a grammar's free text there are no special tokens, and without an end of text the
     # grammar would end the output as soon as it may.
-    thinks_freely = parsers.reasoning is None or (
-        parsers.close_id is not None and not parsers.hidden_markers
-    )
+    thinks_freely = parsers.reasoning is None or parsers.thinking is not None
     return thinks_freely and bool(context.service.model.eos_token_ids)
 
 

@@ -23,11 +23,13 @@ class ChatPrompt:
 
     Attributes:
         is_open: whether the text ends inside reasoning, so that the output begins there.
+        may_think: whether reasoning may begin; false where the prompt has turned it off.
     """
 
     text: str
     input_ids: list[int]
     is_open: bool
+    may_think: bool = True
 
 
 async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIContext) -> ChatPrompt:
@@ -85,7 +87,8 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
     else:
         # The template writes BOS and the like itself: added again, a model would see them twice.
         (input_ids,) = await encode_prompts(tokenizer, [text], limits, add_special_tokens=False)
-    return ChatPrompt(text, input_ids, _is_open(text, request, context))
+    is_open = _is_open(text, request, context)
+    return ChatPrompt(text, input_ids, is_open, is_open or _may_think(text, request, context))
 
 
 def _max_chars(limits: EngineLimits) -> int:
@@ -124,3 +127,12 @@ def _is_open(text: str, request: ChatCompletionRequest, context: OpenAIContext) 
         and isinstance(last, str)
         and last.rfind(open_tag) > last.rfind(parser.close_tag)
     )
+
+
+def _may_think(text: str, request: ChatCompletionRequest, context: OpenAIContext) -> bool:
+    variables = template_variables(request)
+    if variables.get("enable_thinking") is False or variables.get("thinking") is False:
+        return False
+    parser = context.parsers.reasoning
+    has_thought = parser is not None and text.rstrip().endswith(parser.close_tag)
+    return not has_thought and not request.continue_final_message

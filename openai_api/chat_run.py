@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from openai_api.chat_choice import ChatChoice
-from openai_api.chat_grammar import after_reasoning, constrained
+from openai_api.chat_grammar import constrained
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
 from openai_api.forced_tools import forces_call
 from openai_api.logprobs import chat_spec
@@ -26,6 +26,7 @@ from openai_api.schemas.common import (
     refuse_adapter,
     session_of,
 )
+from openai_api.thinking import with_thoughts
 from openai_api.usage import TokenCount
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
@@ -101,7 +102,7 @@ async def open_chat(
         sampling = await constrained(body, _sampling(body, max_tokens, context), context)
         if prompt is None:
             prompt = await build_chat_prompt(body, context)
-        sampling = after_reasoning(sampling, prompt, context)
+        sampling = with_thoughts(sampling, body, prompt, context)
         answer_id = new_id(id_prefix, body.rid)
         inputs = [
             GenerationInput(
@@ -161,9 +162,12 @@ def _choice(
         max_calls=1 if body.parallel_tool_calls is False else None,
         forces_call=forces_call(body),
     )
-    close_id = context.parsers.close_id if _separates(body) else None
+    thinking = context.parsers.thinking if _separates(body) else None
+    count = TokenCount()
+    if thinking is not None:
+        count = TokenCount(thinking.close_ids, thinking.reopen_ids)
     pieces = context.service.token_pieces if body.logprobs else None
     hidden = None
     if body.return_hidden_states:
         hidden = HiddenAnswer(context.service.model.hidden_size, only_last=True)
-    return ChatChoice(index, parser, TokenCount(close_id), pieces=pieces, hidden=hidden)
+    return ChatChoice(index, parser, count, pieces=pieces, hidden=hidden)

@@ -15,7 +15,6 @@ from openai_api.tool_parsers.gpt_oss import CALL, CHANNEL, END, MESSAGE, RETURN,
 # Characters of a header: a role, a channel, a recipient, a type.
 MAX_HEADER = 512
 _ANALYSIS = f"{CHANNEL}analysis"
-_FINAL = f"{CHANNEL}final{MESSAGE}"
 _CHANNEL_NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=")
 _BODY_TAGS = (START, CHANNEL, END, CALL, RETURN)
@@ -26,8 +25,7 @@ class HarmonyChannels:
 
     open_tag = ""
     close_tag = END
-    answer_tag = _FINAL
-    forced_end = f"{END}{START}assistant{_FINAL}"
+    bridge = f"{START}assistant{CHANNEL}final{MESSAGE}"
     reopen_tag = _ANALYSIS
     markers: tuple[str, ...] = (CHANNEL, MESSAGE, START, END)
     signs = Signs(template=(_ANALYSIS, MESSAGE, END))

@@ -20,8 +20,7 @@ class ReasoningParser(Protocol):
     Attributes:
         open_tag: the text that begins reasoning; empty where every output begins inside.
         close_tag: the text that ends reasoning.
-        answer_tag: the text behind which the answer begins, often the same: a grammar holds there.
-        forced_end: what ends reasoning that has used up its budget, up to the answer.
+        bridge: the text between that and an answer; empty where nothing must stand there.
         reopen_tag: the text that begins reasoning again after `close_tag`; empty: nothing does.
         markers: texts that must stay visible in the output for the parser to work.
         signs: what shows that a model reasons so.
@@ -31,8 +30,7 @@ class ReasoningParser(Protocol):
 
     open_tag: str
     close_tag: str
-    answer_tag: str
-    forced_end: str
+    bridge: str
     reopen_tag: str
     markers: tuple[str, ...]
     signs: Signs

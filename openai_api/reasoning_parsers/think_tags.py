@@ -27,8 +27,7 @@ class ThinkTags:
 
     open_tag = OPEN_TAG
     close_tag = CLOSE_TAG
-    answer_tag = CLOSE_TAG
-    forced_end = CLOSE_TAG
+    bridge = ""
     reopen_tag = ""
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
     # Some templates cut earlier reasoning off and never write the open tag.
@@ -115,8 +114,7 @@ class AppendThink:
 
     open_tag = OPEN_TAG
     close_tag = CLOSE_TAG
-    answer_tag = CLOSE_TAG
-    forced_end = CLOSE_TAG
+    bridge = ""
     reopen_tag = ""
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
     signs = Signs()

@@ -109,6 +109,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     reasoning: Reasoning | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
+    max_thinking_tokens: Annotated[int, within(0, INT64_MAX)] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template: str | None = None

@@ -11,6 +11,7 @@ import pytest
 
 from openai_api.output_parser import Call, OutputParser, WholeCalls
 from openai_api.tool_parsers.registry import TOOL_PARSERS
+from runtime.requests.sampling_params import ThinkingSpec
 from tests.support.fake_engine import EOS_ID, byte_tokenizer
 from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.grammar_walk import InProcessCompiler
@@ -218,7 +219,8 @@ async def test_thoughts_come_before_the_grammar(ask: Any) -> None:
             front_template=opens,
             **fields,
         )
-        assert asked.request.spec.sampling.grammar_after == byte_tokenizer().encode("</think>")[0]
+        thinking = asked.request.spec.sampling.thinking
+        assert thinking == ThinkingSpec(end_ids=byte_tokenizer().encode("</think>"))
         assert asked.choice["message"]["reasoning_content"] == "hm"
         assert asked.choice["finish_reason"] == "tool_calls"
         assert asked.takes(GOOD)
