@@ -6,10 +6,15 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-import msgspec
-
 from anthropic_api.message_answers import AnswerBlock, BlockEvent
-from openai_api.output_parser import Call, ContentText, OutputEvent
+from openai_api.call_arguments import arguments_object
+from openai_api.output_parser import (
+    BeginCall,
+    ContentText,
+    EndCall,
+    MoreArguments,
+    OutputEvent,
+)
 
 
 class BlockWriter:
@@ -23,8 +28,12 @@ class BlockWriter:
     def feed(self, outputs: Iterable[OutputEvent]) -> Iterator[BlockEvent]:
         """The events of more output."""
         for output in outputs:
-            if isinstance(output, Call):
-                yield from self._call(output)
+            if isinstance(output, BeginCall):
+                yield from self._begin_call(output.name)
+            elif isinstance(output, MoreArguments):
+                yield self._delta({"type": "input_json_delta", "partial_json": output.text})
+            elif isinstance(output, EndCall):
+                yield self._stop()
             elif isinstance(output, ContentText):
                 if self._open != "text":
                     yield from self._begin("text", {"type": "text", "text": ""})
@@ -44,13 +53,9 @@ class BlockWriter:
             yield self._stop()
         self._open = None
 
-    def _call(self, output: Call) -> Iterator[BlockEvent]:
+    def _begin_call(self, name: str) -> Iterator[BlockEvent]:
         call_id = f"toolu_{secrets.token_hex(12)}"
-        yield from self._begin(
-            None, {"type": "tool_use", "id": call_id, "name": output.call.name, "input": {}}
-        )
-        yield self._delta({"type": "input_json_delta", "partial_json": output.call.arguments})
-        yield self._stop()
+        yield from self._begin(None, {"type": "tool_use", "id": call_id, "name": name, "input": {}})
 
     def _begin(
         self, kind: Literal["text", "thinking"] | None, block: AnswerBlock
@@ -86,7 +91,7 @@ def whole_blocks(outputs: Iterable[OutputEvent]) -> list[AnswerBlock]:
         elif block["type"] == "thinking":
             block["thinking"] = text
         else:
-            block["input"] = msgspec.json.decode(text)
+            block["input"] = arguments_object(text)
     return blocks
 
 

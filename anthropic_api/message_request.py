@@ -121,7 +121,8 @@ class Thinking(msgspec.Struct, kw_only=True):
     """Whether the model thinks first, where its template has a switch for it.
 
     Attributes:
-        budget_tokens: a wish: the end of thinking is the model's.
+        budget_tokens: most tokens of thoughts, where the server can tell them by their tokens;
+            elsewhere a wish.
     """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]

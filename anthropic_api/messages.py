@@ -46,7 +46,11 @@ async def create_message(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/messages`."""
     body = await read_body(call, _MESSAGES)
     with _wire_names():
-        run = await open_chat(chat_request(body, sees=context.sees), context, "msg")
+        chat = chat_request(body, sees=context.sees)
+        if body.thinking is not None and context.parsers.thinking is not None:
+            # Agents name a budget to every model: where none can be kept it is a wish.
+            chat.max_thinking_tokens = body.thinking.budget_tokens
+        run = await open_chat(chat, context, "msg")
     if body.stream:
         return Streamed(_events(body.model, run, await run.begun(), context), run.close, end=b"")
     choice = run.choices[0]

@@ -43,7 +43,7 @@ async def strict_calls(
         `None` where no function asks for it, and where it cannot be had: `strict` is then a wish.
     """
     grammars, form = context.service.client.grammars, context.parsers.call_form
-    if form is None or grammars is None or not _lets_text_pass(context):
+    if form is None or not form.trigger or grammars is None or not _lets_text_pass(context):
         return None
     tags = await _strict_tags(request, form)
     if tags is None:
@@ -103,9 +103,7 @@ def _lets_text_pass(context: OpenAIContext) -> bool:
     parsers = context.parsers
     # In a grammar's free text there are no special tokens, and without an end of text the
     # grammar would end the output as soon as it may.
-    thinks_freely = parsers.reasoning is None or (
-        parsers.close_id is not None and not parsers.hidden_markers
-    )
+    thinks_freely = parsers.reasoning is None or parsers.thinking is not None
     return thinks_freely and bool(context.service.model.eos_token_ids)
 
 

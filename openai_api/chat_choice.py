@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openai_api.logprobs import chat_logprobs
-from openai_api.output_parser import Call, ContentText, OutputEvent, OutputParser
+from openai_api.output_parser import (
+    BeginCall,
+    ContentText,
+    EndCall,
+    MoreArguments,
+    OutputEvent,
+    OutputParser,
+)
 from openai_api.usage import TokenCount
 from runtime.client.generation_stream import GenerationChunk
 from runtime.extras.hidden_states.answer import HiddenAnswer
@@ -68,20 +75,22 @@ class ChatChoice:
 
 
 def _deltas(output: OutputEvent) -> list[dict[str, Any]]:
-    if isinstance(output, Call):
-        # Two steps, as clients know it from OpenAI: who is called, then with what. A null in the
-        # second would erase what the first has said: the official client keeps the last `type`.
+    if isinstance(output, EndCall):
+        # Nothing says on this wire that a call is over.
+        return []
+    if isinstance(output, BeginCall):
+        # Who is called first, then with what. A null in what follows would erase what this says:
+        # the official client keeps the last `type`.
         header = {
             "index": output.index,
-            "id": f"call_{secrets.token_hex(12)}",
+            "id": output.id or f"call_{secrets.token_hex(12)}",
             "type": "function",
-            "function": {"name": output.call.name, "arguments": ""},
+            "function": {"name": output.name, "arguments": ""},
         }
-        arguments = {"index": output.index, "function": {"arguments": output.call.arguments}}
-        return [
-            {"content": None, "reasoning_content": None, "tool_calls": [part]}
-            for part in (header, arguments)
-        ]
+        return [{"content": None, "reasoning_content": None, "tool_calls": [header]}]
+    if isinstance(output, MoreArguments):
+        part = {"index": output.index, "function": {"arguments": output.text}}
+        return [{"content": None, "reasoning_content": None, "tool_calls": [part]}]
     if isinstance(output, ContentText):
         return [{"content": output.text, "reasoning_content": None}]
     return [{"content": None, "reasoning_content": output.text}]

@@ -28,12 +28,14 @@ class ChatPrompt:
 
     Attributes:
         is_open: whether the text ends inside reasoning, so that the output begins there.
+        may_think: whether reasoning may begin; false where the prompt has turned it off.
         images: those of the messages, at their places in `input_ids`.
     """
 
     text: str
     input_ids: list[int]
     is_open: bool
+    may_think: bool = True
     images: list[ImageInput] = field(default_factory=list)
 
 
@@ -99,7 +101,9 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         # The template writes BOS and the like itself: added again, a model would see them twice.
         (input_ids,) = await encode_prompts(tokenizer, [text], limits, add_special_tokens=False)
     input_ids, images = await _with_images(input_ids, items, context)
-    return ChatPrompt(text, input_ids, _is_open(text, request, context), images)
+    is_open = _is_open(text, request, context)
+    may_think = is_open or _may_think(text, request, context)
+    return ChatPrompt(text, input_ids, is_open, may_think, images)
 
 
 async def encode_raw(text: str, items: Sequence[NamedItem], context: OpenAIContext) -> ChatPrompt:
@@ -177,3 +181,12 @@ def _is_open(text: str, request: ChatCompletionRequest, context: OpenAIContext) 
         and isinstance(last, str)
         and last.rfind(open_tag) > last.rfind(parser.close_tag)
     )
+
+
+def _may_think(text: str, request: ChatCompletionRequest, context: OpenAIContext) -> bool:
+    variables = template_variables(request)
+    if variables.get("enable_thinking") is False or variables.get("thinking") is False:
+        return False
+    parser = context.parsers.reasoning
+    has_thought = parser is not None and text.rstrip().endswith(parser.close_tag)
+    return not has_thought and not request.continue_final_message

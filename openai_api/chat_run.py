@@ -6,14 +6,19 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from openai_api.chat_choice import ChatChoice
-from openai_api.chat_grammar import after_reasoning, constrained
+from openai_api.chat_grammar import constrained
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
 from openai_api.forced_tools import forces_call
 from openai_api.logprobs import chat_spec
 from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputParser
 from openai_api.sampling import sampling_of, wire_names
-from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request, tool_names
+from openai_api.schemas.chat import (
+    ChatCompletionRequest,
+    check_chat_request,
+    offered_functions,
+    tool_names,
+)
 from openai_api.schemas.common import (
     cache_namespace,
     check_rid,
@@ -21,6 +26,7 @@ from openai_api.schemas.common import (
     refuse_adapter,
     session_of,
 )
+from openai_api.thinking import with_thoughts
 from openai_api.usage import TokenCount
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
@@ -96,7 +102,7 @@ async def open_chat(
         sampling = await constrained(body, _sampling(body, max_tokens, context), context)
         if prompt is None:
             prompt = await build_chat_prompt(body, context)
-        sampling = after_reasoning(sampling, prompt, context)
+        sampling = with_thoughts(sampling, body, prompt, context)
         session = session_of(body)
         if session is not None and prompt.images:
             raise InvalidRequest("Images cannot come with a session.", param="session_params")
@@ -156,16 +162,16 @@ def _choice(
         prompt_is_open=prompt.is_open,
         separate_reasoning=_separates(body),
         stream_reasoning=body.stream_reasoning is not False,
-        tool_names=tool_names(body),
+        functions=offered_functions(body),
         max_calls=1 if body.parallel_tool_calls is False else None,
         forces_call=forces_call(body),
     )
-    close_id = context.parsers.close_id if _separates(body) else None
+    thinking = context.parsers.thinking if _separates(body) else None
+    count = TokenCount(images=sum(each.image.num_tokens for each in prompt.images))
+    if thinking is not None:
+        count.close_ids, count.reopen_ids = thinking.close_ids, thinking.reopen_ids
     pieces = context.service.token_pieces if body.logprobs else None
-    num_image_tokens = sum(each.image.num_tokens for each in prompt.images)
     hidden = None
     if body.return_hidden_states:
         hidden = HiddenAnswer(context.service.model.hidden_size, only_last=True)
-    return ChatChoice(
-        index, parser, TokenCount(close_id, images=num_image_tokens), pieces=pieces, hidden=hidden
-    )
+    return ChatChoice(index, parser, count, pieces=pieces, hidden=hidden)

@@ -10,9 +10,39 @@ from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.tool_parsers.json_array import JsonArrayParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
-from openai_api.tool_parsers.tool_parser import CallForm, ToolParser
+from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolParser
 from runtime.errors import InvalidRequest, StartupError
 from runtime.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ThinkingTokens:
+    """What marks thoughts, as the tokenizer writes it.
+
+    Attributes:
+        open_id: begins them; `None` where that is no single token.
+        close_ids: end them.
+        bridge_ids: between that and an answer.
+        reopen_ids: begin them again.
+    """
+
+    open_id: int | None
+    close_ids: tuple[int, ...]
+    bridge_ids: tuple[int, ...]
+    reopen_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, kind: type[ReasoningParser], tokenizer: Tokenizer) -> ThinkingTokens | None:
+        """`None` where the end may be written in other tokens, by what stands around it."""
+
+        def ids(text: str) -> tuple[int, ...]:
+            return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+        opening, close = ids(kind.open_tag), ids(kind.close_tag)
+        if len(close) != 1:
+            return None
+        open_id = opening[0] if len(opening) == 1 else None
+        return cls(open_id, close, ids(kind.bridge), ids(kind.reopen_tag))
 
 
 @dataclass(frozen=True)
@@ -20,7 +50,7 @@ class ParserSet:
     """The chosen classes and what the tokenizer says about their markers.
 
     Attributes:
-        close_id: the token that ends reasoning, where it is one token.
+        thinking: how tokens tell what is reasoning; `None` where they do not.
         hidden_markers: a reasoning marker is a special token, so hiding those would hide it too.
         call_form: that a grammar can follow; `None` without a tool parser that has one, and where
             its markers are special tokens, which grammars do not take for text.
@@ -28,7 +58,7 @@ class ParserSet:
 
     reasoning: type[ReasoningParser] | None = None
     tools: type[ToolParser] | None = None
-    close_id: int | None = None
+    thinking: ThinkingTokens | None = None
     hidden_markers: bool = False
     call_form: CallForm | None = None
 
@@ -53,11 +83,10 @@ class ParserSet:
             call_form = tool_class.call_form
         if reasoning_class is None:
             return cls(None, tool_class, call_form=call_form)
-        close = tokenizer.encode(reasoning_class.close_tag, add_special_tokens=False)
         return cls(
             reasoning_class,
             tool_class,
-            close[0] if len(close) == 1 else None,
+            ThinkingTokens.of(reasoning_class, tokenizer),
             _any_special(reasoning_class.markers, tokenizer),
             call_form,
         )
@@ -68,7 +97,7 @@ class ParserSet:
         prompt_is_open: bool,
         separate_reasoning: bool,
         stream_reasoning: bool,
-        tool_names: list[str],
+        functions: Functions,
         max_calls: int | None,
         forces_call: bool = False,
     ) -> OutputParser:
@@ -78,9 +107,9 @@ class ParserSet:
             reasoning = self.reasoning(prompt_is_open=prompt_is_open)
         tools: ToolParser | None = None
         if forces_call:
-            tools = JsonArrayParser(tool_names, max_calls=max_calls)
-        elif self.tools is not None and tool_names:
-            tools = self.tools(tool_names, max_calls=max_calls)
+            tools = JsonArrayParser(functions, max_calls=max_calls)
+        elif self.tools is not None and functions:
+            tools = self.tools(functions, max_calls=max_calls)
         return OutputParser(reasoning, tools, stream_reasoning=stream_reasoning)
 
 

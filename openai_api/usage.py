@@ -14,30 +14,40 @@ class TokenCount:
     """Counts of one choice, kept while it grows.
 
     Attributes:
-        close_id: the token that ends reasoning; `None` when it cannot be recognised.
-        images: placeholder tokens of the prompt's images.
-        reasoning: tokens up to and including that one, or all so far.
+        close_ids: tokens that end reasoning; empty when it cannot be recognised.
+        reopen_ids: tokens that begin it again; empty when nothing does.
+        reasoning: tokens of it up to and including those, or all so far.
         has_reasoned: whether there was reasoning at all; else nothing counts as such.
+        images: placeholder tokens of the prompt's images.
     """
 
-    close_id: int | None = None
+    close_ids: tuple[int, ...] = ()
+    reopen_ids: tuple[int, ...] = ()
     images: int = 0
     prompt: int = 0
     cached: int = 0
     completion: int = 0
     reasoning: int = 0
     has_reasoned: bool = False
-    reasoning_is_over: bool = False
+    _is_inside: bool = True
+    _last: tuple[int, ...] = ()
 
     def add(self, chunk: GenerationChunk) -> None:
         """Count a chunk."""
         self.prompt, self.cached = chunk.prompt_tokens, chunk.cached_tokens
-        if self.close_id is not None and not self.reasoning_is_over:
-            self.reasoning = self.completion + len(chunk.token_ids)
-            if self.close_id in chunk.token_ids:
-                self.reasoning = self.completion + chunk.token_ids.index(self.close_id) + 1
-                self.reasoning_is_over = True
         self.completion += len(chunk.token_ids)
+        if self.close_ids and (self._is_inside or self.reopen_ids):
+            for token_id in chunk.token_ids:
+                self._follow(token_id)
+
+    def _follow(self, token_id: int) -> None:
+        turn = self.close_ids if self._is_inside else self.reopen_ids
+        self.reasoning += self._is_inside
+        if not turn:
+            return
+        self._last = (*self._last, token_id)[-len(turn) :]
+        if self._last == turn:
+            self._is_inside, self._last = not self._is_inside, ()
 
 
 def usage_of(

@@ -6,9 +6,14 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-import msgspec
-
-from openai_api.output_parser import Call, ContentText, OutputEvent
+from openai_api.call_arguments import arguments_object
+from openai_api.output_parser import (
+    BeginCall,
+    ContentText,
+    EndCall,
+    MoreArguments,
+    OutputEvent,
+)
 from openai_api.responses.chat_of_items import keepable
 from openai_api.responses.offered_tools import OfferedTools, Origin
 
@@ -40,9 +45,13 @@ class ItemWriter:
     def feed(self, outputs: Iterable[OutputEvent], logprobs: list[Any]) -> Iterator[Event]:
         """The events of more output; `logprobs` go with the first text of it."""
         for output in outputs:
-            if isinstance(output, Call):
+            if isinstance(output, BeginCall):
                 yield from self.finish("completed")
-                yield from self._call(output)
+                yield self._begin_call(output.name)
+            elif isinstance(output, MoreArguments):
+                yield from self._add_arguments(output.text)
+            elif isinstance(output, EndCall):
+                yield from self._end_call(is_complete=output.is_complete)
             elif isinstance(output, ContentText):
                 yield from self._begin("message")
                 self._texts.append(output.text)
@@ -89,23 +98,34 @@ class ItemWriter:
         yield self._of_item("response.output_item.added")
         yield self._part("response.content_part.added", part=part)
 
-    def _call(self, output: Call) -> Iterator[Event]:
-        name, arguments = output.call.name, output.call.arguments
+    def _begin_call(self, name: str) -> Event:
         origin = self._tools.origins.get(name) or Origin(name)
         item = {"call_id": f"call_{secrets.token_hex(12)}", "name": origin.name}
         if origin.namespace is not None:
             item["namespace"] = origin.namespace
         if origin.is_custom:
-            item = {"id": _id("ctc"), "type": "custom_tool_call", **item}
-            key, word, told = "input", "custom_tool_call_input", _input(arguments)
+            item = {"id": _id("ctc"), "type": "custom_tool_call", **item, "input": ""}
         else:
-            item = {"id": _id("fc"), "type": "function_call", **item}
-            key, word, told = "arguments", "function_call_arguments", arguments
-        self.output.append({**item, key: "", "status": "in_progress"})
-        yield self._of_item("response.output_item.added")
-        yield self._named(f"response.{word}.delta", delta=told)
-        yield self._named(f"response.{word}.done", **{key: told, "name": origin.name})
-        self.output[-1] |= {key: told, "status": "completed"}
+            item = {"id": _id("fc"), "type": "function_call", **item, "arguments": ""}
+        self.output.append({**item, "status": "in_progress"})
+        self._texts = []
+        return self._of_item("response.output_item.added")
+
+    def _add_arguments(self, text: str) -> Iterator[Event]:
+        self._texts.append(text)
+        if self.output[-1]["type"] == "function_call":
+            yield self._named("response.function_call_arguments.delta", delta=text)
+
+    def _end_call(self, *, is_complete: bool) -> Iterator[Event]:
+        item, told = self.output[-1], "".join(self._texts)
+        if item["type"] == "function_call":
+            key, word = "arguments", "function_call_arguments"
+        else:
+            # Its text stands in an object, which the client did not ask for.
+            key, word, told = "input", "custom_tool_call_input", _input(told)
+            yield self._named(f"response.{word}.delta", delta=told)
+        yield self._named(f"response.{word}.done", **{key: told, "name": item["name"]})
+        item |= {key: told, "status": "completed" if is_complete else "incomplete"}
         yield self._of_item("response.output_item.done")
 
     def _of_item(self, kind: str) -> Event:
@@ -125,8 +145,7 @@ def _text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:
 
 def _input(arguments: str) -> str:
     """The plain text that a custom tool is called with."""
-    given = msgspec.json.decode(arguments)
-    text = given.get("input") if isinstance(given, dict) else None
+    text = arguments_object(arguments).get("input")
     return text if isinstance(text, str) else arguments
 
 

@@ -115,6 +115,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     reasoning: Reasoning | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
+    max_thinking_tokens: Annotated[int, within(0, INT64_MAX)] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template: str | None = None
@@ -178,6 +179,14 @@ def tool_names(request: ChatCompletionRequest) -> list[str]:
     if request.tool_choice == "none":
         return []
     return [tool["function"]["name"] for tool in request.tools or []]
+
+
+def offered_functions(request: ChatCompletionRequest) -> dict[str, dict[str, Any]]:
+    """The same with the schemas of their parameters."""
+    if request.tool_choice == "none":
+        return {}
+    functions = [tool["function"] for tool in request.tools or []]
+    return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
 def _check_tools(request: ChatCompletionRequest) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
+from openai_api.output_parser import Call, OutputParser, WholeCalls
 from openai_api.tool_parsers.registry import TOOL_PARSERS
+from runtime.requests.sampling_params import ThinkingSpec
 from tests.support.fake_engine import EOS_ID, byte_tokenizer
 from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.grammar_walk import InProcessCompiler
@@ -87,7 +89,7 @@ async def test_strict_holds_for_calls_and_lets_text_pass(ask: Any) -> None:
     asked = await ask(f"Well.\n{GOOD}", tools=STRICT)
     assert asked.choice["message"]["tool_calls"][0]["function"] == {
         "name": "weather",
-        "arguments": '{"city":"Oslo"}',
+        "arguments": '{"city": "Oslo"}',
     }
     for text in ("Hello.", GOOD, f"Well.\n{GOOD}\n{LOOSE}\nDone.", ANSWER, "<think>x</think> a <"):
         assert asked.takes(text), text
@@ -217,7 +219,8 @@ async def test_thoughts_come_before_the_grammar(ask: Any) -> None:
             front_template=opens,
             **fields,
         )
-        assert asked.request.spec.sampling.grammar_after == byte_tokenizer().encode("</think>")[0]
+        thinking = asked.request.spec.sampling.thinking
+        assert thinking == ThinkingSpec(end_ids=byte_tokenizer().encode("</think>"))
         assert asked.choice["message"]["reasoning_content"] == "hm"
         assert asked.choice["finish_reason"] == "tool_calls"
         assert asked.takes(GOOD)
@@ -228,11 +231,11 @@ def test_what_a_call_form_writes_is_read_back(name: str) -> None:
     parser = TOOL_PARSERS.load(name)
     form = parser.call_form
     if form is None:
-        pytest.skip("its arguments are not JSON")
+        pytest.skip("no grammar describes its calls")
     names = ["f", 'with "quotes"', "naïve"]
     written = form.separator.join(f'{form.begin(each)}{{"a": [1]}}{form.end}' for each in names)
     assert written.startswith(form.trigger)
-    reader = parser(names, max_calls=None)
-    parts = reader.feed(written) + reader.finish()
-    assert [(part if isinstance(part, str) else part.name) for part in parts] == names
+    reader = OutputParser(tools=parser({name: {} for name in names}, max_calls=None))
+    parts = list(WholeCalls().feed(reader.feed(written) + reader.finish()))
+    assert parts == [Call(at, name, '{"a": [1]}', True) for at, name in enumerate(names)]
     assert form.trigger in parser.markers[0]

@@ -47,7 +47,7 @@ def chosen(
     ("name", "reasoning", "tools"),
     [
         ("qwen3", "qwen3", "hermes"),
-        ("llama3", None, None),
+        ("llama3", None, "llama3"),
         ("mistral", None, None),
         ("parts", None, None),
     ],

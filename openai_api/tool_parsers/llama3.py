@@ -1,0 +1,26 @@
+"""`{"name": ..., "parameters": {...}}`, perhaps behind `<|python_tag|>`: Llama 3.1, 3.2, 3.3."""
+
+from __future__ import annotations
+
+import orjson
+
+from openai_api.parser_signs import Signs
+from openai_api.tool_parsers.json_calls import JsonCalls
+from openai_api.tool_parsers.tool_parser import CallForm
+
+PYTHON_TAG = "<|python_tag|>"
+
+
+def _begin(name: str) -> str:
+    return f'{{"name": {orjson.dumps(name).decode()}, "parameters": '
+
+
+class Llama3Parser(JsonCalls):
+    """Where an output begins with a brace it may be a call; later only behind the tag."""
+
+    markers = (PYTHON_TAG,)
+    signs = Signs(template=('{"name": "', '"parameters": '))
+    call_form = CallForm("", _begin, "}", separator="; ")
+    opens = (PYTHON_TAG,)
+    separators = (";",)
+    bare = "{"
