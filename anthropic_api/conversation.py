@@ -20,6 +20,7 @@ from anthropic_api.message_request import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from openai_api.billing_line import without_billing
 from openai_api.schemas.chat import (
     MAX_PARTS,
     ChatCompletionRequest,
@@ -31,9 +32,6 @@ from openai_api.schemas.chat import (
 )
 from runtime.errors import InvalidRequest
 
-# A coding agent's first line, other with every turn: in front of the prompt it would leave nothing
-# of the cache to use, and it is meant for a bill.
-_BILLING = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -123,7 +121,7 @@ class _Turns:
 
 def _system(system: str | list[TextBlock]) -> str:
     texts = [system] if isinstance(system, str) else [block.text for block in system]
-    return "\n".join(text for text in texts if not text.startswith(_BILLING))
+    return "\n".join(text for text in map(without_billing, texts) if text)
 
 
 def _add(turns: _Turns, message: Message, where: str) -> None:

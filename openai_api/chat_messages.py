@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 
+from openai_api.billing_line import without_billing
 from openai_api.schemas.chat import ChatMessage, ContentPart, ToolCall
 from runtime.errors import InvalidRequest
 
 _MEDIA = ("image", "video", "audio", "file")
+_INSTRUCTIONS = ("system", "developer")
 _ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -30,7 +32,18 @@ def template_messages(
     return [
         _message(message, f"messages[{index}]", reads_parts, knows_developer)
         for index, message in enumerate(messages)
+        if not _is_billing(message)
     ]
+
+
+def _is_billing(message: ChatMessage) -> bool:
+    text = message.content
+    return (
+        message.role.lower() in _INSTRUCTIONS
+        and isinstance(text, str)
+        and bool(text)
+        and not without_billing(text)
+    )
 
 
 def _message(
@@ -64,9 +77,12 @@ def _content(message: ChatMessage, where: str, reads_parts: bool) -> str | list[
     content = message.content
     if content is None:
         return message.refusal or ""
+    instructs = message.role.lower() in _INSTRUCTIONS
     if isinstance(content, str):
-        return content
+        return without_billing(content) if instructs else content
     texts = [_text(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+    if instructs:
+        texts = [text for text in map(without_billing, texts) if text]
     if reads_parts:
         return [{"type": "text", "text": text} for text in texts]
     return " ".join(texts)
