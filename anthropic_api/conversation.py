@@ -48,6 +48,7 @@ def chat_request(request: MessagesRequest) -> ChatCompletionRequest:
     chat.temperature = request.temperature
     chat.top_p = request.top_p
     chat.top_k = request.top_k
+    chat.return_cache_break = request.return_cache_break
     return chat
 
 

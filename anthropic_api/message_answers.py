@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from runtime.service.cache_break import CacheBreak
+
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
@@ -25,6 +27,7 @@ class MessageUsage(TypedDict):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: ThinkingTokens
+    cache_break: NotRequired[CacheBreak]
 
 
 class AnswerBlock(TypedDict):

@@ -163,3 +163,5 @@ class MessagesRequest(PromptFields, kw_only=True):
     # Labels for bills.
     metadata: Any = None
     service_tier: Any = None
+    # Ours, as in chat.
+    return_cache_break: bool | None = None

@@ -133,13 +133,16 @@ def _end(choice: ChatChoice) -> MessageEnd:
 def _usage(choice: ChatChoice, context: OpenAIContext) -> MessageUsage:
     count = choice.count
     cached = count.cached if context.service.config.http.enable_cache_report else 0
-    return {
+    usage: MessageUsage = {
         "input_tokens": count.prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": count.completion,
         "output_tokens_details": {"thinking_tokens": count.reasoning if count.has_reasoned else 0},
     }
+    if count.cache_break is not None:
+        usage["cache_break"] = count.cache_break
+    return usage
 
 
 @contextmanager

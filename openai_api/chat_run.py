@@ -28,6 +28,7 @@ from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams, check_priority, nth_sample
+from runtime.service.cache_break import CacheBreak, cached_prefix, check_reported
 from runtime.service.streams import (
     Indexed,
     close_all,
@@ -98,6 +99,7 @@ async def open_chat(
             prompt = await build_chat_prompt(body, context)
         sampling = after_reasoning(sampling, prompt, context)
         answer_id = new_id(id_prefix, body.rid)
+        broken = await _cache_break(body, prompt, context)
         inputs = [
             GenerationInput(
                 prompt.input_ids,
@@ -115,9 +117,21 @@ async def open_chat(
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
         choices = [_choice(index, body, prompt, context) for index in range(sampling.n)]
+        for choice in choices:
+            choice.count.cache_break = broken
         generate = context.service.generator(session_of(body))
         streams = await open_streams(generate, inputs, context.service.client.limits)
     return ChatRun(answer_id, choices, streams)
+
+
+async def _cache_break(
+    body: ChatCompletionRequest, prompt: ChatPrompt, context: OpenAIContext
+) -> CacheBreak | None:
+    if not body.return_cache_break:
+        return None
+    check_reported(context.service, "return_cache_break")
+    found = await cached_prefix(context.service, prompt.input_ids, cache_namespace(body))
+    return found.broken
 
 
 def _max_tokens(body: ChatCompletionRequest) -> tuple[str, int | None]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.client.generation_stream import GenerationChunk
+from runtime.service.cache_break import CacheBreak
 
 
 @dataclass
@@ -17,6 +18,7 @@ class TokenCount:
         close_id: the token that ends reasoning; `None` when it cannot be recognised.
         reasoning: tokens up to and including that one, or all so far.
         has_reasoned: whether there was reasoning at all; else nothing counts as such.
+        cache_break: where the prompt left what was cached, if that was asked for.
     """
 
     close_id: int | None = None
@@ -25,6 +27,7 @@ class TokenCount:
     completion: int = 0
     reasoning: int = 0
     has_reasoned: bool = False
+    cache_break: CacheBreak | None = None
     reasoning_is_over: bool = False
 
     def add(self, chunk: GenerationChunk) -> None:
@@ -36,6 +39,11 @@ class TokenCount:
                 self.reasoning = self.completion + chunk.token_ids.index(self.close_id) + 1
                 self.reasoning_is_over = True
         self.completion += len(chunk.token_ids)
+
+
+def break_of(count: TokenCount) -> dict[str, CacheBreak]:
+    """What is told of the cache beside counts."""
+    return {} if count.cache_break is None else {"cache_break": count.cache_break}
 
 
 def usage_of(
@@ -62,7 +70,7 @@ def usage_of(
     }
     if report_cache:
         cached = sum(count.cached for count in firsts)
-        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        usage["prompt_tokens_details"] = {"cached_tokens": cached, **break_of(firsts[0])}
     if reasoning:
         usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return usage

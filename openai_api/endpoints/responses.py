@@ -59,13 +59,25 @@ async def create_response(call: Call, context: OpenAIContext) -> Reply:
 
 async def count_input_tokens(call: Call, context: OpenAIContext) -> Whole:
     """Answer `POST /v1/responses/input_tokens`."""
-    request = await read_body(call, ITEMS_DECODER)
+    chat = await prompt_of_response(await read_body(call, ITEMS_DECODER), context)
+    with _wire_names():
+        prompt = await build_chat_prompt(chat, context)
+    return Whole({"object": "response.input_tokens", "input_tokens": len(prompt.input_ids)})
+
+
+async def prompt_of_response(
+    request: ItemsRequest, context: OpenAIContext
+) -> ChatCompletionRequest:
+    """The chat that makes the prompt of a request, checked.
+
+    Raises:
+        InvalidRequest: the first thing wrong.
+    """
     refuse_unsupported_items(request)
     with _wire_names():
         _, _, chat = await _conversation(request, context)
         check_chat_request(chat)
-        prompt = await build_chat_prompt(chat, context)
-    return Whole({"object": "response.input_tokens", "input_tokens": len(prompt.input_ids)})
+    return chat
 
 
 async def retrieve_response(call: Call, context: OpenAIContext) -> Whole:

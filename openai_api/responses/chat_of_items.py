@@ -33,7 +33,7 @@ LOGPROBS = "message.output_text.logprobs"
 THOUGHTS = "reasoning.encrypted_content"
 _SAME_NAMES = (
     *("stream", "temperature", "top_p", "top_k", "min_p", "stop", "seed", "priority"),
-    *("frequency_penalty", "presence_penalty", "cache_salt", "extra_key"),
+    *("frequency_penalty", "presence_penalty", "cache_salt", "extra_key", "return_cache_break"),
 )
 
 

@@ -20,6 +20,7 @@ from openai_api.responses.item_writer import Event, ItemWriter
 from openai_api.responses.offered_tools import OfferedTools
 from openai_api.responses.response_store import StoredResponse
 from openai_api.schemas.responses import ResponseRequest
+from openai_api.usage import break_of
 from runtime.service.error_table import describe_error
 from runtime.service.streams import Indexed
 
@@ -158,6 +159,7 @@ class ResponseRun:
             "input_tokens_details": {
                 "cached_tokens": count.cached if reports else 0,
                 "cache_write_tokens": 0,
+                **break_of(count),
             },
             "output_tokens": count.completion,
             "output_tokens_details": {

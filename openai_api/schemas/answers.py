@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from runtime.service.cache_break import CacheBreak
+
 FinishWord = Literal["stop", "length", "tool_calls", "abort"]
 
 
@@ -11,6 +13,7 @@ class CachedTokens(TypedDict):
     """Of the prompt."""
 
     cached_tokens: int
+    cache_break: NotRequired[CacheBreak]
 
 
 class ReasoningTokens(TypedDict):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from runtime.service.cache_break import CacheBreak
+
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
@@ -48,6 +50,7 @@ class InputDetails(TypedDict):
 
     cached_tokens: int
     cache_write_tokens: int
+    cache_break: NotRequired[CacheBreak]
 
 
 class OutputDetails(TypedDict):

@@ -196,6 +196,7 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     priority: Int64 | None = None
     cache_salt: Salt | None = None
     extra_key: Salt | None = None
+    return_cache_break: bool | None = None
 
     moderation: Any = None
 

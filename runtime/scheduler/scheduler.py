@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+import numpy as np
+
 from runtime.cache.manager import CacheManager
 from runtime.grammar.grammar_backend import GrammarError
 from runtime.ipc.messages import (
@@ -19,7 +22,9 @@ from runtime.ipc.messages import (
     FlushCache,
     FrontInbound,
     GenerateRequest,
+    MatchPrefix,
     Ping,
+    PrefixReport,
     RequestError,
     SchedulerInbound,
     SetOptions,
@@ -212,6 +217,8 @@ class Scheduler:
                     self._remove(request_id)
             case FlushCache():
                 self._answer(self._flush(message.call_id))
+            case MatchPrefix():
+                self._answer(self._match_prefix(message))
             case SetOptions():
                 self._set_options(message.values)
                 self._answer(ControlReply(message.call_id, True))
@@ -325,6 +332,15 @@ class Scheduler:
             )
         self._cache.flush()
         return ControlReply(call_id, True, "Cache flushed.")
+
+    def _match_prefix(self, message: MatchPrefix) -> ControlReply:
+        tokens = np.frombuffer(message.input_ids, dtype=np.int32)
+        found = self._cache.common_prefix(tokens, self._generation + message.namespace)
+        page_size = self._cache.page_size
+        # The last token is computed whatever is cached.
+        num_cached = min(found.num_tokens, len(tokens) - 1) // page_size * page_size
+        report = PrefixReport(found.num_tokens, max(num_cached, 0), found.differs)
+        return ControlReply(message.call_id, True, data=msgspec.msgpack.encode(report))
 
     # ---- weights and pauses ----
 

@@ -35,7 +35,7 @@ CLIENTS = {
     *("/", "/docs", "/openapi.json", "/ping", "/invocations"),
     *("/model_info", "/get_model_info", "/server_info", "/get_server_info", "/get_load"),
     *("/generate", "/encode", "/classify", "/tokenize", "/detokenize", "/vertex_generate"),
-    *("/pooling", "/tokenizer_info"),
+    *("/pooling", "/tokenizer_info", "/explain_cache"),
     *("/separate_reasoning", "/parse_function_call", "/open_session", "/close_session"),
     *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id:path}"),
     *("/v1/tokenize", "/v1/detokenize", "/v1/score", "/v1/select", "/v1/loads"),
