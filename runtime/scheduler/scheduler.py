@@ -215,10 +215,8 @@ class Scheduler:
             case StopHit():
                 for request_id in message.request_ids:
                     self._remove(request_id)
-            case FlushCache():
-                self._answer(self._flush(message.call_id))
-            case MatchPrefix():
-                self._answer(self._match_prefix(message))
+            case FlushCache() | MatchPrefix():
+                self._answer(self._ask_cache(message))
             case SetOptions():
                 self._set_options(message.values)
                 self._answer(ControlReply(message.call_id, True))
@@ -318,6 +316,11 @@ class Scheduler:
     def _set_options(self, values: dict[str, int]) -> None:
         self._max_queued = values.get("max_queued_requests", self._max_queued)
         self._stats.log_interval = values.get("decode_log_interval", self._stats.log_interval)
+
+    def _ask_cache(self, message: FlushCache | MatchPrefix) -> ControlReply:
+        if isinstance(message, MatchPrefix):
+            return self._match_prefix(message)
+        return self._flush(message.call_id)
 
     def _flush(self, call_id: int) -> ControlReply:
         # The front forgets which ones are here at the same place in the order of messages.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,8 @@ def body_of(route: str, system: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def front(tmp_path: Path) -> AsyncIterator[Front]:
-    yield Front(tmp_path)
+async def front(tmp_path: Path) -> Front:
+    return Front(tmp_path)
 
 
 @pytest.mark.parametrize("route", ROUTES)
