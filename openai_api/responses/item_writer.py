@@ -9,8 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from openai_api.output_parser import Call, ContentText, OutputEvent
-from openai_api.responses.chat_of_items import keepable
+from openai_api.responses import local_shell
 from openai_api.responses.offered_tools import OfferedTools, Origin
+from openai_api.responses.opaque_text import wrapped
 
 Event = dict[str, Any]
 Status = Literal["completed", "incomplete"]
@@ -66,7 +67,7 @@ class ItemWriter:
         else:
             part = {"type": "reasoning_text", "text": text}
             if self._keeps_thoughts:
-                item["encrypted_content"] = keepable(text)
+                item["encrypted_content"] = wrapped("thought", text)
             yield self._part("response.reasoning_text.done", text=text)
         yield self._part("response.content_part.done", part=part)
         item["content"] = [part]
@@ -92,6 +93,10 @@ class ItemWriter:
     def _call(self, output: Call) -> Iterator[Event]:
         name, arguments = output.call.name, output.call.arguments
         origin = self._tools.origins.get(name) or Origin(name)
+        action = local_shell.action_of(arguments) if origin.is_shell else None
+        if action is not None:
+            yield from self._shell_call(action)
+            return
         item = {"call_id": f"call_{secrets.token_hex(12)}", "name": origin.name}
         if origin.namespace is not None:
             item["namespace"] = origin.namespace
@@ -106,6 +111,18 @@ class ItemWriter:
         yield self._named(f"response.{word}.delta", delta=told)
         yield self._named(f"response.{word}.done", **{key: told, "name": origin.name})
         self.output[-1] |= {key: told, "status": "completed"}
+        yield self._of_item("response.output_item.done")
+
+    def _shell_call(self, action: dict[str, Any]) -> Iterator[Event]:
+        item = {
+            "id": _id("lsh"),
+            "type": "local_shell_call",
+            "call_id": f"call_{secrets.token_hex(12)}",
+            "action": action,
+        }
+        self.output.append({**item, "status": "in_progress"})
+        yield self._of_item("response.output_item.added")
+        self.output[-1]["status"] = "completed"
         yield self._of_item("response.output_item.done")
 
     def _of_item(self, kind: str) -> Event:

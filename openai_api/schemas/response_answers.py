@@ -130,8 +130,18 @@ class InputTokens(TypedDict):
     input_tokens: int
 
 
+class CompactedResponse(TypedDict):
+    """A conversation made shorter: what its users said, and a `compaction` item."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+
+
 class InputItems(TypedDict):
-    """The conversation that a response answered, newest first."""
+    """A page of the conversation that a response answered."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

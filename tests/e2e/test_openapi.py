@@ -102,6 +102,7 @@ def responses() -> list[Ask]:
         post(path, **said, **logprobs, stream=True),
         post(path, 400, **said, previous_response_id="resp_unknown"),
         post(f"{path}/input_tokens", **said),
+        post(f"{path}/compact", input="Where?", model="m"),
         *(
             Ask("GET", f"{path}/{{response_id}}{each}", parts=kept, status=status)
             for each, status in (("", 404), ("/input_items", 404))

@@ -17,7 +17,7 @@ _MESSAGES: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 def read_responses(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The items that a stream of `/v1/responses` ended, and its usage."""
-    events = list(_named(text))
+    events = list(named_events(text))
     for event in events:
         _RESPONSES.validate_python(event)
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
@@ -46,7 +46,7 @@ def read_responses(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 def read_messages(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The message that a stream of `/v1/messages` puts together, and its usage."""
-    events = [event for event in _named(text) if event["type"] != "ping"]
+    events = [event for event in named_events(text) if event["type"] != "ping"]
     for event in events:
         _MESSAGES.validate_python(event)
     kinds = [event["type"] for event in events]
@@ -109,7 +109,8 @@ def _fill(block: dict[str, Any], parts: dict[str, str]) -> None:
             block["input"] = json.loads(parts["partial_json"])
 
 
-def _named(text: str) -> Iterator[dict[str, Any]]:
+def named_events(text: str) -> Iterator[dict[str, Any]]:
+    """The events of a stream in which each has its name."""
     for block in text.removesuffix("\n\n").split("\n\n"):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))

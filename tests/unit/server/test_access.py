@@ -42,6 +42,7 @@ CLIENTS = {
     *("/v1/embeddings", "/v1/classify", "/v1/rerank"),
     *(f"/api/{name}" for name in ("chat", "generate", "tags", "ps", "show", "version")),
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/input_tokens"),
+    "/v1/responses/compact",
     *(
         f"/v1/responses/{{response_id:response_id}}{each}"
         for each in ("", "/cancel", "/input_items")
