@@ -21,6 +21,7 @@ from anthropic_api.message_request import (
     ToolUseBlock,
 )
 from openai_api.billing_line import without_billing
+from openai_api.responses.opaque_text import unwrapped
 from openai_api.schemas.chat import (
     MAX_PARTS,
     ChatCompletionRequest,
@@ -149,7 +150,8 @@ def _add_block(turns: _Turns, role: str, block: ContentBlock, where: str) -> Non
         case ToolUseBlock() if role == "assistant":
             turns.call(block)
         case ThinkingBlock() if role == "assistant":
-            turns.think(block.thinking)
+            # Where thoughts are omitted the client keeps them in the signature.
+            turns.think(block.thinking or unwrapped("thought", block.signature or "") or "")
         case RedactedThinkingBlock() if role == "assistant":
             pass
         case ImageBlock() | DocumentBlock():

@@ -6,7 +6,9 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from runtime.service.cache_break import CacheBreak
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
 
 
 class ThinkingTokens(TypedDict):
@@ -33,7 +35,8 @@ class MessageUsage(TypedDict):
 class AnswerBlock(TypedDict):
     """A text, a thought or a call, by its `type`.
 
-    The signature of a thought is empty, for nothing checks it.
+    The signature of a thought is empty, for nothing checks it; where thoughts are omitted it holds
+    what is sent back for the next turn.
     """
 
     type: Literal["text", "thinking", "tool_use"]
@@ -63,6 +66,12 @@ class MessageStart(TypedDict):
 
     type: Literal["message_start"]
     message: MessageAnswer
+
+
+class Ping(TypedDict):
+    """A sign of life."""
+
+    type: Literal["ping"]
 
 
 class BlockStart(TypedDict):
@@ -130,4 +139,4 @@ class TokenTotal(TypedDict):
 
 
 BlockEvent = BlockStart | BlockDelta | BlockStop
-MessageEvent = MessageStart | BlockEvent | MessageDelta | MessageStop
+MessageEvent = MessageStart | Ping | BlockEvent | MessageDelta | MessageStop

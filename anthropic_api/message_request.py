@@ -107,11 +107,12 @@ class Thinking(msgspec.Struct, kw_only=True):
 
     Attributes:
         budget_tokens: a wish: the end of thinking is the model's.
+        display: `omitted` leaves their texts out of the answer; else they come whole.
     """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, within(0, INT64_MAX)] | None = None
-    display: str | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):

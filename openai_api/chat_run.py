@@ -72,6 +72,8 @@ async def open_chat(
     context: OpenAIContext,
     id_prefix: str = "chatcmpl",
     prompt: ChatPrompt | None = None,
+    *,
+    cuts_output: bool = False,
 ) -> ChatRun:
     """Check a request, render its prompt and admit its samples.
 
@@ -80,6 +82,8 @@ async def open_chat(
         context: the server's.
         id_prefix: of an id that the caller does not choose.
         prompt: in place of the messages', where these are not to be rendered.
+        cuts_output: more tokens than fit behind the prompt may be asked for; the answer then ends
+            with the context.
 
     Raises:
         InvalidRequest: the first thing wrong.
@@ -107,7 +111,7 @@ async def open_chat(
                     sampling=nth_sample(sampling, index),
                     rid=rid,
                     stream=bool(body.stream),
-                    explicit_max_new_tokens=max_tokens is not None,
+                    explicit_max_new_tokens=max_tokens is not None and not cuts_output,
                     cache_namespace=cache_namespace(body),
                     priority=check_priority(body.priority),
                     extras=extras,
