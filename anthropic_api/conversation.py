@@ -21,7 +21,9 @@ from anthropic_api.message_request import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from openai_api.billing_line import without_billing
 from openai_api.content_parts import Content, appended, image_part, inline_image, joined, text_part
+from openai_api.responses.opaque_text import unwrapped
 from openai_api.schemas.chat import (
     MAX_PARTS,
     ChatCompletionRequest,
@@ -34,9 +36,6 @@ from openai_api.schemas.chat import (
 )
 from runtime.errors import InvalidRequest
 
-# A coding agent's first line, other with every turn: in front of the prompt it would leave nothing
-# of the cache to use, and it is meant for a bill.
-_BILLING = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -53,6 +52,7 @@ def chat_request(request: MessagesRequest, *, sees: bool) -> ChatCompletionReque
     chat.temperature = request.temperature
     chat.top_p = request.top_p
     chat.top_k = request.top_k
+    chat.return_cache_break = request.return_cache_break
     return chat
 
 
@@ -126,7 +126,7 @@ class _Turns:
 
 def _system(system: str | list[TextBlock]) -> str:
     texts = [system] if isinstance(system, str) else [block.text for block in system]
-    return "\n".join(text for text in texts if not text.startswith(_BILLING))
+    return "\n".join(text for text in map(without_billing, texts) if text)
 
 
 def _add(turns: _Turns, message: Message, where: str) -> None:
@@ -152,7 +152,8 @@ def _add_block(turns: _Turns, role: str, block: ContentBlock, where: str) -> Non
         case ToolUseBlock() if role == "assistant":
             turns.call(block)
         case ThinkingBlock() if role == "assistant":
-            turns.think(block.thinking)
+            # Where thoughts are omitted the client keeps them in the signature.
+            turns.think(block.thinking or unwrapped("thought", block.signature or "") or "")
         case RedactedThinkingBlock() if role == "assistant":
             pass
         case ImageBlock() if role == "user":

@@ -123,11 +123,12 @@ class Thinking(msgspec.Struct, kw_only=True):
     Attributes:
         budget_tokens: most tokens of thoughts, where the server can tell them by their tokens;
             elsewhere a wish.
+        display: `omitted` leaves their texts out of the answer; else they come whole.
     """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, within(0, INT64_MAX)] | None = None
-    display: str | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):
@@ -179,3 +180,5 @@ class MessagesRequest(PromptFields, kw_only=True):
     # Labels for bills.
     metadata: Any = None
     service_tier: Any = None
+    # Ours, as in chat.
+    return_cache_break: bool | None = None

@@ -16,10 +16,12 @@ class Call:
     Attributes:
         body: JSON, not decoded yet.
         path: the parts of the path that have a name.
+        query: the parameters behind it, of each name the last.
     """
 
     body: bytes | bytearray = b""
     path: Mapping[str, Any] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

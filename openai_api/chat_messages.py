@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
+from openai_api.billing_line import without_billing
 from openai_api.schemas.chat import ChatMessage, ContentPart, ToolCall
 from runtime.errors import InvalidRequest
 from runtime.media.image_loader import NamedItem
 
 _MEDIA = ("image", "video", "audio", "file")
 _IMAGE = "image_url"
+_INSTRUCTIONS = ("system", "developer")
 _ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -40,7 +42,9 @@ def template_messages(messages: list[ChatMessage], shape: TemplateShape) -> list
             that are no JSON object.
     """
     return [
-        _message(message, f"messages[{index}]", shape) for index, message in enumerate(messages)
+        _message(message, f"messages[{index}]", shape)
+        for index, message in enumerate(messages)
+        if not _is_billing(message)
     ]
 
 
@@ -53,6 +57,16 @@ def image_items(messages: list[ChatMessage]) -> list[NamedItem]:
         for at, part in enumerate(message.content)
         if part.type == _IMAGE and part.image_url is not None
     ]
+
+
+def _is_billing(message: ChatMessage) -> bool:
+    text = message.content
+    return (
+        message.role.lower() in _INSTRUCTIONS
+        and isinstance(text, str)
+        and bool(text)
+        and not without_billing(text)
+    )
 
 
 def _message(message: ChatMessage, where: str, shape: TemplateShape) -> dict[str, Any]:
@@ -84,9 +98,12 @@ def _content(message: ChatMessage, where: str, shape: TemplateShape) -> str | li
     content = message.content
     if content is None:
         return message.refusal or ""
+    instructs = message.role.lower() in _INSTRUCTIONS
     if isinstance(content, str):
-        return content
+        return without_billing(content) if instructs else content
     parts = [_part(part, f"{where}.content[{at}]", shape.sees) for at, part in enumerate(content)]
+    if instructs:
+        parts = [part for part in map(_without_billing, parts) if part.get("text") != ""]
     if shape.reads_parts:
         return parts
     if any("text" not in part for part in parts):
@@ -94,6 +111,10 @@ def _content(message: ChatMessage, where: str, shape: TemplateShape) -> str | li
             f"{where}: this server's chat template has no place for images.", param=where
         )
     return " ".join(part["text"] for part in parts)
+
+
+def _without_billing(part: dict[str, Any]) -> dict[str, Any]:
+    return {**part, "text": without_billing(part["text"])} if "text" in part else part
 
 
 def _part(part: ContentPart, where: str, sees: bool) -> dict[str, Any]:

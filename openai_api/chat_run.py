@@ -34,6 +34,7 @@ from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams, check_priority, nth_sample
+from runtime.service.cache_break import CacheBreak, cached_prefix, check_reported
 from runtime.service.streams import (
     Indexed,
     close_all,
@@ -77,6 +78,8 @@ async def open_chat(
     context: OpenAIContext,
     id_prefix: str = "chatcmpl",
     prompt: ChatPrompt | None = None,
+    *,
+    cuts_output: bool = False,
 ) -> ChatRun:
     """Check a request, render its prompt and admit its samples.
 
@@ -85,6 +88,8 @@ async def open_chat(
         context: the server's.
         id_prefix: of an id that the caller does not choose.
         prompt: in place of the messages', where these are not to be rendered.
+        cuts_output: more tokens than fit behind the prompt may be asked for; the answer then ends
+            with the context.
 
     Raises:
         InvalidRequest: the first thing wrong.
@@ -107,6 +112,7 @@ async def open_chat(
         if session is not None and prompt.images:
             raise InvalidRequest("Images cannot come with a session.", param="session_params")
         answer_id = new_id(id_prefix, body.rid)
+        broken = await _cache_break(body, prompt, context)
         inputs = [
             GenerationInput(
                 prompt.input_ids,
@@ -114,7 +120,7 @@ async def open_chat(
                     sampling=nth_sample(sampling, index),
                     rid=rid,
                     stream=bool(body.stream),
-                    explicit_max_new_tokens=max_tokens is not None,
+                    explicit_max_new_tokens=max_tokens is not None and not cuts_output,
                     cache_namespace=cache_namespace(body),
                     priority=check_priority(body.priority),
                     extras=extras,
@@ -125,9 +131,21 @@ async def open_chat(
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
         choices = [_choice(index, body, prompt, context) for index in range(sampling.n)]
+        for choice in choices:
+            choice.count.cache_break = broken
         generate = context.service.generator(session)
         streams = await open_streams(generate, inputs, context.service.client.limits)
     return ChatRun(answer_id, choices, streams)
+
+
+async def _cache_break(
+    body: ChatCompletionRequest, prompt: ChatPrompt, context: OpenAIContext
+) -> CacheBreak | None:
+    if not body.return_cache_break:
+        return None
+    check_reported(context.service, "return_cache_break")
+    found = await cached_prefix(context.service, prompt.input_ids, cache_namespace(body))
+    return found.broken
 
 
 def _max_tokens(body: ChatCompletionRequest) -> tuple[str, int | None]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from openai_api.call import Call, Reply
 from openai_api.openai_context import OpenAIContext
 from openai_api.openai_errors import StreamedErrorBody
-from openai_api.operation import events_of, json_of, operation
+from openai_api.operation import Query, events_of, json_of, operation
+from openai_api.responses.item_list import MAX_LIMIT
 from openai_api.schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -25,13 +26,15 @@ from openai_api.schemas.classify import ClassifyRequest
 from openai_api.schemas.completions import CompletionRequest
 from openai_api.schemas.embeddings import EmbeddingRequest
 from openai_api.schemas.response_answers import (
+    CompactedResponse,
     DeletedResponse,
     InputItems,
     InputTokens,
     ResponseEvent,
     ResponseObject,
 )
-from openai_api.schemas.responses import ItemsRequest, ResponseRequest
+from openai_api.schemas.responses import CompactRequest, ItemsRequest, ResponseRequest
+from runtime.requests.bounds import within
 
 Handler = Callable[[Call, OpenAIContext], Awaitable[Reply]]
 
@@ -105,11 +108,25 @@ ENDPOINTS = (
         operation(ItemsRequest, ok=json_of(InputTokens)),
     ),
     Endpoint(
+        "POST",
+        "/v1/responses/compact",
+        "openai_api.endpoints.responses:compact_response",
+        "Make a conversation shorter",
+        operation(CompactRequest, ok=json_of(CompactedResponse)),
+    ),
+    Endpoint(
         "GET",
         "/v1/responses/{response_id:response_id}",
         "openai_api.endpoints.responses:retrieve_response",
         "A response that is kept",
-        operation(ok=json_of(ResponseObject), refuses=(404,)),
+        operation(
+            ok={**json_of(ResponseObject), **events_of(ResponseEvent)},
+            refuses=(400, 404),
+            query=(
+                Query("stream", bool, "As events, for one with background and stream."),
+                Query("starting_after", int, "Number of the last event that was read."),
+            ),
+        ),
     ),
     Endpoint(
         "DELETE",
@@ -123,7 +140,15 @@ ENDPOINTS = (
         "/v1/responses/{response_id:response_id}/input_items",
         "openai_api.endpoints.responses:list_input_items",
         "What a response answered",
-        operation(ok=json_of(InputItems), refuses=(404,)),
+        operation(
+            ok=json_of(InputItems),
+            refuses=(400, 404),
+            query=(
+                Query("limit", Annotated[int, within(1, MAX_LIMIT)], "Items of a page."),
+                Query("order", Literal["asc", "desc"], "The newest first unless asc."),
+                Query("after", str, "The id of the last item of the page before."),
+            ),
+        ),
     ),
     Endpoint(
         "POST",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.client.generation_stream import GenerationChunk
+from runtime.service.cache_break import CacheBreak
 
 
 @dataclass(slots=True)
@@ -19,6 +20,7 @@ class TokenCount:
         reasoning: tokens of it up to and including those, or all so far.
         has_reasoned: whether there was reasoning at all; else nothing counts as such.
         images: placeholder tokens of the prompt's images.
+        cache_break: where the prompt left what was cached, if that was asked for.
     """
 
     close_ids: tuple[int, ...] = ()
@@ -29,6 +31,7 @@ class TokenCount:
     completion: int = 0
     reasoning: int = 0
     has_reasoned: bool = False
+    cache_break: CacheBreak | None = None
     _is_inside: bool = True
     _last: tuple[int, ...] = ()
 
@@ -48,6 +51,11 @@ class TokenCount:
         self._last = (*self._last, token_id)[-len(turn) :]
         if self._last == turn:
             self._is_inside, self._last = not self._is_inside, ()
+
+
+def break_of(count: TokenCount) -> dict[str, CacheBreak]:
+    """What is told of the cache beside counts."""
+    return {} if count.cache_break is None else {"cache_break": count.cache_break}
 
 
 def usage_of(
@@ -72,9 +80,10 @@ def usage_of(
         "prompt_tokens_details": None,
         "reasoning_tokens": reasoning,
     }
-    details: dict[str, int] = {}
+    details: dict[str, Any] = {}
     if report_cache:
         details["cached_tokens"] = sum(count.cached for count in firsts)
+        details |= break_of(firsts[0])
     images = sum(count.images for count in firsts)
     if images:
         details["image_tokens"] = images

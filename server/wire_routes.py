@@ -101,7 +101,8 @@ def _bound(
 
 async def _ask(request: Request, handler: Handler, context: OpenAIContext) -> Reply:
     if request.method != "POST":
-        return await handler(Call(path=request.path_params), context)
+        call = Call(path=request.path_params, query=request.query_params)
+        return await handler(call, context)
     check_media_type(request)
     call = Call(await read_raw(request), request.path_params)
     return await unless_disconnected(request.receive, _call(handler, call, context))

@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from openai_api.content_parts import Content, image_part, joined, text_part
+from openai_api.responses import local_shell
 from openai_api.responses.offered_tools import OfferedTools
+from openai_api.responses.opaque_text import unwrapped
 from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from openai_api.schemas.chat import ContentPart as ChatPart
 from openai_api.schemas.responses import (
     MAX_ITEMS,
+    AdditionalToolsItem,
     CallOutputItem,
+    CompactionItem,
     ContentPart,
     CustomCallItem,
     FunctionCallItem,
+    HostedItem,
     Item,
     ItemsRequest,
     MessageItem,
     ReasoningItem,
     ResponseRequest,
+    ShellCallItem,
+    ShellOutputItem,
     TextFormat,
     read_item,
 )
 from runtime.errors import InvalidRequest
 
-# In front of the text of a thought that a client keeps for us: not a secret, only opaque.
-_THOUGHT = b"headrace-thought:"
+# Before the summary of what was left out.
+SUMMARY = "Summary of the conversation before:"
 LOGPROBS = "message.output_text.logprobs"
 THOUGHTS = "reasoning.encrypted_content"
 _SAME_NAMES = (
     *("stream", "temperature", "top_p", "top_k", "min_p", "stop", "seed", "priority"),
-    *("frequency_penalty", "presence_penalty", "cache_salt", "extra_key"),
+    *("frequency_penalty", "presence_penalty", "cache_salt", "extra_key", "return_cache_break"),
 )
 
 
@@ -72,8 +77,13 @@ def chat_of(
     chat.tools = tools.functions or None
     if request.reasoning is not None:
         chat.reasoning_effort = request.reasoning.effort
-    if request.text is not None and request.text.format is not None:
-        chat.response_format = _response_format(request.text.format)
+    if request.text is not None:
+        if request.text.format is not None:
+            chat.response_format = _response_format(request.text.format)
+        if request.text.verbosity is not None:
+            # For templates that know it.
+            variables = chat.chat_template_kwargs or {}
+            chat.chat_template_kwargs = {"verbosity": request.text.verbosity, **variables}
     return chat
 
 
@@ -84,11 +94,6 @@ def set_generation(chat: ChatCompletionRequest, request: ResponseRequest) -> Non
     chat.max_completion_tokens = request.max_output_tokens
     if LOGPROBS in (request.include or ()) or request.top_logprobs:
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs
-
-
-def keepable(thought: str) -> str:
-    """A thought as clients keep it for us."""
-    return base64.b64encode(_THOUGHT + thought.encode("utf-8", "surrogatepass")).decode()
 
 
 class _Turns:
@@ -115,10 +120,16 @@ class _Turns:
             case CustomCallItem():
                 self._call(item.call_id, item.name, orjson.dumps({"input": item.input}).decode())
             case CallOutputItem():
-                content = _content(item.output, where, sees=self._sees)
-                self.messages.append(
-                    ChatMessage(role="tool", tool_call_id=item.call_id, content=content)
-                )
+                self._returned(item.call_id, _content(item.output, where, sees=self._sees))
+            case ShellCallItem():
+                self._call(item.call_id, local_shell.NAME, local_shell.arguments_of(item.action))
+            case ShellOutputItem():
+                self._returned(item.id, item.output)
+            case CompactionItem():
+                self.messages.append(ChatMessage(role="user", content=_summary(item, where)))
+            case AdditionalToolsItem() | HostedItem():
+                # The tools are among the others; what OpenAI's servers did has no place in a chat.
+                pass
             case ReasoningItem():
                 thought = _thought(item)
                 if thought:
@@ -129,6 +140,9 @@ class _Turns:
                     "previous_response_id.",
                     param=where,
                 )
+
+    def _returned(self, call_id: str, content: Content) -> None:
+        self.messages.append(ChatMessage(role="tool", tool_call_id=call_id, content=content))
 
     def _call(self, call_id: str, name: str, arguments: str) -> None:
         message = self._assistant()
@@ -164,14 +178,19 @@ def _part(part: ContentPart, where: str, *, sees: bool) -> ChatPart:
 def _thought(item: ReasoningItem) -> str:
     if item.content:
         return "".join(part.text for part in item.content)
-    try:
-        kept = base64.b64decode(item.encrypted_content or "", validate=True)
-    except (binascii.Error, ValueError):
-        kept = b""
-    if kept.startswith(_THOUGHT):
-        return kept.removeprefix(_THOUGHT).decode("utf-8", "replace")
-    # Another server's, which nobody here can read.
-    return "\n".join(part.text for part in item.summary)
+    kept = unwrapped("thought", item.encrypted_content or "")
+    # Another server's nobody here can read.
+    return "\n".join(part.text for part in item.summary) if kept is None else kept
+
+
+def _summary(item: CompactionItem, where: str) -> str:
+    kept = unwrapped("summary", item.encrypted_content)
+    if kept is None:
+        raise InvalidRequest(
+            f"{where}: this summary was not made by this server, which cannot read it.",
+            param=f"{where}.encrypted_content",
+        )
+    return f"{SUMMARY}\n{kept}"
 
 
 def _response_format(form: TextFormat) -> dict[str, Any]:

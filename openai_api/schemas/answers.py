@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from runtime.service.cache_break import CacheBreak
+
 FinishWord = Literal["stop", "length", "tool_calls", "abort"]
 
 
@@ -12,6 +14,7 @@ class PromptTokens(TypedDict):
 
     cached_tokens: NotRequired[int]
     image_tokens: NotRequired[int]
+    cache_break: NotRequired[CacheBreak]
 
 
 class ReasoningTokens(TypedDict):

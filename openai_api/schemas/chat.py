@@ -122,6 +122,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     split_special_tokens: bool | None = None
     rid: Rid | None = None
+    return_cache_break: bool | None = None
 
     input_ids: Any = None
     modalities: list[str] | None = None

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from openai_api.logprobs import MAX_CHAT_TOP
+from openai_api.responses.local_shell import ShellAction
 from openai_api.schemas.common import Salt
 from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
@@ -26,6 +27,22 @@ from runtime.requests.sampling_params import (
 )
 
 MAX_ITEMS = 16_384
+# What agents bring along that have used OpenAI's own tools before.
+HOSTED_ITEMS = (
+    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
+    *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+    *("tool_search_call", "tool_search_output"),
+)
+Includable = Literal[
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+]
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -74,6 +91,36 @@ class CallOutputItem(msgspec.Struct, kw_only=True):
     output: str | list[ContentPart]
 
 
+class ShellCallItem(msgspec.Struct, kw_only=True):
+    """A command that the model had run earlier on the client's machine."""
+
+    call_id: str
+    action: ShellAction
+
+
+class ShellOutputItem(msgspec.Struct, kw_only=True):
+    """What that command printed; `id` is that of the call."""
+
+    id: str
+    output: str
+
+
+class CompactionItem(msgspec.Struct, kw_only=True):
+    """A summary that stands for what was said before it; `/v1/responses/compact` makes it."""
+
+    encrypted_content: str
+
+
+class AdditionalToolsItem(msgspec.Struct, kw_only=True):
+    """More tools, offered from here on."""
+
+    tools: list[dict[str, Any]]
+
+
+class HostedItem(msgspec.Struct, kw_only=True):
+    """What a tool on OpenAI's servers did: kept by clients, and left out of the prompt."""
+
+
 class ReasoningPart(msgspec.Struct, kw_only=True):
     """A piece of reasoning, or of its summary."""
 
@@ -95,7 +142,17 @@ class ItemReference(msgspec.Struct, kw_only=True):
 
 
 Item = (
-    MessageItem | FunctionCallItem | CustomCallItem | CallOutputItem | ReasoningItem | ItemReference
+    MessageItem
+    | FunctionCallItem
+    | CustomCallItem
+    | CallOutputItem
+    | ShellCallItem
+    | ShellOutputItem
+    | ReasoningItem
+    | CompactionItem
+    | AdditionalToolsItem
+    | HostedItem
+    | ItemReference
 )
 
 _KINDS: Mapping[str, type[Item]] = {
@@ -104,8 +161,13 @@ _KINDS: Mapping[str, type[Item]] = {
     "function_call_output": CallOutputItem,
     "custom_tool_call": CustomCallItem,
     "custom_tool_call_output": CallOutputItem,
+    "local_shell_call": ShellCallItem,
+    "local_shell_call_output": ShellOutputItem,
     "reasoning": ReasoningItem,
+    "compaction": CompactionItem,
+    "additional_tools": AdditionalToolsItem,
     "item_reference": ItemReference,
+    **dict.fromkeys(HOSTED_ITEMS, HostedItem),
 }
 
 
@@ -128,6 +190,12 @@ def read_item(item: Mapping[str, Any], where: str) -> Item:
         raise InvalidRequest(f"{where}: {error}", param=where) from None
 
 
+def tools_added_by(item: Mapping[str, Any]) -> list[Any]:
+    """The tools that an item of an unchecked conversation offers."""
+    tools = item.get("tools") if item.get("type") == "additional_tools" else None
+    return tools if isinstance(tools, list) else []
+
+
 class TextFormat(msgspec.Struct, kw_only=True):
     """What the answer must look like."""
 
@@ -138,10 +206,10 @@ class TextFormat(msgspec.Struct, kw_only=True):
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
-    """Form of the answer's text; `verbosity` is a wish that nobody reads."""
+    """Form of the answer's text; `verbosity` goes to the template."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
@@ -181,7 +249,7 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_logprobs: Annotated[int, within(0, MAX_CHAT_TOP)] | None = None
-    include: list[str] | None = None
+    include: list[Includable] | None = None
     metadata: dict[str, str] | None = None
 
     # Labels, and settings of what never happens here: kept in the response, nothing else.
@@ -203,12 +271,23 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     priority: Int64 | None = None
     cache_salt: Salt | None = None
     extra_key: Salt | None = None
+    return_cache_break: bool | None = None
 
     moderation: Any = None
 
 
+class CompactRequest(msgspec.Struct, kw_only=True):
+    """The body of `/v1/responses/compact`: the conversation that is to become shorter."""
+
+    input: str | list[dict[str, Any]] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+
+
 DECODER = msgspec.json.Decoder(ResponseRequest)
 ITEMS_DECODER = msgspec.json.Decoder(ItemsRequest)
+COMPACT_DECODER = msgspec.json.Decoder(CompactRequest)
 _UNSUPPORTED = fields_of_type(ResponseRequest, Any)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.cache.page_pool import EMPTY_PAGES, PagePool, Pages
-from runtime.cache.radix_tree import PrefixMatch, RadixNode, RadixTree, Tokens
+from runtime.cache.radix_tree import CommonPrefix, PrefixMatch, RadixNode, RadixTree, Tokens
 
 
 class PageHold:
@@ -114,6 +114,10 @@ class CacheManager:
         if not self.enable_prefix_cache:
             return 0
         return self.tree.count_pages(tokens, namespace) * self.page_size
+
+    def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
+        """See `RadixTree.common_prefix`."""
+        return self.tree.common_prefix(tokens, namespace)
 
     def attach_prefix(self, hold: PageHold, tokens: Tokens, namespace: str) -> int:
         """Give an empty `hold` the longest cached prefix of `tokens`, locked; returns its tokens.

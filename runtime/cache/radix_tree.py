@@ -53,6 +53,20 @@ class PrefixMatch:
     node: RadixNode
 
 
+@dataclass(frozen=True)
+class CommonPrefix:
+    """What a sequence has in common with the most similar one that is kept.
+
+    Attributes:
+        num_tokens: that are the same.
+        differs: another token follows there; else nothing that is kept goes on, or the whole
+            sequence is kept.
+    """
+
+    num_tokens: int
+    differs: bool
+
+
 class RadixTree:
     """Prefixes of one KV pool, a separate root for each name space.
 
@@ -89,6 +103,27 @@ class RadixTree:
             node.last_access = now
             found.append(node.pages)
         return PrefixMatch(np.concatenate(found) if found else EMPTY_PAGES, node)
+
+    def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
+        """How far `tokens` and the most similar sequence that is kept are the same.
+
+        Counted in tokens, so that it ends where the two differ and not with a page. Nothing is
+        split, and nothing counts as used.
+        """
+        node, num_tokens = self._roots.get(namespace), 0
+        while node is not None and node.children and num_tokens < len(tokens):
+            rest = tokens[num_tokens:]
+            child = node.children.get(self._key(rest))
+            if child is None:
+                firsts = np.frombuffer(b"".join(node.children), dtype=np.int32)
+                num_tokens += _longest_common(firsts.reshape(-1, self.page_size), rest)
+                return CommonPrefix(num_tokens, differs=num_tokens < len(tokens))
+            common = _longest_common(child.tokens[None], rest)
+            num_tokens += common
+            if common < len(child.tokens):
+                return CommonPrefix(num_tokens, differs=num_tokens < len(tokens))
+            node = child
+        return CommonPrefix(num_tokens, differs=False)
 
     def insert(self, tokens: Tokens, pages: Pages, namespace: str) -> PrefixMatch:
         """Make `tokens` (whole pages, kept in `pages`) known.
@@ -233,6 +268,13 @@ class RadixTree:
         node.parent = upper
         upper.children[self._key(node.tokens)] = node
         return upper
+
+
+def _longest_common(rows: Tokens, tokens: Tokens) -> int:
+    """Most tokens that one of `rows` and `tokens` begin with alike."""
+    width = min(rows.shape[1], len(tokens))
+    same = rows[:, :width] == tokens[:width]
+    return int(np.logical_and.accumulate(same, axis=1).sum(axis=1).max())
 
 
 def _evictable(node: RadixNode) -> bool:

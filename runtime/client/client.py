@@ -5,6 +5,7 @@ The HTTP front and the offline engine both use this object, on their own event l
 
 from __future__ import annotations
 
+import array
 import asyncio
 import itertools
 import secrets
@@ -41,6 +42,8 @@ from runtime.ipc.messages import (
     FinishReason,
     FlushCache,
     GenerateRequest,
+    MatchPrefix,
+    PrefixReport,
     RequestError,
     SchedulerInbound,
     SetOptions,
@@ -49,6 +52,8 @@ from runtime.ipc.messages import (
 )
 from runtime.requests.extra_spec import add_block
 from runtime.requests.sampling_params import GrammarSpec
+
+_REPORT = msgspec.msgpack.Decoder(PrefixReport)
 
 
 class EngineClient:
@@ -370,6 +375,25 @@ class EngineClient:
         """
         call_id = next(self._ids)
         return await self._calls.call(call_id, make(call_id), timeout_s)
+
+    async def match_prefix(self, input_ids: list[int], namespace: str) -> PrefixReport:
+        """How much of a prompt is cached, in the replica that has most of it.
+
+        Args:
+            input_ids: the prompt.
+            namespace: as in a request; a tenant's own prefixes alone are looked at.
+
+        Raises:
+            EngineNotReady: a worker is loading, or does not answer.
+        """
+        call_id = next(self._ids)
+        data = array.array("i", input_ids).tobytes()
+        message = MatchPrefix(call_id, data, tenants_namespace(namespace))
+        replies = (await self._calls.call_each(call_id, message, 30.0)).values()
+        found = [_REPORT.decode(reply.data) for reply in replies if reply.success]
+        if not found:
+            raise EngineNotReady("The worker did not answer.")
+        return max(found, key=lambda report: report.num_tokens)
 
     def forget(self, request_id: int) -> None:
         """Drop a stream that is over or no longer read."""

@@ -31,12 +31,22 @@ class ControlCalls:
     async def call(
         self, call_id: int, message: SchedulerInbound, timeout_s: float | None
     ) -> ControlReply:
+        """`call_each`, with one reply for all; see `merge_replies`.
+
+        Raises:
+            EngineNotReady: see `call_each`.
+        """
+        return merge_replies(await self.call_each(call_id, message, timeout_s))
+
+    async def call_each(
+        self, call_id: int, message: SchedulerInbound, timeout_s: float | None
+    ) -> dict[int, ControlReply]:
         """Send `message`, which carries `call_id`, to every replica and wait for all answers.
 
         With `timeout_s` `None` for as long as they live.
 
         Returns:
-            One reply for all; see `merge_replies`.
+            The replies, by rank.
 
         Raises:
             EngineNotReady: a replica is loading; none is sent the message, so none differs.
@@ -57,7 +67,7 @@ class ControlCalls:
                 call.replies[rank] = ControlReply(call_id, False, text)
         finally:
             self._calls.pop(call_id, None)
-        return merge_replies(call.replies)
+        return call.replies
 
     def on_reply(self, rank: int, reply: ControlReply) -> None:
         """Note a replica's answer; the last one completes the call."""

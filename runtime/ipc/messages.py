@@ -76,6 +76,33 @@ class FlushCache(_Message, frozen=True):
     call_id: int
 
 
+class MatchPrefix(_Message, frozen=True):
+    """Say how much of a prompt is cached; answered by an encoded `PrefixReport`.
+
+    Attributes:
+        input_ids: little-endian int32 bytes.
+        namespace: of the prefix cache.
+    """
+
+    call_id: int
+    input_ids: bytes
+    namespace: str
+
+
+class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How far a prompt and the most similar one that is cached are the same.
+
+    Attributes:
+        num_tokens: that are the same.
+        num_cached: of them, those that a request would take from the cache: whole pages.
+        differs: the cached one goes on with another token; else it ends there.
+    """
+
+    num_tokens: int
+    num_cached: int
+    differs: bool
+
+
 class Ping(_Message, frozen=True):
     """Answered by the scheduler loop itself: proof of life beyond the heartbeat."""
 
@@ -167,6 +194,7 @@ SchedulerInbound = (
     | AbortAll
     | StopHit
     | FlushCache
+    | MatchPrefix
     | Ping
     | SetOptions
     | WorkerCommand

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import msgspec
+import numpy as np
+
 from runtime.cache.manager import CacheManager
 from runtime.grammar.grammar_backend import GrammarError
 from runtime.ipc.messages import (
@@ -18,7 +21,9 @@ from runtime.ipc.messages import (
     FlushCache,
     FrontInbound,
     GenerateRequest,
+    MatchPrefix,
     Ping,
+    PrefixReport,
     RequestError,
     SchedulerInbound,
     SetOptions,
@@ -205,8 +210,8 @@ class Scheduler:
             case StopHit():
                 for request_id in message.request_ids:
                     self._remove(request_id)
-            case FlushCache():
-                self._answer(self._flush(message.call_id))
+            case FlushCache() | MatchPrefix():
+                self._answer(self._ask_cache(message))
             case SetOptions():
                 self._set_options(message.values)
                 self._answer(ControlReply(message.call_id, True))
@@ -309,6 +314,11 @@ class Scheduler:
         self._max_queued = values.get("max_queued_requests", self._max_queued)
         self._stats.log_interval = values.get("decode_log_interval", self._stats.log_interval)
 
+    def _ask_cache(self, message: FlushCache | MatchPrefix) -> ControlReply:
+        if isinstance(message, MatchPrefix):
+            return self._match_prefix(message)
+        return self._flush(message.call_id)
+
     def _flush(self, call_id: int) -> ControlReply:
         # The front forgets which ones are here at the same place in the order of messages.
         self._grammars.clear()
@@ -322,6 +332,15 @@ class Scheduler:
             )
         self._cache.flush()
         return ControlReply(call_id, True, "Cache flushed.")
+
+    def _match_prefix(self, message: MatchPrefix) -> ControlReply:
+        tokens = np.frombuffer(message.input_ids, dtype=np.int32)
+        found = self._cache.common_prefix(tokens, self._generation + message.namespace)
+        page_size = self._cache.page_size
+        # The last token is computed whatever is cached.
+        num_cached = min(found.num_tokens, len(tokens) - 1) // page_size * page_size
+        report = PrefixReport(found.num_tokens, max(num_cached, 0), found.differs)
+        return ControlReply(message.call_id, True, data=msgspec.msgpack.encode(report))
 
     # ---- weights and pauses ----
 

@@ -20,6 +20,9 @@ KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 def read_tenants(http: HttpArgs) -> dict[bytes, str]:
     """The digests of the keys in `--api-keys-file`, each with a name for its owner.
 
+    The name is the key's own, wherever it stands in the file: what is kept under it outlives a
+    change of the file.
+
     Raises:
         StartupError: the file cannot be read, holds no key, or one that is not its owner's alone;
             or it comes without the operator's own keys.
@@ -39,7 +42,8 @@ def read_tenants(http: HttpArgs) -> dict[bytes, str]:
         raise StartupError(
             f"--api-keys-file {http.api_keys_file} holds a key twice, or one of the operator's."
         )
-    return {_digest(key.encode()): str(number) for number, key in enumerate(keys)}
+    digests = [_digest(key.encode()) for key in keys]
+    return {digest: digest[:16].hex() for digest in digests}
 
 
 class Keys:

@@ -102,6 +102,7 @@ def responses() -> list[Ask]:
         post(path, **said, **logprobs, stream=True),
         post(path, 400, **said, previous_response_id="resp_unknown"),
         post(f"{path}/input_tokens", **said),
+        post(f"{path}/compact", input="Where?", model="m"),
         *(
             Ask("GET", f"{path}/{{response_id}}{each}", parts=kept, status=status)
             for each, status in (("", 404), ("/input_items", 404))
@@ -190,6 +191,10 @@ def asks(folder: Path) -> list[Ask]:
         post("/open_session", capacity_of_str_len=1000, session_id="mine"),
         post("/open_session", 400, capacity_of_str_len=0),
         post("/close_session", session_id="mine"),
+        post("/v1/chat/completions", **ASK, max_tokens=4, return_cache_break=True),
+        post("/explain_cache", body=ASK),
+        post("/explain_cache", body={"input": "Where?"}, route="/v1/responses"),
+        post("/explain_cache", 400, body={}),
         # What changes the server.
         Ask("POST", "/flush_cache", query={"timeout": 10}),
         Ask("POST", "/flush_cache", status=400, query={"timeout": -1}),
@@ -241,10 +246,11 @@ def folder() -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     traces = str(tmp_path_factory.mktemp("traces"))
-    options = ("--enable-metrics", "--enable-return-hidden-states", "--served-model-name", "MODEL")
+    reports = ("--enable-metrics", "--enable-cache-report")
+    options = ("--enable-return-hidden-states", "--served-model-name", "MODEL")
     parsers = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
     with ServerProcess(
-        *("--model-path", str(folder), *options, *parsers),
+        *("--model-path", str(folder), *reports, *options, *parsers),
         HF_HUB_OFFLINE="1",
         SGLANG_TORCH_PROFILER_DIR=traces,
     ) as process:

@@ -35,13 +35,14 @@ CLIENTS = {
     *("/", "/docs", "/openapi.json", "/ping", "/invocations"),
     *("/model_info", "/get_model_info", "/server_info", "/get_server_info", "/get_load"),
     *("/generate", "/encode", "/classify", "/tokenize", "/detokenize", "/vertex_generate"),
-    *("/pooling", "/tokenizer_info"),
+    *("/pooling", "/tokenizer_info", "/explain_cache"),
     *("/separate_reasoning", "/parse_function_call", "/open_session", "/close_session"),
     *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id:path}"),
     *("/v1/tokenize", "/v1/detokenize", "/v1/score", "/v1/select", "/v1/loads"),
     *("/v1/embeddings", "/v1/classify", "/v1/rerank"),
     *(f"/api/{name}" for name in ("chat", "generate", "tags", "ps", "show", "version")),
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/input_tokens"),
+    "/v1/responses/compact",
     *(
         f"/v1/responses/{{response_id:response_id}}{each}"
         for each in ("", "/cancel", "/input_items")
