@@ -83,6 +83,7 @@ def _text(part: ContentPart, where: str) -> str:
 
 
 def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
+    assert call.function is not None, "settled before"
     arguments: Any = call.function.arguments
     if isinstance(arguments, str):
         try:

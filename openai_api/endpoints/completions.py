@@ -10,6 +10,7 @@ from typing import Any
 
 from openai_api.call import Call, Reply, Streamed, Whole
 from openai_api.logprobs import CompletionLogprobs, completion_spec
+from openai_api.obfuscation import obfuscation_of
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
 from openai_api.sampling import sampling_of, wire_names
@@ -289,6 +290,8 @@ async def _events(
                 content["usage"] = plan.usage(counts)
             elif plan.options.include_usage:
                 content["usage"] = None
+            if plan.options.include_obfuscation:
+                content["obfuscation"] = obfuscation_of(text)
             yield event(content)
     for index, states in enumerate(hidden):
         choice = {**_choice(index, "", None, None), "hidden_states": states}

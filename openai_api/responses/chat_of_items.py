@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from openai_api.custom_tools import arguments_of
 from openai_api.responses.offered_tools import OfferedTools
 from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from openai_api.schemas.responses import (
@@ -108,7 +109,7 @@ class _Turns:
                 name = self._tools.name_in_chat(item.name, item.namespace)
                 self._call(item.call_id, name, item.arguments)
             case CustomCallItem():
-                self._call(item.call_id, item.name, orjson.dumps({"input": item.input}).decode())
+                self._call(item.call_id, item.name, orjson.dumps(arguments_of(item.input)).decode())
             case CallOutputItem():
                 text = _text(item.output, where)
                 self.messages.append(

@@ -6,8 +6,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-import msgspec
-
+from openai_api.custom_tools import text_of
 from openai_api.output_parser import Call, ContentText, OutputEvent
 from openai_api.responses.chat_of_items import keepable
 from openai_api.responses.offered_tools import OfferedTools, Origin
@@ -97,7 +96,7 @@ class ItemWriter:
             item["namespace"] = origin.namespace
         if origin.is_custom:
             item = {"id": _id("ctc"), "type": "custom_tool_call", **item}
-            key, word, told = "input", "custom_tool_call_input", _input(arguments)
+            key, word, told = "input", "custom_tool_call_input", text_of(arguments)
         else:
             item = {"id": _id("fc"), "type": "function_call", **item}
             key, word, told = "arguments", "function_call_arguments", arguments
@@ -121,13 +120,6 @@ class ItemWriter:
 
 def _text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _input(arguments: str) -> str:
-    """The plain text that a custom tool is called with."""
-    given = msgspec.json.decode(arguments)
-    text = given.get("input") if isinstance(given, dict) else None
-    return text if isinstance(text, str) else arguments
 
 
 def _id(prefix: str) -> str:

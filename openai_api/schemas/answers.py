@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
-FinishWord = Literal["stop", "length", "tool_calls", "abort"]
+FinishWord = Literal["stop", "length", "tool_calls", "function_call", "abort"]
 
 
 class CachedTokens(TypedDict):
@@ -73,13 +73,30 @@ class MessageToolCall(TypedDict):
     function: CalledFunction
 
 
+class CalledCustom(TypedDict):
+    """Which custom tool the model calls, with what text."""
+
+    name: str
+    input: str
+
+
+class CustomToolCall(TypedDict):
+    """A call of a custom tool, whole in streams too."""
+
+    index: int
+    id: str
+    type: Literal["custom"]
+    custom: CalledCustom
+
+
 class AssistantMessage(TypedDict):
     """The answer; `content` is null where there are only calls."""
 
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | None
-    tool_calls: NotRequired[list[MessageToolCall]]
+    tool_calls: NotRequired[list[MessageToolCall | CustomToolCall]]
+    function_call: NotRequired[CalledFunction]
 
 
 class ChatChoiceBody(TypedDict):
@@ -103,12 +120,13 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoiceBody]
     usage: Usage
     metadata: Metadata
+    service_tier: NotRequired[Literal["default"]]
 
 
 class FunctionDelta(TypedDict):
     """The name comes first, then the arguments."""
 
-    name: str | None
+    name: NotRequired[str]
     arguments: str
 
 
@@ -116,8 +134,8 @@ class ToolCallDelta(TypedDict):
     """A part of a call; the first one has its id."""
 
     index: int
-    id: str | None
-    type: Literal["function"] | None
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
     function: FunctionDelta
 
 
@@ -127,7 +145,8 @@ class MessageDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | None
-    tool_calls: list[ToolCallDelta]
+    tool_calls: list[ToolCallDelta | CustomToolCall]
+    function_call: FunctionDelta
     hidden_states: list[float]
 
 
@@ -150,6 +169,8 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    service_tier: NotRequired[Literal["default"]]
+    obfuscation: NotRequired[str]
 
 
 class CompletionLogprobsBody(TypedDict):
@@ -181,6 +202,7 @@ class CompletionChunk(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
+    obfuscation: NotRequired[str]
 
 
 class Completion(TypedDict):

@@ -6,7 +6,12 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from openai_api.schemas.common import GenerationFields, Rid, refuse_unsupported
+from openai_api.schemas.common import (
+    GenerationFields,
+    Rid,
+    check_stream_options,
+    refuse_unsupported,
+)
 from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
 from runtime.extras.logprobs.front import MAX_TOP_LOGPROBS
@@ -48,6 +53,7 @@ def check_completion_request(request: CompletionRequest) -> None:
         InvalidRequest: the first such field.
     """
     refuse_unsupported(request, _UNSUPPORTED)
+    check_stream_options(request)
     if request.best_of is not None and request.best_of > max(request.n or 1, 1):
         raise InvalidRequest("best_of above n is not supported by this server.", param="best_of")
 
