@@ -64,15 +64,6 @@ class CalledFunction(TypedDict):
     arguments: str
 
 
-class MessageToolCall(TypedDict):
-    """A call in a whole message."""
-
-    index: int
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
 class CalledCustom(TypedDict):
     """Which custom tool the model calls, with what text."""
 
@@ -80,13 +71,14 @@ class CalledCustom(TypedDict):
     input: str
 
 
-class CustomToolCall(TypedDict):
-    """A call of a custom tool, whole in streams too."""
+class MessageToolCall(TypedDict):
+    """A call in a whole message, of a function or of a custom tool."""
 
     index: int
     id: str
-    type: Literal["custom"]
-    custom: CalledCustom
+    type: Literal["function", "custom"]
+    function: NotRequired[CalledFunction]
+    custom: NotRequired[CalledCustom]
 
 
 class AssistantMessage(TypedDict):
@@ -95,7 +87,7 @@ class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | None
-    tool_calls: NotRequired[list[MessageToolCall | CustomToolCall]]
+    tool_calls: NotRequired[list[MessageToolCall]]
     function_call: NotRequired[CalledFunction]
 
 
@@ -131,12 +123,13 @@ class FunctionDelta(TypedDict):
 
 
 class ToolCallDelta(TypedDict):
-    """A part of a call; the first one has its id."""
+    """A part of a call; the first one has its id. That of a custom tool comes whole."""
 
     index: int
     id: NotRequired[str]
-    type: NotRequired[Literal["function"]]
-    function: FunctionDelta
+    type: NotRequired[Literal["function", "custom"]]
+    function: NotRequired[FunctionDelta]
+    custom: NotRequired[CalledCustom]
 
 
 class MessageDelta(TypedDict, total=False):
@@ -145,7 +138,7 @@ class MessageDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | None
-    tool_calls: list[ToolCallDelta | CustomToolCall]
+    tool_calls: list[ToolCallDelta]
     function_call: FunctionDelta
     hidden_states: list[float]
 
