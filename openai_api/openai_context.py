@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from openai_api.chat_template import ChatTemplate, load_chat_template
+from openai_api.infill import Infill
 from openai_api.parser_choice import choose_parsers
 from openai_api.parsers import ParserSet
 from openai_api.responses.background_responses import BackgroundResponses
@@ -45,6 +46,11 @@ class OpenAIContext:
         """The tokens that `split_special_tokens` splits; found when they are first asked for."""
         written = "" if self.chat_template is None else self.chat_template.written
         return SplitTokens(self.service.tokenizer, written)
+
+    @cached_property
+    def infill(self) -> Infill | None:
+        """How `suffix` asks this model; None where it was not trained for it."""
+        return Infill.of(self.service.tokenizer)
 
 
 def make_context(service: ServiceContext) -> OpenAIContext:
