@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from openai_api.chat_template import ChatTemplate, load_chat_template
 from openai_api.infill import Infill
@@ -17,6 +18,10 @@ from openai_api.sampling import model_sampling_defaults
 from openai_api.split_tokens import SplitTokens
 from runtime.config.options import NO_PARSER
 from runtime.service.context import ServiceContext
+
+if TYPE_CHECKING:
+    # It answers by the endpoints, which know this context.
+    from openai_api.batches.batch_service import BatchService
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,7 @@ class OpenAIContext:
         created: Unix time shown as the model's age.
         responses: what later turns of `/v1/responses` go on from; None where nothing is kept.
         background_responses: those that are made while nobody waits.
+        batch_service: files and batches; None where they are not kept.
     """
 
     service: ServiceContext
@@ -40,6 +46,7 @@ class OpenAIContext:
     created: int = field(default_factory=lambda: int(time.time()))
     responses: ResponseStore | None = None
     background_responses: BackgroundResponses = field(default_factory=BackgroundResponses)
+    batch_service: BatchService | None = None
 
     @cached_property
     def split_tokens(self) -> SplitTokens:

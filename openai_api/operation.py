@@ -15,11 +15,12 @@ REFERENCE = "#/components/schemas/{name}"
 # Media type to the types of what may be sent in it; without one the body is empty.
 Content = Mapping[str, tuple[Any, ...]]
 EMPTY: Content = {}
+JSON, FORM = "application/json", "multipart/form-data"
 
 
 def json_of(*kinds: Any) -> Content:
     """JSON of one of `kinds`."""
-    return {"application/json": kinds}
+    return {JSON: kinds}
 
 
 def text() -> Content:
@@ -64,6 +65,7 @@ class Operation:
     """One route; see `operation`."""
 
     body: type[msgspec.Struct] | None
+    media: str
     body_may_be_absent: bool
     answers: Mapping[int, Content]
     query: Sequence[Query]
@@ -73,6 +75,7 @@ class Operation:
 def operation(
     body: type[msgspec.Struct] | None = None,
     *,
+    media: str = JSON,
     ok: Content | None = EMPTY,
     others: Mapping[int, Content] | None = None,
     refuses: Sequence[int] = (),
@@ -82,7 +85,8 @@ def operation(
     """What goes into a route's `openapi_extra`.
 
     Args:
-        body: the struct that decodes the request's JSON.
+        body: the struct that decodes the request's JSON, or that says what is in its form.
+        media: what the body is.
         ok: what comes with status 200; None where that never comes.
         others: what comes with another status, beside an error's usual body.
         refuses: statuses of errors; those that the access level, a body or a failure of ours bring
@@ -91,4 +95,4 @@ def operation(
         body_may_be_absent: whether no body is as good as `{}`.
     """
     answers = {**({} if ok is None else {200: ok}), **(others or {})}
-    return {OPERATION_KEY: Operation(body, body_may_be_absent, answers, query, refuses)}
+    return {OPERATION_KEY: Operation(body, media, body_may_be_absent, answers, query, refuses)}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from openai_api.call import Call, Reply
 from openai_api.openai_context import OpenAIContext
 from openai_api.openai_errors import StreamedErrorBody
-from openai_api.operation import events_of, json_of, operation
+from openai_api.operation import FORM, Query, events_of, json_of, operation
 from openai_api.schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -19,6 +21,15 @@ from openai_api.schemas.answers import (
     EmbeddingList,
     ModelCard,
     ModelList,
+)
+from openai_api.schemas.batches import (
+    BatchList,
+    BatchObject,
+    BatchRequest,
+    DeletedFile,
+    FileForm,
+    FileList,
+    FileObject,
 )
 from openai_api.schemas.chat import ChatCompletionRequest
 from openai_api.schemas.classify import ClassifyRequest
@@ -43,6 +54,7 @@ class Endpoint:
     Attributes:
         handler: string path of a `Handler`.
         documented: what it takes and answers, for the OpenAPI document.
+        takes_form: the body is no JSON but a form, with a file in it.
     """
 
     method: str
@@ -50,6 +62,18 @@ class Endpoint:
     handler: str
     summary: str
     documented: dict[str, Any]
+    takes_form: bool = False
+
+
+Order = Literal["asc", "desc"]
+_PURPOSE = Query("purpose", Literal["batch", "batch_output"], "of the files")
+
+
+def _paged(most: int) -> tuple[Query, ...]:
+    return (
+        Query("after", str, "id of the last item of the page before"),
+        Query("limit", Annotated[int, msgspec.Meta(ge=1, le=most)], "most items"),
+    )
 
 
 _CHAT = operation(
@@ -131,6 +155,74 @@ ENDPOINTS = (
         "openai_api.endpoints.responses:cancel_response",
         "End a response in the background",
         operation(ok=json_of(ResponseObject), refuses=(404,)),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/files",
+        "openai_api.endpoints.files:upload_file",
+        "Upload the input of a batch",
+        operation(FileForm, ok=json_of(FileObject), media=FORM),
+        takes_form=True,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/files",
+        "openai_api.endpoints.files:list_files",
+        "List the files",
+        operation(
+            ok=json_of(FileList),
+            query=(*_paged(10_000), Query("order", Order, "of their times"), _PURPOSE),
+            refuses=(400,),
+        ),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/files/{file_id:file_id}",
+        "openai_api.endpoints.files:retrieve_file",
+        "Describe a file",
+        operation(ok=json_of(FileObject), refuses=(400, 404)),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/files/{file_id:file_id}/content",
+        "openai_api.endpoints.files:file_content",
+        "The bytes of a file",
+        operation(ok={"application/octet-stream": (str,)}, refuses=(400, 404)),
+    ),
+    Endpoint(
+        "DELETE",
+        "/v1/files/{file_id:file_id}",
+        "openai_api.endpoints.files:delete_file",
+        "Forget a file",
+        operation(ok=json_of(DeletedFile), refuses=(400, 404)),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/batches",
+        "openai_api.endpoints.batches:create_batch",
+        "Answer the requests in a file",
+        operation(BatchRequest, ok=json_of(BatchObject), refuses=(400, 404)),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/batches",
+        "openai_api.endpoints.batches:list_batches",
+        "List the batches",
+        operation(ok=json_of(BatchList), query=_paged(100), refuses=(400,)),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/batches/{batch_id:batch_id}",
+        "openai_api.endpoints.batches:retrieve_batch",
+        "Describe a batch",
+        operation(ok=json_of(BatchObject), refuses=(400, 404)),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/batches/{batch_id:batch_id}/cancel",
+        "openai_api.endpoints.batches:cancel_batch",
+        "Answer no more of a batch",
+        operation(ok=json_of(BatchObject), refuses=(400, 404)),
     ),
     Endpoint(
         "GET",

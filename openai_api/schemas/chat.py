@@ -82,6 +82,13 @@ class FunctionSpec(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
+class FunctionTool(msgspec.Struct, kw_only=True):
+    """A tool that is a function."""
+
+    type: str
+    function: FunctionSpec
+
+
 class CustomGrammar(msgspec.Struct, kw_only=True):
     """What the text for a custom tool should look like; the model reads it."""
 
@@ -248,26 +255,24 @@ def tool_names(request: ChatCompletionRequest) -> list[str]:
 
 def _check_tools(request: ChatCompletionRequest) -> None:
     tools = _typed_tools(request.tools or [])
-    functions = [_function_of(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    for index, tool in enumerate(tools):
+        if tool.type != "function" or not tool.function.name:
+            raise InvalidRequest(
+                f"tools[{index}] must be a function with a name.", param=f"tools[{index}]"
+            )
     check_well_formed(
-        (function.parameters, f"tools[{index}].function.parameters")
-        for index, function in enumerate(functions)
-        if function.parameters is not None
+        (tool.function.parameters, f"tools[{index}].function.parameters")
+        for index, tool in enumerate(tools)
+        if tool.function.parameters is not None
     )
-    _check_tool_choice(request.tool_choice, {function.name for function in functions})
+    _check_tool_choice(request.tool_choice, {tool.function.name for tool in tools})
 
 
-def _function_of(tool: Tool, where: str) -> FunctionSpec:
-    if tool.type != "function" or tool.function is None or not tool.function.name:
-        raise InvalidRequest(f"{where} must be a function with a name.", param=where)
-    return tool.function
-
-
-def _typed_tools(tools: list[dict[str, Any]]) -> list[Tool]:
+def _typed_tools(tools: list[dict[str, Any]]) -> list[FunctionTool]:
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"At most {MAX_TOOLS} tools are allowed.", param="tools")
     try:
-        return msgspec.convert(tools, list[Tool])
+        return msgspec.convert(tools, list[FunctionTool])
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"tools: {error}", param="tools") from None
 

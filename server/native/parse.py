@@ -11,7 +11,7 @@ from starlette.responses import Response
 from openai_api.operation import json_of, operation
 from openai_api.output_parser import Call, ContentText, OutputParser, ReasoningText
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
-from openai_api.schemas.chat import MAX_TOOLS, Tool
+from openai_api.schemas.chat import MAX_TOOLS, FunctionTool
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.client.json_body import read_json
 from runtime.client.offload import OffloadPool
@@ -43,7 +43,7 @@ class ParseFunctionCallBody(msgspec.Struct, kw_only=True):
     """`/parse_function_call` as it arrives."""
 
     text: Text
-    tools: Annotated[list[Tool], at_most(MAX_TOOLS)]
+    tools: Annotated[list[FunctionTool], at_most(MAX_TOOLS)]
     tool_call_parser: ParserName
 
 

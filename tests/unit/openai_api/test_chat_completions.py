@@ -163,7 +163,7 @@ async def test_sampling_reaches_the_engine(make_front: Any) -> None:
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"continue_final_message": True}, "continue_final_message"),
-        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools"),
         ({"tools": [{"function": {"name": "f"}}]}, "tools"),
         ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
