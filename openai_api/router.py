@@ -11,7 +11,16 @@ import msgspec
 from openai_api.call import Call, Reply
 from openai_api.openai_context import OpenAIContext
 from openai_api.openai_errors import StreamedErrorBody
-from openai_api.operation import FORM, Query, events_of, json_of, operation
+from openai_api.operation import (
+    FORM,
+    JSON,
+    OPERATION_KEY,
+    Operation,
+    Query,
+    events_of,
+    json_of,
+    operation,
+)
 from openai_api.schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -54,7 +63,6 @@ class Endpoint:
     Attributes:
         handler: string path of a `Handler`.
         documented: what it takes and answers, for the OpenAPI document.
-        takes_form: the body is no JSON but a form, with a file in it.
     """
 
     method: str
@@ -62,7 +70,12 @@ class Endpoint:
     handler: str
     summary: str
     documented: dict[str, Any]
-    takes_form: bool = False
+
+    @property
+    def takes_json(self) -> bool:
+        """Whether it has a body, and that is JSON."""
+        said: Operation = self.documented[OPERATION_KEY]
+        return said.body is not None and said.media == JSON
 
 
 Order = Literal["asc", "desc"]
@@ -162,7 +175,6 @@ ENDPOINTS = (
         "openai_api.endpoints.files:upload_file",
         "Upload the input of a batch",
         operation(FileForm, ok=json_of(FileObject), media=FORM),
-        takes_form=True,
     ),
     Endpoint(
         "GET",

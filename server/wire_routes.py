@@ -31,9 +31,6 @@ from server.request_body import check_media_type, read_raw
 class _Id(Convertor[str]):
     """A part of a path that has an id's form: so it is no other route's name."""
 
-    def __init__(self, prefix: str) -> None:
-        self.regex = f"{prefix}[0-9A-Za-z_]{{1,128}}"
-
     def convert(self, value: str) -> str:
         return value
 
@@ -41,8 +38,21 @@ class _Id(Convertor[str]):
         return value
 
 
-for _name, _prefix in (("response_id", "resp_"), ("file_id", "file-"), ("batch_id", "batch_")):
-    register_url_convertor(_name, _Id(_prefix))
+class _ResponseId(_Id):
+    regex = "resp_[0-9A-Za-z_]{1,128}"
+
+
+class _FileId(_Id):
+    regex = "file-[0-9A-Za-z_]{1,128}"
+
+
+class _BatchId(_Id):
+    regex = "batch_[0-9A-Za-z_]{1,128}"
+
+
+register_url_convertor("response_id", _ResponseId())
+register_url_convertor("file_id", _FileId())
+register_url_convertor("batch_id", _BatchId())
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,7 @@ async def _ask(
     query = dict(request.query_params)
     if request.method != "POST":
         return await handler(Call(path=request.path_params, query=query), context)
-    if not endpoint.takes_form:
+    if endpoint.takes_json:
         check_media_type(request)
     content_type = request.headers.get("content-type", "")
     call = Call(await read_raw(request), request.path_params, query, content_type)
