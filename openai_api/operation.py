@@ -42,7 +42,7 @@ def lines_of(*kinds: Any) -> Content:
 
 
 def described_as(kind: type[msgspec.Struct]) -> msgspec.Meta:
-    """What is decoded as an object and checked as `kind` later; another body names `kind`."""
+    """What is decoded as an object and checked as `kind` later; the operation mentions `kind`."""
     return msgspec.Meta(extra_json_schema={"$ref": REFERENCE.format(name=kind.__name__)})
 
 
@@ -69,6 +69,7 @@ class Operation:
     body_may_be_absent: bool
     answers: Mapping[int, Content]
     query: Sequence[Query]
+    mentions: Sequence[type]
     refuses: Sequence[int]
 
 
@@ -80,6 +81,7 @@ def operation(
     others: Mapping[int, Content] | None = None,
     refuses: Sequence[int] = (),
     query: Sequence[Query] = (),
+    mentions: Sequence[type] = (),
     body_may_be_absent: bool = False,
 ) -> dict[str, Any]:
     """What goes into a route's `openapi_extra`.
@@ -92,7 +94,10 @@ def operation(
         refuses: statuses of errors; those that the access level, a body or a failure of ours bring
             along need no mention.
         query: parameters.
+        mentions: what parts of the body are described as; see `described_as`.
         body_may_be_absent: whether no body is as good as `{}`.
     """
     answers = {**({} if ok is None else {200: ok}), **(others or {})}
-    return {OPERATION_KEY: Operation(body, media, body_may_be_absent, answers, query, refuses)}
+    return {
+        OPERATION_KEY: Operation(body, media, body_may_be_absent, answers, query, mentions, refuses)
+    }

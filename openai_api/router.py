@@ -40,7 +40,7 @@ from openai_api.schemas.batches import (
     FileList,
     FileObject,
 )
-from openai_api.schemas.chat import ChatCompletionRequest
+from openai_api.schemas.chat import ChatCompletionRequest, FunctionSpec, Tool
 from openai_api.schemas.classify import ClassifyRequest
 from openai_api.schemas.completions import CompletionRequest
 from openai_api.schemas.embeddings import EmbeddingRequest
@@ -92,6 +92,7 @@ def _paged(most: int) -> tuple[Query, ...]:
 _CHAT = operation(
     ChatCompletionRequest,
     ok={**json_of(ChatCompletion), **events_of(ChatCompletionChunk, StreamedErrorBody)},
+    mentions=(Tool, FunctionSpec),
 )
 
 ENDPOINTS = (

@@ -145,6 +145,7 @@ class _Route:
         """Every type in it."""
         if self._operation.body is not None:
             yield self._operation.body
+        yield from self._operation.mentions
         for query in self._operation.query:
             yield query.kind
         for method in self.methods:
