@@ -16,7 +16,6 @@ from typing import Any, TextIO
 
 import msgspec
 
-from headrace import batch_openai
 from headrace.batch_files import BatchFileError, BatchLine, BatchOutput, has_failed, read_lines
 from headrace.batch_images import inline_messages, urls_of
 from headrace.engine.engine import Engine
@@ -24,6 +23,8 @@ from headrace.engine.engine_errors import EngineError, translated
 from headrace.engine.progress_bar import Progress
 from headrace.engine.server_args import ServerArgs
 from headrace.engine.workers import run_workers
+from openai_api.batches.batch_lines import BadLine, check_line
+from openai_api.batches.batch_lines import answer as batch_answer
 from openai_api.chat_prompt import build_chat_prompt
 from openai_api.openai_context import OpenAIContext, make_context
 from openai_api.schemas.chat import ChatCompletionRequest
@@ -107,15 +108,15 @@ async def _run(engine: Engine, source: Path, output: BatchOutput, missing: int) 
 
 async def _openai_answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -> dict[str, Any]:
     try:
-        url, body = batch_openai.check_line(line.request)
-    except batch_openai.BadLine as error:
+        url, body = check_line(line.request)
+    except BadLine as error:
         return {"response": None, "error": {"code": "invalid_request", "message": str(error)}}
     try:
         body = await asyncio.to_thread(batch_openai.inline_body, body, sees=chat.sees)
     except InvalidRequest as error:
         return {"response": batch_openai.refused(error), "error": None}
     # The routes belong to the engine's loop.
-    response = await engine.run(batch_openai.answer(chat, url, body))
+    response = await engine.run(batch_answer(chat, url, body))
     return {"response": response, "error": None}
 
 

@@ -133,6 +133,7 @@ def _part(part: ContentPart, where: str, sees: bool) -> dict[str, Any]:
 
 
 def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
+    assert call.function is not None, "settled before"
     arguments: Any = call.function.arguments
     if isinstance(arguments, str):
         try:

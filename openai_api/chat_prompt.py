@@ -164,6 +164,8 @@ def template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
     if enabled is not None:
         # Two families of templates, two names for one switch.
         variables |= {"enable_thinking": enabled, "thinking": enabled}
+    if request.verbosity is not None:
+        variables["verbosity"] = request.verbosity
     return variables | (request.chat_template_kwargs or {})
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from openai_api.chat_choice import ChatChoice
 from openai_api.chat_grammar import constrained
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
+from openai_api.chat_tools import settle_tools
 from openai_api.forced_tools import forces_call
 from openai_api.logprobs import chat_spec
 from openai_api.openai_context import OpenAIContext
@@ -94,6 +95,7 @@ async def open_chat(
     Raises:
         InvalidRequest: the first thing wrong.
     """
+    forms = settle_tools(body)
     check_chat_request(body)
     check_rid(body.rid)
     refuse_adapter(body, context.service.served_model_name)
@@ -132,7 +134,7 @@ async def open_chat(
         ]
         choices = [_choice(index, body, prompt, context) for index in range(sampling.n)]
         for choice in choices:
-            choice.count.cache_break = broken
+            choice.count.cache_break, choice.calls = broken, forms.writer()
         generate = context.service.generator(session)
         streams = await open_streams(generate, inputs, context.service.client.limits)
     return ChatRun(answer_id, choices, streams)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
@@ -29,6 +31,7 @@ from server.tls import Certificate
 from server.warmup import warm_up
 
 if TYPE_CHECKING:
+    from openai_api.openai_context import OpenAIContext
     from server.entry.application import Application
 
 logger = logging.getLogger(__name__)
@@ -82,7 +85,7 @@ async def _run(
     shutdown: Shutdown,
     limit: ConnectionLimit,
 ) -> int:
-    app = _application(context)
+    app, openai = _application(context, prepared.engine.folders.run)
     http_server = _http_server(app, prepared.certificate, limit)
     http = asyncio.create_task(http_server.serve(sockets=[prepared.listener]))
     startup = asyncio.create_task(_start_up(prepared, context, host))
@@ -92,6 +95,8 @@ async def _run(
         background.keep(app.observer.measure_loop, "Measuring the event loop")
     if prepared.certificate is not None:
         background.keep(prepared.certificate.follow, "Following the certificate")
+    if openai.batch_service is not None:
+        background.keep(partial(openai.batch_service.run, openai), "Answering batches")
     stopping = asyncio.create_task(shutdown.requested.wait())
     try:
         await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -104,6 +109,8 @@ async def _run(
         for task in (startup, stopping):
             task.cancel()
         await background.stop()
+        if openai.batch_service is not None:
+            openai.batch_service.close()
         http_server.force_exit = shutdown.hurried.is_set()
         http_server.should_exit = True
         await asyncio.gather(http, startup, stopping, return_exceptions=True)
@@ -112,14 +119,17 @@ async def _run(
     return 0 if shutdown.requested.is_set() else 1
 
 
-def _application(context: ServiceContext) -> Application:
+def _application(context: ServiceContext, run_folder: Path) -> tuple[Application, OpenAIContext]:
     # Imported once the children are on their way: they load torch while we load the framework.
+    from openai_api.batches.batch_service import open_batches
     from openai_api.openai_context import make_context
     from server.app import create_app
 
     with as_one_line("Reading the chat template"):
         openai = make_context(context)
-    return create_app(openai)
+    batches = open_batches(context.config.http, run_folder / "files")
+    openai = dataclasses.replace(openai, batch_service=batches)
+    return create_app(openai), openai
 
 
 def _http_server(

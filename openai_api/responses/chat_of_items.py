@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from openai_api.content_parts import Content, image_part, joined, text_part
+from openai_api.custom_tools import arguments_of
 from openai_api.responses import local_shell
 from openai_api.responses.offered_tools import OfferedTools
 from openai_api.responses.opaque_text import unwrapped
@@ -118,7 +119,7 @@ class _Turns:
                 name = self._tools.name_in_chat(item.name, item.namespace)
                 self._call(item.call_id, name, item.arguments)
             case CustomCallItem():
-                self._call(item.call_id, item.name, orjson.dumps({"input": item.input}).decode())
+                self._call(item.call_id, item.name, orjson.dumps(arguments_of(item.input)).decode())
             case CallOutputItem():
                 self._returned(item.call_id, _content(item.output, where, sees=self._sees))
             case ShellCallItem():

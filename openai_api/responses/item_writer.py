@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from openai_api.call_arguments import arguments_object
+from openai_api.custom_tools import text_of
 from openai_api.output_parser import (
     BeginCall,
     ContentText,
@@ -139,7 +139,7 @@ class ItemWriter:
             key, word = "arguments", "function_call_arguments"
         else:
             # Its text stands in an object, which the client did not ask for.
-            key, word, told = "input", "custom_tool_call_input", _input(told)
+            key, word, told = "input", "custom_tool_call_input", text_of(told)
             yield self._named(f"response.{word}.delta", delta=told)
         yield self._named(f"response.{word}.done", **{key: told, "name": item["name"]})
         item |= {key: told, "status": "completed" if is_complete else "incomplete"}
@@ -170,12 +170,6 @@ class ItemWriter:
 
 def _text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _input(arguments: str) -> str:
-    """The plain text that a custom tool is called with."""
-    text = arguments_object(arguments).get("input")
-    return text if isinstance(text, str) else arguments
 
 
 def _id(prefix: str) -> str:

@@ -6,16 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from openai_api.custom_tools import custom_function
 from openai_api.responses import local_shell
 from openai_api.schemas.chat import NamedFunction, NamedToolChoice
 from runtime.errors import InvalidRequest
 
-_CUSTOM_PARAMETERS = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 # Between a name space and a function's name, which chat knows as one.
 _JOINT = "__"
 # What OpenAI's servers run for the model, or look up: without them there is nothing to call.
@@ -125,7 +120,9 @@ class OfferedTools:
         name = _name(tool, where)
         origin = Origin(name, namespace, is_custom=kind == "custom")
         in_chat = self.name_in_chat(name, namespace)
-        function = dict(_custom(tool) if origin.is_custom else _function(tool), name=in_chat)
+        function = (
+            _custom(tool, in_chat) if origin.is_custom else dict(_function(tool), name=in_chat)
+        )
         self.functions.append({"type": "function", "function": function})
         self.origins[in_chat] = origin
 
@@ -150,10 +147,8 @@ def _function(tool: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, tool[key]
 
 
-def _custom(tool: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _custom(tool: dict[str, Any], name: str) -> dict[str, Any]:
     form = tool.get("format")
     definition = form.get("definition") if isinstance(form, dict) else None
-    parts = [str(part) for part in (tool.get("description"), definition) if part]
-    if parts:
-        yield "description", "\n\n".join(parts)
-    yield "parameters", _CUSTOM_PARAMETERS
+    parts = [None if part is None else str(part) for part in (tool.get("description"), definition)]
+    return custom_function(name, *parts)

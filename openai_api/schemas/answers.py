@@ -6,7 +6,7 @@ from typing import Literal, NotRequired, TypedDict
 
 from runtime.service.cache_break import CacheBreak
 
-FinishWord = Literal["stop", "length", "tool_calls", "abort"]
+FinishWord = Literal["stop", "length", "tool_calls", "function_call", "abort"]
 
 
 class PromptTokens(TypedDict):
@@ -68,13 +68,21 @@ class CalledFunction(TypedDict):
     arguments: str
 
 
+class CalledCustom(TypedDict):
+    """Which custom tool the model calls, with what text."""
+
+    name: str
+    input: str
+
+
 class MessageToolCall(TypedDict):
-    """A call in a whole message."""
+    """A call in a whole message, of a function or of a custom tool."""
 
     index: int
     id: str
-    type: Literal["function"]
-    function: CalledFunction
+    type: Literal["function", "custom"]
+    function: NotRequired[CalledFunction]
+    custom: NotRequired[CalledCustom]
 
 
 class AssistantMessage(TypedDict):
@@ -84,6 +92,7 @@ class AssistantMessage(TypedDict):
     content: str | None
     reasoning_content: str | None
     tool_calls: NotRequired[list[MessageToolCall]]
+    function_call: NotRequired[CalledFunction]
 
 
 class ChatChoiceBody(TypedDict):
@@ -107,22 +116,24 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoiceBody]
     usage: Usage
     metadata: Metadata
+    service_tier: NotRequired[Literal["default"]]
 
 
 class FunctionDelta(TypedDict):
     """The name comes first, then the arguments."""
 
-    name: str | None
+    name: NotRequired[str]
     arguments: str
 
 
 class ToolCallDelta(TypedDict):
-    """A part of a call; the first one has its id."""
+    """A part of a call; the first one has its id. That of a custom tool comes whole."""
 
     index: int
-    id: str | None
-    type: Literal["function"] | None
-    function: FunctionDelta
+    id: NotRequired[str]
+    type: NotRequired[Literal["function", "custom"]]
+    function: NotRequired[FunctionDelta]
+    custom: NotRequired[CalledCustom]
 
 
 class MessageDelta(TypedDict, total=False):
@@ -132,6 +143,7 @@ class MessageDelta(TypedDict, total=False):
     content: str | None
     reasoning_content: str | None
     tool_calls: list[ToolCallDelta]
+    function_call: FunctionDelta
     hidden_states: list[float]
 
 
@@ -154,6 +166,8 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    service_tier: NotRequired[Literal["default"]]
+    obfuscation: NotRequired[str]
 
 
 class CompletionLogprobsBody(TypedDict):
@@ -185,6 +199,7 @@ class CompletionChunk(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
+    obfuscation: NotRequired[str]
 
 
 class Completion(TypedDict):

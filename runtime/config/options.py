@@ -156,6 +156,15 @@ class HttpArgs:
     response_store_mb: float = option(
         128.0, "Most MiB of responses that are kept for a day; 0 keeps none."
     )
+    file_store: str | None = option(
+        None,
+        "Folder that keeps files and batches (/v1/files, /v1/batches), which the next server goes "
+        "on with; one that goes away with the server when absent.",
+        metavar="DIR",
+    )
+    file_store_mb: float = option(
+        1024.0, "Most MiB of files and of batches' answers; 0 keeps none."
+    )
     allow_origins: list[str] = option(
         [], "Web origins that may call this server (CORS).", metavar="ORIGIN"
     )

@@ -14,6 +14,7 @@ from server.access import Access
 from server.error_responses import KeyRefused
 
 # Where keys are sent: the second one is Anthropic's clients' own.
+_NAME_DIGITS = 16
 KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 
 
@@ -42,8 +43,9 @@ def read_tenants(http: HttpArgs) -> dict[bytes, str]:
         raise StartupError(
             f"--api-keys-file {http.api_keys_file} holds a key twice, or one of the operator's."
         )
+    # A name that stays when other lines of the file change: what is stored bears it.
     digests = [_digest(key.encode()) for key in keys]
-    return {digest: digest[:16].hex() for digest in digests}
+    return {digest: digest.hex()[:_NAME_DIGITS] for digest in digests}
 
 
 class Keys:

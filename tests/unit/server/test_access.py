@@ -47,6 +47,8 @@ CLIENTS = {
         f"/v1/responses/{{response_id:response_id}}{each}"
         for each in ("", "/cancel", "/input_items")
     ),
+    *("/v1/files", "/v1/files/{file_id:file_id}", "/v1/files/{file_id:file_id}/content"),
+    *("/v1/batches", "/v1/batches/{batch_id:batch_id}", "/v1/batches/{batch_id:batch_id}/cancel"),
 }
 
 USER, BOSS = b"Bearer user", b"Bearer boss"
@@ -102,7 +104,11 @@ CONFIGS = ((None, None), ("user", None), (None, "boss"), ("user", "boss"))
 
 
 def concrete(path: str) -> str:
-    return path.replace("{model_id:path}", "fake").replace("{response_id:response_id}", "resp_0")
+    ids = {"model_id:path": "fake", "response_id:response_id": "resp_0"}
+    ids |= {"file_id:file_id": "file-0", "batch_id:batch_id": "batch_0"}
+    for name, value in ids.items():
+        path = path.replace(f"{{{name}}}", value)
+    return path
 
 
 async def ask(server, method, target, authorization=(), **headers):
