@@ -17,13 +17,13 @@ from typing import Any, TextIO
 import msgspec
 
 from headrace.batch_files import BatchFileError, BatchLine, BatchOutput, has_failed, read_lines
-from headrace.batch_images import inline_messages, urls_of
+from headrace.batch_images import inline_body, inline_messages, urls_of
 from headrace.engine.engine import Engine
 from headrace.engine.engine_errors import EngineError, translated
 from headrace.engine.progress_bar import Progress
 from headrace.engine.server_args import ServerArgs
 from headrace.engine.workers import run_workers
-from openai_api.batches.batch_lines import BadLine, check_line
+from openai_api.batches.batch_lines import BadLine, check_line, refused
 from openai_api.batches.batch_lines import answer as batch_answer
 from openai_api.chat_prompt import build_chat_prompt
 from openai_api.openai_context import OpenAIContext, make_context
@@ -112,9 +112,9 @@ async def _openai_answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -
     except BadLine as error:
         return {"response": None, "error": {"code": "invalid_request", "message": str(error)}}
     try:
-        body = await asyncio.to_thread(batch_openai.inline_body, body, sees=chat.sees)
+        body = await asyncio.to_thread(inline_body, body, sees=chat.sees)
     except InvalidRequest as error:
-        return {"response": batch_openai.refused(error), "error": None}
+        return {"response": refused(error), "error": None}
     # The routes belong to the engine's loop.
     response = await engine.run(batch_answer(chat, url, body))
     return {"response": response, "error": None}

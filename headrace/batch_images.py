@@ -11,6 +11,17 @@ from headrace.engine.own_images import inline_images
 from openai_api.content_parts import inline_image
 
 
+def inline_body(body: dict[str, Any], *, sees: bool) -> dict[str, Any]:
+    """The body with the images of its messages in it; may block.
+
+    Raises:
+        InvalidRequest: an image cannot be read.
+    """
+    if "messages" not in body:
+        return body
+    return {**body, "messages": inline_messages(body["messages"], sees=sees)}
+
+
 def inline_messages(messages: Any, *, sees: bool) -> Any:
     """Messages with no file and no address in their images; what is no image stays as it is.
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import orjson
 
-from headrace.batch_images import inline_messages
 from openai_api.call import Call, Whole
 from openai_api.endpoints.chat_completions import create_chat_completion
 from openai_api.endpoints.completions import create_completion
@@ -94,17 +93,6 @@ async def answer(context: OpenAIContext, url: str, body: dict[str, Any]) -> dict
     except Exception as error:
         return refused(error)
     return _response(200, content)
-
-
-def inline_body(body: dict[str, Any], *, sees: bool) -> dict[str, Any]:
-    """The body with the images of its messages in it; may block.
-
-    Raises:
-        InvalidRequest: an image cannot be read.
-    """
-    if "messages" not in body:
-        return body
-    return {**body, "messages": inline_messages(body["messages"], sees=sees)}
 
 
 def refused(error: Exception) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class TokenBudget:
     def most(self, num_planned: int) -> int:
         """Return the tokens for which steps have room beside `num_planned` of other prompts.
 
-        It is more than the bound where streams are kept smooth: for what cannot be computed in parts.
+        More than the bound where streams are kept smooth: for what cannot be computed in parts.
         """
         return (_NO_BOUND if self.alone is None else self.alone) - num_planned
 
