@@ -20,7 +20,7 @@ from runtime.executor.step_plan import (
     StepPlan,
 )
 from runtime.requests.fault_domain import FaultDomains
-from runtime.scheduler.budget import TokenBudget
+from runtime.scheduler.budget import TextCosts, TokenBudget
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.request import PromptReport, Request
 from runtime.scheduler.table import RequestTable
@@ -86,12 +86,15 @@ class Planner:
         token_budget: TokenBudget,
         eos_token_ids: list[int],
         splits_prompts: bool = True,
+        shared_grain: int = 0,
     ) -> None:
         """Plan over `table`, at most `token_budget` prompt tokens a step.
 
-        Without `splits_prompts` each prompt is computed in one step, also one over the budget.
+        Without `splits_prompts` each prompt is computed in one step, also one over the budget, and
+        `shared_grain` says what prompts of a step compute once; see `TextCosts`.
         """
         self._splits_prompts = splits_prompts
+        self._shared_grain = shared_grain
         self._table = table
         self._waiting = waiting
         self._cache = cache
@@ -288,10 +291,11 @@ class Planner:
                 budget -= chunks[-1].length
         if not may_admit or not len(self._waiting):
             return chunks
+        costs = TextCosts(self._shared_grain)
         for request in self._waiting.in_order():
             if budget <= 0 or not table.has_free_row:
                 break
-            if not self._splits_prompts and chunks and len(request.tokens) > budget:
+            if not self._splits_prompts and chunks and costs.of(request) > budget:
                 break
             with self._faults.of(request):
                 if self._waits_for_prefix(request):
@@ -299,7 +303,7 @@ class Planner:
                 if not self._admit(request):
                     break
                 chunks.append(self._chunk(request, budget))
-                budget -= chunks[-1].length
+                budget -= chunks[-1].length if self._splits_prompts else costs.add(request)
         return chunks
 
     def _chunk(self, request: Request, budget: int) -> _Chunk:

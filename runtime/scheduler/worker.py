@@ -38,7 +38,7 @@ from runtime.ipc.messages import (
 from runtime.ipc.shared_state import SharedState
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.layers.expert_counts import ExpertCounts
-from runtime.models.model import CausalLM, TextEncoder
+from runtime.models.model import CausalLM, Model, TextEncoder
 from runtime.models.registry import read_model_spec
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.commands import Commands
@@ -106,6 +106,7 @@ def build_worker(
             stream_interval=config.stream_interval,
             overlap=config.overlap,
             splits_prompts=spec.keeps_state,
+            shared_grain=_shared_grain(executor.model, config),
         ),
         send_tokens=send_tokens,
         send_front=send_front,
@@ -277,6 +278,13 @@ def _grammars(config: WorkerConfig) -> Grammars:
         )
 
     return Grammars(make, vocab_size, config.eos_token_ids)
+
+
+def _shared_grain(model: Model, config: WorkerConfig) -> int:
+    """See `SchedulerOptions.shared_grain`; 0 where experts may be recorded, of every token."""
+    if config.expert_recorder_mode or config.enable_return_routed_experts:
+        return 0
+    return model.shared_grain if isinstance(model, TextEncoder) else 0
 
 
 def _token_budget(config: WorkerConfig, spec: ModelSpec) -> TokenBudget:
