@@ -24,10 +24,13 @@ class TokenBudget:
             tokens of a burst come one after the other, not in large groups. On an H200 at the 8B
             shape, 64 requests at a time: with 4096 tokens the median first token comes after 285
             ms and each next one after 7.9 ms, with 8192 after 463 and 7.25.
+        shared_grain: tokens at a time of what whole texts of a step begin with alike and compute
+            once; 0 where each computes its own.
     """
 
     alone: int | None
     beside_streams: int | None
+    shared_grain: int = 0
 
     @classmethod
     def whole_prompts(cls) -> TokenBudget:

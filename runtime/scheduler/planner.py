@@ -86,15 +86,12 @@ class Planner:
         token_budget: TokenBudget,
         eos_token_ids: list[int],
         splits_prompts: bool = True,
-        shared_grain: int = 0,
     ) -> None:
         """Plan over `table`, at most `token_budget` prompt tokens a step.
 
-        Without `splits_prompts` each prompt is computed in one step, also one over the budget, and
-        `shared_grain` says what prompts of a step compute once; see `TextCosts`.
+        Without `splits_prompts` each prompt is computed in one step, also one over the budget.
         """
         self._splits_prompts = splits_prompts
-        self._shared_grain = shared_grain
         self._table = table
         self._waiting = waiting
         self._cache = cache
@@ -291,7 +288,7 @@ class Planner:
                 budget -= chunks[-1].length
         if not may_admit or not len(self._waiting):
             return chunks
-        costs = TextCosts(self._shared_grain)
+        costs = TextCosts(self._token_budget.shared_grain)
         for request in self._waiting.in_order():
             if budget <= 0 or not table.has_free_row:
                 break

@@ -85,8 +85,6 @@ class SchedulerOptions:
         stream_interval: tokens between two events of a stream.
         overlap: launch a step before the last one's tokens are read.
         splits_prompts: a prompt may be computed in several steps.
-        shared_grain: tokens at a time of what prompts of a step begin with alike and compute once;
-            0 where each computes its own. Only for prompts that are not split.
     """
 
     max_running_requests: int
@@ -98,7 +96,6 @@ class SchedulerOptions:
     stream_interval: int = 1
     overlap: bool = False
     splits_prompts: bool = True
-    shared_grain: int = 0
 
 
 class Scheduler:
@@ -154,7 +151,6 @@ class Scheduler:
             token_budget=options.token_budget,
             eos_token_ids=options.eos_token_ids,
             splits_prompts=options.splits_prompts,
-            shared_grain=options.shared_grain,
         )
         self._grammars = grammars or Grammars(None, 0, [])
         self._buffer = OutputBuffer(options.stream_interval)

@@ -100,13 +100,12 @@ def build_worker(
             max_running_requests=config.max_running_requests,
             max_queued_requests=config.max_queued_requests,
             context_len=config.context_len,
-            token_budget=_token_budget(config, spec),
+            token_budget=_token_budget(config, spec, _shared_grain(executor.model, config)),
             policy=config.schedule_policy,
             eos_token_ids=config.eos_token_ids,
             stream_interval=config.stream_interval,
             overlap=config.overlap,
             splits_prompts=spec.keeps_state,
-            shared_grain=_shared_grain(executor.model, config),
         ),
         send_tokens=send_tokens,
         send_front=send_front,
@@ -281,14 +280,15 @@ def _grammars(config: WorkerConfig) -> Grammars:
 
 
 def _shared_grain(model: Model, config: WorkerConfig) -> int:
-    """See `SchedulerOptions.shared_grain`; 0 where experts may be recorded, of every token."""
+    """See `TokenBudget.shared_grain`; 0 where experts may be recorded, of every token."""
     if config.expert_recorder_mode or config.enable_return_routed_experts:
         return 0
     return model.shared_grain if isinstance(model, TextEncoder) else 0
 
 
-def _token_budget(config: WorkerConfig, spec: ModelSpec) -> TokenBudget:
+def _token_budget(config: WorkerConfig, spec: ModelSpec, shared_grain: int) -> TokenBudget:
     alone = chunk_tokens(config)
     if alone is None or config.device == "cpu":
-        return TokenBudget(alone, alone)
-    return TokenBudget(alone, smooth_tokens(spec.num_active_parameters // config.tp_size, alone))
+        return TokenBudget(alone, alone, shared_grain)
+    smooth = smooth_tokens(spec.num_active_parameters // config.tp_size, alone)
+    return TokenBudget(alone, smooth, shared_grain)
