@@ -209,7 +209,7 @@ BEHIND = [[*QUERY, *text] for text in TEXTS[1:9]]
 
 
 @pytest.mark.parametrize("name", ["llama_scores", "qwen3_scores", "qwen3", "gemma3_causal"])
-@pytest.mark.parametrize("attention", ["cpu", "torch"])
+@pytest.mark.parametrize("attention", ["auto", "torch"])
 def test_a_query_is_computed_once_a_step(name: str, attention: str) -> None:
     """Documents behind it take its keys, and their numbers are those of each alone."""
     folder, variant = text_model(name), TEXT_MODELS[name]
