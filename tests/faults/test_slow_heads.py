@@ -38,7 +38,7 @@ async def test_a_head_has_its_time() -> None:
         async with asyncio.timeout(WITHIN_S):
             num_answered = 0
             while not all(each.done() for each in slow):
-                # Those who send theirs are answered meanwhile, and their time begins anew each time.
+                # Who sends its heads is answered meanwhile; each has a time of its own.
                 writer.write(WHOLE)
                 assert (await reader.readuntil(b"whole")).startswith(b"HTTP/1.1 200")
                 num_answered += 1
