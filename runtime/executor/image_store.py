@@ -29,12 +29,7 @@ class ImageStore:
     """
 
     def __init__(
-        self,
-        tower: Tower,
-        device: torch.device,
-        *,
-        alone: bool = False,
-        is_bidirectional: bool = False,
+        self, tower: Tower, device: torch.device, *, is_bidirectional: bool, alone: bool = False
     ) -> None:
         """Hold nothing yet; `alone` has the tower compute each image by itself."""
         self.is_bidirectional = is_bidirectional

@@ -65,8 +65,8 @@ class ModelRunner(StepRunner):
             self._images = ImageStore(
                 model.visual,
                 rows.device,
-                alone=sees_alone,
                 is_bidirectional=vision.is_bidirectional,
+                alone=sees_alone,
             )
         self._graphs: GraphRunner | None = None
         if graphs is not None:

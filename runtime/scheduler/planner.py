@@ -25,7 +25,7 @@ from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
-from runtime.scheduler.step_images import add_images, cut_images, whole_images
+from runtime.scheduler.step_images import TowerTime, add_images, cut_images, whole_images
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 
@@ -296,10 +296,13 @@ class Planner:
         table = self._table
         budget = self._token_budget.next(num_decodes)
         chunks: list[_Chunk] = []
+        tower = None if self._images is None else TowerTime(self._images, budget)
 
         def add(request: Request) -> None:
             nonlocal budget
             length = self._length(request, budget, chunks)
+            if tower is not None:
+                length = tower.fit(request, int(table.num_computed[request.row]), length)
             if length:
                 chunks.append(self._chunk(request, length))
                 budget -= length

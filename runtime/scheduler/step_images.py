@@ -56,6 +56,32 @@ def add_images(
     plan.image_drops, plan.image_loads = cache.plan(touched, pinned)
 
 
+class TowerTime:
+    """What a step may spend on the tower: as many tokens of images as of prompts, or one image.
+
+    A tower takes about as long for the patches of a token as the decoder for the token. Without a
+    bound a burst of images would hold every stream up for as long as all of them take.
+    """
+
+    def __init__(self, cache: ImageCache, tokens: int) -> None:
+        """Have time for `tokens` of images that are not in `cache`."""
+        self._cache = cache
+        self._left = tokens
+        self._computed: set[bytes] = set()
+
+    def fit(self, request: Request, start: int, length: int) -> int:
+        """Return how many positions of a chunk there is time for: up to an image, or all."""
+        for image, begin, _ in _between(request, start, start + length):
+            digest, num_tokens = image.image.digest, image.image.num_tokens
+            if digest in self._cache or digest in self._computed:
+                continue
+            if self._computed and num_tokens > self._left:
+                return begin - start
+            self._computed.add(digest)
+            self._left -= num_tokens
+        return length
+
+
 def whole_images(request: Request, start: int, length: int, room: int) -> int:
     """Return the length of a chunk that ends in no image.
 

@@ -197,6 +197,28 @@ def test_a_picture_that_cannot_be_computed_ends_its_request_alone(
     assert generate(engine, PROMPTS[2]) == expected(name)[2]
 
 
+def test_a_burst_of_images_is_shared_out_among_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that streams beside it go on: a step's tower takes as many tokens as its prompts may."""
+    engine = InProcessEngine(tiny_vision("qwen2_5_vl"), chunked_prefill_size=64)
+    tower = engine.model.visual
+    see, packs = tower.see, []
+
+    def count(images: list[torch.Tensor]) -> Any:
+        packs.append(len(images))
+        return see(images)
+
+    monkeypatch.setattr(tower, "see", count)
+    # Of 28 tokens each: the third, which begins with the step's last token, is left to the next.
+    for number in range(1, 5):
+        add(engine, number, prompt_of(picture(4, 7, number), 1, seed=number))
+    engine.run()
+    assert packs == [2, 2]
+    add(engine, 9, prompt_of(picture(8, 9, 9), 1, picture(1, 1, 8)))
+    engine.run()
+    # One is never too large.
+    assert packs[2:] == [1, 1]
+
+
 def test_images_for_a_model_that_sees_none_are_refused() -> None:
     from tests.support.tiny_models import tiny_model
 
