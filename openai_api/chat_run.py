@@ -163,11 +163,8 @@ def _choice(
         forces_call=forces_call(body),
     )
     thinking = context.parsers.thinking if _separates(body) else None
-    count = TokenCount()
-    if thinking is not None:
-        count = TokenCount(thinking.close_ids, thinking.reopen_ids)
     pieces = context.service.token_pieces if body.logprobs else None
     hidden = None
     if body.return_hidden_states:
         hidden = HiddenAnswer(context.service.model.hidden_size, only_last=True)
-    return ChatChoice(index, parser, count, pieces=pieces, hidden=hidden)
+    return ChatChoice(index, parser, TokenCount(thinking), pieces=pieces, hidden=hidden)

@@ -15,7 +15,7 @@ class Glm45Parser(TaggedCalls):
     """With line breaks between the tags, as GLM 4.5 writes, or without, as GLM 4.7 does."""
 
     markers = (OPEN_TAG, CLOSE_TAG)
-    signs = Signs(template=(OPEN_TAG, "<arg_key>", "<arg_value>"))
+    signs = Signs(template=(OPEN_TAG, "<arg_key>", "<arg_value>", "</arg_value>"))
     opens = (OPEN_TAG,)
     header = re.compile(r"\s*(?P<name>[^\s<>{}]+)\s*")
     name_end = "<"

@@ -16,7 +16,7 @@ class Qwen3CoderParser(TaggedCalls):
     """The outer tags may be left out, as these models do at times."""
 
     markers = (OPEN_TAG, CLOSE_TAG)
-    signs = Signs(template=(_FUNCTION, "<parameter=", "</function>"))
+    signs = Signs(template=(_FUNCTION, "<parameter=", "</parameter>", "</function>"))
     opens = (OPEN_TAG, _FUNCTION)
     header = re.compile(rf"\s*(?:{_FUNCTION})?\s*(?P<name>[^\s<>=]+)\s*")
     name_end = ">"
