@@ -6,6 +6,7 @@ import re
 
 from openai_api.parser_signs import Signs
 from openai_api.tool_parsers.tagged_calls import TaggedCalls
+from openai_api.tool_parsers.tool_parser import CallForm
 
 OPEN_TAG = "<tool_call>"
 CLOSE_TAG = "</tool_call>"
@@ -16,6 +17,9 @@ class Glm45Parser(TaggedCalls):
 
     markers = (OPEN_TAG, CLOSE_TAG)
     signs = Signs(template=(OPEN_TAG, "<arg_key>", "<arg_value>", "</arg_value>"))
+    call_form = CallForm(
+        OPEN_TAG, lambda name: f"{OPEN_TAG}{name}", CLOSE_TAG, separator="\n", style="glm_xml"
+    )
     opens = (OPEN_TAG,)
     header = re.compile(r"\s*(?P<name>[^\s<>{}]+)\s*")
     name_end = "<"
