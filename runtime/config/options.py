@@ -125,7 +125,7 @@ class HttpArgs:
     )
     reasoning_parser: str = option(
         AUTO_PARSER,
-        "How reasoning is split from the answer in chat: qwen3, deepseek-r1, gpt-oss, ...; none; auto "
+        "How reasoning is split from the answer in chat: qwen3, gpt-oss, ...; none; auto "
         "recognises it from the model's templates.",
     )
     tool_call_parser: str = option(
