@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tests.support.tiny_seeing_gemma3 import tiny_seeing_gemma3
 from tokenizers import AddedToken, Tokenizer
 
 from headrace import Engine, assistant, function, gen, image, select, user, video
@@ -19,7 +20,6 @@ from headrace.batch import main
 from headrace.media import load_image
 from tests.support.pictures import base64_of, data_url, encoded, noise
 from tests.support.seeing_model import QUESTION, prompt_with, seeing_model
-from tests.support.tiny_seeing_gemma3 import tiny_seeing_gemma3
 from tests.support.tiny_vision import IMAGE_ID
 
 FIRST, SECOND = noise(150, 120, seed=4), noise(120, 350, seed=6)
