@@ -18,8 +18,8 @@ ACTIVATIONS = get_args(Activation)
 
 # Set by test_triton_interpreted.py: Triton's kernels then take tensors of the CPU.
 INTERPRETED = ("triton",) if os.environ.get("TRITON_INTERPRET") == "1" else ()
-# More rows than threads share out evenly. Interpreted, each is a program that takes milliseconds and
-# knows nothing of the others.
+# More rows than threads share out evenly. Interpreted, each is a program that takes milliseconds
+# and knows nothing of the others.
 MANY = 9 if INTERPRETED else 130
 SHAPES = [(0, 64), (1, 1), (1, 384), (3, 37), (7, 896), (MANY, 640), (5, 4096)]
 
@@ -83,7 +83,8 @@ def test_norm_rounds_like_transformers(name, dtype, zero_centered):
     got = NORM.load(name).rms_norm(x, theirs.weight.data, 1e-6, zero_centered)
     assert (got == want).float().mean() > 0.998
     # One head a token, at position 0, where the rotation changes nothing.
-    slots, caches = torch.full((tokens,), -1), (torch.zeros(1, 1, 1, 512, dtype=dtype) for _ in "kv")
+    slots = torch.full((tokens,), -1)
+    caches = (torch.zeros(1, 1, 1, 512, dtype=dtype) for _ in "kv")
     angles, weights = torch.cat((torch.ones(1, 256), torch.zeros(1, 256)), 1), (theirs.weight.data,)
     qkv = torch.cat((x, x, x), 1)
     shape = (1, 1, 512, angles, torch.zeros_like(slots), slots, *caches, *weights * 2, 1e-6)

@@ -42,8 +42,8 @@ from kernels.triton_support.device import SharedMemory
 # Bytes of shared memory that a program may have, by compute capability: CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability", less the kilobyte that the system keeps.
 LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-# Kernels that are the same whatever room there is are compiled where there is the least, and for the
-# two kinds of GPUs that have matrix instructions of their own.
+# Kernels that are the same whatever room there is are compiled where there is the least, and for
+# the two kinds of GPUs that have matrix instructions of their own.
 KINDS_OF_CODE = (89, 90, 100)
 DTYPE = torch.bfloat16
 HALVES = {
