@@ -203,7 +203,9 @@ async def open_outputs(
     inputs = [GenerationInput(prompt_ids[each.prompt_index], each.spec) for each in plan.samples]
     if as_json:
         check_answer_size(inputs, context.client.limits)
-    return await open_each(inputs, partial(open_output, context, plan, as_json=as_json))
+    open_one = partial(open_output, context, plan, as_json=as_json)
+    # One is all of them.
+    return [open_one(inputs[0])] if len(inputs) == 1 else await open_each(inputs, open_one)
 
 
 def as_pieces(answers: list[dict[str, Any]]) -> JsonItems:
