@@ -12,9 +12,9 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 5_470,
-    "kernels (C++)": 1_440,
-    "runtime": 19_850,
+    "kernels": 5_501,
+    "kernels (C++)": 1_448,
+    "runtime": 20_119,
     "openai_api": 4_177,
     "anthropic_api": 483,
     "ollama_api": 382,
