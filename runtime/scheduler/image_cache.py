@@ -73,14 +73,12 @@ class ImageCache:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._kept
 
-    def plan(
-        self, touched: Sequence[PreparedImage], pinned: Collection[bytes]
-    ) -> tuple[list[bytes], list[PreparedImage]]:
+    def plan(self, touched: Sequence[PreparedImage]) -> tuple[list[bytes], list[PreparedImage]]:
         """Decide for one step; what is decided is taken as done.
 
         Args:
-            touched: images that the step reads, perhaps several times.
-            pinned: digests of further ones that may not be dropped.
+            touched: images that the step reads, perhaps several times; none of them is dropped. A
+                prompt that is cut within an image goes on with the next step, which reads it again.
 
         Returns:
             Digests to drop, and images to compute.
@@ -96,7 +94,7 @@ class ImageCache:
             self._used += self._kept[digest]
         self.num_computed += len(loads)
         if self._used > self._capacity:
-            self._shrink({*pinned, *(image.digest for image in touched)})
+            self._shrink({image.digest for image in touched})
         drops, self._drops = self._drops, set()
         return sorted(drops), list(loads.values())
 

@@ -25,7 +25,7 @@ from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
-from runtime.scheduler.step_images import TowerTime, add_images, cut_images, whole_images
+from runtime.scheduler.step_images import TowerTime, add_images, whole_images
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 
@@ -160,7 +160,7 @@ class Planner:
         span_owners = _add_spans(plan, chunks)
         if self._images is not None:
             parts = [(chunk.request, chunk.start, chunk.length) for chunk in chunks]
-            add_images(plan, parts, self._images, self._half_read_images())
+            add_images(plan, parts, self._images)
         table.num_computed[rows] = plan.start_lens + query_lens
         sampled = plan.sample_rows
         table.sampled_len[sampled] += 1
@@ -173,13 +173,6 @@ class Planner:
                 if chunk.request.request_id in self._unshared:
                     done.append(chunk.request)
         return PlannedStep(plan, table.request_ids[sampled], done, span_owners)
-
-    def _half_read_images(self) -> set[bytes]:
-        """Digests of those of which later steps compute the rest."""
-        found: set[bytes] = set()
-        for request in self._computing:
-            found |= cut_images(request, int(self._table.num_computed[request.row]))
-        return found
 
     def _drop_behind_windows(self) -> bool:
         """Free pages that no query from now on sees; whether there were any.

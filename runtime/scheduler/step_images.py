@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from runtime.executor.step_plan import ImageSpan, StepPlan
 from runtime.requests.image_input import ImageInput, PreparedImage
@@ -31,7 +31,6 @@ def add_images(
     plan: StepPlan,
     parts: Sequence[tuple[Request, int, int]],
     cache: ImageCache,
-    pinned: Collection[bytes],
 ) -> None:
     """Name the positions of a step that stand for images, and decide which vectors stay.
 
@@ -39,7 +38,6 @@ def add_images(
         plan: the step, which has no images yet.
         parts: of `plan.chunk_tokens` in order: a request, its first position, how many.
         cache: what the executor keeps.
-        pinned: digests of images that later steps read.
     """
     touched: list[PreparedImage] = []
     first = 0
@@ -53,7 +51,7 @@ def add_images(
             cache.num_hits += is_first_part and digest in cache
             touched.append(image.image)
         first += length
-    plan.image_drops, plan.image_loads = cache.plan(touched, pinned)
+    plan.image_drops, plan.image_loads = cache.plan(touched)
 
 
 class TowerTime:
@@ -101,15 +99,6 @@ def whole_images(request: Request, start: int, length: int, room: int) -> int:
                 return begin - start
             return stop - start if stop - start <= room else 0
     return length
-
-
-def cut_images(request: Request, position: int) -> set[bytes]:
-    """Digests of images of which tokens lie on both sides of `position`."""
-    return {
-        image.image.digest
-        for image, begin, _ in _between(request, position, request.num_prompt)
-        if begin > image.start
-    }
 
 
 def _between(request: Request, start: int, end: int) -> Iterator[tuple[ImageInput, int, int]]:
