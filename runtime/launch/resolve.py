@@ -293,7 +293,7 @@ def _prefill_chunk(
         else:
             chunk = choices.pick(name, 8192, "fills the GPU, keeps streams smooth")
     if model.vision is not None and model.vision.is_bidirectional:
-        least = model.vision.num_tokens
+        least = model.vision.max_tokens
         if 0 < chunk < least:
             chunk = choices.pick(name, least, "an image's tokens, which are computed in one step")
     return chunk

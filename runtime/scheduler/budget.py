@@ -9,7 +9,6 @@ _MATRIX_FLOPS = 600e12
 # A stream that waits for a prompt chunk should not wait for longer than this.
 _SMOOTH_S = 0.15
 _GRAIN = 1024
-_NO_BOUND = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -35,16 +34,9 @@ class TokenBudget:
     def next(self, num_decodes: int) -> int:
         """Return the bound of a step in which `num_decodes` sequences decode."""
         bound = self.beside_streams if num_decodes else self.alone
-        budget = _NO_BOUND if bound is None else bound
+        budget = 1 << 60 if bound is None else bound
         # Decoding rows count too, but a full batch must not keep prompts out for good.
         return max(budget - num_decodes, budget // 4, 1)
-
-    def most(self, num_planned: int) -> int:
-        """Return the tokens for which steps have room beside `num_planned` of other prompts.
-
-        It is more than the bound where streams are kept smooth: for what cannot be computed in parts.
-        """
-        return (_NO_BOUND if self.alone is None else self.alone) - num_planned
 
 
 def smooth_tokens(num_parameters: int, most: int) -> int:

@@ -45,12 +45,17 @@ class ImageCache:
     """Images whose vectors are kept, the least recently used first.
 
     Attributes:
+        step_tokens: prompt tokens of a step at most, where a step that computes tokens of an image
+            computes all that are left of them; `None` where it may stop among them.
         num_computed: images that were given to the tower.
         num_hits: images of prompts whose vectors were there already.
     """
 
-    def __init__(self, capacity_bytes: int, bytes_per_token: int) -> None:
+    def __init__(
+        self, capacity_bytes: int, bytes_per_token: int, step_tokens: int | None = None
+    ) -> None:
         """Keep at most `capacity_bytes`, beyond what steps need at one time."""
+        self.step_tokens = step_tokens
         self._capacity = capacity_bytes
         self._per_token = bytes_per_token
         self._kept: OrderedDict[bytes, int] = OrderedDict()

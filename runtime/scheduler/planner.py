@@ -89,18 +89,15 @@ class Planner:
         token_budget: TokenBudget,
         eos_token_ids: list[int],
         splits_prompts: bool = True,
-        splits_images: bool = True,
         images: ImageCache | None = None,
     ) -> None:
         """Plan over `table`, at most `token_budget` prompt tokens a step.
 
         Without `splits_prompts` each prompt is computed in one step, also one over the budget;
-        without `images` no prompt has any. Without `splits_images` a step that computes a part of
-        an image computes all of it that is left.
+        without `images` no prompt has any.
         """
         self._images = images
         self._splits_prompts = splits_prompts
-        self._splits_images = splits_images
         self._table = table
         self._waiting = waiting
         self._cache = cache
@@ -329,10 +326,10 @@ class Planner:
         left = int(self._table.num_tokens[request.row]) - start
         if not self._splits_prompts:
             return left
-        length = min(left, budget)
-        if self._splits_images or not request.images:
+        length, images = min(left, budget), self._images
+        if images is None or images.step_tokens is None:
             return length
-        room = self._token_budget.most(sum(chunk.length for chunk in chunks))
+        room = images.step_tokens - sum(chunk.length for chunk in chunks)
         return whole_images(request, start, length, room)
 
     def _chunk(self, request: Request, length: int) -> _Chunk:

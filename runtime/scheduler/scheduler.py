@@ -72,7 +72,6 @@ class SchedulerOptions:
         stream_interval: tokens between two events of a stream.
         overlap: launch a step before the last one's tokens are read.
         splits_prompts: a prompt may be computed in several steps.
-        splits_images: so may the tokens of an image.
     """
 
     max_running_requests: int
@@ -84,7 +83,6 @@ class SchedulerOptions:
     stream_interval: int = 1
     overlap: bool = False
     splits_prompts: bool = True
-    splits_images: bool = True
 
 
 class Scheduler:
@@ -114,7 +112,6 @@ class Scheduler:
         `obey` carries out what is no request.
         """
         self._images = images
-        self._most_of_image = None if options.splits_images else options.token_budget.alone
         self._runner = runner
         self._weights = weights
         # Before the name space of every request: what one generation of weights has computed is no
@@ -144,7 +141,6 @@ class Scheduler:
             token_budget=options.token_budget,
             eos_token_ids=options.eos_token_ids,
             splits_prompts=options.splits_prompts,
-            splits_images=options.splits_images,
             images=images,
         )
         self._grammars = grammars or Grammars(None, 0, [])
@@ -242,7 +238,7 @@ class Scheduler:
                 "context and KV pool hold.",
                 400,
             )
-        elif (wrong := why_not_seen(request, self._images, self._most_of_image)) is not None:
+        elif (wrong := why_not_seen(request, self._images)) is not None:
             self._refuse(request, wrong, 400)
         elif self._max_queued is not None and len(self._waiting) >= self._max_queued:
             self._refuse(request, "The request queue is full.", 503)

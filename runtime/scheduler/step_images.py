@@ -10,21 +10,15 @@ from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import Request
 
 
-def why_not_seen(request: Request, cache: ImageCache | None, most: int | None) -> str | None:
-    """Why the images of a request cannot be seen, if they cannot.
-
-    Args:
-        request: perhaps without images.
-        cache: what the executor keeps; `None` for a model that sees none.
-        most: tokens of an image that a step can hold; `None` where it may be computed in parts.
-    """
+def why_not_seen(request: Request, cache: ImageCache | None) -> str | None:
+    """Why the images of a request cannot be seen, if they cannot."""
     if not request.images:
         return None
     if cache is None:
         return "This model takes no images."
     if any(each.start + each.image.num_tokens > request.num_prompt for each in request.images):
         return "An image of the prompt is cut off."
-    largest = max(each.image.num_tokens for each in request.images)
+    largest, most = max(each.image.num_tokens for each in request.images), cache.step_tokens
     if most is not None and largest > most:
         return (
             f"An image's {largest} tokens are computed in one step; steps of this server have at"

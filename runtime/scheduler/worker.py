@@ -114,7 +114,6 @@ def build_worker(
             stream_interval=config.stream_interval,
             overlap=config.overlap,
             splits_prompts=spec.keeps_state,
-            splits_images=spec.vision is None or not spec.vision.is_bidirectional,
         ),
         send_tokens=send_tokens,
         send_front=send_front,
@@ -141,9 +140,14 @@ def build_worker(
 
 
 def _image_cache(config: WorkerConfig, spec: ModelSpec) -> ImageCache | None:
-    if spec.vision is None:
+    vision = spec.vision
+    if vision is None:
         return None
-    return ImageCache(config.image_cache_mb * 2**20, image_token_bytes(config, spec))
+    return ImageCache(
+        config.image_cache_mb * 2**20,
+        image_token_bytes(config, spec),
+        step_tokens=chunk_tokens(config) if vision.is_bidirectional else None,
+    )
 
 
 def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Commands:

@@ -81,6 +81,35 @@ alone = run(True, disable_radix_cache=True)
 assert run(False, chunked_prefill_size=11, overlap=True) == alone, "in chunks, in a batch"
 """
 
+IMAGES_SCRIPT = """
+import numpy as np
+from kernels.prompt_attention import PROMPT_ATTENTION
+from kernels.table import Entry
+from runtime.extras.logprobs.positions import LogprobSpec
+from tests.support import interpreted_triton, ordered_triton
+from tests.support.engine import InProcessEngine
+from tests.support.tiny_gemma3_vision import PROMPTS, tiny_gemma3_vision
+
+# Causal: no step with an image may take it, though the first one's prompt is whole.
+PROMPT_ATTENTION.entries["causal"] = Entry("kernels.prompt_attention.reference")
+PROMPT_ATTENTION.preferred["cpu"] = ("causal",)
+
+def run(**options):
+    engine = InProcessEngine(tiny_gemma3_vision(), chunked_prefill_size=50, **options)
+    for i, prompt in enumerate(PROMPTS[:2], 1):
+        logprobs = LogprobSpec(0)
+        engine.add(i, prompt.ids, 2, logprobs, ignore_eos=True, images=prompt.images)
+    engine.run()
+    positions = [*engine.inputs[1], *engine.inputs[2], *engine.outputs[1], *engine.outputs[2]]
+    return np.array([each.logprob for each in positions if each.logprob is not None])
+
+wanted = run(attention_backend="torch")
+assert np.abs(run(attention_backend="triton") - wanted).max() < 1e-3
+if run_invariant:
+    found = run(attention_backend="triton", deterministic=True)
+    assert np.abs(found - wanted).max() < 1e-3
+"""
+
 
 def run(script: str, *arguments: str) -> str:
     done = subprocess.run(
@@ -104,6 +133,11 @@ def run(script: str, *arguments: str) -> str:
 @pytest.mark.parametrize("name", ["mistral_window", "gemma3"])
 def test_invariant_attention_gives_the_same_bits_in_every_step(name: str) -> None:
     run(INVARIANT_SCRIPT, str(tiny_model(name)))
+
+
+def test_an_images_tokens_see_one_another() -> None:
+    run_invariant = LINEAR.unavailable("cpu") is None
+    run(f"run_invariant = {run_invariant}\n{IMAGES_SCRIPT}")
 
 
 def test_tokens_equal_those_of_the_default_back_end() -> None:

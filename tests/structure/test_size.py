@@ -12,9 +12,9 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 5_470,
-    "kernels (C++)": 1_440,
-    "runtime": 21_110,
+    "kernels": 5_501,
+    "kernels (C++)": 1_448,
+    "runtime": 21_120,
     "openai_api": 4_200,
     "anthropic_api": 515,
     "ollama_api": 382,
