@@ -95,7 +95,9 @@ def resolve_model_folder(
     if path_or_id in DEMO_MODELS:
         demo = DEMO_MODELS[path_or_id]
         if not (demo / "config.json").is_file():
-            raise StartupError(f"{path_or_id}: this demo model is not installed; there is no {demo}")
+            raise StartupError(
+                f"{path_or_id}: this demo model is not installed; there is no {demo}"
+            )
         return demo
     if _HUB_ID.fullmatch(path_or_id) is None:
         raise StartupError(f"{path_or_id or 'an empty path'} is not a folder")
