@@ -289,13 +289,15 @@ class Planner:
         table = self._table
         budget = self._token_budget.next(num_decodes)
         chunks: list[_Chunk] = []
-        tower = None if self._images is None else TowerTime(self._images, budget)
+        tower = None if self._images is None else TowerTime(self._images)
 
         def add(request: Request) -> None:
             nonlocal budget
             length = self._length(request, budget, chunks)
             if tower is not None:
-                length = tower.fit(request, int(table.num_computed[request.row]), length)
+                start = int(table.num_computed[request.row])
+                length, spent = tower.fit(request, start, length, budget)
+                budget -= spent
             if length:
                 chunks.append(self._chunk(request, length))
                 budget -= length
