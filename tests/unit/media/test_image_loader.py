@@ -96,6 +96,7 @@ TAKEN: dict[str, bytes] = {
     "several pictures in a jpeg": encoded(
         noise(60, 60), "MPO", save_all=True, append_images=[noise(60, 60, seed=1)]
     ),
+    "camera data that says nothing": encoded(noise(60, 60), "JPEG", exif=b"Exif\0\0nonsense"),
     "large": encoded(Image.new("RGB", (7000, 5000), "red"), "JPEG"),
 }
 
