@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+# Of scaled images that run or wait: a request may bring tens of megabytes, and thousands may wait.
+_MAX_PIXEL_BYTES = 4 * 2**30
 # After draining, connections that only idle are closed; this is for a last answer in flight.
 _CLOSE_GRACE_S = 2
 # Longer than the 60 s of load balancers: a request must not meet the end of its idle connection.
@@ -62,6 +64,7 @@ async def serve(prepared: Prepared) -> int:
     limit = ConnectionLimit(config.http.max_connections or connections_within(num_descriptors))
     host, context = assemble(prepared.engine)
     client = context.client
+    client.max_pixel_bytes = _MAX_PIXEL_BYTES
     shutdown = Shutdown(context.lifecycle, client, config.http.drain_timeout)
     shutdown.install()
     try:

@@ -24,7 +24,7 @@ from runtime.service.generate_request import (
     Sample,
     plan_generate,
 )
-from runtime.service.image_prompts import encode_plan
+from runtime.service.image_prompts import encode_with_images
 from runtime.service.outputs import (
     Output,
     open_output,
@@ -51,7 +51,7 @@ async def generate_all(
         core.check_alive()
         context = core.context
         plan = _plan(context, body)
-        prompt_ids, plan = await encode_plan(context, plan, partial(_encode, context))
+        prompt_ids, plan = await _encode(context, plan)
         # In a session the prompt is known when the request joins it.
         for sample in plan.samples if plan.session is None else ():
             # All are checked before any runs: one bad prompt refuses the whole request.
@@ -116,7 +116,17 @@ def _plan(context: ServiceContext, body: GenerateBody) -> GeneratePlan:
     )
 
 
-async def _encode(context: ServiceContext, prompts: Prompts) -> list[list[int]]:
+async def _encode(
+    context: ServiceContext, plan: GeneratePlan
+) -> tuple[list[list[int]], GeneratePlan]:
+    """Token ids of the prompts, and the request with its images."""
+    encode = partial(_encode_prompts, context)
+    if plan.images:
+        return await encode_with_images(context, plan, encode)
+    return await encode(plan.prompts), plan
+
+
+async def _encode_prompts(context: ServiceContext, prompts: Prompts) -> list[list[int]]:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if not texts:
         return [prompt for prompt in prompts if not isinstance(prompt, str)]
@@ -169,6 +179,6 @@ async def open_request(core: EngineCore, body: GenerateBody, incremental: bool) 
     with translated():
         core.check_alive()
         plan = _plan(core.context, body)
-        prompt_ids, plan = await encode_plan(core.context, plan, partial(_encode, core.context))
+        prompt_ids, plan = await _encode(core.context, plan)
         outputs = await open_outputs(core.context, plan, prompt_ids)
         return StreamedRequest(outputs, plan, incremental)

@@ -96,7 +96,7 @@ def resolve_model_folder(
         demo = DEMO_MODELS[path_or_id]
         if not (demo / "config.json").is_file():
             raise StartupError(
-                f"{path_or_id} is a demo model that is not installed here: no {demo}"
+                f"{path_or_id}: this demo model is not installed; there is no {demo}"
             )
         return demo
     if _HUB_ID.fullmatch(path_or_id) is None:

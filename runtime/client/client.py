@@ -69,6 +69,8 @@ class EngineClient:
         loaded: which weights the replicas have.
         sinks: told about every request that ended; without any nothing is recorded.
         keeps_text: whether records hold what was generated.
+        max_pixel_bytes: of the images of all requests in flight; `None` where their caller holds
+            the memory himself.
     """
 
     def __init__(
@@ -105,6 +107,8 @@ class EngineClient:
         self._seed_source = _seed_source(random_seed)
         self.sinks: list[RecordSink] = []
         self.keeps_text = False
+        self.max_pixel_bytes: int | None = None
+        self._pixel_bytes = 0
 
     @property
     def ready(self) -> bool:
@@ -172,6 +176,12 @@ class EngineClient:
             explicit_max_new_tokens=spec.explicit_max_new_tokens,
         )
         check_images(item.input_ids, spec, self.limits)
+        num_pixel_bytes = spec.num_pixel_bytes
+        if (
+            self.max_pixel_bytes is not None
+            and self._pixel_bytes + num_pixel_bytes > self.max_pixel_bytes
+        ):
+            raise Overloaded("The images of other requests that run or wait take too much memory.")
         if spec.extras:
             check_extras(spec.extras, len(input_ids))
             check_answer_size([item], self.limits)
@@ -179,7 +189,9 @@ class EngineClient:
         request_id = next(self._ids)
         namespace = tenants_namespace(spec.cache_namespace)
         link = self._router.choose(data, namespace, spec.dp_rank)
-        stream = StreamState(request_id, spec.rid, len(input_ids), time.monotonic(), link)
+        stream = StreamState(
+            request_id, spec.rid, len(input_ids), time.monotonic(), link, num_pixel_bytes
+        )
         request = GenerateRequest(
             request_id=request_id,
             input_ids=data,
@@ -205,6 +217,7 @@ class EngineClient:
         self._rids[spec.rid] = request_id
         link.num_in_flight += 1
         link.num_prompt_tokens += stream.prompt_tokens
+        self._pixel_bytes += num_pixel_bytes
         if grammar is not None:
             key, compiled = grammar
             self._compiling.add(request_id)
@@ -404,6 +417,7 @@ class EngineClient:
             return
         stream.link.num_in_flight -= 1
         stream.link.num_prompt_tokens -= stream.prompt_tokens
+        self._pixel_bytes -= stream.num_pixel_bytes
         if self._rids.get(stream.rid) == request_id:
             del self._rids[stream.rid]
 

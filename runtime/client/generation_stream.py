@@ -108,6 +108,7 @@ class StreamState:
     prompt_tokens: int
     arrival: float
     link: ReplicaLink
+    num_pixel_bytes: int = 0
     cached_tokens: int = 0
     num_retractions: int = 0
     # Deltas that wait to be read; a reader that falls behind gets them joined, so memory stays

@@ -71,7 +71,12 @@ class ImageLoader:
     """
 
     def __init__(
-        self, vision: VisionSpec | None, policy: MediaPolicy, *, fetcher: Fetcher | None = None
+        self,
+        vision: VisionSpec | None,
+        policy: MediaPolicy,
+        *,
+        fetcher: Fetcher | None = None,
+        max_bytes_at_work: int = MAX_BYTES_AT_WORK,
     ) -> None:
         """Prepare; the process starts with the first image.
 
@@ -79,6 +84,7 @@ class ImageLoader:
             vision: of the model.
             policy: of the operator.
             fetcher: gets what is elsewhere; one by `policy` when absent.
+            max_bytes_at_work: of files and pixels that are being prepared.
         """
         self.vision = vision
         self.policy = policy
@@ -87,6 +93,7 @@ class ImageLoader:
         self._process = ForkServer("runtime.media.image_process", "decoding images")
         self._known: ByteCache[PreparedImage] = ByteCache(CACHE_BYTES)
         self._bytes_at_work = 0
+        self._max_bytes_at_work = max_bytes_at_work
 
     @property
     def pid(self) -> int | None:
@@ -146,7 +153,7 @@ class ImageLoader:
                 file = await _READING.run(read_file, source, self.policy, param)
                 content = InlineImage(file, False)
         size = len(content.content) + _CHANNELS * max_scaled_pixels(vision)
-        if self._bytes_at_work + size > MAX_BYTES_AT_WORK:
+        if self._bytes_at_work + size > self._max_bytes_at_work:
             raise Overloaded("The server is preparing images of too many other requests.")
         self._bytes_at_work += size
         try:

@@ -71,7 +71,7 @@ def _decoded(content: bytes) -> Any:
         image = Image.open(io.BytesIO(content), formats=[kind])
         _check_header(image)
         image.load()
-        return to_rgb(ImageOps.exif_transpose(image))
+        return to_rgb(_upright(image))
     except (_Refused, MemoryError):
         raise
     # Decoders raise whatever they trip over: of struct, of zlib, SyntaxError, IndexError.
@@ -88,6 +88,16 @@ def _check_header(image: Any) -> None:
     # Of a GIF the first picture is taken, and asking would read all of them.
     if image.format in ("PNG", "WEBP") and image.is_animated:
         raise _Refused("it is animated; send one picture, or a GIF, whose first one is taken")
+
+
+def _upright(image: Any) -> Any:
+    """The picture as the camera was held; as it is where the file does not say that plainly."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except MemoryError:
+        raise
+    except Exception:
+        return image
 
 
 def to_rgb(image: Any) -> Any:

@@ -113,6 +113,7 @@ class Fetcher:
         resolve: Resolve | None = None,
         is_allowed: Callable[[str], bool] = is_public,
         timeout_s: float = TIMEOUT_S,
+        max_parallel: int = MAX_FETCHES,
     ) -> None:
         """Prepare.
 
@@ -121,11 +122,13 @@ class Fetcher:
             resolve: gives the addresses of a host; the system when absent.
             is_allowed: which addresses may be connected to.
             timeout_s: for all of one file, redirects included.
+            max_parallel: fetches at a time.
         """
         self._policy = policy
         self._resolve = resolve or _resolve
         self._is_allowed = is_allowed
         self._timeout_s = timeout_s
+        self._max_parallel = max_parallel
         self._num_running = 0
 
     async def fetch(self, url: str, param: str) -> bytes:
@@ -145,7 +148,7 @@ class Fetcher:
                 "--allow-media-urls allow it). Send the image as base64 or as a data URL.",
                 param=param,
             )
-        if self._num_running >= MAX_FETCHES:
+        if self._num_running >= self._max_parallel:
             raise Overloaded("The server is fetching images for too many other requests.")
         self._num_running += 1
         try:

@@ -229,14 +229,19 @@ def _images(
         found = []
     if not any(found):
         return []
-    _check_images(body, sum(map(len, found)), features)
+    # One that several prompts see is one.
+    num_images = len({id(named.item) for each in found for named in each})
+    _check_images(body, num_images, features)
     return found
 
 
 def _named(items: Sequence[Any], param: str) -> list[NamedItem]:
     for item in items:
         if isinstance(item, list):
-            raise InvalidRequest(f"{param} must not hold lists in lists of lists.", param=_IMAGES)
+            raise InvalidRequest(
+                f"{param}: the images of one prompt are an image, or a list of images.",
+                param=_IMAGES,
+            )
     return [NamedItem(item, param) for item in items if item]
 
 

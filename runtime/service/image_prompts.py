@@ -20,23 +20,21 @@ EncodePrompts = Callable[[Prompts], Awaitable[list[list[int]]]]
 _PARAM = "image_data"
 
 
-async def encode_plan(
+async def encode_with_images(
     context: ServiceContext, plan: GeneratePlan, encode: EncodePrompts
 ) -> tuple[list[list[int]], GeneratePlan]:
     """Token ids of a request's prompts, and the request with the images in its samples.
 
     Args:
         context: the server's.
-        plan: the request.
-        encode: token ids of prompts whose images, if any, have one placeholder each.
+        plan: a request that has images.
+        encode: token ids of prompts whose images have one placeholder each.
 
     Raises:
         InvalidRequest: what `encode` refuses; an image cannot be had; a prompt has other
             placeholders than images.
         TooLong: with its images a prompt is longer than the context or the KV pool.
     """
-    if not any(plan.images):
-        return await encode(plan.prompts), plan
     vision = context.images.require_vision(_PARAM)
     for items in plan.images:
         context.images.policy.check_count(len(items), _PARAM)

@@ -135,6 +135,7 @@ def test_a_large_body(server: ServerProcess) -> None:
         ({"text": prompt_with(0)}, "0 placeholders"),
         ({"text": [prompt_with(1)] * 3, "image_data": ["a", "b"]}, "each of the 3 prompts"),
         ({"text": prompt_with(1), "image_data": [[["a"]]]}, "image_data"),
+        ({"text": prompt_with(1), "image_data": [["a"], ["b"]]}, "one prompt are an image, or"),
         ({"text": prompt_with(1), "image_data": 5}, "image_data"),
         ({"text": prompt_with(1), "image_data": {"path": "a"}}, "url"),
         ({"text": prompt_with(17), "image_data": ["a"] * 17}, "at most 16 images"),

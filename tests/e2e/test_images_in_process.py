@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tests.support.tiny_seeing_gemma3 import tiny_seeing_gemma3
 from tokenizers import AddedToken, Tokenizer
 
 from headrace import Engine, assistant, function, gen, image, select, user, video
@@ -20,6 +19,7 @@ from headrace.batch import main
 from headrace.media import load_image
 from tests.support.pictures import base64_of, data_url, encoded, noise
 from tests.support.seeing_model import QUESTION, prompt_with, seeing_model
+from tests.support.tiny_gemma3_vision import tiny_gemma3_vision
 from tests.support.tiny_vision import IMAGE_ID
 
 FIRST, SECOND = noise(150, 120, seed=4), noise(120, 350, seed=6)
@@ -199,7 +199,7 @@ def test_lines_of_a_batch(answer: str, tmp_path: Path) -> None:
 
 def gemma_folder(target: Path) -> Path:
     """The tiny Gemma 3 with its words for images at the ids that its configuration names."""
-    shutil.copytree(tiny_seeing_gemma3(), target)
+    shutil.copytree(tiny_gemma3_vision(), target)
     path = str(target / "tokenizer.json")
     tokenizer = Tokenizer.from_file(path)
     words = [f"<filler {at}>" for at in range(tokenizer.get_vocab_size(), IMAGE_ID)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import os
 import signal
@@ -18,7 +19,6 @@ from PIL import Image
 
 from runtime.client.tenant import TENANT
 from runtime.errors import InvalidRequest, Overloaded
-from runtime.media import image_loader
 from runtime.media.image_loader import ImageLoader, NamedItem, digest_of
 from runtime.media.media_policy import MediaPolicy
 from tests.support.pictures import PATCHES, SQUARE, base64_of, data_url, encoded, noise
@@ -96,6 +96,7 @@ TAKEN: dict[str, bytes] = {
     "several pictures in a jpeg": encoded(
         noise(60, 60), "MPO", save_all=True, append_images=[noise(60, 60, seed=1)]
     ),
+    "camera data that says nothing": encoded(noise(60, 60), "JPEG", exif=b"Exif\0\0nonsense"),
     "large": encoded(Image.new("RGB", (7000, 5000), "red"), "JPEG"),
 }
 
@@ -205,12 +206,13 @@ async def test_the_process_is_started_again(own: ImageLoader) -> None:
     assert own.pid not in (None, pid)
 
 
-async def test_bytes_at_work_are_bounded(own: ImageLoader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_loader, "MAX_BYTES_AT_WORK", 100_000)
-    with pytest.raises(Overloaded, match="too many other requests"):
-        await load(own, *(encoded(noise(60, 60, seed=seed)) for seed in range(5)))
-    # What was held is let go.
-    assert len(await load(own, encoded(noise(60, 60, seed=5)))) == 1
+async def test_bytes_at_work_are_bounded() -> None:
+    small = ImageLoader(SQUARE, MediaPolicy(), max_bytes_at_work=100_000)
+    with contextlib.closing(small):
+        with pytest.raises(Overloaded, match="too many other requests"):
+            await load(small, *(encoded(noise(60, 60, seed=seed)) for seed in range(5)))
+        # What was held is let go.
+        assert len(await load(small, encoded(noise(60, 60, seed=5)))) == 1
 
 
 async def test_many_at_once(own: ImageLoader) -> None:

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from runtime.errors import InvalidRequest, Overloaded
-from runtime.media import remote_image
 from runtime.media.image_source import MAX_IMAGE_BYTES
 from runtime.media.media_policy import MediaPolicy
 from runtime.media.public_address import is_public
-from runtime.media.remote_image import Fetcher
+from runtime.media.remote_image import MAX_FETCHES, Fetcher
 
 # All of 127.0.0.0/8 is this machine: one address stands for a public one, another for ours.
 PUBLIC, PRIVATE = "127.0.0.2", "127.0.0.1"
@@ -78,12 +77,18 @@ class Names:
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
-def fetcher(policy: MediaPolicy = ANY, names: Names | None = None, timeout_s: float = 5) -> Fetcher:
+def fetcher(
+    policy: MediaPolicy = ANY,
+    names: Names | None = None,
+    timeout_s: float = 5,
+    max_parallel: int = MAX_FETCHES,
+) -> Fetcher:
     return Fetcher(
         policy,
         resolve=names or Names(),
         is_allowed=lambda address: address == PUBLIC or is_public(address),
         timeout_s=timeout_s,
+        max_parallel=max_parallel,
     )
 
 
@@ -235,7 +240,7 @@ async def test_bounds_of_size() -> None:
 
 
 async def test_a_server_that_drips_is_left() -> None:
-    dripped = asyncio.Event()
+    dripped, never = asyncio.Event(), asyncio.Event()
 
     async def drip(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
@@ -243,7 +248,9 @@ async def test_a_server_that_drips_is_left() -> None:
             writer.write(b"x")
             await writer.drain()
             dripped.set()
-            await asyncio.sleep(0.01)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await never.wait()
 
     async with site(PUBLIC, drip=drip) as public:
         names = Names(pictures_example=[[PUBLIC]])
@@ -252,8 +259,7 @@ async def test_a_server_that_drips_is_left() -> None:
         assert dripped.is_set()
 
 
-async def test_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_image, "MAX_FETCHES", 1)
+async def test_so_many_at_a_time() -> None:
     began, held = asyncio.Event(), asyncio.Event()
 
     async def wait(writer: asyncio.StreamWriter) -> None:
@@ -263,7 +269,7 @@ async def test_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         await writer.drain()
 
     async with site(PUBLIC, wait=wait) as public:
-        fetch = fetcher(names=Names(pictures_example=[[PUBLIC]]))
+        fetch = fetcher(names=Names(pictures_example=[[PUBLIC]]), max_parallel=1)
         url = f"http://pictures.example:{public.port}/wait"
         first = asyncio.create_task(fetch.fetch(url, "x"))
         await began.wait()
