@@ -129,7 +129,8 @@ class ParserSet:
     ) -> OutputParser:
         """A fresh machine for one choice; a forced call needs no parser of the model's family."""
         reasoning = None
-        if self.reasoning is not None and separate_reasoning:
+        # A forced call begins where thoughts end, so that is looked for in any case.
+        if self.reasoning is not None and (separate_reasoning or forces_call):
             reasoning = self.reasoning(prompt_is_open=prompt_is_open)
         tools: ToolParser | None = None
         if forces_call:

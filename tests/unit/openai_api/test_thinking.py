@@ -149,6 +149,19 @@ async def test_tokens_of_thoughts_are_counted(ask: Any) -> None:
     assert answer["usage"]["reasoning_tokens"] == 0
 
 
+@needs_grammars
+@pytest.mark.parametrize("separates", [True, False])
+async def test_a_forced_call_behind_thoughts(ask: Any, separates: bool) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    text = '<think>hm</think>[{"name": "now", "parameters": {}}]'
+    fields = {"tools": tools, "tool_choice": "required", "separate_reasoning": separates}
+    _, answer = await ask("qwen3", PLAIN, text, **fields)
+    choice = answer["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+    assert choice["message"]["reasoning_content"] == choice["message"]["reasoning"] == "hm"
+
+
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
 async def test_thoughts_come_back_under_either_name(make_front: Any, key: str) -> None:
     template = "{% for m in messages %}[{{ m.reasoning_content }}|{{ m.content }}]{% endfor %}"
