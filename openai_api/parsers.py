@@ -38,13 +38,15 @@ class ThinkingTokens:
         open_id: begins them; `None` where that is no single token.
         close_id: ends them.
         end_ids: end them as well, and belong to what follows.
-        bridge_ids: between that and an answer.
+        forced_ids: end them where their budget is used up.
+        bridge_ids: between their end and an answer.
         reopen_ids: begin them again.
     """
 
     open_id: int | None
     close_id: int
     end_ids: frozenset[int]
+    forced_ids: tuple[int, ...]
     bridge_ids: tuple[int, ...]
     reopen_ids: tuple[int, ...]
 
@@ -60,7 +62,8 @@ class ThinkingTokens:
             return None
         open_id = opening[0] if len(opening) == 1 else None
         ends = frozenset(each[0] for each in map(ids, kind.ends_before) if len(each) == 1)
-        return cls(open_id, close[0], ends, ids(kind.bridge), ids(kind.reopen_tag))
+        forced = ids(kind.forced_end)
+        return cls(open_id, close[0], ends, forced, ids(kind.bridge), ids(kind.reopen_tag))
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ class ParserSet:
     ) -> OutputParser:
         """A fresh machine for one choice; a forced call needs no parser of the model's family."""
         reasoning = None
-        if self.reasoning is not None and separate_reasoning:
+        # A forced call begins where thoughts end, so that is looked for in any case.
+        if self.reasoning is not None and (separate_reasoning or forces_call):
             reasoning = self.reasoning(prompt_is_open=prompt_is_open)
         tools: ToolParser | None = None
         if forces_call:

@@ -75,6 +75,7 @@ def _tags(open_tag: str, close_tag: str) -> dict[str, Any]:
     return {
         "open_tag": open_tag,
         "close_tag": close_tag,
+        "forced_end": close_tag,
         "markers": (open_tag, close_tag),
         "signs": Signs(),
     }

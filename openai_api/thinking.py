@@ -63,11 +63,13 @@ def with_thoughts(
         return sampling
     # Tools may be called from elsewhere than the place of an answer.
     leads_on = sampling.grammar is not None or not tool_names(body)
+    bridge = tokens.bridge_ids if leads_on else ()
     thinking = ThinkingSpec(
         open_id=open_id,
         end_ids=[tokens.close_id],
-        bridge_ids=list(tokens.bridge_ids) if leads_on else [],
+        bridge_ids=list(bridge),
         budget=wish.budget,
+        forced_ids=[] if wish.budget is None else [*tokens.forced_ids, *bridge],
     )
     return msgspec.structs.replace(sampling, thinking=thinking)
 

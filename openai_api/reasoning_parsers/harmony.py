@@ -26,6 +26,7 @@ class HarmonyChannels:
     open_tag = ""
     close_tag = END
     ends_before: tuple[str, ...] = ()
+    forced_end = END
     bridge = f"{START}assistant{CHANNEL}final{MESSAGE}"
     reopen_tag = _ANALYSIS
     markers: tuple[str, ...] = (CHANNEL, MESSAGE, START, END)

@@ -14,7 +14,7 @@ class KimiThinking(ThinkTags):
     """`◁think▷` and `◁/think▷`."""
 
     open_tag = _OPEN
-    close_tag = _CLOSE
+    close_tag = forced_end = _CLOSE
     markers = (_OPEN, _CLOSE)
     signs = Signs(template=(_CLOSE, _OPEN), response={"open": _OPEN, "content": "text"})
 

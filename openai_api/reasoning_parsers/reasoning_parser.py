@@ -21,6 +21,7 @@ class ReasoningParser(Protocol):
         open_tag: the text that begins reasoning; empty where every output begins inside.
         close_tag: the text that ends reasoning.
         ends_before: texts of the answer that end reasoning whose own close tag is left out.
+        forced_end: the text that ends reasoning whose budget is used up.
         bridge: the text between that and an answer; empty where nothing must stand there.
         reopen_tag: the text that begins reasoning again after `close_tag`; empty: nothing does.
         markers: texts that must stay visible in the output for the parser to work.
@@ -32,6 +33,7 @@ class ReasoningParser(Protocol):
     open_tag: str
     close_tag: str
     ends_before: tuple[str, ...]
+    forced_end: str
     bridge: str
     reopen_tag: str
     markers: tuple[str, ...]

@@ -23,6 +23,7 @@ class ThinkTags:
     open_tag = OPEN_TAG
     close_tag = CLOSE_TAG
     ends_before: tuple[str, ...] = ()
+    forced_end = f"\n{CLOSE_TAG}\n\n"
     bridge = ""
     reopen_tag = ""
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
@@ -110,6 +111,7 @@ class AppendThink:
     open_tag = OPEN_TAG
     close_tag = CLOSE_TAG
     ends_before: tuple[str, ...] = ()
+    forced_end = f"\n{CLOSE_TAG}\n\n"
     bridge = ""
     reopen_tag = ""
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)

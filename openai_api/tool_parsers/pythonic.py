@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 
 import orjson
@@ -219,6 +220,8 @@ def _value(node: ast.expr, depth: int) -> object:
     if not depth:
         raise ValueError("too deep")
     match node:
+        case ast.Constant(value=float() as number) if not math.isfinite(number):
+            raise ValueError("no number of JSON")
         case ast.Constant(value=str() | int() | float() | None):
             return node.value
         case ast.List() | ast.Tuple():

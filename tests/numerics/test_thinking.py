@@ -19,6 +19,7 @@ from tests.support.tiny_models import tiny_model
 PROMPT = [7, 8, 9]
 END = [201, 202]
 BRIDGE = [203, 204]
+FORCED = [*END, *BRIDGE]
 DATE = GrammarSpec("regex", r"[12][0-9]{3}-(0[1-9]|1[0-2])-[0-3][0-9]")
 
 
@@ -49,12 +50,11 @@ def is_date(folder: Path, tokens: list[int]) -> bool:
 @pytest.mark.parametrize("budget", [0, 1, 5])
 def test_a_budget_ends_thoughts(folder: Path, free: list[int], budget: int, overlap: bool) -> None:
     made = InProcessEngine(folder, overlap=overlap)
-    tokens = run(made, thinking=ThinkingSpec(end_ids=END, bridge_ids=BRIDGE, budget=budget))
-    forced = [*END, *BRIDGE]
-    assert tokens[: budget + 4] == [*free[:budget], *forced]
+    tokens = run(made, thinking=ThinkingSpec(end_ids=END, forced_ids=FORCED, budget=budget))
+    assert tokens[: budget + 4] == [*free[:budget], *FORCED]
     # What follows is what the model makes of it.
     rest = 24 - budget - 4
-    context = [*PROMPT, *free[:budget], *forced]
+    context = [*PROMPT, *free[:budget], *FORCED]
     assert tokens[budget + 4 :] == InProcessEngine(folder).generate(context, rest, ignore_eos=True)
 
 
@@ -63,21 +63,21 @@ def test_thoughts_that_end_in_time_are_left_alone(folder: Path, free: list[int])
     end = free[4:6]
     assert free[3] == free[4] != free[5]
     for budget in (6, 50, None):
-        spec = ThinkingSpec(end_ids=end, bridge_ids=BRIDGE, budget=budget)
+        spec = ThinkingSpec(end_ids=end, bridge_ids=BRIDGE, budget=budget, forced_ids=FORCED)
         assert run(InProcessEngine(folder), thinking=spec) == free
 
 
 def test_an_end_that_has_begun_is_finished(folder: Path, free: list[int]) -> None:
-    spec = ThinkingSpec(end_ids=[free[2], *END], budget=3)
+    spec = ThinkingSpec(end_ids=END, forced_ids=[free[2], *END], budget=3)
     assert run(InProcessEngine(folder), thinking=spec)[:5] == [*free[:3], *END]
 
 
 def test_thoughts_that_may_begin(folder: Path, free: list[int]) -> None:
     # They do not: the output is free, also far behind the budget.
-    spec = ThinkingSpec(open_id=END[0], end_ids=END, budget=2)
+    spec = ThinkingSpec(open_id=END[0], end_ids=END, forced_ids=END, budget=2)
     assert run(InProcessEngine(folder), thinking=spec) == free
     # They do.
-    spec = ThinkingSpec(open_id=free[0], end_ids=END, budget=2)
+    spec = ThinkingSpec(open_id=free[0], end_ids=END, forced_ids=END, budget=2)
     assert run(InProcessEngine(folder), thinking=spec)[:5] == [*free[:3], *END]
     # Behind a line break, where no grammar holds for that.
     for has_grammar in (False, True):
@@ -92,7 +92,7 @@ def test_the_end_of_the_text_stays_forbidden_for_so_long(folder: Path) -> None:
     (eos,) = read_model_spec(folder).eos_token_ids[:1]
     for budget in (3, 50):
         made = InProcessEngine(folder)
-        spec = ThinkingSpec(end_ids=END, budget=budget)
+        spec = ThinkingSpec(end_ids=END, forced_ids=END, budget=budget)
         made.add(1, PROMPT, 40, thinking=spec, min_new_tokens=12, logit_bias={eos: 99.0})
         made.run()
         assert made.tokens[1].index(eos) == 12
@@ -104,11 +104,11 @@ def test_budgets_beside_others_and_through_retractions(folder: Path, free: list[
         folder, overlap=True, max_total_tokens=16 * 14, page_size=16, chunked_prefill_size=8
     )
     for index in range(12):
-        spec = ThinkingSpec(end_ids=END, budget=3) if index % 2 else None
+        spec = ThinkingSpec(end_ids=END, forced_ids=END, budget=3) if index % 2 else None
         crowd.add(index + 1, PROMPT, 80, ignore_eos=True, thinking=spec)
     crowd.run()
     alone = InProcessEngine(folder)
-    limited = run(alone, 80, thinking=ThinkingSpec(end_ids=END, budget=3))
+    limited = run(alone, 80, thinking=ThinkingSpec(end_ids=END, forced_ids=END, budget=3))
     plain = alone.generate(PROMPT, 80, ignore_eos=True)
     for index in range(12):
         assert crowd.tokens[index + 1] == (limited if index % 2 else plain)
@@ -134,14 +134,14 @@ class TestWithGrammar:
     ) -> None:
         for options in ({}, {"presence_penalty": 0.5}):
             made = InProcessEngine(folder, grammar_backend=backend)
-            spec = ThinkingSpec(end_ids=END, bridge_ids=BRIDGE, budget=0)
+            spec = ThinkingSpec(end_ids=END, budget=0, forced_ids=FORCED)
             tokens = run(made, 60, thinking=spec, grammar=DATE, **options)
             assert tokens[:4] == [*END, *BRIDGE]
             assert is_date(folder, tokens[4:])
 
     def test_thoughts_may_come_or_not(self, folder: Path, backend: str) -> None:
         made = InProcessEngine(folder, grammar_backend=backend)
-        spec = ThinkingSpec(open_id=200, end_ids=END, budget=3)
+        spec = ThinkingSpec(open_id=200, end_ids=END, forced_ids=END, budget=3)
         assert is_date(folder, run(made, 60, thinking=spec, grammar=DATE, logit_bias={200: -99.0}))
         made = InProcessEngine(folder, grammar_backend=backend)
         tokens = run(made, 60, thinking=spec, grammar=DATE, logit_bias={200: 99.0})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import AddedToken
 
@@ -87,21 +88,22 @@ async def test_a_grammar_waits_for_thoughts(ask: Any, name: str) -> None:
 
 @needs_grammars
 async def test_budgets(ask: Any) -> None:
-    close = ids("</think>")
+    close, forced = ids("</think>"), ids("\n</think>\n\n")
     budget = {"max_thinking_tokens": 7}
-    assert (await ask("qwen3", OPEN, **budget))[0] == ThinkingSpec(end_ids=close, budget=7)
-    spec = ThinkingSpec(open_id=ids("<think>")[0], end_ids=close, budget=7)
+    spec = ThinkingSpec(end_ids=close, budget=7, forced_ids=forced)
+    assert (await ask("qwen3", OPEN, **budget))[0] == spec
+    spec = msgspec.structs.replace(spec, open_id=ids("<think>")[0])
     assert (await ask("qwen3", PLAIN, **budget, response_format=JSON))[0] == spec
     assert (await ask("qwen3", CLOSED, **budget))[0] is None
     # gpt-oss goes on to its answer, unless it might call a tool instead.
     tools = [{"type": "function", "function": {"name": "now"}}]
     end, bridge = ids("<|end|>"), ids("<|start|>assistant<|channel|>final<|message|>")
-    spec = ThinkingSpec(end_ids=end, bridge_ids=bridge, budget=0)
+    spec = ThinkingSpec(end_ids=end, bridge_ids=bridge, budget=0, forced_ids=[*end, *bridge])
     assert (await ask("gpt-oss", PLAIN, max_thinking_tokens=0))[0] == spec
-    spec = ThinkingSpec(end_ids=end, budget=7)
+    spec = ThinkingSpec(end_ids=end, budget=7, forced_ids=end)
     assert (await ask("gpt-oss", PLAIN, tools=tools, **budget))[0] == spec
-    forced, _ = await ask("gpt-oss", PLAIN, tools=tools, tool_choice="required")
-    assert forced == ThinkingSpec(end_ids=end, bridge_ids=bridge)
+    must_call, _ = await ask("gpt-oss", PLAIN, tools=tools, tool_choice="required")
+    assert must_call == ThinkingSpec(end_ids=end, bridge_ids=bridge)
 
 
 async def test_a_budget_that_cannot_be_kept_is_refused(make_front: Any) -> None:
@@ -118,8 +120,9 @@ async def test_messages_keep_the_budget_where_they_can(make_front: Any) -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024}
     messages = [{"role": "user", "content": "Go"}]
     body = {"model": "m", "max_tokens": 50, "messages": messages, "thinking": thinking}
+    kept = ThinkingSpec(end_ids=ids("</think>"), budget=1024, forced_ids=ids("\n</think>\n\n"))
     for reasoning, template, expected in (
-        ("qwen3", OPEN, ThinkingSpec(end_ids=ids("</think>"), budget=1024)),
+        ("qwen3", OPEN, kept),
         ("kimi", OPEN, None),
         (None, OPEN, None),
     ):
@@ -144,6 +147,19 @@ async def test_tokens_of_thoughts_are_counted(ask: Any) -> None:
     assert answer["usage"]["reasoning_tokens"] == len(ids(first)) + len(ids("<|message|>ab<|end|>"))
     _, answer = await ask("gpt-oss", PLAIN, "<|channel|>final<|message|>ok")
     assert answer["usage"]["reasoning_tokens"] == 0
+
+
+@needs_grammars
+@pytest.mark.parametrize("separates", [True, False])
+async def test_a_forced_call_behind_thoughts(ask: Any, separates: bool) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    text = '<think>hm</think>[{"name": "now", "parameters": {}}]'
+    fields = {"tools": tools, "tool_choice": "required", "separate_reasoning": separates}
+    _, answer = await ask("qwen3", PLAIN, text, **fields)
+    choice = answer["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+    assert choice["message"]["reasoning_content"] == choice["message"]["reasoning"] == "hm"
 
 
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
