@@ -16,7 +16,7 @@ from headrace.lang.events import Event
 from headrace.lang.family import Family
 from headrace.lang.generating import Fill, fill_and_close, generate, select
 from headrace.lang.media_input import Media, load_media, load_video
-from headrace.lang.program_errors import ProgramCancelled, ProgramError, Source
+from headrace.lang.program_errors import ProgramCancelled, ProgramError, ProgramTimeout, Source
 from headrace.lang.sampling import SglSamplingParams
 from headrace.lang.variables import Variables
 
@@ -153,9 +153,25 @@ class StreamExecutor:
 
     def cancel(self) -> None:
         """End what runs and drop what is queued; the children's too."""
+        self._end("The program was cancelled", ProgramCancelled)
+
+    def end_after(self, timeout_s: float) -> None:
+        """End the program as `cancel` does, unless it is done in time."""
+
+        def begin() -> None:
+            message = f"The program was not done within {timeout_s:g} s"
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(timeout_s, self._end, message, ProgramTimeout)
+            self.family.call_when(
+                lambda: self.is_idle(own_body=False), lambda: core().call_soon(timer.cancel)
+            )
+
+        core().call_soon(begin)
+
+    def _end(self, message: str, kind: type[ProgramCancelled]) -> None:
         with self.family.lock:
             if self.is_running or not self.family.body_done:
-                self.fail(self._error("The program was cancelled", kind=ProgramCancelled))
+                self.fail(self._error(message, kind=kind))
             children = list(self._children or ())
         core().start_soon(self._stop)
         for child in children:

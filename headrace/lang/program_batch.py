@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ class BatchOptions:
     progress_bar: bool = False
     generator_style: bool = False
     return_exceptions: bool = False
+    timeout: float | None = None
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> Self:
@@ -55,7 +57,7 @@ class BatchOptions:
         Raises:
             ValueError: not a number of threads.
         """
-        names = ("num_threads", "progress_bar", "generator_style", "return_exceptions")
+        names = [field.name for field in dataclasses.fields(cls)]
         own = cls(**{name: options.pop(name) for name in names if name in options})
         number = own.num_threads
         if number != "auto" and not (isinstance(number, int) and number > 0):
@@ -262,7 +264,10 @@ class Batch:
                     core().call_soon(self._gate.open)
                 self._waiters.notify()
                 return None
-            call = Call(self._function, args, kwargs, self._defaults, self._backend)
+            call = Call(
+                *(self._function, args, kwargs, self._defaults, self._backend),
+                timeout_s=self.options.timeout,
+            )
             state = call.new_state()
             index = self._num_started
             self._num_started += 1

@@ -81,8 +81,9 @@ class Budget:
 
     def without(self, size_bytes: int, what: str) -> Budget:
         """The same where something else takes `size_bytes` of it, and the log says so."""
-        arithmetic = f"{self.arithmetic} - {size_bytes / GIB:.2f} for {what}"
-        return Budget(self.size_bytes - size_bytes, self.available_bytes, arithmetic)
+        left = self.size_bytes - size_bytes
+        arithmetic = f"{self.arithmetic} - {size_bytes / GIB:.2f} for {what} = {left / GIB:.2f}"
+        return Budget(left, self.available_bytes, arithmetic)
 
     def limited(self, size_bytes: int, available_bytes: int) -> Budget:
         """The same where no rank may take more than the one with the least, and the log says so.

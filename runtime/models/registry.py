@@ -66,11 +66,7 @@ def _headed(family: str, head: str, model: str = _DECODER_TEXTS) -> Family:
 
 FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": _decoder("gemma3"),
-    "Gemma3ForConditionalGeneration": Family(
-        "runtime.models.gemma3.seeing_spec:read",
-        "runtime.models.gemma3.model:SeeingGemma3",
-        images=True,
-    ),
+    "Gemma3ForConditionalGeneration": _seeing("gemma3_vision", "Gemma3Vision"),
     "LlamaForCausalLM": _decoder("llama"),
     "MistralForCausalLM": _decoder("mistral"),
     "MixtralForCausalLM": _decoder("mixtral"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime.executor.shared_texts import SharedTexts
+from runtime.scheduler.request import Request
+
 # What a GPU's matrix units give in practice (an H200's, in bf16; others are within a small factor).
 _MATRIX_FLOPS = 600e12
 # A stream that waits for a prompt chunk should not wait for longer than this.
 _SMOOTH_S = 0.15
 _GRAIN = 1024
-_NO_BOUND = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,13 @@ class TokenBudget:
             tokens of a burst come one after the other, not in large groups. On an H200 at the 8B
             shape, 64 requests at a time: with 4096 tokens the median first token comes after 285
             ms and each next one after 7.9 ms, with 8192 after 463 and 7.25.
+        shared_grain: tokens at a time of what whole texts of a step begin with alike and compute
+            once; 0 where each computes its own.
     """
 
     alone: int | None
     beside_streams: int | None
+    shared_grain: int = 0
 
     @classmethod
     def whole_prompts(cls) -> TokenBudget:
@@ -35,16 +40,37 @@ class TokenBudget:
     def next(self, num_decodes: int) -> int:
         """Return the bound of a step in which `num_decodes` sequences decode."""
         bound = self.beside_streams if num_decodes else self.alone
-        budget = _NO_BOUND if bound is None else bound
+        budget = 1 << 60 if bound is None else bound
         # Decoding rows count too, but a full batch must not keep prompts out for good.
         return max(budget - num_decodes, budget // 4, 1)
 
-    def most(self, num_planned: int) -> int:
-        """Return the tokens for which steps have room beside `num_planned` of other prompts.
 
-        More than the bound where streams are kept smooth: for what cannot be computed in parts.
-        """
-        return (_NO_BOUND if self.alone is None else self.alone) - num_planned
+class TextCosts:
+    """What whole texts take of a step's budget: what they begin with alike is computed once."""
+
+    def __init__(self, grain: int) -> None:
+        """Nothing yet; `grain` is `TextEncoder.shared_grain` of the model."""
+        self._texts = SharedTexts(grain) if grain else None
+        self._num_saved = 0
+
+    def of(self, request: Request) -> int:
+        """Return how many tokens more the step computes with `request`."""
+        num_tokens = len(request.tokens)
+        if self._texts is None:
+            return num_tokens
+        # What is told of its tokens is of all: then nobody shares in this step.
+        if request.reports:
+            return num_tokens + self._num_saved
+        return num_tokens - self._texts.num_shared(request.tokens)
+
+    def add(self, request: Request) -> int:
+        """Return what `of` does, of a request that takes part from now on."""
+        cost = self.of(request)
+        if request.reports:
+            self._texts = None
+        elif self._texts is not None:
+            self._num_saved += self._texts.add(request.tokens)
+        return cost
 
 
 def smooth_tokens(num_parameters: int, most: int) -> int:

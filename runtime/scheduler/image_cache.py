@@ -45,12 +45,17 @@ class ImageCache:
     """Images whose vectors are kept, the least recently used first.
 
     Attributes:
+        step_tokens: prompt tokens of a step at most, where a step that computes tokens of an image
+            computes all that are left of them; `None` where it may stop among them.
         num_computed: images that were given to the tower.
         num_hits: images of prompts whose vectors were there already.
     """
 
-    def __init__(self, capacity_bytes: int, bytes_per_token: int) -> None:
+    def __init__(
+        self, capacity_bytes: int, bytes_per_token: int, step_tokens: int | None = None
+    ) -> None:
         """Keep at most `capacity_bytes`, beyond what steps need at one time."""
+        self.step_tokens = step_tokens
         self._capacity = capacity_bytes
         self._per_token = bytes_per_token
         self._kept: OrderedDict[bytes, int] = OrderedDict()
@@ -68,14 +73,12 @@ class ImageCache:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._kept
 
-    def plan(
-        self, touched: Sequence[PreparedImage], pinned: Collection[bytes]
-    ) -> tuple[list[bytes], list[PreparedImage]]:
+    def plan(self, touched: Sequence[PreparedImage]) -> tuple[list[bytes], list[PreparedImage]]:
         """Decide for one step; what is decided is taken as done.
 
         Args:
-            touched: images that the step reads, perhaps several times.
-            pinned: digests of further ones that may not be dropped.
+            touched: images that the step reads, perhaps several times; none of them is dropped. A
+                prompt that is cut within an image goes on with the next step, which reads it again.
 
         Returns:
             Digests to drop, and images to compute.
@@ -91,7 +94,7 @@ class ImageCache:
             self._used += self._kept[digest]
         self.num_computed += len(loads)
         if self._used > self._capacity:
-            self._shrink({*pinned, *(image.digest for image in touched)})
+            self._shrink({image.digest for image in touched})
         drops, self._drops = self._drops, set()
         return sorted(drops), list(loads.values())
 

@@ -21,11 +21,11 @@ from runtime.executor.step_plan import (
     StepPlan,
 )
 from runtime.requests.fault_domain import FaultDomains
-from runtime.scheduler.budget import TokenBudget
+from runtime.scheduler.budget import TextCosts, TokenBudget
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
-from runtime.scheduler.step_images import TowerTime, add_images, cut_images, whole_images
+from runtime.scheduler.step_images import TowerTime, add_images, whole_images
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 
@@ -89,18 +89,15 @@ class Planner:
         token_budget: TokenBudget,
         eos_token_ids: list[int],
         splits_prompts: bool = True,
-        splits_images: bool = True,
         images: ImageCache | None = None,
     ) -> None:
         """Plan over `table`, at most `token_budget` prompt tokens a step.
 
         Without `splits_prompts` each prompt is computed in one step, also one over the budget;
-        without `images` no prompt has any. Without `splits_images` a step that computes a part of
-        an image computes all of it that is left.
+        without `images` no prompt has any.
         """
         self._images = images
         self._splits_prompts = splits_prompts
-        self._splits_images = splits_images
         self._table = table
         self._waiting = waiting
         self._cache = cache
@@ -163,7 +160,7 @@ class Planner:
         span_owners = _add_spans(plan, chunks)
         if self._images is not None:
             parts = [(chunk.request, chunk.start, chunk.length) for chunk in chunks]
-            add_images(plan, parts, self._images, self._half_read_images())
+            add_images(plan, parts, self._images)
         table.num_computed[rows] = plan.start_lens + query_lens
         sampled = plan.sample_rows
         table.sampled_len[sampled] += 1
@@ -176,13 +173,6 @@ class Planner:
                 if chunk.request.request_id in self._unshared:
                     done.append(chunk.request)
         return PlannedStep(plan, table.request_ids[sampled], done, span_owners)
-
-    def _half_read_images(self) -> set[bytes]:
-        """Digests of those of which later steps compute the rest."""
-        found: set[bytes] = set()
-        for request in self._computing:
-            found |= cut_images(request, int(self._table.num_computed[request.row]))
-        return found
 
     def _drop_behind_windows(self) -> bool:
         """Free pages that no query from now on sees; whether there were any.
@@ -299,6 +289,7 @@ class Planner:
         table = self._table
         budget = self._token_budget.next(num_decodes)
         chunks: list[_Chunk] = []
+        costs = TextCosts(self._token_budget.shared_grain)
         tower = None if self._images is None else TowerTime(self._images, budget)
 
         def add(request: Request) -> None:
@@ -308,7 +299,7 @@ class Planner:
                 length = tower.fit(request, int(table.num_computed[request.row]), length)
             if length:
                 chunks.append(self._chunk(request, length))
-                budget -= length
+                budget -= length if self._splits_prompts else costs.add(request)
 
         for request in tuple(self._computing):
             if budget <= 0:
@@ -320,7 +311,7 @@ class Planner:
         for request in self._waiting.in_order():
             if budget <= 0 or not table.has_free_row:
                 break
-            if not self._splits_prompts and chunks and len(request.tokens) > budget:
+            if not self._splits_prompts and chunks and costs.of(request) > budget:
                 break
             with self._faults.of(request):
                 if self._waits_for_prefix(request):
@@ -336,10 +327,10 @@ class Planner:
         left = int(self._table.num_tokens[request.row]) - start
         if not self._splits_prompts:
             return left
-        length = min(left, budget)
-        if self._splits_images or not request.images:
+        length, images = min(left, budget), self._images
+        if images is None or images.step_tokens is None:
             return length
-        room = self._token_budget.most(sum(chunk.length for chunk in chunks))
+        room = images.step_tokens - sum(chunk.length for chunk in chunks)
         return whole_images(request, start, length, room)
 
     def _chunk(self, request: Request, length: int) -> _Chunk:

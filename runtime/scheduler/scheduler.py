@@ -86,7 +86,6 @@ class Scheduler:
         `obey` carries out what is no request.
         """
         self._images = images
-        self._most_of_image = None if options.splits_images else options.token_budget.alone
         self._runner = runner
         self._weights = weights
         # Before the name space of every request: what one generation of weights has computed is no
@@ -116,7 +115,6 @@ class Scheduler:
             token_budget=options.token_budget,
             eos_token_ids=options.eos_token_ids,
             splits_prompts=options.splits_prompts,
-            splits_images=options.splits_images,
             images=images,
         )
         self._grammars = grammars or Grammars(None, 0, [])
@@ -214,7 +212,7 @@ class Scheduler:
                 "context and KV pool hold.",
                 400,
             )
-        elif (wrong := why_not_seen(request, self._images, self._most_of_image)) is not None:
+        elif (wrong := why_not_seen(request, self._images)) is not None:
             self._refuse(request, wrong, 400)
         elif self._max_queued is not None and len(self._waiting) >= self._max_queued:
             self._refuse(request, "The request queue is full.", 503)

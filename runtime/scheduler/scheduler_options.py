@@ -21,7 +21,6 @@ class SchedulerOptions:
         stream_interval: tokens between two events of a stream.
         overlap: launch a step before the last one's tokens are read.
         splits_prompts: a prompt may be computed in several steps.
-        splits_images: so may the tokens of an image.
     """
 
     max_running_requests: int
@@ -33,4 +32,3 @@ class SchedulerOptions:
     stream_interval: int = 1
     overlap: bool = False
     splits_prompts: bool = True
-    splits_images: bool = True

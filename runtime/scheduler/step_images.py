@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from runtime.executor.step_plan import ImageSpan, StepPlan
 from runtime.requests.image_input import ImageInput, PreparedImage
@@ -10,21 +10,15 @@ from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import Request
 
 
-def why_not_seen(request: Request, cache: ImageCache | None, most: int | None) -> str | None:
-    """Why the images of a request cannot be seen, if they cannot.
-
-    Args:
-        request: perhaps without images.
-        cache: what the executor keeps; `None` for a model that sees none.
-        most: tokens of an image that a step can hold; `None` where it may be computed in parts.
-    """
+def why_not_seen(request: Request, cache: ImageCache | None) -> str | None:
+    """Why the images of a request cannot be seen, if they cannot."""
     if not request.images:
         return None
     if cache is None:
         return "This model takes no images."
     if any(each.start + each.image.num_tokens > request.num_prompt for each in request.images):
         return "An image of the prompt is cut off."
-    largest = max(each.image.num_tokens for each in request.images)
+    largest, most = max(each.image.num_tokens for each in request.images), cache.step_tokens
     if most is not None and largest > most:
         return (
             f"An image's {largest} tokens are computed in one step; steps of this server have at"
@@ -37,7 +31,6 @@ def add_images(
     plan: StepPlan,
     parts: Sequence[tuple[Request, int, int]],
     cache: ImageCache,
-    pinned: Collection[bytes],
 ) -> None:
     """Name the positions of a step that stand for images, and decide which vectors stay.
 
@@ -45,7 +38,6 @@ def add_images(
         plan: the step, which has no images yet.
         parts: of `plan.chunk_tokens` in order: a request, its first position, how many.
         cache: what the executor keeps.
-        pinned: digests of images that later steps read.
     """
     touched: list[PreparedImage] = []
     first = 0
@@ -59,7 +51,7 @@ def add_images(
             cache.num_hits += is_first_part and digest in cache
             touched.append(image.image)
         first += length
-    plan.image_drops, plan.image_loads = cache.plan(touched, pinned)
+    plan.image_drops, plan.image_loads = cache.plan(touched)
 
 
 class TowerTime:
@@ -107,15 +99,6 @@ def whole_images(request: Request, start: int, length: int, room: int) -> int:
                 return begin - start
             return stop - start if stop - start <= room else 0
     return length
-
-
-def cut_images(request: Request, position: int) -> set[bytes]:
-    """Digests of images of which tokens lie on both sides of `position`."""
-    return {
-        image.image.digest
-        for image, begin, _ in _between(request, position, request.num_prompt)
-        if begin > image.start
-    }
 
 
 def _between(request: Request, start: int, end: int) -> Iterator[tuple[ImageInput, int, int]]:

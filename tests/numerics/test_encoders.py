@@ -209,7 +209,7 @@ BEHIND = [[*QUERY, *text] for text in TEXTS[1:9]]
 
 
 @pytest.mark.parametrize("name", ["llama_scores", "qwen3_scores", "qwen3", "gemma3_causal"])
-@pytest.mark.parametrize("attention", ["cpu", "torch"])
+@pytest.mark.parametrize("attention", ["auto", "torch"])
 def test_a_query_is_computed_once_a_step(name: str, attention: str) -> None:
     """Documents behind it take its keys, and their numbers are those of each alone."""
     folder, variant = text_model(name), TEXT_MODELS[name]
@@ -234,6 +234,27 @@ def test_a_query_is_computed_once_a_step(name: str, attention: str) -> None:
     torch.testing.assert_close(found, expected, atol=5e-5, rtol=5e-5)
     # Two whole pages of the query's 37 tokens; another text came between those and the last two.
     assert computed == [sum(map(len, given)) - 32 * (len(BEHIND) - 1) - 32]
+
+
+def test_steps_are_filled_by_what_they_compute() -> None:
+    engine = InProcessEngine(text_model("llama_scores"), chunked_prefill_size=96)
+    steps: list[tuple[int, int]] = []
+    compute = engine.model.compute
+
+    def note(batch):
+        steps.append((len(batch.lengths), len(batch.input_ids)))
+        return compute(batch)
+
+    engine.model.compute = note
+    texts = [[*QUERY, 9 + i, 10] for i in range(12)]
+    for i, text in enumerate(texts):
+        engine.add(i + 1, text, 0, extras=[VECTOR])
+    engine.run()
+    found = torch.stack([numbers_of(engine, i + 1) for i in range(len(texts))])
+    expected = their_scores(text_model("llama_scores"), texts)
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=5e-5)
+    # 39 tokens, then 7 of each text that takes two pages of another's.
+    assert steps == [(9, 39 + 8 * 7), (3, 39 + 2 * 7)]
 
 
 def numbers_of(engine: InProcessEngine, request: int) -> torch.Tensor:

@@ -101,17 +101,18 @@ print(json.dumps([[*memoryview(block.data).cast("f")] for block in blocks]))
 IMAGES_SCRIPT = """
 import numpy as np
 from kernels.prompt_attention import PROMPT_ATTENTION
+from kernels.table import Entry
 from runtime.extras.logprobs.positions import LogprobSpec
 from tests.support import interpreted_triton, ordered_triton
 from tests.support.engine import InProcessEngine
-from tests.support.tiny_seeing_gemma3 import PROMPTS, tiny_seeing_gemma3
+from tests.support.tiny_gemma3_vision import PROMPTS, tiny_gemma3_vision
+
+# Causal: no step with an image may take it, though the first one's prompt is whole.
+PROMPT_ATTENTION.entries["causal"] = Entry("kernels.prompt_attention.reference")
+PROMPT_ATTENTION.preferred["cpu"] = ("causal",)
 
 def run(**options):
-    engine = InProcessEngine(tiny_seeing_gemma3(), chunked_prefill_size=50, **options)
-    attention = engine.runner._attention
-    if options.get("attention_backend") == "triton" and "deterministic" not in options:
-        # Causal: no step with an image may take it, though the first one's prompt is whole.
-        attention._prompt = PROMPT_ATTENTION.load("reference")
+    engine = InProcessEngine(tiny_gemma3_vision(), chunked_prefill_size=50, **options)
     for i, prompt in enumerate(PROMPTS[:2], 1):
         logprobs = LogprobSpec(0)
         engine.add(i, prompt.ids, 2, logprobs, ignore_eos=True, images=prompt.images)

@@ -162,7 +162,11 @@ PROMPTS = [
 
 
 class Reference:
-    """The same model in `transformers`, in float32."""
+    """The same model in `transformers`, in float32.
+
+    Attributes:
+        image_id: the token that stands for images.
+    """
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForImageTextToText
@@ -171,11 +175,12 @@ class Reference:
         vision = read_model_spec(folder).vision
         assert vision is not None
         self._vision: VisionSpec = vision
+        self.image_id = vision.image_token_id
 
     def inputs(self, prompt: Prompt, ids: list[int]) -> dict[str, Tensor]:
         """What its `forward` takes: the images' pixels prepared as its processor does."""
         tokens = torch.tensor([ids])
-        inputs = {"input_ids": tokens, "mm_token_type_ids": (tokens == IMAGE_ID).int()}
+        inputs = {"input_ids": tokens, "mm_token_type_ids": (tokens == self.image_id).int()}
         if prompt.images:
             inputs |= self.pixels([each.image for each in prompt.images])
         return inputs

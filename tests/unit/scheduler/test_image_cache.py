@@ -17,41 +17,35 @@ A, B, C = image("a"), image("b"), image("c")
 
 def test_an_image_is_computed_once_and_the_oldest_goes() -> None:
     cache = ImageCache(200, 10)
-    assert cache.plan([A, A], ()) == ([], [A])
-    assert cache.plan([A], ()) == ([], [])
-    assert cache.plan([B], ()) == ([], [B])
+    assert cache.plan([A, A]) == ([], [A])
+    assert cache.plan([A]) == ([], [])
+    assert cache.plan([B]) == ([], [B])
     # Read again, A is younger than B.
-    assert cache.plan([A], ()) == ([], [])
-    assert cache.plan([C], ()) == ([B.digest], [C])
+    assert cache.plan([A]) == ([], [])
+    assert cache.plan([C]) == ([B.digest], [C])
     assert (cache.num_computed, cache.size_bytes) == (3, 200)
     assert [each.digest in cache for each in (A, B, C)] == [True, False, True]
 
 
-def test_what_a_step_or_a_later_one_reads_stays_whatever_the_room() -> None:
-    cache = ImageCache(100, 10)
-    assert cache.plan([A, B], ()) == ([], [A, B])
-    assert cache.plan([C], [A.digest]) == ([B.digest], [C])
-    # As soon as neither is read any more there is room for one.
-    assert cache.plan([B], ()) == (sorted([A.digest, C.digest]), [B])
-    assert cache.size_bytes == 100
-
-
-def test_one_larger_than_all_room_is_kept_while_it_is_read() -> None:
+def test_what_a_step_reads_stays_whatever_the_room() -> None:
     cache, large = ImageCache(100, 10), image("large", 50)
-    assert cache.plan([large], ()) == ([], [large])
-    assert cache.plan([], [large.digest]) == ([], [])
-    assert cache.plan([], ()) == ([large.digest], [])
+    assert cache.plan([A, B, large]) == ([], [A, B, large])
+    assert cache.plan([large]) == (sorted([A.digest, B.digest]), [])
+    # As soon as it is not read any more there is room for one.
+    assert cache.plan([C]) == ([large.digest], [C])
+    assert cache.size_bytes == 100
+    assert cache.plan([]) == ([], [])
 
 
 def test_what_is_forgotten_is_dropped_and_computed_again() -> None:
     cache = ImageCache(1000, 10)
-    cache.plan([A, B], ())
+    cache.plan([A, B])
     cache.forget([A.digest])
-    assert cache.plan([B, A], ()) == ([A.digest], [A])
+    assert cache.plan([B, A]) == ([A.digest], [A])
     cache.clear()
     assert cache.size_bytes == 0
-    assert cache.plan([], ()) == (sorted([A.digest, B.digest]), [])
-    assert cache.plan([A], ()) == ([], [A])
+    assert cache.plan([]) == (sorted([A.digest, B.digest]), [])
+    assert cache.plan([A]) == ([], [A])
 
 
 def test_keys_differ_where_images_do_and_nowhere_else() -> None:

@@ -23,6 +23,7 @@ from runtime.weights.load_model import (
 )
 from runtime.weights.read_tensors import checkpoint_tensors
 from tests.support.fake_checkpoint import (
+    LLAMA_JSON,
     expected_tensors,
     write_config,
     write_safetensors,
@@ -38,6 +39,20 @@ CHANGES = {
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
     "gemma3": {"architectures": ["Gemma3ForCausalLM"]},
     # A tower's first product is stored as a convolution.
+    "gemma3_vision": {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "mm_tokens_per_image": 4,
+        "image_token_index": 9,
+        "text_config": {**LLAMA_JSON, "model_type": "gemma3_text"},
+        "vision_config": {
+            "num_hidden_layers": 2,
+            "hidden_size": 12,
+            "intermediate_size": 20,
+            "num_attention_heads": 3,
+            "image_size": 16,
+            "patch_size": 4,
+        },
+    },
     "qwen2_5_vl": {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "image_token_id": 9,

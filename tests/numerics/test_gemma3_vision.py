@@ -11,14 +11,14 @@ import torch
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.models.vision.tower import Normalize
 from tests.support.engine import InProcessEngine
-from tests.support.tiny_seeing_gemma3 import (
+from tests.support.tiny_gemma3_vision import (
     NUM_TOKENS,
     ONE,
     PROMPTS,
     THREE,
     TWO,
     Gemma3Reference,
-    tiny_seeing_gemma3,
+    tiny_gemma3_vision,
 )
 from tests.support.tiny_vision import Prompt, pixels, prompt_of
 
@@ -27,7 +27,7 @@ NUM_NEW = 20
 
 @cache
 def reference() -> Gemma3Reference:
-    return Gemma3Reference(tiny_seeing_gemma3())
+    return Gemma3Reference(tiny_gemma3_vision())
 
 
 @cache
@@ -54,7 +54,7 @@ def computed(engine: InProcessEngine) -> int:
 
 def test_pixels_and_features_equal_transformers() -> None:
     images = [ONE, TWO, THREE]
-    model = InProcessEngine(tiny_seeing_gemma3()).model
+    model = InProcessEngine(tiny_gemma3_vision()).model
     normalize = Normalize(model.spec.vision, model.context)
     prepared = torch.stack([normalize.run(pixels(image)) for image in images])
     theirs = reference().pixels(images)["pixel_values"]
@@ -75,7 +75,7 @@ CHUNKS = [-1, NUM_TOKENS, NUM_TOKENS + 1, NUM_TOKENS + 6, 2 * NUM_TOKENS + 3]
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_logits_equal_transformers(chunk: int) -> None:
     """Of every position of a prompt, whole and in chunks."""
-    folder = tiny_seeing_gemma3(tied=chunk == NUM_TOKENS)
+    folder = tiny_gemma3_vision(tied=chunk == NUM_TOKENS)
     engine, theirs = InProcessEngine(folder, chunked_prefill_size=chunk), Gemma3Reference(folder)
     for number, prompt in enumerate(PROMPTS, 1):
         add(engine, number, prompt, logprobs=LogprobSpec(0), count=1)
@@ -101,7 +101,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", list(WAYS))
 def test_greedy_equals_transformers_beside_others(way: str) -> None:
     """Requests with images and without, in one batch, twice."""
-    engine = InProcessEngine(tiny_seeing_gemma3(), **WAYS[way])
+    engine = InProcessEngine(tiny_gemma3_vision(), **WAYS[way])
     for first in (1, 101):
         for number, prompt in enumerate(PROMPTS, first):
             add(engine, number, prompt)
@@ -115,7 +115,7 @@ def test_greedy_equals_transformers_beside_others(way: str) -> None:
 
 def test_streams_that_decode_keep_no_image_out() -> None:
     """More of them than tokens that an image leaves of a step."""
-    engine = InProcessEngine(tiny_seeing_gemma3(), chunked_prefill_size=NUM_TOKENS + 2)
+    engine = InProcessEngine(tiny_gemma3_vision(), chunked_prefill_size=NUM_TOKENS + 2)
     texts = [prompt_of(4 + number, seed=number) for number in range(6)]
     for number, prompt in enumerate(texts, 1):
         add(engine, number, prompt, count=60)
@@ -132,7 +132,7 @@ def test_streams_that_decode_keep_no_image_out() -> None:
 
 
 def test_an_image_that_no_step_can_hold_is_refused() -> None:
-    engine = InProcessEngine(tiny_seeing_gemma3(), chunked_prefill_size=NUM_TOKENS - 1)
+    engine = InProcessEngine(tiny_gemma3_vision(), chunked_prefill_size=NUM_TOKENS - 1)
     add(engine, 1, PROMPTS[0])
     add(engine, 2, PROMPTS[3])
     engine.run()
@@ -146,7 +146,7 @@ def test_an_image_that_no_step_can_hold_is_refused() -> None:
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_a_second_question_finds_image_and_prefix(page_size: int) -> None:
     """Where pages end within an image, the rest of it is computed behind what is cached."""
-    engine = InProcessEngine(tiny_seeing_gemma3(), page_size=page_size)
+    engine = InProcessEngine(tiny_gemma3_vision(), page_size=page_size)
     first, second = prompt_of(5, ONE, 7, seed=1), prompt_of(5, ONE, 9, seed=1)
     generate(engine, first)
     assert generate(engine, second) == reference().greedy(second, NUM_NEW)
@@ -161,7 +161,7 @@ def test_a_second_question_finds_image_and_prefix(page_size: int) -> None:
 
 
 def test_two_ranks_see_alike() -> None:
-    engine = InProcessEngine(tiny_seeing_gemma3(), tp_size=2, chunked_prefill_size=NUM_TOKENS + 4)
+    engine = InProcessEngine(tiny_gemma3_vision(), tp_size=2, chunked_prefill_size=NUM_TOKENS + 4)
     for number, prompt in enumerate(PROMPTS, 1):
         add(engine, number, prompt)
     engine.run()

@@ -42,7 +42,7 @@ _PREFIXES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeeingGemma3Spec(DecoderSpec):
+class Gemma3VisionSpec(DecoderSpec):
     """The decoder's numbers and the tower's."""
 
     vision: SiglipVision
@@ -57,13 +57,13 @@ class SeeingGemma3Spec(DecoderSpec):
     def _list_weights(self) -> Sequence[WeightSpec]:
         width, hidden = self.vision.width, self.hidden_size
         name = f"{PROJECTOR}.mm_input_projection_weight"
-        seeing = (
+        seeing = [
             *siglip_weights(self.vision, TOWER),
             norm_weight(f"{PROJECTOR}.mm_soft_emb_norm", width, zero_centered=True),
             WeightSpec(name, (width, hidden), f"{PROJECTOR}.mm_input_projection.weight"),
-        )
-        seeing = (replace(weight, target=f"visual.{weight.target}") for weight in seeing)
-        return (*decoder_weights(self), *seeing)
+        ]
+        ours = (replace(weight, target=f"visual.{weight.target}") for weight in seeing)
+        return (*decoder_weights(self), *ours)
 
     def is_ignored(self, name: str) -> bool:
         """See `ModelSpec`; the tower's own pooling is not used here, old files have its places."""
@@ -71,7 +71,7 @@ class SeeingGemma3Spec(DecoderSpec):
         return name.startswith(spare) or super().is_ignored(name)
 
 
-def read(config: Keys, generation: Keys) -> SeeingGemma3Spec:
+def read(config: Keys, generation: Keys) -> Gemma3VisionSpec:
     """Read the `config.json` of text model and tower, as `transformers` 4 or 5 writes it.
 
     Raises:
@@ -80,7 +80,7 @@ def read(config: Keys, generation: Keys) -> SeeingGemma3Spec:
     decoder = read_text(_text_keys(config), generation)
     known = {field.name: getattr(decoder, field.name) for field in fields(decoder)}
     known |= {"raw": config.values, "vision": _read_vision(config, decoder.vocab_size)}
-    return SeeingGemma3Spec(**known)
+    return Gemma3VisionSpec(**known)
 
 
 def _text_keys(config: Keys) -> Keys:

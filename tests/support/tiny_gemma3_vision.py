@@ -67,7 +67,7 @@ PREPROCESSOR = {
 }
 
 
-def tiny_seeing_gemma3(*, tied: bool = False) -> Path:
+def tiny_gemma3_vision(*, tied: bool = False) -> Path:
     """Return the folder, made on first use; do not write into it.
 
     With the embeddings as its head (`tied`) such a model repeats its last token, whatever it saw.
@@ -80,7 +80,7 @@ def _made(tied: bool) -> Path:
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
     assert_version_is_safe()
-    folder = tiny_root() / f"seeing-gemma3-{tied}"
+    folder = tiny_root() / f"gemma3-vision-{tied}"
     text = {**TEXT, "tie_word_embeddings": tied}
     options = {"text_config": text, "vision_config": TOWER, "tie_word_embeddings": tied, **IDS}
     config = Gemma3Config(**json.loads(json.dumps(options)), mm_tokens_per_image=NUM_TOKENS)

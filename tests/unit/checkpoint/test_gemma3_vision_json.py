@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import StartupError
-from runtime.models.gemma3.seeing_spec import SeeingGemma3Spec
+from runtime.models.gemma3_vision.spec import Gemma3VisionSpec
 from runtime.models.registry import read_model_spec
 
 BARE = {
@@ -72,10 +72,10 @@ FILES: dict[str, dict[str, Any]] = {
 }
 
 
-def spec_of(folder: Path, values: dict[str, Any], **changes: Any) -> SeeingGemma3Spec:
+def spec_of(folder: Path, values: dict[str, Any], **changes: Any) -> Gemma3VisionSpec:
     (folder / "config.json").write_text(json.dumps({**values, **changes}))
     spec = read_model_spec(folder)
-    assert isinstance(spec, SeeingGemma3Spec)
+    assert isinstance(spec, Gemma3VisionSpec)
     return spec
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from runtime.models.gemma3.seeing_spec import PROJECTOR, TOWER, SeeingGemma3Spec
+from runtime.models.gemma3_vision.spec import PROJECTOR, TOWER, Gemma3VisionSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.norm import RMSNorm
 from runtime.models.layers.parameter import Parameter, WeightHolder, whole
@@ -58,7 +58,7 @@ class Projection(WeightHolder):
 class Gemma3Tower(Tower):
     """The tower of patches, and what makes the decoder's vectors of theirs."""
 
-    def __init__(self, spec: SeeingGemma3Spec, context: BuildContext) -> None:
+    def __init__(self, spec: Gemma3VisionSpec, context: BuildContext) -> None:
         """Build the layers."""
         vision = spec.vision
         self._pool = vision.merge_size
@@ -78,10 +78,10 @@ class Gemma3Tower(Tower):
         yield f"{prefix}.{PROJECTOR}.mm_input_projection", self.projection
 
 
-class SeeingGemma3(SeeingDecoder):
+class Gemma3Vision(SeeingDecoder):
     """The decoder with its tower."""
 
-    def __init__(self, spec: SeeingGemma3Spec, context: BuildContext) -> None:
+    def __init__(self, spec: Gemma3VisionSpec, context: BuildContext) -> None:
         super().__init__(spec, context, Gemma3Tower(spec, context))
 
 

@@ -13,8 +13,8 @@ from runtime.weights.fill import load_weights
 from runtime.weights.load_model import dummy_tensors
 from tests.support.engine import InProcessEngine
 from tests.support.gpu import DEVICE, count_graphs, in_both_precisions, small_engine
+from tests.support.tiny_gemma3_vision import PROMPTS, square, tiny_gemma3_vision
 from tests.support.tiny_models import edit_json
-from tests.support.tiny_seeing_gemma3 import PROMPTS, square, tiny_seeing_gemma3
 from tests.support.tiny_vision import Prompt, picture, pixels, prompt_of
 
 pytestmark = pytest.mark.also_cpu
@@ -33,9 +33,9 @@ def generate(engine: InProcessEngine, prompt: Prompt) -> list[int]:
 def test_images_beside_text_in_graphs_equal_eager(
     chunk: int, graphs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = small_engine(tiny_seeing_gemma3(), disable_cuda_graph=True)
+    plain = small_engine(tiny_gemma3_vision(), disable_cuda_graph=True)
     expected = [generate(plain, prompt) for prompt in PROMPTS]
-    engine = small_engine(tiny_seeing_gemma3(), chunked_prefill_size=chunk)
+    engine = small_engine(tiny_gemma3_vision(), chunked_prefill_size=chunk)
     counts = count_graphs(engine, monkeypatch)
     for first, order in ((1, 1), (101, -1)):
         for number, prompt in list(enumerate(PROMPTS, first))[::order]:
@@ -53,8 +53,8 @@ def test_a_question_behind_a_cached_image_has_a_graph(
 ) -> None:
     image = square(1)
     question = prompt_of(14, image, 17, seed=3)
-    expected = generate(small_engine(tiny_seeing_gemma3(), disable_cuda_graph=True), question)
-    engine = small_engine(tiny_seeing_gemma3())
+    expected = generate(small_engine(tiny_gemma3_vision(), disable_cuda_graph=True), question)
+    engine = small_engine(tiny_gemma3_vision())
     generate(engine, prompt_of(14, image, 5, seed=3))
     counts = count_graphs(engine, monkeypatch)
     assert generate(engine, question) == expected
@@ -65,7 +65,7 @@ def test_a_question_behind_a_cached_image_has_a_graph(
 
 def test_a_wide_tower_in_bfloat16_is_close_to_float32(tmp_path: Any) -> None:
     """Width and heads of the tower as it is published, of few blocks; heads of 72."""
-    config = read_model_spec(tiny_seeing_gemma3()).raw
+    config = read_model_spec(tiny_gemma3_vision()).raw
     shape = {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16}
     vision = {**config["vision_config"], **shape, "image_size": 56, "patch_size": 14}
     (tmp_path / "config.json").write_text("{}")
