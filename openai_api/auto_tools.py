@@ -43,7 +43,7 @@ async def strict_calls(
         `None` where no function asks for it, and where it cannot be had: `strict` is then a wish.
     """
     grammars, form = context.service.client.grammars, context.parsers.call_form
-    if form is None or not form.trigger or grammars is None or not _lets_text_pass(context):
+    if form is None or grammars is None or not _lets_text_pass(context):
         return None
     tags = await _strict_tags(request, form)
     if tags is None:
@@ -163,6 +163,8 @@ def _tags(functions: bytes, form: CallForm) -> tuple[orjson.Fragment, bool]:
         schema = _strict_schema(function)
         is_strict = is_strict or schema is not _ANY_OBJECT
         content = {"type": "json_schema", "json_schema": schema}
+        if form.style != "json":
+            content["style"] = form.style
         begin = form.begin(function["name"])
         tags.append({"type": "tag", "begin": begin, "content": content, "end": form.end})
     return orjson.Fragment(orjson.dumps(tags)), is_strict

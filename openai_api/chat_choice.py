@@ -100,4 +100,10 @@ def _deltas(output: OutputEvent) -> list[dict[str, Any]]:
         return [{"content": None, "reasoning_content": None, "tool_calls": [part]}]
     if isinstance(output, ContentText):
         return [{"content": output.text, "reasoning_content": None}]
-    return [{"content": None, "reasoning_content": output.text}]
+    return [{"content": None, **spelled(output.text)}]
+
+
+def spelled(reasoning: str | None) -> dict[str, Any]:
+    """Reasoning under both names: some clients read one, some the other."""
+    told: dict[str, Any] = {"reasoning_content": reasoning}
+    return told if reasoning is None else {**told, "reasoning": reasoning}

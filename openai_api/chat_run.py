@@ -188,9 +188,7 @@ def _choice(
         forces_call=forces_call(body),
     )
     thinking = context.parsers.thinking if _separates(body) else None
-    count = TokenCount(images=sum(each.image.num_tokens for each in prompt.images))
-    if thinking is not None:
-        count.close_ids, count.reopen_ids = thinking.close_ids, thinking.reopen_ids
+    count = TokenCount(thinking, images=sum(each.image.num_tokens for each in prompt.images))
     pieces = context.service.token_pieces if body.logprobs else None
     hidden = None
     if body.return_hidden_states:

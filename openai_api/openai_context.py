@@ -91,6 +91,6 @@ def make_context(service: ServiceContext) -> OpenAIContext:
         model_defaults=(
             model_sampling_defaults(service.model.generation_defaults) if use_model_defaults else {}
         ),
-        parsers=ParserSet.choose(names.reasoning, names.tools, tokenizer),
+        parsers=ParserSet.choose(names.reasoning, names.tools, tokenizer, names.described),
         responses=open_store(http.response_store, http.response_store_mb),
     )

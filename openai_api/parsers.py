@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from openai_api.output_parser import OutputParser
 from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser
@@ -11,8 +12,22 @@ from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.tool_parsers.json_array import JsonArrayParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolParser
+from runtime.config.registry import Registry
 from runtime.errors import InvalidRequest, StartupError
 from runtime.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+# The name of parsers made from the checkpoint's own description.
+DESCRIBED = "response_template"
+
+
+@dataclass(frozen=True)
+class Described:
+    """Parsers made from a checkpoint's `response_template`; `None` where it describes none."""
+
+    reasoning: type[ReasoningParser] | None = None
+    tools: type[ToolParser] | None = None
 
 
 @dataclass(frozen=True)
@@ -21,13 +36,15 @@ class ThinkingTokens:
 
     Attributes:
         open_id: begins them; `None` where that is no single token.
-        close_ids: end them.
+        close_id: ends them.
+        end_ids: end them as well, and belong to what follows.
         bridge_ids: between that and an answer.
         reopen_ids: begin them again.
     """
 
     open_id: int | None
-    close_ids: tuple[int, ...]
+    close_id: int
+    end_ids: frozenset[int]
     bridge_ids: tuple[int, ...]
     reopen_ids: tuple[int, ...]
 
@@ -42,7 +59,8 @@ class ThinkingTokens:
         if len(close) != 1:
             return None
         open_id = opening[0] if len(opening) == 1 else None
-        return cls(open_id, close, ids(kind.bridge), ids(kind.reopen_tag))
+        ends = frozenset(each[0] for each in map(ids, kind.ends_before) if len(each) == 1)
+        return cls(open_id, close[0], ends, ids(kind.bridge), ids(kind.reopen_tag))
 
 
 @dataclass(frozen=True)
@@ -64,16 +82,21 @@ class ParserSet:
 
     @classmethod
     def choose(
-        cls, reasoning: str | None, tools: str | None, tokenizer: Tokenizer | None
+        cls,
+        reasoning: str | None,
+        tools: str | None,
+        tokenizer: Tokenizer | None,
+        described: Described | None = None,
     ) -> ParserSet:
-        """Look both names up.
+        """Look both names up; `DESCRIBED` is what `described` has.
 
         Raises:
             StartupError: an unknown name; the message lists the known ones.
         """
+        described = described or Described()
         try:
-            reasoning_class = REASONING_PARSERS.load(reasoning) if reasoning else None
-            tool_class = TOOL_PARSERS.load(tools) if tools else None
+            reasoning_class = _load(reasoning, REASONING_PARSERS, described.reasoning)
+            tool_class = _load(tools, TOOL_PARSERS, described.tools)
         except InvalidRequest as error:
             raise StartupError(error.message) from None
         if tokenizer is None:
@@ -111,6 +134,12 @@ class ParserSet:
         elif self.tools is not None and functions:
             tools = self.tools(functions, max_calls=max_calls)
         return OutputParser(reasoning, tools, stream_reasoning=stream_reasoning)
+
+
+def _load(name: str | None, registry: Registry[type[T]], made: type[T] | None) -> type[T] | None:
+    if name == DESCRIBED and made is not None:
+        return made
+    return registry.load(name) if name else None
 
 
 def _any_special(texts: Iterable[str], tokenizer: Tokenizer) -> bool:

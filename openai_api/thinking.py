@@ -30,8 +30,13 @@ def with_thoughts(
     """Let a grammar hold for the answer only, and thoughts have their budget.
 
     Raises:
-        InvalidRequest: the model's thoughts cannot be told by tokens.
+        InvalidRequest: the model's thoughts cannot be told by tokens, or a negative budget.
     """
+    if body.max_thinking_tokens is not None and body.max_thinking_tokens < 0:
+        raise InvalidRequest(
+            f"max_thinking_tokens must be at least 0, got {body.max_thinking_tokens}.",
+            param="max_thinking_tokens",
+        )
     wish = _wish(sampling, body)
     if wish is None:
         return sampling
@@ -49,8 +54,8 @@ def with_thoughts(
         if not begins_inside and wish.budget is None:
             return sampling
         raise InvalidRequest(
-            f"{wish.field}: the end of this model's thoughts is no fixed series of tokens, so "
-            "a prompt is needed that turns them off.",
+            f"{wish.field}: this model's end of reasoning is not one token, so a prompt is needed "
+            "that turns reasoning off.",
             param=wish.field,
         )
     open_id = None if begins_inside else tokens.open_id
@@ -60,7 +65,7 @@ def with_thoughts(
     leads_on = sampling.grammar is not None or not tool_names(body)
     thinking = ThinkingSpec(
         open_id=open_id,
-        end_ids=list(tokens.close_ids),
+        end_ids=[tokens.close_id],
         bridge_ids=list(tokens.bridge_ids) if leads_on else [],
         budget=wish.budget,
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from openai_api.parsers import ThinkingTokens
 from runtime.client.generation_stream import GenerationChunk
 from runtime.service.cache_break import CacheBreak
 
@@ -15,16 +16,14 @@ class TokenCount:
     """Counts of one choice, kept while it grows.
 
     Attributes:
-        close_ids: tokens that end reasoning; empty when it cannot be recognised.
-        reopen_ids: tokens that begin it again; empty when nothing does.
-        reasoning: tokens of it up to and including those, or all so far.
+        thinking: how tokens tell what is reasoning; `None` when they do not.
+        reasoning: tokens of it up to and including the one that ends it, or all so far.
         has_reasoned: whether there was reasoning at all; else nothing counts as such.
         images: placeholder tokens of the prompt's images.
         cache_break: where the prompt left what was cached, if that was asked for.
     """
 
-    close_ids: tuple[int, ...] = ()
-    reopen_ids: tuple[int, ...] = ()
+    thinking: ThinkingTokens | None = None
     images: int = 0
     prompt: int = 0
     cached: int = 0
@@ -39,18 +38,17 @@ class TokenCount:
         """Count a chunk."""
         self.prompt, self.cached = chunk.prompt_tokens, chunk.cached_tokens
         self.completion += len(chunk.token_ids)
-        if self.close_ids and (self._is_inside or self.reopen_ids):
+        if self.thinking is not None and (self._is_inside or self.thinking.reopen_ids):
             for token_id in chunk.token_ids:
-                self._follow(token_id)
+                self._follow(token_id, self.thinking)
 
-    def _follow(self, token_id: int) -> None:
-        turn = self.close_ids if self._is_inside else self.reopen_ids
-        self.reasoning += self._is_inside
-        if not turn:
-            return
-        self._last = (*self._last, token_id)[-len(turn) :]
-        if self._last == turn:
-            self._is_inside, self._last = not self._is_inside, ()
+    def _follow(self, token_id: int, thinking: ThinkingTokens) -> None:
+        if self._is_inside:
+            self._is_inside = token_id != thinking.close_id and token_id not in thinking.end_ids
+            self.reasoning += self._is_inside or token_id == thinking.close_id
+        elif thinking.reopen_ids:
+            self._last = (*self._last, token_id)[-len(thinking.reopen_ids) :]
+            self._is_inside = self._last == thinking.reopen_ids
 
 
 def break_of(count: TokenCount) -> dict[str, CacheBreak]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openai_api.call import Call, Reply, Streamed, Whole
+from openai_api.chat_choice import spelled
 from openai_api.chat_run import ChatRun, open_chat
 from openai_api.chat_stream import chat_events
 from openai_api.openai_context import OpenAIContext
@@ -62,7 +63,7 @@ class _Message:
             "role": "assistant",
             # OpenAI answers null where there are only calls, and a string everywhere else.
             "content": None if self._calls and not content else content,
-            "reasoning_content": "".join(self.reasoning) or None,
+            **spelled("".join(self.reasoning) or None),
         }
         if self.tool_calls:
             message["tool_calls"] = self.tool_calls

@@ -25,6 +25,7 @@ class HarmonyChannels:
 
     open_tag = ""
     close_tag = END
+    ends_before: tuple[str, ...] = ()
     bridge = f"{START}assistant{CHANNEL}final{MESSAGE}"
     reopen_tag = _ANALYSIS
     markers: tuple[str, ...] = (CHANNEL, MESSAGE, START, END)

@@ -20,6 +20,7 @@ class ReasoningParser(Protocol):
     Attributes:
         open_tag: the text that begins reasoning; empty where every output begins inside.
         close_tag: the text that ends reasoning.
+        ends_before: texts of the answer that end reasoning whose own close tag is left out.
         bridge: the text between that and an answer; empty where nothing must stand there.
         reopen_tag: the text that begins reasoning again after `close_tag`; empty: nothing does.
         markers: texts that must stay visible in the output for the parser to work.
@@ -30,6 +31,7 @@ class ReasoningParser(Protocol):
 
     open_tag: str
     close_tag: str
+    ends_before: tuple[str, ...]
     bridge: str
     reopen_tag: str
     markers: tuple[str, ...]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from openai_api.parser_signs import Signs
 from openai_api.reasoning_parsers.reasoning_parser import SplitText
 from openai_api.tag_scan import UntilTag
@@ -20,19 +18,16 @@ class ThinkTags:
 
     Output that does not begin with the open tag is an answer from its first character, unless the
     prompt ended with the open tag: so a model that skips reasoning loses nothing.
-
-    Attributes:
-        ends_before: tags of the answer that end reasoning whose own close tag is left out.
     """
 
     open_tag = OPEN_TAG
     close_tag = CLOSE_TAG
+    ends_before: tuple[str, ...] = ()
     bridge = ""
     reopen_tag = ""
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
     # Some templates cut earlier reasoning off and never write the open tag.
     signs = Signs(template=(CLOSE_TAG,), response={"open": OPEN_TAG, "content": "text"})
-    ends_before: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *, prompt_is_open: bool) -> None:
         """Say whether the prompt itself ends inside reasoning."""
@@ -114,6 +109,7 @@ class AppendThink:
 
     open_tag = OPEN_TAG
     close_tag = CLOSE_TAG
+    ends_before: tuple[str, ...] = ()
     bridge = ""
     reopen_tag = ""
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)

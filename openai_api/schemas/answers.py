@@ -86,11 +86,15 @@ class MessageToolCall(TypedDict):
 
 
 class AssistantMessage(TypedDict):
-    """The answer; `content` is null where there are only calls."""
+    """The answer; `content` is null where there are only calls.
+
+    Where there is reasoning it has two names, for clients that know one of them.
+    """
 
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | None
+    reasoning: NotRequired[str]
     tool_calls: NotRequired[list[MessageToolCall]]
     function_call: NotRequired[CalledFunction]
 
@@ -142,6 +146,7 @@ class MessageDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | None
+    reasoning: str
     tool_calls: list[ToolCallDelta]
     function_call: FunctionDelta
     hidden_states: list[float]

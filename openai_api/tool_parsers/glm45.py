@@ -6,6 +6,7 @@ import re
 
 from openai_api.parser_signs import Signs
 from openai_api.tool_parsers.tagged_calls import TaggedCalls
+from openai_api.tool_parsers.tool_parser import CallForm
 
 OPEN_TAG = "<tool_call>"
 CLOSE_TAG = "</tool_call>"
@@ -15,7 +16,10 @@ class Glm45Parser(TaggedCalls):
     """With line breaks between the tags, as GLM 4.5 writes, or without, as GLM 4.7 does."""
 
     markers = (OPEN_TAG, CLOSE_TAG)
-    signs = Signs(template=(OPEN_TAG, "<arg_key>", "<arg_value>"))
+    signs = Signs(template=(OPEN_TAG, "<arg_key>", "<arg_value>", "</arg_value>"))
+    call_form = CallForm(
+        OPEN_TAG, lambda name: f"{OPEN_TAG}{name}", CLOSE_TAG, separator="\n", style="glm_xml"
+    )
     opens = (OPEN_TAG,)
     header = re.compile(r"\s*(?P<name>[^\s<>{}]+)\s*")
     name_end = "<"

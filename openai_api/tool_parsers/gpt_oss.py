@@ -21,7 +21,7 @@ class GptOssParser(JsonCalls):
     """The recipient stands before the channel or behind it; what tells the type is skipped."""
 
     markers = (START, CHANNEL, MESSAGE, CALL)
-    signs = Signs(template=("<|channel|>commentary", "to=functions.", "<|call|>"))
+    signs = Signs(template=(f"{CHANNEL}commentary", "functions.", MESSAGE, CALL))
     opens = (START, CHANNEL)
     header = re.compile(
         rf"[^{{}}]*?\bto=functions\.(?P<name>[\w.\-]+)[^{{}}]*?{re.escape(MESSAGE)}", re.ASCII

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import orjson
-
 from openai_api.parser_signs import Signs
 from openai_api.tool_parsers.json_calls import JsonCalls
-from openai_api.tool_parsers.tool_parser import CallForm
 
 PYTHON_TAG = "<|python_tag|>"
-
-
-def _begin(name: str) -> str:
-    return f'{{"name": {orjson.dumps(name).decode()}, "parameters": '
 
 
 class Llama3Parser(JsonCalls):
@@ -20,7 +13,6 @@ class Llama3Parser(JsonCalls):
 
     markers = (PYTHON_TAG,)
     signs = Signs(template=('{"name": "', '"parameters": '))
-    call_form = CallForm("", _begin, "}", separator="; ")
     opens = (PYTHON_TAG,)
     separators = (";",)
     bare = "{"

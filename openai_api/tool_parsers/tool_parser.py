@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from openai_api.parser_signs import Signs
 
@@ -45,21 +45,27 @@ class CallEnd:
 ToolPart = str | CallBegin | CallArguments | CallEnd
 
 
+# How arguments are written, by the names that structural tags have for it.
+ArgumentStyle = Literal["json", "qwen_xml", "glm_xml", "minimax_xml"]
+
+
 @dataclass(frozen=True)
 class CallForm:
-    """How a call is written around its arguments, a JSON object: what grammars are made from.
+    """How a call is written around its arguments: what grammars are made from.
 
     Attributes:
-        trigger: begins every call, and nothing else; empty where text may begin so, too.
+        trigger: begins every call, and nothing else.
         begin: from a function's name to the text before the arguments; starts with `trigger`.
         end: the text behind the arguments.
         separator: the text between two calls.
+        style: of the arguments.
     """
 
     trigger: str
     begin: Callable[[str], str]
     end: str
     separator: str = ""
+    style: ArgumentStyle = "json"
 
 
 class ToolParser(Protocol):

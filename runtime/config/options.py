@@ -125,12 +125,12 @@ class HttpArgs:
     )
     reasoning_parser: str = option(
         AUTO_PARSER,
-        "How reasoning is split from the answer in chat: qwen3, deepseek-r1, ...; none; auto "
+        "How reasoning is split from the answer in chat: qwen3, gpt-oss, ...; none; auto "
         "recognises it from the model's templates.",
     )
     tool_call_parser: str = option(
         AUTO_PARSER,
-        "How tool calls are read from the answer in chat: hermes, qwen25, ...; none; auto "
+        "How tool calls are read from the answer in chat: hermes, llama3, ...; none; auto "
         "recognises it from the model's templates.",
     )
     enable_cache_report: bool = option(False, "Report cached prompt tokens in `usage`.")

@@ -18,7 +18,14 @@ from runtime.grammar.cache import ByteCache
 from runtime.ipc.fork_server import ForkServer
 from runtime.media.image_job import ImageJob, ScaledImage
 from runtime.media.image_size import max_scaled_pixels, num_image_tokens
-from runtime.media.image_source import FileImage, ImageItem, InlineImage, RemoteImage, read_item
+from runtime.media.image_source import (
+    FileImage,
+    ImageItem,
+    ImageSource,
+    InlineImage,
+    RemoteImage,
+    read_item,
+)
 from runtime.media.local_image import read_file
 from runtime.media.media_policy import MediaPolicy
 from runtime.media.remote_image import Fetcher
@@ -33,7 +40,10 @@ NO_VISION = "this model takes text only"
 
 # The process limits itself; a thread only waits for it.
 _PREPARING = OffloadPool("preparation of an image", workers=8, max_queued=1024, timeout_s=110.0)
-_READING = OffloadPool("reading of an image's file", workers=4, max_queued=1024, timeout_s=20.0)
+# Files, and hashes of what is large.
+_READING = OffloadPool("reading of an image", workers=4, max_queued=1024, timeout_s=20.0)
+# Of one request: others have their turn between.
+_AT_A_TIME = 8
 
 _encode = msgspec.msgpack.Encoder().encode
 _scaled = msgspec.msgpack.Decoder(ScaledImage)
@@ -110,10 +120,13 @@ class ImageLoader:
         vision = self.require_vision(items[0].param)
         once = {id(each.item): each for each in items}
         sources = {key: read_item(each.item, each.param) for key, each in once.items()}
-        tasks = {
-            key: asyncio.create_task(self._prepare(source, once[key].param, vision))
-            for key, source in sources.items()
-        }
+        slots = asyncio.Semaphore(_AT_A_TIME)
+
+        async def prepare(key: int) -> PreparedImage:
+            async with slots:
+                return await self._prepare(sources[key], once[key].param, vision)
+
+        tasks = {key: asyncio.create_task(prepare(key)) for key in sources}
         try:
             await asyncio.gather(*tasks.values())
         except BaseException:
@@ -123,9 +136,7 @@ class ImageLoader:
             raise
         return [tasks[id(each.item)].result() for each in items]
 
-    async def _prepare(
-        self, source: InlineImage | RemoteImage | FileImage, param: str, vision: VisionSpec
-    ) -> PreparedImage:
+    async def _prepare(self, source: ImageSource, param: str, vision: VisionSpec) -> PreparedImage:
         match source:
             case InlineImage():
                 content = source
@@ -147,7 +158,7 @@ class ImageLoader:
         self, content: InlineImage, param: str, vision: VisionSpec
     ) -> PreparedImage:
         # How fast it is there must not tell one tenant what another one sent.
-        key = await _PREPARING.run(_key_of, content.content, TENANT.get())
+        key = await _READING.run(_key_of, content.content, TENANT.get())
         known = self._known.get(key)
         if known is not None:
             return known

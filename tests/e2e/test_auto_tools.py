@@ -92,6 +92,25 @@ def test_calls_and_thoughts_are_parsed_without_flags(chat: Any) -> None:
     assert choice.message.reasoning_content
 
 
+def test_thoughts_have_a_budget(chat: Any) -> None:
+    free = chat.completions.create(**asked(SUM, extra_body=THINKING))
+    count = free.usage.completion_tokens_details.reasoning_tokens
+    assert count > 6
+    for budget in (0, 4):
+        body = {**THINKING, "max_thinking_tokens": budget}
+        answer = chat.completions.create(**asked(SUM, extra_body=body))
+        # The token that ends them is one of theirs, as the one that begins them may be.
+        thoughts = answer.usage.completion_tokens_details
+        assert budget < thoughts.reasoning_tokens <= budget + 2
+        message = answer.choices[0].message
+        assert free.choices[0].message.reasoning.startswith(message.reasoning_content or "")
+        assert message.content
+        assert "think>" not in message.content
+    assert chat.completions.create(
+        **asked(SUM, extra_body={**THINKING, "max_thinking_tokens": 250})
+    )
+
+
 def test_a_strict_call_follows_its_schema(chat: Any) -> None:
     choice = whole(chat, WEATHER, tools=[STRICT])
     assert choice.finish_reason == "tool_calls"

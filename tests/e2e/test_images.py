@@ -12,7 +12,7 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.support.native import generate, refused, stream, tokenize
+from tests.support.native import generate, refused, run_example, stream, tokenize
 from tests.support.pictures import base64_of, data_url, encoded, noise
 from tests.support.seeing_model import PLACEHOLDER, QUESTION, prompt_with, seeing_model
 from tests.support.server import ServerProcess
@@ -340,3 +340,9 @@ def test_pictures_that_are_no_rgb(server: ServerProcess) -> None:
         for each in (clear, white)
     ]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", ["chat", "native", "language"])
+def test_examples(server: ServerProcess, name: str) -> None:
+    printed = run_example(f"{name}.py", server, "vision")
+    assert len(printed.splitlines()) >= 2

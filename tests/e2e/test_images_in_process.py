@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tests.support.tiny_seeing_gemma3 import tiny_seeing_gemma3
+from tokenizers import AddedToken, Tokenizer
 
 from headrace import Engine, assistant, function, gen, image, select, user, video
 from headrace.batch import main
 from headrace.media import load_image
 from tests.support.pictures import base64_of, data_url, encoded, noise
 from tests.support.seeing_model import QUESTION, prompt_with, seeing_model
+from tests.support.tiny_vision import IMAGE_ID
 
 FIRST, SECOND = noise(150, 120, seed=4), noise(120, 350, seed=6)
 PNG = encoded(FIRST)
@@ -191,3 +195,57 @@ def test_lines_of_a_batch(answer: str, tmp_path: Path) -> None:
     assert "No such file" in found[3]["error"]["message"]
     assert found["b"]["response"]["status_code"] == 400
     assert "No such file" in found["b"]["response"]["body"]["error"]["message"]
+
+
+def gemma_folder(target: Path) -> Path:
+    """The tiny Gemma 3 with its words for images at the ids that its configuration names."""
+    shutil.copytree(tiny_seeing_gemma3(), target)
+    path = str(target / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    words = [f"<filler {at}>" for at in range(tokenizer.get_vocab_size(), IMAGE_ID)]
+    words += ["<image_soft_token>", "<filler>", "<start_of_image>", "<end_of_image>"]
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in words])
+    assert tokenizer.token_to_id("<image_soft_token>") == IMAGE_ID
+    tokenizer.save(path)
+    return target
+
+
+def test_a_family_whose_marker_is_a_token_of_its_own(tmp_path: Path) -> None:
+    """Gemma 3 gives each image one square and as many tokens, and sets words around them."""
+    transformers = pytest.importorskip("transformers")
+    module = pytest.importorskip("transformers.models.gemma3.image_processing_pil_gemma3")
+    folder = gemma_folder(tmp_path / "gemma")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    whole = f"\n\n<start_of_image>{'<image_soft_token>' * 16}<end_of_image>\n\n"
+    text = "The mill: <start_of_image> and the wheel:<start_of_image>?"
+    ids = tokenizer.encode(text.replace("<start_of_image>", whole)).ids
+    processor = module.Gemma3ImageProcessorPil.from_pretrained(folder)
+    pixels = processor(images=[FIRST, SECOND], return_tensors="pt")["pixel_values"]
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder).float().eval()
+    tokens = torch.tensor([ids])
+    made = model.generate(
+        input_ids=tokens,
+        attention_mask=torch.ones_like(tokens),
+        token_type_ids=(tokens == IMAGE_ID).int(),
+        pixel_values=pixels,
+        max_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    wanted = made[0, len(ids) :].tolist()
+    marked = tokenizer.encode(text).ids
+    images = [FIRST, SECOND]
+    with Engine(model_path=str(folder), dtype="float32") as gemma:
+        found = gemma.generate(text, GREEDY, image_data=images, return_prompt_token_ids=True)
+        assert found["prompt_token_ids"] == ids
+        assert found["output_ids"] == wanted
+        assert found["meta_info"]["image_tokens"] == 32
+        # As token ids the line feeds are tokens of their own.
+        as_ids = gemma.generate(
+            input_ids=marked, sampling_params=GREEDY, image_data=images,
+            return_prompt_token_ids=True,
+        )  # fmt: skip
+        assert as_ids["meta_info"]["image_tokens"] == 32
+        assert as_ids["prompt_token_ids"].count(IMAGE_ID) == 32
+        given = gemma.generate(input_ids=ids, sampling_params=GREEDY, image_data=images)
+        assert given["output_ids"] == wanted

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runtime.models.registry import read_model_spec
 from runtime.requests.sampling_params import GrammarSpec, ThinkingSpec
 from runtime.scheduler.thinking import Thinking
 from runtime.text.tokenizer import Tokenizer
@@ -85,6 +86,17 @@ def test_thoughts_that_may_begin(folder: Path, free: list[int]) -> None:
             thinking.accept(token_id)
         assert thinking.is_over == has_grammar
         assert thinking.forced == ([] if has_grammar else END)
+
+
+def test_the_end_of_the_text_stays_forbidden_for_so_long(folder: Path) -> None:
+    (eos,) = read_model_spec(folder).eos_token_ids[:1]
+    for budget in (3, 50):
+        made = InProcessEngine(folder)
+        spec = ThinkingSpec(end_ids=END, budget=budget)
+        made.add(1, PROMPT, 40, thinking=spec, min_new_tokens=12, logit_bias={eos: 99.0})
+        made.run()
+        assert made.tokens[1].index(eos) == 12
+        assert (made.tokens[1][3:5] == END) == (budget == 3)
 
 
 def test_budgets_beside_others_and_through_retractions(folder: Path, free: list[int]) -> None:

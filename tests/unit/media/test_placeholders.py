@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from headrace.demo import MODEL_PATH
 from runtime.errors import InvalidRequest
 from runtime.media.placeholders import expand_ids, expand_text, write_expansions
 from runtime.requests.image_input import ImageInput, PreparedImage
@@ -34,6 +38,30 @@ def test_texts() -> None:
     for count in (0, 1, 3):
         with pytest.raises(InvalidRequest, match=f"2 placeholders .* {count} images"):
             write_expansions(two, PATCHES, count, "x")
+
+
+def test_texts_are_tokenized_as_if_every_token_were_written() -> None:
+    """With real tokenizers' words around: the line feeds may join with those of the text."""
+    tokenizer = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
+    words = ("<start_of_image>", "<image_soft_token>", "<end_of_image>", "<|image_pad|>")
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in words])
+
+    def ids_of(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    for vision in (PATCHES, SQUARE):
+        own = replace(vision, image_token_id=tokenizer.token_to_id(vision.image_token))
+        for text in ("Look:\n\n{0}\n\nand {0}?", "{0}{0}", "a{0}\n"):
+            num_images = text.count("{0}")
+            images = [FOUR, THREE][:num_images]
+            written = text
+            for image in images:
+                whole = own.expansion.replace(own.image_token, own.image_token * image.num_tokens)
+                written = written.replace("{0}", whole, 1)
+            given = write_expansions(text.replace("{0}", own.marker), own, num_images, "x")
+            ids, _ = expand_text(ids_of(given), images, own, "x")
+            assert ids == ids_of(written)
 
 
 def test_ids_of_texts() -> None:
