@@ -388,7 +388,7 @@ class EngineClient:
             images: of the prompt.
 
         Raises:
-            EngineNotReady: a worker is loading, or does not answer.
+            EngineNotReady: no worker takes requests, or none answers.
         """
         call_id = next(self._ids)
         data = array.array("i", input_ids).tobytes()
@@ -397,8 +397,9 @@ class EngineClient:
             for each in images
         ]
         message = MatchPrefix(call_id, data, tenants_namespace(namespace), named)
-        replies = (await self._calls.call_each(call_id, message, 30.0)).values()
-        found = [_REPORT.decode(reply.data) for reply in replies if reply.success]
+        links = [link for link in self.links if link.ready]
+        replies = await self._calls.call_each(call_id, message, links, 30.0) if links else {}
+        found = [_REPORT.decode(reply.data) for reply in replies.values() if reply.success]
         if not found:
             raise EngineNotReady("The worker did not answer.")
         return max(found, key=lambda report: report.num_tokens)
