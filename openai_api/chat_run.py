@@ -146,7 +146,8 @@ async def _cache_break(
     if not body.return_cache_break:
         return None
     check_reported(context.service, "return_cache_break")
-    found = await cached_prefix(context.service, prompt.input_ids, cache_namespace(body))
+    namespace = cache_namespace(body)
+    found = await cached_prefix(context.service, prompt.input_ids, namespace, prompt.images)
     return found.broken
 
 

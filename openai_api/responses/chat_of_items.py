@@ -119,7 +119,8 @@ class _Turns:
                 name = self._tools.name_in_chat(item.name, item.namespace)
                 self._call(item.call_id, name, item.arguments)
             case CustomCallItem():
-                self._call(item.call_id, item.name, orjson.dumps(arguments_of(item.input)).decode())
+                name = self._tools.name_in_chat(item.name, item.namespace)
+                self._call(item.call_id, name, orjson.dumps(arguments_of(item.input)).decode())
             case CallOutputItem():
                 self._returned(item.call_id, _content(item.output, where, sees=self._sees))
             case ShellCallItem():

@@ -104,7 +104,7 @@ class ItemWriter:
     def _begin_call(self, name: str) -> Iterator[Event]:
         origin = self._tools.origins.get(name) or Origin(name)
         self._texts = []
-        self._shell = origin if origin.is_shell else None
+        self._shell = origin if origin.is_command else None
         if self._shell is None:
             yield self._begin_item(origin)
 

@@ -29,13 +29,13 @@ class Origin:
 
     Attributes:
         is_custom: takes plain text, which chat carries as `input`.
-        is_shell: the shell of the client's machine.
+        is_command: runs in the shell of the client's machine.
     """
 
     name: str
     namespace: str | None = None
     is_custom: bool = False
-    is_shell: bool = False
+    is_command: bool = False
 
 
 @dataclass
@@ -110,7 +110,7 @@ class OfferedTools:
             return
         if kind == local_shell.NAME and namespace is None:
             self.functions.append({"type": "function", "function": local_shell.FUNCTION})
-            self.origins[local_shell.NAME] = Origin(local_shell.NAME, is_shell=True)
+            self.origins[local_shell.NAME] = Origin(local_shell.NAME, is_command=True)
             return
         if kind not in ("function", "custom"):
             raise InvalidRequest(

@@ -82,6 +82,7 @@ class CustomCallItem(msgspec.Struct, kw_only=True):
     call_id: str
     name: str
     input: str
+    namespace: str | None = None
 
 
 class CallOutputItem(msgspec.Struct, kw_only=True):

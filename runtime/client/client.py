@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -51,6 +51,7 @@ from runtime.ipc.messages import (
     TextDeltas,
 )
 from runtime.requests.extra_spec import add_block
+from runtime.requests.image_input import ImageInput
 from runtime.requests.sampling_params import GrammarSpec
 
 _REPORT = msgspec.msgpack.Decoder(PrefixReport)
@@ -389,21 +390,29 @@ class EngineClient:
         call_id = next(self._ids)
         return await self._calls.call(call_id, make(call_id), timeout_s)
 
-    async def match_prefix(self, input_ids: list[int], namespace: str) -> PrefixReport:
+    async def match_prefix(
+        self, input_ids: list[int], namespace: str, images: Sequence[ImageInput] = ()
+    ) -> PrefixReport:
         """How much of a prompt is cached, in the replica that has most of it.
 
         Args:
             input_ids: the prompt.
             namespace: as in a request; a tenant's own prefixes alone are looked at.
+            images: of the prompt.
 
         Raises:
-            EngineNotReady: a worker is loading, or does not answer.
+            EngineNotReady: no worker takes requests, or none answers.
         """
         call_id = next(self._ids)
         data = array.array("i", input_ids).tobytes()
-        message = MatchPrefix(call_id, data, tenants_namespace(namespace))
-        replies = (await self._calls.call_each(call_id, message, 30.0)).values()
-        found = [_REPORT.decode(reply.data) for reply in replies if reply.success]
+        named = [
+            msgspec.structs.replace(each, image=msgspec.structs.replace(each.image, pixels=b""))
+            for each in images
+        ]
+        message = MatchPrefix(call_id, data, tenants_namespace(namespace), named)
+        links = [link for link in self.links if link.ready]
+        replies = await self._calls.call_each(call_id, message, links, 30.0) if links else {}
+        found = [_REPORT.decode(reply.data) for reply in replies.values() if reply.success]
         if not found:
             raise EngineNotReady("The worker did not answer.")
         return max(found, key=lambda report: report.num_tokens)

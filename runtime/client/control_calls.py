@@ -31,33 +31,37 @@ class ControlCalls:
     async def call(
         self, call_id: int, message: SchedulerInbound, timeout_s: float | None
     ) -> ControlReply:
-        """`call_each`, with one reply for all; see `merge_replies`.
-
-        Raises:
-            EngineNotReady: see `call_each`.
-        """
-        return merge_replies(await self.call_each(call_id, message, timeout_s))
-
-    async def call_each(
-        self, call_id: int, message: SchedulerInbound, timeout_s: float | None
-    ) -> dict[int, ControlReply]:
         """Send `message`, which carries `call_id`, to every replica and wait for all answers.
 
         With `timeout_s` `None` for as long as they live.
 
         Returns:
-            The replies, by rank.
+            One reply for all; see `merge_replies`.
 
         Raises:
             EngineNotReady: a replica is loading; none is sent the message, so none differs.
         """
         if not all(link.ready for link in self._links):
             raise EngineNotReady("The model is still loading; see /startupz for progress.")
+        return merge_replies(await self.call_each(call_id, message, self._links, timeout_s))
+
+    async def call_each(
+        self,
+        call_id: int,
+        message: SchedulerInbound,
+        links: Sequence[ReplicaLink],
+        timeout_s: float | None,
+    ) -> dict[int, ControlReply]:
+        """`call` some of the replicas; one or more.
+
+        Returns:
+            The replies, by rank.
+        """
         done = asyncio.get_running_loop().create_future()
-        call = _Call({link.rank for link in self._links}, done)
+        call = _Call({link.rank for link in links}, done)
         self._calls[call_id] = call
         try:
-            for link in self._links:
+            for link in links:
                 link.send(message)
             async with asyncio.timeout(timeout_s):
                 await done

@@ -17,6 +17,7 @@ from runtime.ipc.weight_messages import (
     WeightCall,
 )
 from runtime.requests.extra_spec import ExtraBlock
+from runtime.requests.image_input import ImageInput
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec
 
@@ -82,11 +83,13 @@ class MatchPrefix(_Message, frozen=True):
     Attributes:
         input_ids: little-endian int32 bytes.
         namespace: of the prefix cache.
+        images: of the prompt, known by their digests; their pixels stay where they are.
     """
 
     call_id: int
     input_ids: bytes
     namespace: str
+    images: list[ImageInput] = []
 
 
 class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):

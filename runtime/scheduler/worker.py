@@ -52,7 +52,8 @@ from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.runner import Runner
-from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
+from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.scheduler_options import SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.load_model import load_model, parameter_bytes

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from runtime.errors import InvalidRequest
+from runtime.requests.image_input import ImageInput
 from runtime.service.context import ServiceContext
 
 # Tokens of the prompt that are shown on either side.
@@ -52,7 +53,10 @@ def check_reported(context: ServiceContext, param: str) -> None:
 
 
 async def cached_prefix(
-    context: ServiceContext, input_ids: Sequence[int], namespace: str
+    context: ServiceContext,
+    input_ids: Sequence[int],
+    namespace: str,
+    images: Sequence[ImageInput] = (),
 ) -> CachedPrefix:
     """Compare a prompt with what is cached just now, in the caller's own name space.
 
@@ -60,7 +64,7 @@ async def cached_prefix(
         EngineNotReady: a worker is loading.
     """
     ids = list(input_ids)
-    report = await context.client.match_prefix(ids, namespace)
+    report = await context.client.match_prefix(ids, namespace, images)
     at = report.num_tokens
     if at >= len(ids):
         return CachedPrefix(report.num_cached, None)

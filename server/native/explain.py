@@ -13,6 +13,7 @@ from anthropic_api.conversation import prompt_request
 from anthropic_api.message_request import CountTokensRequest
 from openai_api.call import Call
 from openai_api.chat_prompt import build_chat_prompt
+from openai_api.chat_tools import settle_tools
 from openai_api.endpoints.responses import prompt_of_response
 from openai_api.openai_context import OpenAIContext
 from openai_api.operation import json_of, operation
@@ -67,7 +68,8 @@ def create_router(openai: OpenAIContext) -> AccessRouter:
         check_reported(openai.service, "/explain_cache")
         chat = await _READERS[asked.route](msgspec.json.encode(asked.body), openai)
         prompt = await build_chat_prompt(chat, openai)
-        found = await cached_prefix(openai.service, prompt.input_ids, cache_namespace(chat))
+        namespace = cache_namespace(chat)
+        found = await cached_prefix(openai.service, prompt.input_ids, namespace, prompt.images)
         explained: CacheExplained = {
             "prompt_tokens": len(prompt.input_ids),
             "cached_tokens": found.num_cached,
@@ -81,6 +83,7 @@ def create_router(openai: OpenAIContext) -> AccessRouter:
 async def _chat(data: bytes, openai: OpenAIContext) -> ChatCompletionRequest:
     del openai
     chat = await read_body(Call(data), DECODER)
+    settle_tools(chat)
     check_chat_request(chat)
     return chat
 

@@ -26,7 +26,8 @@ from runtime.ipc.messages import (
 )
 from runtime.ipc.shared_state import SharedState
 from runtime.scheduler.budget import TokenBudget
-from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
+from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.scheduler_options import SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from runtime.text.detokenizer import Detokenizer
 from runtime.text.tokenizer import Tokenizer

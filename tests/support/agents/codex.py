@@ -126,6 +126,22 @@ class CodexSession(AgentSession):
             )
 
 
+class CodexLiteSession(CodexSession):
+    """The same where the tools come as an item, those of the agent itself in a name space."""
+
+    def request(self) -> dict[str, Any]:
+        own = [tool for tool in TOOLS if tool["type"] in ("function", "custom")]
+        space = {"type": "namespace", "name": "functions", "description": "", "tools": own}
+        others = [tool for tool in TOOLS if tool not in own]
+        item = {"type": "additional_tools", "role": "developer", "tools": [space, *others]}
+        body = super().request()
+        return {**body, "tools": [], "input": [item, *body["input"]]}
+
+    def call(self, use: ToolUse) -> tuple[str, dict[str, Any]]:
+        name, arguments = super().call(use)
+        return (name if use.kind == "find" else f"functions__{name}"), arguments
+
+
 def _message(role: str, *texts: str) -> dict[str, Any]:
     content = [{"type": "input_text", "text": text} for text in texts]
     return {"type": "message", "role": role, "content": content}

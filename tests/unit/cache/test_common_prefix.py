@@ -25,7 +25,6 @@ def grown(sequences: list[list[int]]) -> RadixTree:
 @given(SEQUENCES, st.lists(st.integers(0, 1), min_size=1, max_size=30))
 def test_it_is_the_longest_of_all(sequences: list[list[int]], asked: list[int]) -> None:
     tree = grown(sequences)
-    before = tree.num_pages, next(tree._clock)
     found = tree.common_prefix(np.array(asked, dtype=np.int32), "ours")
     kept = [each[: len(each) // PAGE * PAGE] for each in sequences]
     shared = [os.path.commonprefix([each, asked]) for each in kept]  # noqa: RUF071 lists, not paths
@@ -36,8 +35,16 @@ def test_it_is_the_longest_of_all(sequences: list[list[int]], asked: list[int]) 
         for each, same in zip(kept, shared, strict=True)
     )
     assert found.differs == (goes_on and longest < len(asked))
-    # It was asked, not used.
-    assert (tree.num_pages, next(tree._clock)) == (before[0], before[1] + 1)
+
+
+def test_what_is_asked_about_is_not_used() -> None:
+    tree = grown([[0] * 8, [1] * 8])
+    num_pages = tree.num_pages
+    # Inside of a page: a match would split there.
+    assert tree.common_prefix(np.zeros(6, dtype=np.int32), "ours").num_tokens == 6
+    assert tree.num_pages == num_pages
+    # The oldest goes first, as if nothing had been asked.
+    assert tree.evict(2).tolist() == [0, 1]
 
 
 def test_other_name_spaces_are_not_looked_at() -> None:
@@ -45,4 +52,3 @@ def test_other_name_spaces_are_not_looked_at() -> None:
     asked = np.ones(8, dtype=np.int32)
     assert tree.common_prefix(asked, "ours").num_tokens == 8
     assert tree.common_prefix(asked, "theirs").num_tokens == 0
-    assert list(tree._roots) == ["ours"]

@@ -22,7 +22,7 @@ from openai_api.parsers import ParserSet
 from runtime.config.options import HttpArgs, ModelArgs, ServerConfig
 from server.wire_routes import create_routers
 from tests.support.agents.claude_code import BILLING, ClaudeCodeSession
-from tests.support.agents.codex import CodexSession
+from tests.support.agents.codex import CodexLiteSession, CodexSession
 from tests.support.agents.opencode import OpenCodeSession
 from tests.support.agents.session import AgentSession
 from tests.support.agents.streams import read_chat, read_messages, read_responses
@@ -47,6 +47,7 @@ Reader = Callable[[str], tuple[Any, dict[str, Any]]]
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 AGENTS: dict[str, tuple[type[AgentSession], Reader]] = {
     "codex": (CodexSession, read_responses),
+    "codex_lite": (CodexLiteSession, read_responses),
     "claude_code": (ClaudeCodeSession, read_messages),
     "opencode": (OpenCodeSession, read_chat),
 }
@@ -144,6 +145,24 @@ async def test_a_session(agent: str, template: str, tmp_path: Path) -> None:
     assert all(again)
     assert len(again) == 23 if template == "all thoughts" else len(again) >= 18
     assert not any("billing" in turn.prompt for turn in turns)
+
+
+async def test_claude_code_counts_what_it_sends(tmp_path: Path) -> None:
+    session = ClaudeCodeSession()
+    engine = ScriptedEngine(tmp_path, session.reply)
+    transport = httpx.ASGITransport(app=application(engine, ALL_THOUGHTS))
+    async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+        for _ in range(3):
+            body = session.request()
+            kept = ("model", "messages", "system", "tools", "thinking")
+            counted = await client.post(
+                "/v1/messages/count_tokens?beta=true", json={key: body[key] for key in kept}
+            )
+            answer = await client.post(session.path, json=body, headers=session.headers)
+            message, usage = read_messages(answer.text)
+            used = usage["input_tokens"] + usage["cache_read_input_tokens"]
+            assert counted.json() == {"input_tokens": used}
+            session.take(message)
 
 
 def _at_the_start(body: dict[str, Any], line: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ async def test_it_goes_on_when_its_reader_has_gone(
 ) -> None:
     reader = asyncio.create_task(front.post("/v1/responses", {**ASKED, "input": "stay"}))
     await until_in_loop(lambda: len(front.engine.requests) == 1)
-    (response_id,) = background._running
+    response_id = front.engine.requests[0].spec.rid
     reader.cancel()
     await asyncio.wait([reader])
     assert not front.engine.aborted

@@ -194,6 +194,15 @@ async def test_keys_of_the_file_share_no_prefix(tmp_path):
         assert found["k",] == {""}
 
 
+def test_a_key_has_its_own_name_wherever_it_stands(tmp_path):
+    given = {"api_key": "k", "admin_api_key": "a"}
+    before = read_tenants(HttpArgs(api_keys_file=keys_file(tmp_path, "one", "two"), **given))
+    after = read_tenants(HttpArgs(api_keys_file=keys_file(tmp_path, "new", "two", "one"), **given))
+    assert before.items() < after.items()
+    assert len({*after.values()}) == 3
+    assert not any(key in name for name in after.values() for key in ("one", "two", "new"))
+
+
 @pytest.mark.parametrize(
     ("keys", "given", "word"),
     [
