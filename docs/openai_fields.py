@@ -302,7 +302,7 @@ EMBEDDINGS = Route(
         "input": Sample(["The", "mill"], "texts or token ids, one or several"),
         "model": _GENERATION["model"],
         "encoding_format": Sample("base64", "the form of the numbers"),
-        "dimensions": Sample(4, "fewer numbers, of length 1 again"),
+        "dimensions": Sample(4, "fewer numbers", needs="a Matryoshka model"),
         "prompt": Sample("query: ", "put ahead of each text"),
         "prompt_name": Sample("query", "the same, by name", needs="a model with such prompts"),
         "user": Sample("u"),
@@ -330,12 +330,20 @@ def openai_fields_page() -> str:
         names = [f" {name} |" for name in route.features]
         lines += ["", f"## {route.path}", "", f"| field | | |{''.join(names)}"]
         lines.append("|---|---|---|" + "---|" * len(names))
-        lines += [_row(route, name) for name in route.samples]
+        lines += _rows(route)
         lines += _reasons(route)
     return "\n".join(lines) + "\n"
 
 
-def _row(route: Route, name: str) -> str:
+def _rows(route: Route) -> list[str]:
+    """Those that say the same are one."""
+    found: dict[str, list[str]] = {}
+    for name in route.samples:
+        found.setdefault(_said(route, name), []).append(f"`{name}`")
+    return [f"| {', '.join(names)} | {said}" for said, names in found.items()]
+
+
+def _said(route: Route, name: str) -> str:
     sample, outcome = route.samples[name], route.outcome(name)
     said = {"effect": sample.does, "neutral": neutral_fields(route.body).get(name, "")}.get(outcome)
     if sample.needs:
@@ -344,7 +352,7 @@ def _row(route: Route, name: str) -> str:
         " |" if outcome == "refused" else f" {'400' if feature in sample.not_with else '+'} |"
         for feature in route.features
     ]
-    return f"| `{name}` | {outcome} | {said or ''} |{''.join(cells)}"
+    return f"{outcome} | {said or ''} |{''.join(cells)}"
 
 
 def _reasons(route: Route) -> list[str]:
