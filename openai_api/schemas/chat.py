@@ -189,7 +189,9 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     rid: Rid | None = None
     return_cache_break: bool | None = None
 
-    modalities: list[str] | None = None
+    modalities: Annotated[
+        list[str] | None, neutral("answers are text; another modality is refused")
+    ] = None
     service_tier: str | None = None
     store: Annotated[bool | None, neutral("answers of chat are not kept")] = None
     metadata: Annotated[dict[str, str] | None, neutral("it labels answers that are kept")] = None

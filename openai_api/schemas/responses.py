@@ -10,6 +10,7 @@ import msgspec
 from openai_api.logprobs import MAX_CHAT_TOP
 from openai_api.responses.local_shell import ShellAction
 from openai_api.schemas.common import Salt
+from openai_api.schemas.neutral import neutral
 from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
@@ -233,7 +234,9 @@ class ItemsRequest(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
-    truncation: Literal["auto", "disabled"] | None = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None, neutral("a prompt that is too long is refused")
+    ] = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     conversation: Any = None
@@ -251,16 +254,26 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     top_p: TopP | None = None
     top_logprobs: Annotated[int, within(0, MAX_CHAT_TOP)] | None = None
     include: list[Includable] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str] | None, neutral("a label of the response")] = None
 
     # Labels, and settings of what never happens here: kept in the response, nothing else.
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: str | None = None
-    max_tool_calls: int | None = None
-    stream_options: dict[str, Any] | None = None
-    context_management: list[dict[str, Any]] | None = None
+    user: Annotated[str | None, neutral("a label of the response")] = None
+    safety_identifier: Annotated[str | None, neutral("a label of the response")] = None
+    prompt_cache_key: Annotated[str | None, neutral("prefixes are found by their tokens")] = None
+    prompt_cache_retention: Annotated[
+        str | None, neutral("prefixes are kept as long as there is room")
+    ] = None
+    prompt_cache_options: Annotated[
+        dict[str, Any] | None, neutral("prefixes are kept as long as there is room")
+    ] = None
+    service_tier: Annotated[str | None, neutral("there is one tier")] = None
+    max_tool_calls: Annotated[int | None, neutral("no tools run on the server")] = None
+    stream_options: Annotated[
+        dict[str, Any] | None, neutral("the usage always comes, obfuscation never")
+    ] = None
+    context_management: Annotated[
+        list[dict[str, Any]] | None, neutral("nothing is compacted by the server")
+    ] = None
 
     # Ours, as in chat.
     top_k: TopK | None = None
@@ -275,6 +288,9 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     return_cache_break: bool | None = None
 
     moderation: Any = None
+    image: Any = None
+    background_options: Any = None
+    access_programs: Any = None
 
 
 class CompactRequest(msgspec.Struct, kw_only=True):
