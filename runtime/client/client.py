@@ -5,7 +5,6 @@ The HTTP front and the offline engine both use this object, on their own event l
 
 from __future__ import annotations
 
-import array
 import asyncio
 import itertools
 import secrets
@@ -42,7 +41,6 @@ from runtime.ipc.messages import (
     FinishReason,
     FlushCache,
     GenerateRequest,
-    MatchPrefix,
     PrefixReport,
     RequestError,
     SchedulerInbound,
@@ -53,8 +51,6 @@ from runtime.ipc.messages import (
 from runtime.requests.extra_spec import add_block
 from runtime.requests.image_input import ImageInput
 from runtime.requests.sampling_params import GrammarSpec
-
-_REPORT = msgspec.msgpack.Decoder(PrefixReport)
 
 
 class EngineClient:
@@ -403,19 +399,9 @@ class EngineClient:
         Raises:
             EngineNotReady: no worker takes requests, or none answers.
         """
-        call_id = next(self._ids)
-        data = array.array("i", input_ids).tobytes()
-        named = [
-            msgspec.structs.replace(each, image=msgspec.structs.replace(each.image, pixels=b""))
-            for each in images
-        ]
-        message = MatchPrefix(call_id, data, tenants_namespace(namespace), named)
-        links = [link for link in self.links if link.ready]
-        replies = await self._calls.call_each(call_id, message, links, 30.0) if links else {}
-        found = [_REPORT.decode(reply.data) for reply in replies.values() if reply.success]
-        if not found:
-            raise EngineNotReady("The worker did not answer.")
-        return max(found, key=lambda report: report.num_tokens)
+        return await self._calls.match_prefix(
+            next(self._ids), input_ids, tenants_namespace(namespace), images
+        )
 
     def forget(self, request_id: int) -> None:
         """Drop a stream that is over or no longer read."""
