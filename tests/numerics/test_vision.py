@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.executor import image_store
+from runtime.executor.image_store import see_the_largest
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.weight_messages import LoadFolder, ReleaseMemory, ResumeMemory
 from tests.support.engine import InProcessEngine
@@ -224,6 +226,19 @@ def test_a_burst_of_images_is_shared_out_among_steps(monkeypatch: pytest.MonkeyP
     add(engine, 9, prompt_of(picture(8, 9, 9), 1, picture(1, 1, 8)))
     engine.run()
     assert packs[3:] == [1, 1]
+
+
+def test_the_largest_that_a_tower_computes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU leaves room for: as many of the largest images as a pack has, or one."""
+    model = InProcessEngine(tiny_vision("qwen3_vl")).model
+    seen: list[list[torch.Size]] = []
+    monkeypatch.setattr(
+        model.visual, "see", lambda images: seen.append([image.shape for image in images])
+    )
+    see_the_largest(model)
+    monkeypatch.setattr(image_store, "PACK_PIXELS", 64)
+    see_the_largest(model)
+    assert seen == [[(3, 64, 64)] * 512, [(3, 64, 64)]]
 
 
 def test_images_for_a_model_that_sees_none_are_refused() -> None:
