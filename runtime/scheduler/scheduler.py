@@ -324,6 +324,8 @@ class Scheduler:
     def _change_weights(self, call: WeightCall) -> ControlReply:
         if not isinstance(call.op, GroupStatus | ReceiveStatus):
             self._drain()
+            if self._images is not None:
+                self._images.clear()
         if isinstance(call.op, ReleaseMemory):
             running, waiting = self._table.num_running, len(self._waiting)
             if running or (waiting and not self._is_paused):
@@ -337,8 +339,6 @@ class Scheduler:
         if self._weights is None:
             return ControlReply(call.call_id, False, "This worker cannot change its weights.")
         reply = self._weights.handle(call)
-        if self._images is not None:
-            self._images.clear()
         if reply.success and call.flush_cache:
             self._invalidate_cache()
         return reply

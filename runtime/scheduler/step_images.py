@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from runtime.executor.step_plan import ImageSpan, StepPlan
 from runtime.requests.image_input import ImageInput, PreparedImage
@@ -55,29 +55,39 @@ def add_images(
 
 
 class TowerTime:
-    """What a step may spend on the tower: as many tokens of images as of prompts, or one image.
+    """What the tower takes of a step's budget: a prompt token for each token of an image.
 
     A tower takes about as long for the patches of a token as the decoder for the token. Without a
-    bound a burst of images would hold every stream up for as long as all of them take.
+    bound a burst of images would hold every stream up for as long as all of them take. One image
+    always fits, since it cannot be computed in parts.
     """
 
-    def __init__(self, cache: ImageCache, tokens: int) -> None:
-        """Have time for `tokens` of images that are not in `cache`."""
+    def __init__(self, cache: Container[bytes], most: int) -> None:
+        """Take at most `most` tokens for images whose digests are not in `cache`."""
         self._cache = cache
-        self._left = tokens
+        self._left = most
         self._computed: set[bytes] = set()
 
-    def fit(self, request: Request, start: int, length: int) -> int:
-        """Return how many positions of a chunk there is time for: up to an image, or all."""
+    def fit(self, request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
+        """Fit a chunk's images into what is left of the step's budget.
+
+        Returns:
+            How many of the chunk's positions there is time for, up to an image or all; and the
+            tokens that the tower takes for them.
+        """
+        spent = 0
         for image, begin, _ in _between(request, start, start + length):
             digest, num_tokens = image.image.digest, image.image.num_tokens
             if digest in self._cache or digest in self._computed:
                 continue
-            if self._computed and num_tokens > self._left:
-                return begin - start
+            ahead = begin - start
+            is_late = num_tokens > self._left or ahead + spent + num_tokens > budget
+            if self._computed and is_late:
+                return ahead, spent
             self._computed.add(digest)
             self._left -= num_tokens
-        return length
+            spent += num_tokens
+        return length, spent
 
 
 def whole_images(request: Request, start: int, length: int, room: int) -> int:
