@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.executor import image_store
 from runtime.executor.image_store import see_the_largest
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.weight_messages import LoadFolder, ReleaseMemory, ResumeMemory
@@ -236,8 +235,7 @@ def test_the_largest_that_a_tower_computes_at_once(monkeypatch: pytest.MonkeyPat
         model.visual, "see", lambda images: seen.append([image.shape for image in images])
     )
     see_the_largest(model)
-    monkeypatch.setattr(image_store, "PACK_PIXELS", 64)
-    see_the_largest(model)
+    see_the_largest(model, 64)
     assert seen == [[(3, 64, 64)] * 512, [(3, 64, 64)]]
 
 
