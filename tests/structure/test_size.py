@@ -15,7 +15,7 @@ MAX_CODE_LINES = {
     "kernels": 5_470,
     "kernels (C++)": 1_440,
     "runtime": 18_885,
-    "openai_api": 5_530,
+    "openai_api": 5_555,
     "anthropic_api": 486,
     "ollama_api": 384,
     "server": 3_448,
