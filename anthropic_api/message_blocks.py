@@ -15,13 +15,16 @@ from openai_api.output_parser import (
     MoreArguments,
     OutputEvent,
 )
+from openai_api.responses.opaque_text import wrapped
 
 
 class BlockWriter:
     """What the output parser reads, told as blocks that begin, grow and end."""
 
-    def __init__(self) -> None:
-        """Begin with no block."""
+    def __init__(self, *, hides_thoughts: bool = False) -> None:
+        """Begin with no block; thoughts that are hidden stand in their signature alone."""
+        self._hides_thoughts = hides_thoughts
+        self._hidden: list[str] = []
         self._index = -1
         self._open: Literal["text", "thinking"] | None = None
 
@@ -42,13 +45,18 @@ class BlockWriter:
                 if self._open != "thinking":
                     empty: AnswerBlock = {"type": "thinking", "thinking": "", "signature": ""}
                     yield from self._begin("thinking", empty)
-                yield self._delta({"type": "thinking_delta", "thinking": output.text})
+                if self._hides_thoughts:
+                    self._hidden.append(output.text)
+                else:
+                    yield self._delta({"type": "thinking_delta", "thinking": output.text})
 
     def finish(self) -> Iterator[BlockEvent]:
         """The events that end the last block."""
         if self._open == "thinking":
             # Clients take the block for signed once this has come.
-            yield self._delta({"type": "signature_delta", "signature": ""})
+            hidden, self._hidden = "".join(self._hidden), []
+            signature = wrapped("thought", hidden) if hidden else ""
+            yield self._delta({"type": "signature_delta", "signature": signature})
         if self._open is not None:
             yield self._stop()
         self._open = None
@@ -72,17 +80,18 @@ class BlockWriter:
         return {"type": "content_block_stop", "index": self._index}
 
 
-def whole_blocks(outputs: Iterable[OutputEvent]) -> list[AnswerBlock]:
-    """The blocks of a complete answer."""
+def whole_blocks(outputs: Iterable[OutputEvent], writer: BlockWriter) -> list[AnswerBlock]:
+    """The blocks of a complete answer, told by `writer`."""
     blocks: list[AnswerBlock] = []
     parts: list[list[str]] = []
-    writer = BlockWriter()
     for event in (*writer.feed(outputs), *writer.finish()):
         if event["type"] == "content_block_start":
             blocks.append(event["content_block"])
             parts.append([])
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
+            if "signature" in delta:
+                blocks[-1]["signature"] = delta["signature"]
             parts[-1].append(delta.get("text") or delta.get("thinking") or _json_of(delta))
     for block, pieces in zip(blocks, parts, strict=True):
         text = "".join(pieces)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from docs.lang_reference import lang_reference_page
+from docs.openai_fields import openai_fields_page
 from openai_api import openai_errors
 from runtime import errors
 from runtime.client.gate import RequestGate
@@ -128,6 +129,7 @@ def errors_page() -> str:
 
 _GIVES = {
     "": "text; vectors with `--is-embedding`",
+    "images": "text, of images too",
     "vectors": "vectors",
     "scores": "scores",
 }
@@ -147,7 +149,7 @@ def models_page() -> str:
     rows = []
     for name, family in sorted(FAMILIES.items()):
         folder = family.spec.split(".")[2]
-        gives = "" if family.texts else "vectors"
+        gives = "images" if family.images else "" if family.texts else "vectors"
         if family.head and not family.head.endswith(":vectors"):
             gives = "scores"
         ranks = "1" if folder in _ONE_RANK else "1 and more"
@@ -165,6 +167,7 @@ PAGES = {
     "options.md": options_page,
     "metrics.md": metrics_page,
     "errors.md": errors_page,
+    "openai_fields.md": lambda: NOTE + openai_fields_page(),
     "lang_reference.md": lambda: NOTE + lang_reference_page(),
 }
 

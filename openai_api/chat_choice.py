@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
+from openai_api.chat_tools import CallWriter
 from openai_api.logprobs import chat_logprobs
 from openai_api.output_parser import (
     BeginCall,
@@ -29,6 +30,7 @@ class ChatChoice:
     Attributes:
         pieces: set when log-probabilities are wanted.
         hidden: set when hidden states are wanted.
+        calls: set when calls are told in another form than that of functions.
     """
 
     index: int
@@ -37,11 +39,15 @@ class ChatChoice:
     reason: FinishReason | None = None
     pieces: TokenPieces | None = None
     hidden: HiddenAnswer | None = None
+    calls: CallWriter | None = None
     _unreported: list[GenerationChunk] = field(default_factory=list)
 
     def feed(self, chunk: GenerationChunk) -> list[dict[str, Any]]:
         """The deltas of one chunk, in OpenAI's form; each carries one kind of thing."""
-        return [delta for each in self.read(chunk) for delta in _deltas(each)]
+        deltas = [delta for each in self.read(chunk) for delta in _deltas(each)]
+        if self.calls is None:
+            return deltas
+        return self.calls.rewritten(deltas, over=chunk.finish_reason is not None)
 
     def read(self, chunk: GenerationChunk) -> list[OutputEvent]:
         """What one chunk adds to the answer."""
@@ -70,7 +76,8 @@ class ChatChoice:
         if reason is None:
             return {"finish_reason": None, "matched_stop": None}
         if reason.type == "stop" and self.parser.num_calls:
-            return {"finish_reason": "tool_calls", "matched_stop": None}
+            word = "function_call" if self.calls and self.calls.forms.is_old else "tool_calls"
+            return {"finish_reason": word, "matched_stop": None}
         return {"finish_reason": reason.type, "matched_stop": reason.matched}
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from openai_api.parsers import ThinkingTokens
 from runtime.client.generation_stream import GenerationChunk
+from runtime.service.cache_break import CacheBreak
 
 
-@dataclass
+@dataclass(slots=True)
 class TokenCount:
     """Counts of one choice, kept while it grows.
 
@@ -18,14 +19,18 @@ class TokenCount:
         thinking: how tokens tell what is reasoning; `None` when they do not.
         reasoning: tokens of it up to and including the one that ends it, or all so far.
         has_reasoned: whether there was reasoning at all; else nothing counts as such.
+        images: placeholder tokens of the prompt's images.
+        cache_break: where the prompt left what was cached, if that was asked for.
     """
 
     thinking: ThinkingTokens | None = None
+    images: int = 0
     prompt: int = 0
     cached: int = 0
     completion: int = 0
     reasoning: int = 0
     has_reasoned: bool = False
+    cache_break: CacheBreak | None = None
     _is_inside: bool = True
     _last: tuple[int, ...] = ()
 
@@ -44,6 +49,11 @@ class TokenCount:
         elif thinking.reopen_ids:
             self._last = (*self._last, token_id)[-len(thinking.reopen_ids) :]
             self._is_inside = self._last == thinking.reopen_ids
+
+
+def break_of(count: TokenCount) -> dict[str, CacheBreak]:
+    """What is told of the cache beside counts."""
+    return {} if count.cache_break is None else {"cache_break": count.cache_break}
 
 
 def usage_of(
@@ -68,9 +78,14 @@ def usage_of(
         "prompt_tokens_details": None,
         "reasoning_tokens": reasoning,
     }
+    details: dict[str, Any] = {}
     if report_cache:
-        cached = sum(count.cached for count in firsts)
-        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        details["cached_tokens"] = sum(count.cached for count in firsts)
+        details |= break_of(firsts[0])
+    images = sum(count.images for count in firsts)
+    if images:
+        details["image_tokens"] = images
+    usage["prompt_tokens_details"] = details or None
     if reasoning:
         usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return usage

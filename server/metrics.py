@@ -55,9 +55,12 @@ _SHARED_GAUGES = {
     "gen_throughput": "Generated tokens per second.",
     "decode_sum_seq_lens": "Lengths of all running sequences together.",
     "engine_load_weights_time": "Seconds that reading the weights took.",
+    "image_cache_bytes": "Vectors of images that are kept.",
 }
 _SHARED_COUNTERS = {
     "evicted_tokens_total": "Tokens evicted from the prefix cache.",
+    "images_computed_total": "Images that the model's tower computed.",
+    "image_cache_hits_total": "Images of prompts whose vectors were kept from before.",
     "num_nan_requests_total": "Requests that failed because the model computed NaN for them.",
     "num_retractions_total": "Times a request was put back to be recomputed.",
 }

@@ -160,10 +160,13 @@ def _one_prompt(model: DecoderForCausalLM, tokens: Sequence[int], backend: str) 
 
 def their_stages(folder: Path, tokens: Sequence[int], dtype: str, device: str = "cpu") -> Stages:
     """Run `transformers` on `tokens`."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=parse_dtype(dtype))
+    sees = read_model_spec(folder).vision is not None
+    kind = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
+    model = getattr(transformers, kind).from_pretrained(folder, dtype=parse_dtype(dtype))
     model = model.to(device).eval()
+    decoder = model.model.language_model if sees else model.model
     stages: Stages = {}
 
     def keep(stage: str) -> Callable[..., None]:
@@ -172,14 +175,14 @@ def their_stages(folder: Path, tokens: Sequence[int], dtype: str, device: str = 
     def keep_input(stage: str) -> Callable[..., None]:
         return lambda _, inputs: _keep(stages, stage, inputs[0])
 
-    model.model.embed_tokens.register_forward_hook(keep("embeddings"))
-    for layer_idx, layer in enumerate(model.model.layers):
+    decoder.embed_tokens.register_forward_hook(keep("embeddings"))
+    for layer_idx, layer in enumerate(decoder.layers):
         name = f"layers.{layer_idx}"
         layer.self_attn.o_proj.register_forward_pre_hook(keep_input(f"{name} attention"))
         layer.self_attn.o_proj.register_forward_hook(keep(f"{name} o_proj"))
         layer.mlp.register_forward_hook(keep(f"{name} mlp"))
         layer.register_forward_hook(keep(f"{name} output"))
-    model.model.norm.register_forward_hook(keep("norm"))
+    decoder.norm.register_forward_hook(keep("norm"))
     with torch.inference_mode():
         logits = model(torch.tensor([list(tokens)], device=device), use_cache=False).logits
     _keep(stages, "logits", logits)

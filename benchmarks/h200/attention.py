@@ -82,7 +82,7 @@ def runs(shape, step: Step, plan, tiles=(None, None)):
     scale = shape[2] ** -0.5
     return [
         lambda q=q, k=k, v=v, out=out: ours.run_attention(
-            plan, q, k, v, step.table, scale, out, tiles
+            plan, q, k, v, step.table, scale, out, tiles=tiles
         )
         for q, k, v, out in step.layers
     ]

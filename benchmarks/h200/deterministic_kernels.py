@@ -157,7 +157,7 @@ def attention() -> Found:
                 calls: list[Callable[[], None]] = [
                     partial(
                         *(ours.run_attention, plan, q, k, v, step.table, shape[2] ** -0.5, out),
-                        tile,
+                        tile=tile,
                     )
                     for q, k, v, out in step.layers
                 ]

@@ -14,7 +14,7 @@ from runtime.cache.manager import CacheManager
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.client.admission import EngineLimits
 from runtime.config.options import WorkerConfig
-from runtime.executor.build import build_attention, pool_of
+from runtime.executor.build import build_attention, pool_of, with_images
 from runtime.executor.kernel_choices import attention_reason, choose_attention, choose_kernels
 from runtime.executor.kv_pool import pool_bytes_per_token
 from runtime.executor.memory import (
@@ -88,9 +88,11 @@ class Estimate:
         share = config.mem_fraction_static
         if self._context.device.type == "cpu":
             num_ranks = config.tp_size * config.dp_size
-            return cpu_budget(share, weight_bytes, num_ranks, unloaded_bytes=weight_bytes)
-        # What the largest step needs can only be measured with the weights at hand.
-        return cuda_budget(share, weight_bytes, 0, unloaded_bytes=weight_bytes)
+            budget = cpu_budget(share, weight_bytes, num_ranks, unloaded_bytes=weight_bytes)
+        else:
+            # What the largest step needs can only be measured with the weights at hand.
+            budget = cuda_budget(share, weight_bytes, 0, unloaded_bytes=weight_bytes)
+        return with_images(budget, config, self._spec)
 
     def _num_requests(self, size: PoolSize, num_tokens: int) -> int:
         needed = CacheManager(size.num_pages, size.page_size).pages_for(num_tokens)

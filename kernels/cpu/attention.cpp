@@ -30,6 +30,9 @@ struct Sizes {
     int64_t window_left, window_right;
     int64_t heads, kv_heads, dim, q_stride;
     float scale_log2;
+    // Of each query how many keys it sees, where `window_right` does not say it; never falls within a
+    // sequence.
+    const int32_t *key_ends = nullptr;
 };
 
 // Where keys and values lie: in pages, or, without a page table, as columns of packed rows.
@@ -214,7 +217,9 @@ struct Attention {
             // Queries too far before the block's first key see none of it; with a window, neither do
             // those that are past its last.
             int64_t first = 0, last = t.queries;
-            if (s.window_right >= 0)
+            if (s.key_ends != nullptr)
+                while (first < last && s.key_ends[t.query + first] <= base + begin) first++;
+            else if (s.window_right >= 0)
                 first = std::max<int64_t>(0, base + begin - s.window_right - t.first_position);
             if (s.window_left >= 0)
                 last = std::min(last, base + end + s.window_left - t.first_position);
@@ -236,7 +241,10 @@ struct Attention {
             for (int64_t r = row; r < row + n; r++) {
                 int64_t position = t.first_position + r / g;
                 int64_t high = end;
-                if (s.window_right >= 0) high = std::min(end, position + s.window_right + 1 - base);
+                if (s.key_ends != nullptr)
+                    high = std::min<int64_t>(end, s.key_ends[t.query + r / g] - base);
+                else if (s.window_right >= 0)
+                    high = std::min(end, position + s.window_right + 1 - base);
                 int64_t low = s.window_left >= 0 ? position - s.window_left - base : 0;
                 float factor = softmax_row(scores + r * KEYS, probs + r * KEYS, state[r], low, high,
                                            width);
@@ -317,7 +325,9 @@ void plan(const Sizes &s, const int32_t *seq_lens, const int32_t *qo_indptr, int
         for (int64_t at = 0; at < queries; at += block) {
             int64_t n = std::min(block, queries - at), position = keys - queries + at;
             int64_t key = s.window_left < 0 ? 0 : std::max<int64_t>(0, position - s.window_left);
-            int64_t key_end = s.window_right < 0 ? keys : std::min(keys, position + n + s.window_right);
+            int64_t key_end = s.key_ends != nullptr ? s.key_ends[begin + at + n - 1]
+                              : s.window_right < 0  ? keys
+                                                    : std::min(keys, position + n + s.window_right);
             for (int64_t head = 0; head < s.kv_heads; head++)
                 tasks.push_back({i, head, begin + at, n, position, key, key_end, begin});
         }
@@ -390,8 +400,8 @@ extern "C" void hr_paged_attention(int64_t is_bf16, const void *q, int64_t q_str
                                    const int32_t *seq_lens, const int32_t *qo_indptr,
                                    int64_t seqs, int64_t heads, int64_t kv_heads, int64_t dim,
                                    int64_t page_size, double scale, int64_t window_left,
-                                   void *out, int64_t threads) {
-    Sizes s{window_left, 0, heads, kv_heads, dim, q_stride, (float)(scale * LOG2E)};
+                                   const int32_t *key_ends, void *out, int64_t threads) {
+    Sizes s{window_left, 0, heads, kv_heads, dim, q_stride, (float)(scale * LOG2E), key_ends};
     std::vector<Task> tasks;
     plan(s, seq_lens, qo_indptr, seqs, tasks);
     auto run = [&](auto *typed) {

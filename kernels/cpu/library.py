@@ -31,7 +31,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "hr_paged_attention": (
         *(_SIZE, _POINTER, _SIZE, *[_POINTER] * 3, _SIZE, _POINTER, _POINTER),
-        *(*[_SIZE] * 5, _REAL, _SIZE, _POINTER, _SIZE),
+        *(*[_SIZE] * 5, _REAL, _SIZE, _POINTER, _POINTER, _SIZE),
     ),
     "hr_encoder_attention": (
         *(_SIZE, _POINTER, _POINTER, *[_SIZE] * 4, _REAL, _SIZE, _POINTER, _SIZE),

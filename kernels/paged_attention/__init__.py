@@ -13,7 +13,7 @@ __all__ = ["PAGED_ATTENTION", "PagedAttentionKernels", "paged_attention"]
 class PagedAttentionKernels(Protocol):
     """What an implementation of this op offers."""
 
-    def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and two numbers
+    def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and who sees what
         self,
         q: Tensor,
         k_cache: Tensor,
@@ -24,6 +24,7 @@ class PagedAttentionKernels(Protocol):
         scale: float,
         window_left: int,
         out: Tensor | None,
+        key_ends: Tensor | None = None,
     ) -> Tensor:
         """See `kernels.paged_attention.paged_attention`."""
 
@@ -53,7 +54,7 @@ def _kernels(device_type: str) -> PagedAttentionKernels:
     return PAGED_ATTENTION.choose(device_type).kernels
 
 
-def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and two numbers
+def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and who sees what
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -63,8 +64,9 @@ def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and tw
     scale: float,
     window_left: int = -1,
     out: Tensor | None = None,
+    key_ends: Tensor | None = None,
 ) -> Tensor:
-    """Attend from each query to the cached keys of its sequence up to its own position.
+    """Attend from each query to the cached keys of its sequence up to its own position, or beyond.
 
     The queries of a sequence are its last `qo_indptr[i + 1] - qo_indptr[i]` tokens, whose keys
     and values are in the cache already. Decode rows (one query) and prefill chunks (many, with
@@ -83,10 +85,14 @@ def paged_attention(  # noqa: PLR0913 the caches, who sits where in them, and tw
         window_left: -1, or how many keys before its own position a query sees.
         out: `[num_tokens, num_heads * head_dim]` to write into, contiguous, or None for a new
             tensor.
+        key_ends: `[num_tokens]` int32, how many of its sequence's keys each query may see, its own
+            among them; it never falls from one query of a sequence to the next. None: up to its
+            own position. The tokens of an image see one another in both directions by it. A
+            sequence's only query sees all keys.
 
     Returns:
         `out`: `[num_tokens, num_heads * head_dim]`, the dtype of `q`.
     """
     return _kernels(q.device.type).paged_attention(
-        q, k_cache, v_cache, page_table, seq_lens, qo_indptr, scale, window_left, out
+        q, k_cache, v_cache, page_table, seq_lens, qo_indptr, scale, window_left, out, key_ends
     )

@@ -14,6 +14,7 @@ def paged_attention(  # noqa: PLR0913 the op's signature
     scale: float,
     window_left: int,
     out: Tensor | None,
+    key_ends: Tensor | None = None,
 ) -> Tensor:
     """Attend sequence by sequence in float32; see `kernels.paged_attention.paged_attention`."""
     num_tokens, num_heads, head_dim = q.shape
@@ -41,7 +42,8 @@ def paged_attention(  # noqa: PLR0913 the op's signature
         )
         query_at = torch.arange(kv_len - (stop - start), kv_len, device=q.device).unsqueeze(1)
         key_at = torch.arange(first, kv_len, device=q.device)
-        visible = key_at <= query_at
+        ends = query_at + 1 if key_ends is None else key_ends[start:stop].unsqueeze(1)
+        visible = key_at < ends
         if window_left >= 0:
             visible &= key_at >= query_at - window_left
         scores = (query @ key.transpose(1, 2) * scale).masked_fill(~visible, float("-inf"))

@@ -47,6 +47,7 @@ def run_attention(
     page_table: Tensor,
     scale: float,
     out: Tensor,
+    key_ends: Tensor | None = None,
     tiles: tuple[Tile | None, Tile | None] = (None, None),
 ) -> None:
     """Attend one layer of a planned step; allocates nothing, waits for nothing.
@@ -60,6 +61,7 @@ def run_attention(
         scale: factor on the scores.
         out: `[num_tokens, num_heads * head_dim]`, contiguous. Rows that no sequence of the plan
             owns (padding behind `qo_indptr[-1]`) are left as they are.
+        key_ends: see `kernels.paged_attention.paged_attention`.
         tiles: for tuning: how decode and extend are cut, None for the measured choice.
     """
     workspace = plan.workspace
@@ -154,12 +156,14 @@ def run_attention(
             out,
             workspace.extend_items,
             workspace.totals,
+            workspace.totals if key_ends is None else key_ends,
             q.stride(0),
             page_table.stride(0),
             scale_log2,
             plan.window_left,
             **layout,
             WINDOWED=plan.window_left >= 0,
+            SPANS=key_ends is not None,
             BLOCK_M=plan.block_rows,
             BLOCK_N=tile.block_n,
             STAGES=tile.num_stages,
@@ -178,6 +182,7 @@ def paged_attention(
     scale: float,
     window_left: int,
     out: Tensor | None,
+    key_ends: Tensor | None = None,
 ) -> Tensor:
     """Plan and run one layer; see `kernels.paged_attention.paged_attention`.
 
@@ -193,5 +198,5 @@ def paged_attention(
         num_seqs, num_tokens, num_heads, k_cache.shape[1], head_dim, q.device
     )
     plan = plan_attention(workspace, seq_lens, qo_indptr, num_tokens, None, window_left)
-    run_attention(plan, q, k_cache, v_cache, page_table, scale, out)
+    run_attention(plan, q, k_cache, v_cache, page_table, scale, out, key_ends)
     return out

@@ -23,6 +23,7 @@ def attend_block(
     total,
     start,
     query_at,
+    last_key,
     kv_len,
     window_left,
     k_ptr,
@@ -40,7 +41,7 @@ def attend_block(
     WINDOWED: tl.constexpr,
     first_key,
 ):
-    """Add one block of keys to the running softmax."""
+    """Add one block of keys to the running softmax; a row sees keys up to its `last_key`."""
     key = start + tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_D)
     if MASKED:
@@ -65,7 +66,7 @@ def attend_block(
         v = tl.load(v_ptr + at)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if MASKED:
-        visible = inside[None, :] & (key[None, :] <= query_at[:, None])
+        visible = inside[None, :] & (key[None, :] <= last_key[:, None])
         if WINDOWED:
             visible = visible & (key[None, :] >= query_at[:, None] - window_left)
         scores = tl.where(visible, scores, float("-inf"))
@@ -89,6 +90,7 @@ def extend_kernel(
     out_ptr,
     items_ptr,
     totals_ptr,
+    key_ends_ptr,
     q_stride,
     max_pages,
     scale_log2,
@@ -99,6 +101,7 @@ def extend_kernel(
     PAGE_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SPANS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -127,11 +130,16 @@ def extend_kernel(
     q_at = (q_row * q_stride + head * HEAD_DIM)[:, None] + column[None, :]
     q = tl.load(q_ptr + q_at, mask=held, other=0.0)
     query_at = kv_len - num_queries + token
+    last_key = query_at
 
     first_token = block * BLOCK_M // GROUP
     last_token = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, num_queries - 1)
     first_query = kv_len - num_queries + first_token
     key_end = kv_len - num_queries + last_token + 1
+    if SPANS:
+        # What a row sees never falls from one token to the next.
+        last_key = tl.load(key_ends_ptr + q_row, mask=token < num_queries, other=0) - 1
+        key_end = tl.load(key_ends_ptr + q_start + last_token)
     if WINDOWED:
         first_key = tl.maximum(first_query - window_left, 0)
         masked_from = first_key
@@ -147,14 +155,14 @@ def extend_kernel(
     if not WINDOWED:
         for start in tl.range(0, masked_from, BLOCK_N, num_stages=STAGES):
             acc, best, total = attend_block(
-                q, acc, best, total, start, query_at, kv_len, window_left,
+                q, acc, best, total, start, query_at, last_key, kv_len, window_left,
                 k_ptr, v_ptr, pages_ptr, kv_head, scale_log2,
                 NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PRECISION, BLOCK_N, BLOCK_D,
                 False, False, first_key,
             )  # fmt: skip
     for start in tl.range(masked_from, key_end, BLOCK_N, num_stages=STAGES):
         acc, best, total = attend_block(
-            q, acc, best, total, start, query_at, kv_len, window_left,
+            q, acc, best, total, start, query_at, last_key, kv_len, window_left,
             k_ptr, v_ptr, pages_ptr, kv_head, scale_log2,
             NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PRECISION, BLOCK_N, BLOCK_D,
             True, WINDOWED, first_key,

@@ -242,6 +242,7 @@ def run_attention(
     page_table: Tensor,
     scale: float,
     out: Tensor,
+    key_ends: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
     """Attend one layer of a planned step; allocates nothing, waits for nothing.
@@ -255,6 +256,7 @@ def run_attention(
         scale: factor on the scores.
         out: `[num_tokens, num_heads * head_dim]`, contiguous. Rows that no sequence of the plan
             owns (padding behind `qo_indptr[-1]`) are left as they are.
+        key_ends: see `kernels.paged_attention.paged_attention`.
         tile: for tuning, None for the usual cut. Another `block_n` gives other bits.
     """
     workspace = plan.workspace
@@ -284,6 +286,7 @@ def run_attention(
         out,
         workspace.items,
         workspace.totals,
+        workspace.totals if key_ends is None else key_ends,
         workspace.partials,
         workspace.states,
         workspace.arrived,
@@ -298,6 +301,7 @@ def run_attention(
         PAGE_SIZE=page_size,
         PRECISION="ieee" if q.dtype is torch.float32 else "tf32",
         WINDOWED=plan.window_left >= 0,
+        SPANS=key_ends is not None,
         PART=PART,
         BLOCK_M=BLOCK_ROWS,
         BLOCK_N=tile.block_n,
@@ -321,6 +325,7 @@ def paged_attention(
     scale: float,
     window_left: int,
     out: Tensor | None,
+    key_ends: Tensor | None = None,
 ) -> Tensor:
     """Plan and run one layer; see `kernels.paged_attention.paged_attention`.
 
@@ -337,5 +342,5 @@ def paged_attention(
     )
     max_keys = page_table.shape[1] * k_cache.shape[2]
     plan = plan_attention(workspace, seq_lens, qo_indptr, num_tokens, max_keys, window_left)
-    run_attention(plan, q, k_cache, v_cache, page_table, scale, out)
+    run_attention(plan, q, k_cache, v_cache, page_table, scale, out, key_ends)
     return out

@@ -41,6 +41,7 @@ def _attend(
     total,
     start,
     query_at,
+    last_key,
     first_key,
     kv_len,
     window_left,
@@ -58,7 +59,7 @@ def _attend(
     MASKED: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """Add one block of keys to the running softmax of a part."""
+    """Add one block of keys to the running softmax of a part; rows see keys up to `last_key`."""
     key = start + tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_D)
     # Pages before the first key that a row sees may have been given away.
@@ -84,7 +85,7 @@ def _attend(
         v = tl.load(v_ptr + at)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if MASKED:
-        visible = inside[None, :] & (key[None, :] <= query_at[:, None])
+        visible = inside[None, :] & (key[None, :] <= last_key[:, None])
         if WINDOWED:
             visible = visible & (key[None, :] >= query_at[:, None] - window_left)
         scores = tl.where(visible, scores, float("-inf"))
@@ -153,6 +154,7 @@ def attention_kernel(
     out_ptr,
     items_ptr,
     totals_ptr,
+    key_ends_ptr,
     partial_ptr,
     state_ptr,
     arrived_ptr,
@@ -167,6 +169,7 @@ def attention_kernel(
     PAGE_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SPANS: tl.constexpr,
     PART: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -200,6 +203,7 @@ def attention_kernel(
     q_at = (q_row * q_stride + head * HEAD_DIM)[:, None] + column[None, :]
     q = tl.load(q_ptr + q_at, mask=held, other=0.0)
     query_at = kv_len - num_queries + token
+    last_key = query_at
 
     first_query = kv_len - num_queries + block * BLOCK_M // GROUP
     last_token = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, num_queries - 1)
@@ -211,6 +215,10 @@ def attention_kernel(
         masked_from = 0
     begin = first_key // BLOCK_N * BLOCK_N
     end = kv_len - num_queries + last_token + 1
+    if SPANS:
+        # What a row sees never falls from one token to the next.
+        last_key = tl.load(key_ends_ptr + q_row, mask=token < num_queries, other=0) - 1
+        end = tl.load(key_ends_ptr + q_start + last_token)
     slot = first_slot + only_part - begin // PART
     if only_part >= 0:
         begin = tl.maximum(begin, only_part * PART)
@@ -232,7 +240,8 @@ def attention_kernel(
                 part_best = tl.full([BLOCK_M], float("-inf"), tl.float32)
                 part_total = tl.zeros([BLOCK_M], tl.float32)
             part_acc, part_best, part_total = _attend(
-                q, part_acc, part_best, part_total, start, query_at, first_key, kv_len, window_left,
+                q, part_acc, part_best, part_total, start, query_at, last_key, first_key, kv_len,
+                window_left,
                 k_ptr, v_ptr, pages_ptr, kv_head, scale_log2,
                 NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PRECISION, BLOCK_N, BLOCK_D,
                 False, False,
@@ -244,7 +253,8 @@ def attention_kernel(
             part_best = tl.full([BLOCK_M], float("-inf"), tl.float32)
             part_total = tl.zeros([BLOCK_M], tl.float32)
         part_acc, part_best, part_total = _attend(
-            q, part_acc, part_best, part_total, start, query_at, first_key, kv_len, window_left,
+            q, part_acc, part_best, part_total, start, query_at, last_key, first_key, kv_len,
+            window_left,
             k_ptr, v_ptr, pages_ptr, kv_head, scale_log2,
             NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PRECISION, BLOCK_N, BLOCK_D,
             True, WINDOWED,

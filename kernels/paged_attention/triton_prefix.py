@@ -74,7 +74,7 @@ def prefix_kernel(
     # Every key is older than every query, and chunks are whole blocks: nothing is masked.
     for start in tl.range(key_begin, key_end, BLOCK_N, num_stages=STAGES):
         acc, best, total = attend_block(
-            q, acc, best, total, start, row, key_end, -1,
+            q, acc, best, total, start, row, row, key_end, -1,
             k_ptr, v_ptr, pages_ptr, kv_head, scale_log2,
             NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, PRECISION, BLOCK_N, BLOCK_D,
             False, False, 0,

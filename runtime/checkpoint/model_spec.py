@@ -107,6 +107,8 @@ class ModelSpec(ABC):
         raw: the whole of `config.json`.
         gives: what comes out for a text.
         pooling: of a model that gives vectors or scores, with the layers behind it.
+        text_limit: of a model that gives vectors, tokens of a text in its folder's own words;
+            `None` for as many as the positions allow.
         prompts: of a model that gives vectors, what may stand ahead of a text.
         labels: names of the scores, in order.
         vision: how it takes images; `None` where it sees none.
@@ -124,6 +126,7 @@ class ModelSpec(ABC):
     raw: dict[str, Any] = field(default_factory=dict)
     gives: Gives = "tokens"
     pooling: Pooling = field(default_factory=Pooling)
+    text_limit: int | None = None
     prompts: TextPrompts = field(default_factory=TextPrompts)
     labels: tuple[str, ...] = ()
     vision: VisionSpec | None = None
@@ -219,6 +222,14 @@ class ModelSpec(ABC):
         windows = [s.window for s in self.layer_states if isinstance(s, PagedState)]
         known = [window for window in windows if window is not None]
         return max(known) if known and len(known) == len(windows) else None
+
+    @property
+    def image_cell(self) -> int:
+        """Pixels of a side that an image's token stands for, where it has a row and a column.
+
+        0 where its position is its place in the sequence, as any token's.
+        """
+        return 0
 
     def elements_per_token(self, tp_size: int) -> int:
         """Numbers that one token leaves on one rank between steps, over all layers."""

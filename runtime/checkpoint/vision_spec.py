@@ -34,6 +34,8 @@ class VisionSpec:
         resample: Pillow's number of the filter, as `preprocessor_config.json` writes it.
         rescale_factor: multiplies the bytes, in float32.
         mean, std: of each channel, subtracted and divided behind it.
+        num_outputs: vectors of the decoder's width that the tower gives for each placeholder.
+        is_bidirectional: whether the tokens of an image see one another in both directions.
     """
 
     image_token_id: int
@@ -52,3 +54,10 @@ class VisionSpec:
     rescale_factor: float = 1 / 255
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    num_outputs: int = 1
+    is_bidirectional: bool = False
+
+    @property
+    def max_tokens(self) -> int:
+        """Placeholders of the largest image."""
+        return self.num_tokens or self.max_pixels // (self.patch_size * self.merge_size) ** 2

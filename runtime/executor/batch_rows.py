@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.executor.rope_rows import RopeRows
 from runtime.executor.row_extras import RowExtras
 from runtime.executor.staging import to_device
 from runtime.executor.step_plan import Int32Array, Int64Array, PageUpdate, RowJoin, StepPlan
@@ -44,6 +45,7 @@ class BatchRows:
             on the host; rows that edit logits do so by penalties or by token rules: biases, or the
             ban of an early end.
         extras: what is asked for beside tokens.
+        rope: positions for the rotation, where those in the sequence are not enough.
     """
 
     TEMPERATURE, TOP_P, MIN_P, FREQUENCY, PRESENCE, REPETITION = range(_NUM_PARAMS)
@@ -55,8 +57,14 @@ class BatchRows:
         max_len: int,
         vocab_size: int,
         device: torch.device | None = None,
+        *,
+        image_cell: int = 0,
     ) -> None:
-        """Allocate for `max_rows` requests of up to `max_len` tokens."""
+        """Allocate for `max_rows` requests of up to `max_len` tokens.
+
+        Where tokens of images have positions of their own, each stands for `image_cell` pixels of
+        a side.
+        """
         self.device = device or torch.device("cpu")
         self.vocab_size = vocab_size
         self.padding_row = max_rows
@@ -82,6 +90,7 @@ class BatchRows:
         self.edits_logits = np.zeros(rows, dtype=bool)
         self.has_penalties = np.zeros(rows, dtype=bool)
         self.extras = RowExtras(rows, vocab_size, self.device)
+        self.rope = RopeRows(rows, image_cell, self.device) if image_cell else None
         self.has_grammar = np.zeros(rows, dtype=bool)
         self.has_token_rules = np.zeros(rows, dtype=bool)
         self._history: Tensor | None = None
@@ -145,6 +154,8 @@ class BatchRows:
         self.seeds[row] = sampling.seed or 0
         self.top_k[row] = sampling.top_k if sampling.top_k > 0 else self.vocab_size
         self.extras.join(row, join.extras)
+        if self.rope is not None:
+            self.rope.join(row, join.images)
         self.page_table_host[row] = 0
         if sampling.has_penalties and len(join.output_ids):
             (output_ids,) = to_device(self.device, join.output_ids.astype(np.int64))

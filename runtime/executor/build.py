@@ -16,6 +16,7 @@ from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.graph_buckets import GraphLimits, graph_token_sizes
+from runtime.executor.image_store import see_the_largest
 from runtime.executor.kernel_choices import log_kernels
 from runtime.executor.kv_pool import allocate_kv, pool_bytes_per_token
 from runtime.executor.memory import Budget, PoolSize, cpu_budget, cuda_budget, size_pool
@@ -27,8 +28,9 @@ from runtime.executor.warmup_steps import Prompts, compute_prompts, prompts_to_c
 from runtime.ipc.messages import Phase
 from runtime.models.attention.backend import ATTENTION_BACKENDS, AttentionBackend, StepLimits
 from runtime.models.forward_batch import KVCache
-from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.model import CausalLM, Model
+from runtime.models.vision.model import SeeingDecoder
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +132,20 @@ def build_attention(config: WorkerConfig, backend: str, device_type: str) -> Att
     return ATTENTION_BACKENDS.load(backend)(device_type, _step_limits(config))
 
 
+def with_images(budget: Budget, config: WorkerConfig, spec: ModelSpec) -> Budget:
+    """What a budget leaves beside vectors of images: those that are kept, or one large image's."""
+    if spec.vision is None:
+        return budget
+    largest = spec.vision.max_tokens * image_token_bytes(config, spec)
+    return budget.without(max(config.image_cache_mb * 2**20, largest), "vectors of images")
+
+
+def image_token_bytes(config: WorkerConfig, spec: ModelSpec) -> int:
+    """Bytes of what the tower gives for one token of an image."""
+    outputs = 0 if spec.vision is None else spec.vision.num_outputs
+    return outputs * spec.hidden_size * parse_dtype(config.dtype).itemsize
+
+
 def pool_of(
     config: WorkerConfig, spec: ModelSpec, context: BuildContext, budget: Budget
 ) -> PoolSize:
@@ -191,6 +207,7 @@ def _size_pool(parts: _Parts) -> PoolSize:
         budget = cuda_budget(
             config.mem_fraction_static, parts.weight_bytes, _activation_bytes(parts)
         )
+    budget = with_images(budget, config, model.spec)
     if group is not None:
         budget = budget.limited(*group.minimum(budget.size_bytes, budget.available_bytes))
     return pool_of(config, model.spec, model.context, budget)
@@ -214,6 +231,8 @@ def _activation_bytes(parts: _Parts) -> int:
         steps.append(Prompts(length - 1, num_seqs))
     for step in dict.fromkeys(steps):
         compute_prompts(runner, step, model.spec.vocab_size, num_pages)
+    if isinstance(model, SeeingDecoder):
+        see_the_largest(model)
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
     del runner
@@ -236,6 +255,7 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
         config.context_len,
         model.spec.vocab_size,
         model.context.device,
+        image_cell=model.spec.image_cell,
     )
     return ModelRunner(
         model,
@@ -245,6 +265,7 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
         config.page_size,
         graphs=_graph_limits(parts) if graphs else None,
         share=None if parts.group is None else parts.group.share,
+        sees_alone=config.deterministic,
     )
 
 

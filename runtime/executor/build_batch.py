@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.executor.batch_rows import BatchRows
+from runtime.executor.image_store import ImageStore
+from runtime.executor.key_ends import key_ends
 from runtime.executor.staging import to_device
 from runtime.executor.step_plan import StepPlan
 from runtime.models.attention.backend import AttentionBackend
@@ -29,7 +31,8 @@ class FlatStep(NamedTuple, Generic[ArrayT]):
         known_ids: `[num_tokens]`, each token, or -1 for its row's next input, which the device has;
             empty when all are such.
         token_rows: `[num_tokens]`, whose tokens they are.
-        positions: `[num_tokens]`, each token's place in its own sequence.
+        positions: `[num_tokens]`, each token's place in its own sequence, for the rotation: see
+            `RopeRows`.
         slots: `[num_tokens]`, `page * page_size + offset` of that place.
         rows: `[num_seqs]`.
         seq_lens: `[num_seqs]`, keys of each once this step's are written.
@@ -64,11 +67,14 @@ def flatten(plan: StepPlan, rows: BatchRows, page_size: int) -> FlatStep[NDArray
         known_ids = np.full(num_tokens, -1, dtype=np.int64)
         known_ids[is_known] = plan.chunk_tokens
     pages = rows.page_table_host[token_rows, positions // page_size].astype(np.int64)
+    slots = pages * page_size + positions % page_size
+    if rows.rope is not None:
+        positions = rows.rope.shift(plan, positions, token_rows, indptr)
     return FlatStep(
         known_ids=known_ids,
         token_rows=token_rows,
         positions=positions,
-        slots=pages * page_size + positions % page_size,
+        slots=slots,
         rows=plan.rows,
         seq_lens=(plan.start_lens + plan.query_lens).astype(np.int32),
         qo_indptr=indptr,
@@ -122,8 +128,9 @@ def build_batch(
     page_size: int,
     kv: list[KVCache],
     attention: AttentionBackend,
+    images: ImageStore | None = None,
 ) -> ForwardBatch:
-    """Send a step to the device and make the model's input of it."""
+    """Send a step to the device and make the model's input of it, with vectors of `images`."""
     flat = flatten(plan, rows, page_size)
     wanted = flat._replace(last=flat.last[plan.samples])
     # On a GPU rows of one length keep kernels from being compiled again for another stride.
@@ -147,6 +154,15 @@ def build_batch(
         batch.host = HostLengths(flat.qo_indptr, flat.seq_lens, pages)
     if plan.embed_spans:
         batch.embed_places, batch.embeds = _given_embeds(plan, flat, rows.device)
+    if plan.image_spans and images is not None:
+        known = np.flatnonzero(flat.known_ids >= 0)
+        batch.images = images.tokens_of(plan, known)
+        if images.is_bidirectional:
+            ends = key_ends(plan, known, flat.qo_indptr)
+            (batch.key_ends,) = to_device(rows.device, ends)
+        if rows.rope is not None:
+            axes = rows.rope.axes(plan, flat.positions, flat.qo_indptr)
+            (batch.rope_axes,) = to_device(rows.device, axes)
     return batch
 
 

@@ -35,8 +35,9 @@ class DeviceMemory:
         return self._had_graphs and not self._runner.has_graphs
 
     def release_kv(self) -> None:
-        """Drop every page; graphs hold their addresses, so they go too."""
+        """Drop every page and image; graphs hold pages' addresses, so they go too."""
         self._kv.clear()
+        self._runner.drop_images()
         self.kv_is_released = True
         self.release_graphs()
 

@@ -115,7 +115,7 @@ class Buckets:
     def of_prompts(self, plan: StepPlan) -> Bucket | None:
         """The smallest for a step with prompts, or with rows that decode several tokens."""
         # A graph gives each sequence's last token only, and looks every token's embedding up.
-        if plan.report_spans or plan.embed_spans:
+        if plan.report_spans or plan.embed_spans or plan.image_spans:
             return None
         num_tokens, num_seqs = plan.num_tokens, len(plan.rows)
         if num_tokens > _MANY_TOKENS and int(plan.query_lens.max()) > _LONG_PROMPT:

@@ -139,6 +139,9 @@ class DecodeGraphInputs(GraphInputs):
         read = decode_inputs(
             rows, lens, pages, state.last_token, state.latest_input, state.page_table, page_size
         )
+        if state.rope is not None:
+            shifted = read.positions + state.rope.delta.index_select(0, rows)
+            read = read._replace(positions=shifted)
         return ForwardBatch(
             **read._asdict(),
             qo_indptr=self._indptr,

@@ -79,6 +79,12 @@ class Budget:
     available_bytes: int
     arithmetic: str
 
+    def without(self, size_bytes: int, what: str) -> Budget:
+        """The same where something else takes `size_bytes` of it, and the log says so."""
+        left = self.size_bytes - size_bytes
+        arithmetic = f"{self.arithmetic} - {size_bytes / GIB:.2f} for {what} = {left / GIB:.2f}"
+        return Budget(left, self.available_bytes, arithmetic)
+
     def limited(self, size_bytes: int, available_bytes: int) -> Budget:
         """The same where no rank may take more than the one with the least, and the log says so.
 

@@ -12,6 +12,7 @@ from runtime.executor.batch_rows import BatchRows
 from runtime.executor.build_batch import build_batch
 from runtime.executor.graph_buckets import Bucket, GraphLimits
 from runtime.executor.graph_runner import GraphRunner
+from runtime.executor.image_store import ImageStore
 from runtime.executor.row_extras import Named
 from runtime.executor.sampling.sampler import Sampler
 from runtime.executor.staging import to_device
@@ -20,6 +21,7 @@ from runtime.executor.step_runner import Computed, StepRunner, made_masks
 from runtime.models.attention.backend import AttentionBackend
 from runtime.models.forward_batch import KVCache
 from runtime.models.model import CausalLM
+from runtime.models.vision.model import SeeingDecoder
 
 
 class ModelRunner(StepRunner):
@@ -35,6 +37,7 @@ class ModelRunner(StepRunner):
         *,
         graphs: GraphLimits | None = None,
         share: Callable[[Tensor], Tensor] | None = None,
+        sees_alone: bool = False,
     ) -> None:
         """Put the parts together.
 
@@ -47,6 +50,7 @@ class ModelRunner(StepRunner):
             graphs: which steps run as CUDA graphs; none when absent.
             share: where several ranks compute each step, gives all of them the tokens of one. A
                 step that fails is then not tried again: the ranks would no longer agree.
+            sees_alone: the tower computes each image by itself, so that none depends on another.
         """
         self._model = model
         self._attention = attention
@@ -55,6 +59,15 @@ class ModelRunner(StepRunner):
         self._page_size = page_size
         self._sampler = Sampler(rows, share)
         self._experts = model.context.expert_counts
+        self._images: ImageStore | None = None
+        vision = model.spec.vision
+        if isinstance(model, SeeingDecoder) and vision is not None:
+            self._images = ImageStore(
+                model.visual,
+                rows.device,
+                is_bidirectional=vision.is_bidirectional,
+                alone=sees_alone,
+            )
         self._graphs: GraphRunner | None = None
         if graphs is not None:
             if self._experts is not None:
@@ -76,11 +89,18 @@ class ModelRunner(StepRunner):
         if self._graphs is not None:
             self._graphs.drop()
 
+    def drop_images(self) -> None:
+        """Give the memory of images' vectors back."""
+        if self._images is not None:
+            self._images.clear()
+
     @torch.inference_mode()
     def _compute(
         self, plan: StepPlan, masks: MaskSource | None = None, *, with_graphs: bool = True
     ) -> Computed:
         watches = self._watch_experts(plan)
+        if self._images is not None:
+            self._images.update(plan)
         graphs = self._graphs if with_graphs else None
         bucket = None if graphs is None else graphs.find(plan)
         # Behind the last layer's attention a graph of prompts has lost most tokens.
@@ -88,7 +108,9 @@ class ModelRunner(StepRunner):
             return self._compute_in_graph(graphs, bucket, plan, masks)
         self._rows.grow(plan, self._page_size)
         self._rows.send_pages()
-        batch = build_batch(plan, self._rows, self._page_size, self._kv, self._attention)
+        batch = build_batch(
+            plan, self._rows, self._page_size, self._kv, self._attention, self._images
+        )
         self._attention.plan(batch)
         places = batch.logits_indices
         # What is noted of the last layer's experts is of every token, too.

@@ -14,6 +14,7 @@ _TORCH_DTYPES = {
     np.dtype(np.int64): torch.int64,
     np.dtype(np.int32): torch.int32,
     np.dtype(np.float32): torch.float32,
+    np.dtype(np.uint8): torch.uint8,
 }
 
 
@@ -26,7 +27,7 @@ def to_device(device: torch.device, *arrays: NDArray[Any]) -> list[Tensor]:
 
     Args:
         device: where the tensors are wanted.
-        arrays: contiguous, int32, int64 or float32.
+        arrays: contiguous, int32, int64, float32 or uint8.
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from runtime.requests.extra_spec import ExtraSpec
+from runtime.requests.image_input import PreparedImage
 from runtime.requests.sampling_params import SamplingParams
 
 Int64Array = NDArray[np.int64]
@@ -25,6 +26,20 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
     pass
 
 
+class RowImage(_Part):
+    """An image in a row's prompt, for the positions of tokens in it and behind it.
+
+    Attributes:
+        start: place in the prompt of its first token.
+        num_tokens: in a row from there.
+        size: `(channels, height, width)` of its pixels.
+    """
+
+    start: int
+    num_tokens: int
+    size: tuple[int, int, int]
+
+
 class RowJoin(_Part):
     """A request takes a row: its sampling parameters are set there, once.
 
@@ -34,6 +49,7 @@ class RowJoin(_Part):
         extras: what to report beside tokens; every rank goes the same way through a step, so each
             knows them.
         has_grammar: whether steps may bring masks for it.
+        images: of its prompt, in order.
     """
 
     row: int
@@ -43,6 +59,7 @@ class RowJoin(_Part):
     output_ids: Int32Array
     extras: list[ExtraSpec] = []
     has_grammar: bool = False
+    images: list[RowImage] = []
 
 
 class PageUpdate(_Part):
@@ -81,6 +98,22 @@ class EmbedSpan(_Part):
     first: int
     length: int
     values: bytes
+
+
+class ImageSpan(_Part):
+    """Consecutive prompt positions that bring vectors of an image instead of tokens.
+
+    Attributes:
+        first: place of the first one in `StepPlan.chunk_tokens`.
+        length: positions.
+        offset: which of the image's vectors the first one is.
+        digest: the image's.
+    """
+
+    first: int
+    length: int
+    offset: int
+    digest: bytes
 
 
 @dataclass
@@ -134,6 +167,9 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
             for none; `None` when there is no such page in the step.
         report_spans: prompt positions that are reported, at most one span a sequence and extra.
         embed_spans: parts of `chunk_tokens` that are embeddings, ascending.
+        image_spans: parts of `chunk_tokens` that stand for images, ascending.
+        image_drops: digests of images whose vectors are kept no longer, from before this step on.
+        image_loads: images whose vectors this step computes, each once; they are kept from then on.
     """
 
     rows: Int64Array
@@ -147,6 +183,9 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
     new_pages: Int32Array | None = None
     report_spans: list[ReportSpan] = []
     embed_spans: list[EmbedSpan] = []
+    image_spans: list[ImageSpan] = []
+    image_drops: list[bytes] = []
+    image_loads: list[PreparedImage] = []
 
     @property
     def num_tokens(self) -> int:
@@ -166,6 +205,12 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
         first = int(num_known[:index].sum())
         last = first + int(num_known[index])
         one = slice(index, index + 1)
+        image_spans = [
+            replace(span, first=span.first - first)
+            for span in self.image_spans
+            if first <= span.first < last
+        ]
+        wanted = {span.digest for span in image_spans}
         return StepPlan(
             rows=self.rows[one],
             num_decodes=int(index < self.num_decodes),
@@ -186,6 +231,8 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
                 for span in self.embed_spans
                 if first <= span.first < last
             ],
+            image_spans=image_spans,
+            image_loads=[image for image in self.image_loads if image.digest in wanted],
         )
 
 

@@ -143,6 +143,9 @@ class StepRunner(ABC):
     def drop_graphs(self) -> None:  # noqa: B027  # likewise
         """Forget the graphs, whose addresses will no longer hold; steps run without them."""
 
+    def drop_images(self) -> None:  # noqa: B027  # likewise
+        """Give the memory of images' vectors back; steps must compute them again."""
+
     @abstractmethod
     def _compute(
         self, plan: StepPlan, masks: MaskSource | None = None, *, with_graphs: bool = True

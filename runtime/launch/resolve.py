@@ -103,14 +103,7 @@ def resolve(
     dtype = choose_dtype(config, model, device, hardware, choices)
     context_len = _context_len(config, model, choices)
     scheduling = config.scheduling
-    chunk = scheduling.chunked_prefill_size
-    if chunk is None:
-        if device == "cpu":
-            chunk = choices.pick("chunked_prefill_size", 512, "a CPU step stays short for streams")
-        else:
-            chunk = choices.pick(
-                "chunked_prefill_size", 8192, "fills the GPU, keeps streams smooth"
-            )
+    chunk = _prefill_chunk(scheduling, model, device, choices)
     max_running = scheduling.max_running_requests
     if max_running is None:
         size = 64 if device == "cpu" else 256
@@ -217,6 +210,7 @@ def resolve(
         ep_size=config.parallel.ep_size,
         expert_recorder_mode=cast("RecorderMode | None", recorder),
         expert_recorder_size=config.logging.expert_distribution_recorder_buffer_size,
+        image_cache_mb=scheduling.image_cache_mb,
     )
     detokenizer = DetokenizerConfig(
         run_folder=str(folders.run),
@@ -288,6 +282,23 @@ def _attention_backend(
     return asked
 
 
+def _prefill_chunk(
+    scheduling: SchedulingArgs, model: ModelSpec, device: str, choices: Choices
+) -> int:
+    """Prompt tokens of a step; -1 for whole prompts."""
+    name, chunk = "chunked_prefill_size", scheduling.chunked_prefill_size
+    if chunk is None:
+        if device == "cpu":
+            chunk = choices.pick(name, 512, "a CPU step stays short for streams")
+        else:
+            chunk = choices.pick(name, 8192, "fills the GPU, keeps streams smooth")
+    if model.vision is not None and model.vision.is_bidirectional:
+        least = model.vision.max_tokens
+        if 0 < chunk < least:
+            chunk = choices.pick(name, least, "an image's tokens, which are computed in one step")
+    return chunk
+
+
 def check_options(config: ServerConfig) -> None:
     """Refuse values that make no sense, before anything is loaded.
 
@@ -339,6 +350,7 @@ def _check_bounds(config: ServerConfig) -> None:
         "--max-total-tokens": (scheduling.max_total_tokens, 1, None),
         "--max-running-requests": (scheduling.max_running_requests, 1, MAX_RUNNING_REQUESTS),
         "--max-queued-requests": (scheduling.max_queued_requests, 0, None),
+        "--image-cache-mb": (scheduling.image_cache_mb, 0, None),
         "--page-size": (scheduling.page_size, 1, None),
         "--context-length": (model.context_length, 1, None),
         "--tp-size": (config.parallel.tp_size, 1, None),
@@ -462,6 +474,9 @@ def _random_seed(config: ServerConfig, drawn: int, choices: Choices) -> int:
 def _context_len(config: ServerConfig, model: ModelSpec, choices: Choices) -> int:
     asked = config.model.context_length
     if asked is None:
+        limit = model.text_limit
+        if limit is not None and limit < model.context_len:
+            return int(choices.pick("context_length", limit, "max_seq_length of the folder"))
         return int(choices.pick("context_length", model.context_len, "the model's"))
     if asked > model.context_len:
         raise StartupError(

@@ -36,6 +36,20 @@ class HostLengths:
     page_table: NDArray[np.int32]
 
 
+@dataclass(frozen=True)
+class ImageTokens:
+    """Tokens that stand for images.
+
+    Attributes:
+        places: `[n]` int64, which tokens of the step they are.
+        vectors: `[n, hidden_size]` each, of the model's dtype: the first in the place of their
+            embeddings; the next are added to the stream behind the first layers, one for each.
+    """
+
+    places: Tensor
+    vectors: list[Tensor]
+
+
 @dataclass
 class ForwardBatch:
     """New tokens of several sequences, flattened; sequences with one new token come first.
@@ -61,6 +75,12 @@ class ForwardBatch:
         attention: planned for this batch.
         embed_places, embeds: `[n]` int64 and `[n, hidden_size]` float32: tokens whose embedding was
             given, and these.
+        key_ends: `[num_tokens]` int32, how many of its sequence's keys each token may see, where
+            some see beyond themselves, as the tokens of an image do; `None`: up to itself.
+        images: tokens that stand for images, if there are any.
+        rope_axes: `[3, num_tokens]` int64, positions of time, row and column, where they differ.
+        cos_sin: `[num_tokens, head_dim]` float32, in the place of each layer's table, made of
+            `rope_axes` by the model; `positions` then count its rows.
         whole_prompts: new tokens of each of the last sequences that have no other tokens, in order:
             their keys and values lie beside their queries, too.
         shares_prefixes: sequences may share their first keys, in the groups that the back end was
@@ -83,8 +103,19 @@ class ForwardBatch:
     host: HostLengths | None = None
     embed_places: Tensor | None = None
     embeds: Tensor | None = None
+    key_ends: Tensor | None = None
+    images: ImageTokens | None = None
+    rope_axes: Tensor | None = None
+    cos_sin: Tensor | None = None
 
     def put_embeds(self, embedded: Tensor) -> None:
         """Overwrite rows of `embedded`, `[num_tokens, hidden_size]`, by those that were given."""
         if self.embed_places is not None and self.embeds is not None:
             embedded.index_copy_(0, self.embed_places, self.embeds.to(embedded.dtype))
+        if self.images is not None:
+            embedded.index_copy_(0, self.images.places, self.images.vectors[0])
+
+    @property
+    def deep_vectors(self) -> Sequence[Tensor]:
+        """What the first layers add to the stream, at the places of `images`."""
+        return () if self.images is None else self.images.vectors[1:]

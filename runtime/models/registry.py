@@ -15,6 +15,8 @@ from runtime.checkpoint.config_keys import read_architecture, read_config
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.checkpoint.pooling_config import Pooling, read_pooling
+from runtime.checkpoint.preprocessor_config import read_preprocessor
+from runtime.checkpoint.text_limit import read_text_limit
 from runtime.checkpoint.text_prompts import read_prompts
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
@@ -39,16 +41,23 @@ class Family:
             layers; front-safe.
         texts: class that runs it where vectors of texts are asked for; empty where it gives them
             anyway, or cannot.
+        images: whether its prompts may hold images.
     """
 
     spec: str
     model: str
     head: str = ""
     texts: str = ""
+    images: bool = False
 
 
 def _decoder(family: str) -> Family:
     return Family(f"runtime.models.{family}.spec:read", _DECODER, texts=_DECODER_TEXTS)
+
+
+def _seeing(family: str, model: str) -> Family:
+    folder = f"runtime.models.{family}"
+    return Family(f"{folder}.spec:read", f"{folder}.model:{model}", images=True)
 
 
 def _headed(family: str, head: str, model: str = _DECODER_TEXTS) -> Family:
@@ -57,13 +66,16 @@ def _headed(family: str, head: str, model: str = _DECODER_TEXTS) -> Family:
 
 FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": _decoder("gemma3"),
+    "Gemma3ForConditionalGeneration": _seeing("gemma3_vision", "Gemma3Vision"),
     "LlamaForCausalLM": _decoder("llama"),
     "MistralForCausalLM": _decoder("mistral"),
     "MixtralForCausalLM": _decoder("mixtral"),
     "Qwen2ForCausalLM": _decoder("qwen2"),
+    "Qwen2_5_VLForConditionalGeneration": _seeing("qwen2_5_vl", "Qwen2_5_VL"),
     "Qwen2MoeForCausalLM": _decoder("qwen2_moe"),
     "Qwen3ForCausalLM": _decoder("qwen3"),
     "Qwen3MoeForCausalLM": _decoder("qwen3_moe"),
+    "Qwen3VLForConditionalGeneration": _seeing("qwen3_vl", "Qwen3VL"),
     "LlamaModel": _headed("llama", "vectors"),
     "MistralModel": _headed("mistral", "vectors"),
     "Qwen2Model": _headed("qwen2", "vectors"),
@@ -116,9 +128,12 @@ def read_model_spec(
                 f"--is-embedding: {spec.architecture} is served for what it generates only."
             )
         spec = replace(spec, gives="vectors", pooling=Pooling("last"))
+    if spec.vision is not None:
+        return replace(spec, vision=read_preprocessor(folder, spec.vision))
     if spec.gives == "vectors":
         pooling = read_pooling(folder, spec.pooling.mode, spec.hidden_size)
-        return replace(spec, pooling=pooling, prompts=read_prompts(folder))
+        limit, prompts = read_text_limit(folder), read_prompts(folder)
+        return replace(spec, pooling=pooling, text_limit=limit, prompts=prompts)
     return spec
 
 

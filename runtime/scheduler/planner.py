@@ -16,13 +16,16 @@ from runtime.executor.step_plan import (
     Int64Array,
     PageUpdate,
     ReportSpan,
+    RowImage,
     RowJoin,
     StepPlan,
 )
 from runtime.requests.fault_domain import FaultDomains
-from runtime.scheduler.budget import TokenBudget
+from runtime.scheduler.budget import TextCosts, TokenBudget
 from runtime.scheduler.grammars import StepMasks
+from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
+from runtime.scheduler.step_images import TowerTime, add_images, whole_images
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 
@@ -86,11 +89,14 @@ class Planner:
         token_budget: TokenBudget,
         eos_token_ids: list[int],
         splits_prompts: bool = True,
+        images: ImageCache | None = None,
     ) -> None:
         """Plan over `table`, at most `token_budget` prompt tokens a step.
 
-        Without `splits_prompts` each prompt is computed in one step, also one over the budget.
+        Without `splits_prompts` each prompt is computed in one step, also one over the budget;
+        without `images` no prompt has any.
         """
+        self._images = images
         self._splits_prompts = splits_prompts
         self._table = table
         self._waiting = waiting
@@ -152,6 +158,9 @@ class Planner:
         )
         self._joins, self._page_updates = [], []
         span_owners = _add_spans(plan, chunks)
+        if self._images is not None:
+            parts = [(chunk.request, chunk.start, chunk.length) for chunk in chunks]
+            add_images(plan, parts, self._images)
         table.num_computed[rows] = plan.start_lens + query_lens
         sampled = plan.sample_rows
         table.sampled_len[sampled] += 1
@@ -247,7 +256,7 @@ class Planner:
         # The last known token is an input of the next step: its key and value may not exist yet.
         num_valid = min(int(table.num_computed[row]), int(table.num_tokens[row]) - 1)
         known = table.known_tokens(row)[: max(num_valid, 0) if keep_cached else 0]
-        self._cache.release(request.hold, known, request.namespace)
+        self._cache.release(request.hold, request.keys(known), request.namespace)
         self.forget(request)
 
     def forget(self, request: Request) -> None:
@@ -280,34 +289,56 @@ class Planner:
         table = self._table
         budget = self._token_budget.next(num_decodes)
         chunks: list[_Chunk] = []
+        costs = TextCosts(self._token_budget.shared_grain)
+        tower = None if self._images is None else TowerTime(self._images)
+
+        def add(request: Request) -> None:
+            nonlocal budget
+            length = self._length(request, budget, chunks)
+            if tower is not None:
+                start = int(table.num_computed[request.row])
+                length, spent = tower.fit(request, start, length, budget)
+                budget -= spent
+            if length:
+                chunks.append(self._chunk(request, length))
+                budget -= length if self._splits_prompts else costs.add(request)
+
         for request in tuple(self._computing):
             if budget <= 0:
                 return chunks
             with self._faults.of(request):
-                chunks.append(self._chunk(request, budget))
-                budget -= chunks[-1].length
+                add(request)
         if not may_admit or not len(self._waiting):
             return chunks
         for request in self._waiting.in_order():
             if budget <= 0 or not table.has_free_row:
                 break
-            if not self._splits_prompts and chunks and len(request.tokens) > budget:
+            if not self._splits_prompts and chunks and costs.of(request) > budget:
                 break
             with self._faults.of(request):
                 if self._waits_for_prefix(request):
                     continue
                 if not self._admit(request):
                     break
-                chunks.append(self._chunk(request, budget))
-                budget -= chunks[-1].length
+                add(request)
         return chunks
 
-    def _chunk(self, request: Request, budget: int) -> _Chunk:
+    def _length(self, request: Request, budget: int, chunks: list[_Chunk]) -> int:
+        """Tokens of a request's chunk beside the step's `chunks`; 0 for none in this step."""
+        start = int(self._table.num_computed[request.row])
+        left = int(self._table.num_tokens[request.row]) - start
+        if not self._splits_prompts:
+            return left
+        length, images = min(left, budget), self._images
+        if images is None or images.step_tokens is None:
+            return length
+        room = images.step_tokens - sum(chunk.length for chunk in chunks)
+        return whole_images(request, start, length, room)
+
+    def _chunk(self, request: Request, length: int) -> _Chunk:
         table, row = self._table, request.row
         start = int(table.num_computed[row])
-        left = int(table.num_tokens[row]) - start
-        length = min(left, budget) if self._splits_prompts else left
-        is_last = length == left
+        is_last = start + length == int(table.num_tokens[row])
         samples = is_last and bool(table.sampled_len[row] < table.end_len[row])
         tokens = table.tokens[row]
         spans: list[tuple[PromptReport, int, Int32Array]] = []
@@ -329,7 +360,7 @@ class Planner:
         num_tokens = len(request.tokens)
         for report in request.reports:
             report.planned = report.reported
-        prefix = request.tokens
+        prefix = request.keys(request.tokens)
         first = request.first_unreported
         if first is not None:
             # What these positions say must be computed, so keys from the cache end before them.
@@ -360,6 +391,10 @@ class Planner:
                 output_ids=request.tokens[request.num_prompt :],
                 extras=request.extras,
                 has_grammar=request.grammar is not None,
+                images=[
+                    RowImage(each.start, each.image.num_tokens, each.image.size)
+                    for each in request.images
+                ],
             )
         )
         self._page_updates.append(PageUpdate(row, 0, hold.held().copy()))
@@ -376,7 +411,7 @@ class Planner:
         if request.first_unreported is not None:
             # It cannot use most of what it would wait for.
             return False
-        tokens = request.tokens
+        tokens = request.keys(request.tokens)
         matched = self._cache.match_length(tokens[:-1], request.namespace)
         end = matched + SHARED_PREFIX_TOKENS
         if len(tokens) <= end:
@@ -384,7 +419,7 @@ class Planner:
         return any(
             other.namespace == request.namespace
             and int(self._table.num_tokens[other.row]) >= end
-            and np.array_equal(self._table.tokens[other.row, :end], tokens[:end])
+            and np.array_equal(other.keys(self._table.tokens[other.row, :end]), tokens[:end])
             for other in self._unshared.values()
         )
 
@@ -396,7 +431,8 @@ class Planner:
         hold, row = request.hold, request.row
         version = hold.version
         num_computed = min(int(self._table.num_computed[row]), int(self._table.num_tokens[row]) - 1)
-        self._cache.share(hold, self._table.tokens[row, :num_computed], request.namespace)
+        known = request.keys(self._table.tokens[row, :num_computed])
+        self._cache.share(hold, known, request.namespace)
         if hold.version != version:
             self._page_updates.append(PageUpdate(row, 0, hold.held()[: hold.num_shared].copy()))
 

@@ -12,7 +12,9 @@ from runtime.cache.manager import PageHold
 from runtime.cache.radix_tree import Tokens
 from runtime.grammar.grammar_backend import Matcher
 from runtime.ipc.messages import FinishReason, GenerateRequest, StreamStart
+from runtime.requests.image_input import ImageInput
 from runtime.requests.sampling_params import SamplingParams
+from runtime.scheduler.image_cache import cache_keys
 from runtime.scheduler.thinking import Thinking
 
 # So many prompt tokens let the detokenizer give the first output token its left context.
@@ -102,10 +104,12 @@ class Request:
         reports: what is still to be told about its prompt.
         reports_outputs: whether something is to be told of each output token.
         embeds: float32 bytes, one row in the place of each prompt token; empty where tokens are.
+        images: of the prompt, each at its place, in order.
         grammar: what the output follows; `None` for free text.
     """
 
     __slots__ = (
+        "_prompt_keys",
         "admitted_at",
         "arrival",
         "cached_tokens",
@@ -113,6 +117,7 @@ class Request:
         "extras",
         "grammar",
         "hold",
+        "images",
         "max_new_tokens",
         "namespace",
         "num_computed",
@@ -157,6 +162,8 @@ class Request:
         ]
         self.reports_outputs = any(extra.of_outputs for extra in spec.extras)
         self.embeds = spec.input_embeds
+        self.images: list[ImageInput] = spec.images
+        self._prompt_keys = cache_keys(self.tokens, self.images)
         self.grammar: GrammarState | None = None
         if self.sampling.thinking is not None:
             thinking = Thinking(self.sampling.thinking, has_grammar=bool(message.grammar_key))
@@ -164,6 +171,17 @@ class Request:
 
     def __str__(self) -> str:
         return str(self.request_id)
+
+    def keys(self, tokens: Tokens) -> Tokens:
+        """What the first tokens of the sequence are known by in the prefix cache.
+
+        Args:
+            tokens: as many as are asked about, from the first one on.
+        """
+        if not self.images:
+            return tokens
+        known = self._prompt_keys[: len(tokens)]
+        return np.concatenate([known, tokens[len(known) :]])
 
     @property
     def first_unreported(self) -> int | None:

@@ -1,10 +1,12 @@
-"""What computes the scheduler's steps: the executor, or what stands before it."""
+"""What computes the scheduler's steps, and who changes its weights: executors, or their leads."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from runtime.executor.step_plan import MaskSource, StepPlan, StepResult
+from runtime.ipc.messages import ControlReply
+from runtime.ipc.weight_messages import WeightCall
 
 
 class Pending(Protocol):
@@ -20,4 +22,17 @@ class Runner(Protocol):
 
     def launch(self, plan: StepPlan, masks: MaskSource | None = None) -> Pending:
         """Start computing a step, with the masks of those of its samples that have a grammar."""
+        ...
+
+
+class WeightHandler(Protocol):
+    """What the scheduler needs of those who change weights and give memory back."""
+
+    @property
+    def can_compute(self) -> bool:
+        """Whether weights and KV pool have their memory."""
+        ...
+
+    def handle(self, call: WeightCall) -> ControlReply:
+        """Do what `call` says; no step is in flight."""
         ...

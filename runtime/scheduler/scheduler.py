@@ -6,8 +6,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
 
 from runtime.cache.manager import CacheManager
 from runtime.grammar.grammar_backend import GrammarError
@@ -19,6 +17,7 @@ from runtime.ipc.messages import (
     FlushCache,
     FrontInbound,
     GenerateRequest,
+    MatchPrefix,
     Ping,
     RequestError,
     SchedulerInbound,
@@ -38,13 +37,16 @@ from runtime.ipc.weight_messages import (
     WeightCall,
 )
 from runtime.requests.fault_domain import FaultDomains, log_failure
-from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.grammars import Grammars, StepMasks
+from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
 from runtime.scheduler.planner import PlannedStep, Planner
+from runtime.scheduler.prefix_report import report_prefix
 from runtime.scheduler.request import Request
-from runtime.scheduler.runner import Pending, Runner
+from runtime.scheduler.runner import Pending, Runner, WeightHandler
+from runtime.scheduler.scheduler_options import SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
+from runtime.scheduler.step_images import why_not_seen
 from runtime.scheduler.table import RequestTable
 from runtime.scheduler.waiting import WaitingQueue
 
@@ -54,48 +56,7 @@ GRAMMAR_WAIT_S = 0.001
 # While steps follow each other the gauges are renewed this often.
 PUBLISH_INTERVAL_S = 0.005
 
-
 _ERROR_TYPES = {400: "BadRequestError", 503: "SERVICE_UNAVAILABLE"}
-
-
-class WeightHandler(Protocol):
-    """What the scheduler needs of those who change weights and give memory back."""
-
-    @property
-    def can_compute(self) -> bool:
-        """Whether weights and KV pool have their memory."""
-        ...
-
-    def handle(self, call: WeightCall) -> ControlReply:
-        """Do what `call` says; no step is in flight."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerOptions:
-    """Bounds and rules of scheduling.
-
-    Attributes:
-        max_running_requests: rows of the running batch.
-        max_queued_requests: so many may wait, newcomers are refused; `None` for no bound.
-        context_len: most tokens of a request.
-        token_budget: prompt tokens computed in one step.
-        policy: name in `runtime.scheduler.waiting.POLICIES`.
-        eos_token_ids: ids that end a text.
-        stream_interval: tokens between two events of a stream.
-        overlap: launch a step before the last one's tokens are read.
-        splits_prompts: a prompt may be computed in several steps.
-    """
-
-    max_running_requests: int
-    max_queued_requests: int | None = None
-    context_len: int
-    token_budget: TokenBudget
-    policy: str = "fcfs"
-    eos_token_ids: list[int]
-    stream_interval: int = 1
-    overlap: bool = False
-    splits_prompts: bool = True
 
 
 class Scheduler:
@@ -117,11 +78,14 @@ class Scheduler:
         grammars: Grammars | None = None,
         obey: Callable[[WorkerCommand], ControlReply] | None = None,
         weights: WeightHandler | None = None,
+        images: ImageCache | None = None,
     ) -> None:
         """Put the parts together.
 
-        Without `grammars` there is no structured output; `obey` carries out what is no request.
+        Without `grammars` there is no structured output, without `images` prompts hold none;
+        `obey` carries out what is no request.
         """
+        self._images = images
         self._runner = runner
         self._weights = weights
         # Before the name space of every request: what one generation of weights has computed is no
@@ -151,6 +115,7 @@ class Scheduler:
             token_budget=options.token_budget,
             eos_token_ids=options.eos_token_ids,
             splits_prompts=options.splits_prompts,
+            images=images,
         )
         self._grammars = grammars or Grammars(None, 0, [])
         self._buffer = OutputBuffer(options.stream_interval)
@@ -210,8 +175,8 @@ class Scheduler:
             case StopHit():
                 for request_id in message.request_ids:
                     self._remove(request_id)
-            case FlushCache():
-                self._answer(self._flush(message.call_id))
+            case FlushCache() | MatchPrefix():
+                self._answer(self._ask_cache(message))
             case SetOptions():
                 self._set_options(message.values)
                 self._answer(ControlReply(message.call_id, True))
@@ -247,6 +212,8 @@ class Scheduler:
                 "context and KV pool hold.",
                 400,
             )
+        elif (wrong := why_not_seen(request, self._images)) is not None:
+            self._refuse(request, wrong, 400)
         elif self._max_queued is not None and len(self._waiting) >= self._max_queued:
             self._refuse(request, "The request queue is full.", 503)
         else:
@@ -312,6 +279,11 @@ class Scheduler:
         self._max_queued = values.get("max_queued_requests", self._max_queued)
         self._stats.log_interval = values.get("decode_log_interval", self._stats.log_interval)
 
+    def _ask_cache(self, message: FlushCache | MatchPrefix) -> ControlReply:
+        if isinstance(message, MatchPrefix):
+            return report_prefix(message, self._cache, self._generation)
+        return self._flush(message.call_id)
+
     def _flush(self, call_id: int) -> ControlReply:
         # The front forgets which ones are here at the same place in the order of messages.
         self._grammars.clear()
@@ -331,6 +303,8 @@ class Scheduler:
     def _change_weights(self, call: WeightCall) -> ControlReply:
         if not isinstance(call.op, GroupStatus | ReceiveStatus):
             self._drain()
+            if self._images is not None:
+                self._images.clear()
         if isinstance(call.op, ReleaseMemory):
             running, waiting = self._table.num_running, len(self._waiting)
             if running or (waiting and not self._is_paused):
@@ -427,11 +401,16 @@ class Scheduler:
     def _finish_in_flight(self, launched: tuple[PlannedStep, Pending] | None) -> None:
         if launched is not None:
             planned, pending = launched
-            self._output.process(planned, pending.wait())
+            result = pending.wait()
+            if result.failed and self._images is not None:
+                self._images.forget([image.digest for image in planned.plan.image_loads])
+            self._output.process(planned, result)
 
     def _fail_running(self, error: Exception) -> None:
         """End every running request: a step failed, and nothing says for which one."""
         self._in_flight = None
+        if self._images is not None:
+            self._images.clear()
         reason = internal_error(log_failure("A step of all running requests", error))
         running = self._table.running()
         for request in running:

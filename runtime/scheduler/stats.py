@@ -9,6 +9,7 @@ import numpy as np
 from runtime.cache.manager import CacheManager
 from runtime.executor.step_plan import StepPlan
 from runtime.ipc.shared_state import SharedState
+from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.table import RequestTable
 
 logger = logging.getLogger(__name__)
@@ -27,9 +28,12 @@ class SchedulerStats:
         log_interval: decode steps between two lines of the log, at least.
     """
 
-    def __init__(self, shared: SharedState, log_interval: int) -> None:
-        """Publish to `shared`; log every `log_interval` decode steps."""
+    def __init__(
+        self, shared: SharedState, log_interval: int, images: ImageCache | None = None
+    ) -> None:
+        """Publish to `shared`, of `images` too; log every `log_interval` decode steps."""
         self._shared = shared
+        self._images = images
         self.log_interval = log_interval
         self.num_prompt_tokens = 0
         self._num_steps = 0
@@ -89,6 +93,10 @@ class SchedulerStats:
         shared["num_nan_requests_total"] = num_nan
         shared["num_steps_total"] = self._num_steps
         shared["evicted_tokens_total"] = cache.num_evicted_tokens
+        if self._images is not None:
+            shared["images_computed_total"] = self._images.num_computed
+            shared["image_cache_hits_total"] = self._images.num_hits
+            shared["image_cache_bytes"] = self._images.size_bytes
         shared["decode_sum_seq_lens"] = (
             int(table.num_computed[np.array(table.order, dtype=np.int64)].sum())
             if table.order

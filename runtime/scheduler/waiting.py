@@ -28,7 +28,7 @@ def longest_prefix_match(requests: list[Request], cache: CacheManager) -> list[R
     """Put those first whose prompt is cached furthest; equal ones keep their order."""
     if len(requests) > LONGEST_PREFIX_QUEUE_LIMIT:
         return requests
-    return sorted(requests, key=lambda r: -cache.match_length(r.tokens[:-1], r.namespace))
+    return sorted(requests, key=lambda r: -cache.match_length(r.keys(r.tokens)[:-1], r.namespace))
 
 
 def highest_priority(requests: list[Request], cache: CacheManager) -> list[Request]:

@@ -18,7 +18,13 @@ from runtime.checkpoint.model_spec import ModelSpec
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.errors import StartupError
-from runtime.executor.build import Executor, Report, build_executor, chunk_tokens
+from runtime.executor.build import (
+    Executor,
+    Report,
+    build_executor,
+    chunk_tokens,
+    image_token_bytes,
+)
 from runtime.executor.build_encoder import build_encoder
 from runtime.executor.device_memory import DeviceMemory
 from runtime.executor.expert_recorder import ExpertRecorder
@@ -38,14 +44,16 @@ from runtime.ipc.messages import (
 from runtime.ipc.shared_state import SharedState
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.layers.expert_counts import ExpertCounts
-from runtime.models.model import CausalLM, TextEncoder
+from runtime.models.model import CausalLM, Model, TextEncoder
 from runtime.models.registry import read_model_spec
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.commands import Commands
 from runtime.scheduler.grammars import Grammars
+from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.runner import Runner
-from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
+from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.scheduler_options import SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.load_model import load_model, parameter_bytes
@@ -87,6 +95,7 @@ def build_worker(
         obey = ranks.before(obey)
         ranks.started()
     size, spec = executor.size, executor.model.spec
+    images = _image_cache(config, spec)
     scheduler = Scheduler(
         runner,
         CacheManager(
@@ -95,12 +104,12 @@ def build_worker(
             enable_prefix_cache=spec.keeps_state and not config.disable_radix_cache,
             window=spec.max_window,
         ),
-        SchedulerStats(shared, config.decode_log_interval),
+        SchedulerStats(shared, config.decode_log_interval, images),
         SchedulerOptions(
             max_running_requests=config.max_running_requests,
             max_queued_requests=config.max_queued_requests,
             context_len=config.context_len,
-            token_budget=_token_budget(config, spec),
+            token_budget=_token_budget(config, spec, _shared_grain(executor.model, config)),
             policy=config.schedule_policy,
             eos_token_ids=config.eos_token_ids,
             stream_interval=config.stream_interval,
@@ -114,6 +123,7 @@ def build_worker(
         weights=WeightUpdates(
             build_rank_weights(executor, config, 0, shared.beat), ranks, shared.beat
         ),
+        images=images,
     )
     ready = WorkerReady(
         max_total_num_tokens=size.num_tokens,
@@ -128,6 +138,17 @@ def build_worker(
         pid=os.getpid(),
     )
     return scheduler, ready
+
+
+def _image_cache(config: WorkerConfig, spec: ModelSpec) -> ImageCache | None:
+    vision = spec.vision
+    if vision is None:
+        return None
+    return ImageCache(
+        config.image_cache_mb * 2**20,
+        image_token_bytes(config, spec),
+        step_tokens=chunk_tokens(config) if vision.is_bidirectional else None,
+    )
 
 
 def build_commands(executor: Executor, config: WorkerConfig, rank: int) -> Commands:
@@ -279,8 +300,16 @@ def _grammars(config: WorkerConfig) -> Grammars:
     return Grammars(make, vocab_size, config.eos_token_ids)
 
 
-def _token_budget(config: WorkerConfig, spec: ModelSpec) -> TokenBudget:
+def _shared_grain(model: Model, config: WorkerConfig) -> int:
+    """See `TokenBudget.shared_grain`; 0 where experts may be recorded, of every token."""
+    if config.expert_recorder_mode or config.enable_return_routed_experts:
+        return 0
+    return model.shared_grain if isinstance(model, TextEncoder) else 0
+
+
+def _token_budget(config: WorkerConfig, spec: ModelSpec, shared_grain: int) -> TokenBudget:
     alone = chunk_tokens(config)
     if alone is None or config.device == "cpu":
-        return TokenBudget(alone, alone)
-    return TokenBudget(alone, smooth_tokens(spec.num_active_parameters // config.tp_size, alone))
+        return TokenBudget(alone, alone, shared_grain)
+    smooth = smooth_tokens(spec.num_active_parameters // config.tp_size, alone)
+    return TokenBudget(alone, smooth, shared_grain)

@@ -17,7 +17,7 @@ from openai_api.output_parser import (
     WholeCalls,
 )
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
-from openai_api.schemas.chat import MAX_TOOLS, Tool
+from openai_api.schemas.chat import MAX_TOOLS, FunctionTool
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.client.json_body import read_json
 from runtime.client.offload import OffloadPool
@@ -49,7 +49,7 @@ class ParseFunctionCallBody(msgspec.Struct, kw_only=True):
     """`/parse_function_call` as it arrives."""
 
     text: Text
-    tools: Annotated[list[Tool], at_most(MAX_TOOLS)]
+    tools: Annotated[list[FunctionTool], at_most(MAX_TOOLS)]
     tool_call_parser: ParserName
 
 

@@ -19,6 +19,8 @@ from recipes.demo_vision.rows import TWO, RowWriter
 from recipes.demo_vision.scenes import random_scene
 from recipes.demo_vision.shape import TINY, vision_tokenizer
 from recipes.demo_vision.train import parser, train
+from tests.support.engine import InProcessEngine
+from tests.support.tiny_vision import IMAGE_ID, Prompt, Reference, picture, prompt_of
 
 ARGUMENTS = (
     "--tiny --steps 16 --device cpu --rows 12 --pool 128 --cases 1 --probe 8 --workers 2 --seed 3"
@@ -97,6 +99,19 @@ def test_transformers_computes_the_same(trained: tuple[Path, list[float]]) -> No
         for number, place in enumerate(places):
             ours = network.logits(hidden[number, place])
             torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_the_engine_generates_what_transformers_does(trained: tuple[Path, list[float]]) -> None:
+    """Of a file in the older form, its names and its bfloat16 numbers."""
+    folder = trained[0]
+    engine, reference = InProcessEngine(folder), Reference(folder)
+    tokens = {IMAGE_ID: reference.image_id}
+    for number, parts in enumerate([(5, picture(4, 6, 1, 28), 4), (picture(5, 4, 2, 28), 3)], 1):
+        prompt = prompt_of(*parts, seed=number)
+        prompt = Prompt([tokens.get(each, each) for each in prompt.ids], prompt.images)
+        engine.add(number, prompt.ids, 12, ignore_eos=True, images=prompt.images)
+        engine.run()
+        assert engine.tokens[number] == reference.greedy(prompt, 12)
 
 
 def test_pictures_are_scaled_as_the_processor_does(trained: tuple[Path, list[float]]) -> None:

@@ -21,8 +21,11 @@ if INTERPRETED:
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
-def literal(q, keys, values, scale, window_left):
-    """q `[n, H, D]`, keys and values `[len, K, D]`, float64; the queries are the last tokens."""
+def literal(q, keys, values, scale, window_left, ends):
+    """q `[n, H, D]`, keys and values `[len, K, D]`, float64; the queries are the last tokens.
+
+    `ends` has for each of them how many keys it sees.
+    """
     n, heads, _ = q.shape
     length, kv_heads, _ = keys.shape
     out = torch.empty_like(q)
@@ -30,14 +33,17 @@ def literal(q, keys, values, scale, window_left):
         position = length - n + i
         low = 0 if window_left < 0 else max(0, position - window_left)
         for h in range(heads):
-            k = keys[low : position + 1, h * kv_heads // heads]
-            v = values[low : position + 1, h * kv_heads // heads]
+            k = keys[low : ends[i], h * kv_heads // heads]
+            v = values[low : ends[i], h * kv_heads // heads]
             out[i, h] = torch.softmax(k @ q[i, h] * scale, 0) @ v
     return out.flatten(1)
 
 
-def step(seqs, heads, kv_heads, dim, page_size, dtype, window_left, seed=0):
-    """Build the op's arguments for `seqs` = [(prefix, new), ...] and the expected result."""
+def step(seqs, heads, kv_heads, dim, page_size, dtype, window_left, seed=0, spans=()):
+    """Build the op's arguments for `seqs` = [(prefix, new), ...] and the expected result.
+
+    `spans` = [(sequence, first, end), ...]: tokens of a sequence that see one another.
+    """
     g = torch.Generator().manual_seed(seed)
     scale = 1 / math.sqrt(dim)
     total = sum(new for _, new in seqs)
@@ -48,7 +54,7 @@ def step(seqs, heads, kv_heads, dim, page_size, dtype, window_left, seed=0):
     caches = [torch.full((num_pages, kv_heads, page_size, dim), math.nan).to(dtype) for _ in "kv"]
     free = torch.randperm(num_pages, generator=g).tolist()
     table = torch.full((len(seqs), max(pages_each, default=0) + 1), 2**30, dtype=torch.int32)
-    expected, start = [], 0
+    expected, key_ends, start = [], [], 0
     for i, (prefix, new) in enumerate(seqs):
         length = prefix + new
         kv = [torch.randn(length, kv_heads, dim, generator=g).to(dtype) for _ in "kv"]
@@ -60,22 +66,26 @@ def step(seqs, heads, kv_heads, dim, page_size, dtype, window_left, seed=0):
             for cache, rows in zip(caches, kv, strict=True):
                 if not hidden:
                     cache[pages[at // page_size], :, at % page_size] = rows[at]
-        expected.append(
-            literal(q[start : start + new].double(), *(x.double() for x in kv), scale, window_left)
-        )
+        ends = list(range(1, length + 1))
+        for _, first, end in (span for span in spans if span[0] == i):
+            ends[first:end] = [end] * (end - first)
+        key_ends += ends[prefix:]
+        query, *kv = (x.double() for x in (q[start : start + new], *kv))
+        expected.append(literal(query, *kv, scale, window_left, ends[prefix:]))
         start += new
     lens = torch.tensor([p + n for p, n in seqs], dtype=torch.int32)
     counts = torch.tensor([0] + [n for _, n in seqs], dtype=torch.int64)
     indptr = counts.cumsum(0).to(torch.int32)
     want = torch.cat(expected) if expected else torch.empty(0, heads * dim).double()
-    return (q, *caches, table, lens, indptr, scale, window_left), want
+    args = (q, *caches, table, lens, indptr, scale, window_left)
+    return (args, torch.tensor(key_ends, dtype=torch.int32), want) if spans else (args, want)
 
 
-def check(name: str, args, want: Tensor) -> None:
+def check(name: str, args, want: Tensor, key_ends: Tensor | None = None) -> None:
     q = args[0]
     out = torch.full((q.shape[0], q.shape[1] * q.shape[2]), math.nan, dtype=q.dtype)
     before = [x.clone() for x in args[:3]]
-    got = PAGED_ATTENTION.load(name).paged_attention(*args, out)
+    got = PAGED_ATTENTION.load(name).paged_attention(*args, out, key_ends)
     assert got is out
     assert got.dtype == q.dtype
     for x, y in zip(args[:3], before, strict=True):
@@ -134,6 +144,41 @@ def test_windows(name, dtype, window_left):
     mix = [(200, 1), (90, 40), (0, 150), (0, 1), (700, 1)]
     args, want = step(mix, 2, 1, 32, 16, dtype, window_left)
     check(name, args, want)
+
+
+# (sequence, first, end): across blocks of queries and of keys, at both ends of a chunk, begun in an
+# earlier step, side by side, of one token.
+SPANS = [(0, 25, 86), (2, 5, 30), (2, 30, 31), (2, 31, 65), (3, 66, 85), (4, 0, 8), (4, 9, 11)]
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("dtype", "window_left"),
+    [(torch.float32, -1), (torch.float32, 15), (torch.bfloat16, 0), (torch.bfloat16, 100)],
+    ids=str,
+)
+def test_tokens_that_see_to_the_end_of_their_span(name, dtype, window_left):
+    mix = [(0, 90), (40, 1), (0, 65), (70, 15), (0, 12), (0, 3)]
+    args, key_ends, want = step(mix, 3, 1, 32, 16, dtype, window_left, spans=SPANS)
+    check(name, args, want, key_ends)
+
+
+@pytest.mark.skipif("cpu" not in IMPLEMENTATIONS, reason="no C++ library")
+@pytest.mark.parametrize("window_left", [-1, 100])
+def test_cpu_row_of_a_span_has_the_same_bits_in_any_chunk(window_left):
+    run = PAGED_ATTENTION.load("cpu").paged_attention
+    spans = [(0, 40, 340), (0, 341, 500)]
+    args, ends, _ = step([(0, 600)], 6, 1, 64, 16, torch.float32, window_left, spans=spans)
+    q, k, v, table, _, _, scale, window = args
+    whole = run(*args, None, ends)
+    start = 0
+    for count in (40, 300, 1, 259):
+        lens = torch.tensor([start + count], dtype=torch.int32)
+        indptr = torch.tensor([0, count], dtype=torch.int32)
+        part = slice(start, start + count)
+        got = run(q[part], k, v, table, lens, indptr, scale, window, None, ends[part].contiguous())
+        assert torch.equal(got, whole[part])
+        start += count
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)

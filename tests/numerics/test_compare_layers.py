@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.tiny_models import copy_of, tiny_model
+from tests.support.tiny_vision import TINY_VISION, tiny_vision
 from tools.compare_layers import compare, first_beyond, main, our_stages, their_stages
 
 TOKENS = [5, 7, 11, 300, 2, 7, 5, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51]
@@ -22,6 +23,14 @@ def test_a_right_model_agrees(name: str, capsys: pytest.CaptureFixture[str]) -> 
     parts = [f"layers.{i} {p}" for i in range(3) for p in ("attention", "o_proj", "mlp", "output")]
     assert stages == ["embeddings", *parts, "norm", "logits"]
     assert "All stages agree" in printed
+
+
+@pytest.mark.parametrize("name", list(TINY_VISION))
+def test_the_decoder_of_a_model_that_sees_agrees(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tiny_vision(name)), "--prompt-len", "37"]) == 0
+    assert "All stages agree" in capsys.readouterr().out
 
 
 def test_half_precision_agrees_within_its_own_tolerance() -> None:

@@ -12,14 +12,14 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 5_470,
-    "kernels (C++)": 1_440,
-    "runtime": 18_885,
-    "openai_api": 5_555,
-    "anthropic_api": 486,
+    "kernels": 5_501,
+    "kernels (C++)": 1_448,
+    "runtime": 21_599,
+    "openai_api": 7_527,
+    "anthropic_api": 543,
     "ollama_api": 384,
-    "server": 3_448,
-    "headrace": 9_692,
+    "server": 3_541,
+    "headrace": 9_909,
 }
 
 

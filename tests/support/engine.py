@@ -180,6 +180,7 @@ class InProcessEngine:
         **sampling: Any,
     ) -> None:
         values = {"temperature": 0.0, "seed": 1} | sampling
+        images = values.pop("images", [])
         spec = values.pop("grammar", None)
         key, payload = (b"", b"") if spec is None else self.compile(spec)
         asked = [*extras, *([] if logprobs is None else [logprobs.extra()])]
@@ -194,6 +195,7 @@ class InProcessEngine:
                         sampling=SamplingParams(max_new_tokens=max_new_tokens, **values),
                         extras=asked,
                         input_embeds=input_embeds,
+                        images=images,
                     ),
                     arrival=float(request_id),
                     grammar_key=key,

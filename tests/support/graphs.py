@@ -151,7 +151,8 @@ class TensorAttention:
             (layer.num_heads, layer.num_kv_heads, layer.head_dim),
         )
         rope_kv_write(
-            qkv, heads, kv_heads, dim, layer.cos_sin, batch.positions,
+            qkv, heads, kv_heads, dim,
+            layer.cos_sin if batch.cos_sin is None else batch.cos_sin, batch.positions,
             # Padding writes to page 0, which belongs to nobody.
             batch.slots.clamp(min=0),
             kv.k, kv.v, layer.q_norm, layer.k_norm, layer.eps, layer.zero_centered,
@@ -175,8 +176,10 @@ class TensorAttention:
             for each in (kv.k, kv.v)
         )
         at = torch.arange(key.shape[2])
-        place = batch.positions.unsqueeze(1)
-        visible = at <= place
+        # Not `positions`, which are the rotation's.
+        behind = batch.qo_indptr[1:].index_select(0, sequence) - torch.arange(num_tokens)
+        place = (batch.seq_lens.index_select(0, sequence) - behind).unsqueeze(1)
+        visible = at <= place if batch.key_ends is None else at < batch.key_ends.unsqueeze(1)
         if layer.window_left >= 0:
             visible = visible & (at >= place - layer.window_left)
         query = qkv[:, : heads * dim].view(num_tokens, kv_heads, heads // kv_heads, dim)

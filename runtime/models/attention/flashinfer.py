@@ -66,7 +66,8 @@ class FlashInferAttention(TritonAttention):
         self, layer: AttentionLayer, q: Tensor, out: Tensor, batch: ForwardBatch, num_seqs: int
     ) -> None:
         host, num_decodes = batch.host, batch.num_decodes
-        if host is None or num_decodes is None:
+        # Its masks for tokens that see beyond themselves are bits of every pair, made on the host.
+        if host is None or num_decodes is None or batch.key_ends is not None:
             super()._attend_pages(layer, q, out, batch, num_seqs)
             return
         first = num_decodes if num_decodes < len(batch.seq_lens) else 0

@@ -56,6 +56,7 @@ class PagedAttention:
             layer.scale,
             layer.window_left,
             None,
+            batch.key_ends,
         )
 
 

@@ -30,7 +30,7 @@ def rotate_and_write(
         num_heads,
         layer.num_kv_heads,
         head_dim,
-        layer.cos_sin,
+        layer.cos_sin if batch.cos_sin is None else batch.cos_sin,
         batch.positions,
         batch.slots,
         kv.k,

@@ -83,7 +83,7 @@ class TritonAttention:
         key = layer.window_left, num_seqs
         plan = self._plans.get(key) or self._plan(key, layer, batch, len(q))
         kv = batch.kv[layer.layer_idx]
-        run_attention(plan, q, kv.k, kv.v, batch.page_table, layer.scale, out)
+        run_attention(plan, q, kv.k, kv.v, batch.page_table, layer.scale, out, batch.key_ends)
 
     def _whole_prompts(
         self, layer: AttentionLayer, q: Tensor, batch: ForwardBatch
@@ -91,6 +91,9 @@ class TritonAttention:
         """Return the lengths of the step's last prompts that are better off with plain keys."""
         kernels, lengths, window = self._prompt, batch.whole_prompts, layer.window_left
         if kernels is None or not lengths or not kernels.supports(q):
+            return ()
+        if batch.key_ends is not None:
+            # Those kernels are causal.
             return ()
         first = len(lengths)
         while first and lengths[first - 1] >= kernels.MIN_LENGTH:

@@ -50,7 +50,7 @@ class InvariantTritonAttention:
         plan = self._plans.get(layer.window_left) or self._plan(layer, qkv.device, batch)
         kv = batch.kv[layer.layer_idx]
         out = qkv.new_empty(len(qkv), layer.num_heads * layer.head_dim)
-        run_attention(plan, q, kv.k, kv.v, batch.page_table, layer.scale, out)
+        run_attention(plan, q, kv.k, kv.v, batch.page_table, layer.scale, out, batch.key_ends)
         return out
 
     def _plan(

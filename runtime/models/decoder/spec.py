@@ -67,6 +67,8 @@ class DecoderSpec(ModelSpec):
         embedding_scale: multiplies embeddings, rounded to the model's type.
         query_scale: multiplies attention's scores; `None` for `head_dim ** -0.5`.
         experts: what stands in the place of the feed-forward block in some layers or all.
+        rope_axes: for each of a head's angles which of a token's three positions turns it: time,
+            row or column, which differ within an image; empty where a token has one position.
         is_causal: whether a token sees none behind it; where not, windows count on both sides.
     """
 
@@ -91,6 +93,7 @@ class DecoderSpec(ModelSpec):
     embedding_scale: float = 1.0
     query_scale: float | None = None
     experts: ExpertsSpec | None = None
+    rope_axes: tuple[int, ...] = ()
     is_causal: bool = True
 
     def canonical(self, name: str) -> str:

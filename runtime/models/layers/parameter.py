@@ -92,7 +92,9 @@ class Parameter:
         """Copy a checkpoint tensor, or this rank's part of it, into its shard, cast to our type."""
         shard = self.shards[shard_name]
         is_part = tuple(tensor.shape) == shard.local_shape
-        self.rows(shard_name).copy_(tensor if is_part else shard.local_part(tensor))
+        rows = self.rows(shard_name)
+        # A product may be stored as a convolution, in more dimensions.
+        rows.copy_((tensor if is_part else shard.local_part(tensor)).reshape(rows.shape))
 
 
 class WeightHolder(ABC):
@@ -125,7 +127,8 @@ class WeightHolder(ABC):
     def part(self, name: str, shard_name: str) -> Tensor:
         """Return what one checkpoint tensor filled of a parameter; see `plain`."""
         shard = dict(self.parameters())[name].shards[shard_name]
-        return self.plain(name).narrow(0, shard.offset, shard.num_rows)
+        part = self.plain(name).narrow(0, shard.offset, shard.num_rows)
+        return part.reshape(shard.local_shape)
 
     @abstractmethod
     def release(self) -> None:

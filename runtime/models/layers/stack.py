@@ -57,9 +57,11 @@ def run_layers(
         tokens pass its second half, since nothing reads more of the others than their keys.
     """
     hidden: Tensor | None = None
-    wanted = batch.logits_indices
-    for layer in layers if wanted is None else layers[:-1]:
+    wanted, deep = batch.logits_indices, batch.deep_vectors
+    for index, layer in enumerate(layers if wanted is None else layers[:-1]):
         hidden = layer.finish(layer.attend(hidden, residual, batch), residual)
+        if index < len(deep) and batch.images is not None:
+            residual.index_add_(0, batch.images.places, deep[index])
     if wanted is not None:
         last = layers[-1]
         attended = last.attend(hidden, residual, batch).index_select(0, wanted)

@@ -6,6 +6,7 @@ does not.
 
 from __future__ import annotations
 
+import math
 import sys
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -163,11 +164,19 @@ def test_rows_beside_whole_prompts_stay_with_triton(
     assert not Wrapper.made
 
 
-def test_inside_graphs_nothing_is_planned(attention: backend.FlashInferAttention) -> None:
+@pytest.mark.parametrize("kind", ["in a graph", "with an image"])
+def test_what_the_host_cannot_plan_stays_with_triton(
+    kind: str, attention: backend.FlashInferAttention
+) -> None:
     layer = AttentionLayer(0, HEADS, KV_HEADS, DIM, 0.3, torch.zeros(0))
     batch = step([1, 1], [9, 4], 2)
-    batch.host = None
-    q, out = torch.randn(2, HEADS, DIM), torch.full((2, HEADS * DIM), float("nan"))
+    if kind == "in a graph":
+        batch.host = None
+    else:
+        batch = step([3, 8], [3, 17], 0)
+        batch.key_ends = torch.tensor([1, 3, 3, *range(10, 18)], dtype=torch.int32)
+    num_tokens = int(batch.qo_indptr[-1])
+    q, out = torch.randn(num_tokens, HEADS, DIM), torch.full((num_tokens, HEADS * DIM), math.nan)
     attention.plan(batch)
     attention._attend_pages(layer, q, out, batch, 2)
     assert not out.isnan().any()

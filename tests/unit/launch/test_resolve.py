@@ -1,6 +1,7 @@
 """Automatic choices: what is chosen where, and that it is said."""
 
 import dataclasses
+import json
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -27,6 +28,7 @@ from runtime.launch.hardware import (
     visible_gpus,
 )
 from runtime.launch.resolve import Folders, preferred_sampling, resolve
+from runtime.models.registry import read_model_spec
 from tests.support.fake_engine import fake_model_config
 
 CPU = Hardware(num_gpus=0, torch_has_cuda=False, cpu_has_bf16=False, num_cores=6)
@@ -35,10 +37,8 @@ GPU = dataclasses.replace(CPU, num_gpus=1, torch_has_cuda=True)
 FOLDERS = Folders(Path("/run"), Path("/model"), Path("/tokenizer"))
 
 
-def choose(hardware=CPU, model=None, **sections):
-    return resolve(
-        ServerConfig(**sections), model or fake_model_config(), hardware, FOLDERS, seed=7
-    )
+def choose(hardware=CPU, spec=None, **sections):
+    return resolve(ServerConfig(**sections), spec or fake_model_config(), hardware, FOLDERS, seed=7)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,23 @@ def test_whole_prefill_is_a_budget_of_one_context():
     assert worker.chunked_prefill_size == worker.context_len
 
 
+def test_a_step_holds_an_image_whose_tokens_see_one_another(tmp_path: Path) -> None:
+    values = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": {"num_hidden_layers": 2},
+        "vision_config": {"image_size": 896, "patch_size": 14},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    model = read_model_spec(tmp_path)
+    for asked, given in ((1, 256), (256, 256), (300, 300), (-1, 2048)):
+        kept = ModelArgs(context_length=2048)
+        chosen = choose(
+            CPU, model, model=kept, scheduling=SchedulingArgs(chunked_prefill_size=asked)
+        )
+        assert chosen.worker.chunked_prefill_size == given
+        assert any("computed in one step" in line for line in chosen.choices) == (asked == 1)
+
+
 def test_priority_scheduling_is_a_policy_with_two_names():
     for asked in (
         SchedulingArgs(enable_priority_scheduling=True),
@@ -159,6 +176,17 @@ def test_the_names_default_to_the_path_as_typed():
     ).config
     assert config.model.tokenizer_path == "qwen/x"
     assert config.model.served_model_name == "qwen/x"
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked", "chosen"),
+    [(None, None, 4096), (256, None, 256), (256, 512, 512), (8192, None, 4096)],
+)
+def test_texts_are_as_long_as_their_folder_says(limit, asked, chosen):
+    model = dataclasses.replace(fake_model_config(), text_limit=limit)
+    config = ServerConfig(model=ModelArgs(context_length=asked))
+    resolved = resolve(config, model, CPU, FOLDERS, seed=7)
+    assert resolved.worker.context_len == chosen
 
 
 def test_deterministic_inference_fixes_the_seed_of_requests_without_one():
@@ -326,7 +354,7 @@ def test_where_structured_output_is_off_it_is_said_what_mends_it(monkeypatch):
     asked = choose(kernels=KernelArgs(grammar_backend="none"))
     assert asked.why_no_grammars == "it was started with --grammar-backend none"
     # Nothing is started for a model that gives vectors.
-    assert choose(model=fake_model_config(gives="vectors")).grammar is None
+    assert choose(spec=fake_model_config(gives="vectors")).grammar is None
     # The command that brings one, in the answer, in the log and where one was asked for.
     for name in ("xgrammar", "llguidance"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -164,6 +164,7 @@ async def test_sampling_reaches_the_engine(make_front: Any) -> None:
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"function": {"name": "f"}}]}, "tools"),
         ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),

@@ -23,6 +23,7 @@ from runtime.weights.load_model import (
 )
 from runtime.weights.read_tensors import checkpoint_tensors
 from tests.support.fake_checkpoint import (
+    LLAMA_JSON,
     expected_tensors,
     write_config,
     write_safetensors,
@@ -30,12 +31,45 @@ from tests.support.fake_checkpoint import (
 )
 
 CONTEXT = BuildContext(dtype=torch.float32, device=torch.device("cpu"))
+TOWER = {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4}
 CHANGES = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "llama_tied": {"tie_word_embeddings": True},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
     "gemma3": {"architectures": ["Gemma3ForCausalLM"]},
+    # A tower's first product is stored as a convolution.
+    "gemma3_vision": {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "mm_tokens_per_image": 4,
+        "image_token_index": 9,
+        "text_config": {**LLAMA_JSON, "model_type": "gemma3_text"},
+        "vision_config": {
+            "num_hidden_layers": 2,
+            "hidden_size": 12,
+            "intermediate_size": 20,
+            "num_attention_heads": 3,
+            "image_size": 16,
+            "patch_size": 4,
+        },
+    },
+    "qwen2_5_vl": {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "image_token_id": 9,
+        "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]},
+        "vision_config": {**TOWER, "fullatt_block_indexes": [1]},
+    },
+    "qwen3_vl": {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "image_token_id": 9,
+        "head_dim": 4,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 0]},
+        "vision_config": {
+            **TOWER,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        },
+    },
 }
 
 
@@ -65,7 +99,7 @@ def read_back(model) -> dict[str, torch.Tensor]:
         else:
             tensor = parameter.tensor
         shard = parameter.shards[spec.shard]
-        found[spec.name] = tensor.narrow(0, shard.offset, shard.num_rows)
+        found[spec.name] = tensor.narrow(0, shard.offset, shard.num_rows).reshape(spec.shape)
     return found
 
 

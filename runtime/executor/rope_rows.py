@@ -1,0 +1,108 @@
+"""Where each row's tokens stand for the rotation, where an image takes fewer places than tokens.
+
+A token has three positions: time, row and column. A text token's are equal and go on by one; an
+image's tokens share one time and have its rows and columns, and the text behind it goes on at the
+largest of all. So behind its images a row's positions are those of its tokens and a delta.
+
+Source: Qwen2-VL (arXiv 2409.12191), multimodal rotary position embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runtime.executor.step_plan import Int64Array, RowImage, StepPlan
+
+_NO_PLACES: Int64Array = np.zeros((3, 0), dtype=np.int64)
+
+
+class RopeRows:
+    """The positions of every row.
+
+    Attributes:
+        delta: `[num_rows]` int64 on the device: what a token behind all images of its row adds to
+            its place in the sequence.
+    """
+
+    def __init__(self, num_rows: int, cell: int, device: torch.device) -> None:
+        """Start with rows of text; an image's token stands for `cell` pixels of each side."""
+        self._cell = cell
+        self._delta: Int64Array = np.zeros(num_rows, dtype=np.int64)
+        # `[3, n]` of each row: the positions of its tokens up to the last image's end.
+        self._places = [_NO_PLACES] * num_rows
+        self.delta = torch.from_numpy(self._delta)
+        if device.type != "cpu":
+            self.delta = self.delta.to(device)
+
+    def join(self, row: int, images: list[RowImage]) -> None:
+        """Reset a row for a prompt with these images.
+
+        Raises:
+            ValueError: an image's size and its number of tokens do not fit.
+        """
+        places, delta = _positions(images, self._cell)
+        self._places[row] = places
+        if delta != self._delta[row]:
+            self._delta[row] = delta
+            self.delta[row] = delta
+
+    def shift(
+        self, plan: StepPlan, positions: Int64Array, token_rows: Int64Array, indptr: NDArray[Any]
+    ) -> Int64Array:
+        """Return what stands for each token of a step in the place of `positions`.
+
+        Of an image's tokens it is the time, which alone is not enough: see `axes`.
+
+        Args:
+            plan: the step.
+            positions: `[num_tokens]`, places in the sequences.
+            token_rows: `[num_tokens]`, whose tokens they are.
+            indptr: `[num_seqs + 1]`, bounds of each sequence's tokens.
+        """
+        shifted = positions + self._delta[token_rows]
+        for tokens, places in self._before_the_end(plan, indptr):
+            shifted[tokens] = places[0]
+        return shifted
+
+    def axes(self, plan: StepPlan, shifted: Int64Array, indptr: NDArray[Any]) -> Int64Array:
+        """Return `[3, num_tokens]`: all positions of a step's tokens; `shift` gave `shifted`."""
+        axes = np.repeat(shifted[None], 3, axis=0)
+        for tokens, places in self._before_the_end(plan, indptr):
+            axes[:, tokens] = places
+        return axes
+
+    def _before_the_end(
+        self, plan: StepPlan, indptr: NDArray[Any]
+    ) -> Iterator[tuple[slice, Int64Array]]:
+        """For rows whose images do not all lie behind: tokens up to there, and their positions."""
+        for index, (row, start) in enumerate(zip(plan.rows, plan.start_lens, strict=True)):
+            places = self._places[row]
+            if start < places.shape[1]:
+                first, length = int(indptr[index]), int(plan.query_lens[index])
+                part = places[:, start : start + length]
+                yield slice(first, first + part.shape[1]), part
+
+
+def _positions(images: list[RowImage], cell: int) -> tuple[Int64Array, int]:
+    """`[3, n]` of the tokens up to the last image's end, and the delta behind it."""
+    if not images:
+        return _NO_PLACES, 0
+    parts: list[Int64Array] = []
+    token = position = 0
+    for image in images:
+        text = image.start - token
+        parts.append(np.repeat(np.arange(position, position + text)[None], 3, axis=0))
+        position += text
+        _, height, width = (side // cell for side in image.size)
+        if height * width != image.num_tokens:
+            raise ValueError(f"an image of {height} x {width} vectors has {image.num_tokens}")
+        rows, columns = np.divmod(np.arange(image.num_tokens), width)
+        parts.append(np.stack((np.zeros_like(rows), rows, columns)) + position)
+        position += max(height, width)
+        token = image.start + image.num_tokens
+    return np.concatenate(parts, axis=1), position - token

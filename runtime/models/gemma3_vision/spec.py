@@ -1,0 +1,123 @@
+"""Gemma 3 with its vision tower: the text model's keys beside SigLIP's. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from math import isqrt
+
+from runtime.checkpoint.config_keys import MAX_VOCAB
+from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.model_spec import WeightSpec
+from runtime.models.decoder.spec import DecoderSpec
+from runtime.models.decoder.weight_map import decoder_weights, norm_weight
+from runtime.models.gemma3.spec import read as read_text
+from runtime.models.vision.qwen_config import vision_keys
+from runtime.models.vision.siglip_config import (
+    DEFAULTS,
+    SiglipVision,
+    siglip_fields,
+    siglip_weights,
+)
+
+# Tokens of the vocabulary.
+MARKER, IMAGE_TOKEN, END_OF_IMAGE = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+BILINEAR = 2
+TOWER, PROJECTOR = "vision_tower", "multi_modal_projector"
+_MAX_TOKENS = 2**16
+# Keys that stand beside `text_config` and count for the text model.
+_SHARED = ("eos_token_id", "bos_token_id", "quantization_config")
+# The types of numbers may stand in either, and which ones is the whole model's matter.
+_EITHER = ("dtype", "torch_dtype", "tie_word_embeddings")
+# Names in the weight map, by those of the files that versions 4 and 5 of `transformers` write.
+_PREFIXES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+    f"model.{PROJECTOR}.": f"{PROJECTOR}.",
+    f"model.{TOWER}.vision_model.": f"{TOWER}.",
+    f"model.{TOWER}.": f"{TOWER}.",
+    f"{TOWER}.vision_model.": f"{TOWER}.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma3VisionSpec(DecoderSpec):
+    """The decoder's numbers and the tower's."""
+
+    vision: SiglipVision
+
+    def canonical(self, name: str) -> str:
+        """See `ModelSpec`."""
+        for prefix, ours in _PREFIXES.items():
+            if name.startswith(prefix):
+                return ours + name.removeprefix(prefix)
+        return name
+
+    def _list_weights(self) -> Sequence[WeightSpec]:
+        width, hidden = self.vision.width, self.hidden_size
+        name = f"{PROJECTOR}.mm_input_projection_weight"
+        seeing = [
+            *siglip_weights(self.vision, TOWER),
+            norm_weight(f"{PROJECTOR}.mm_soft_emb_norm", width, zero_centered=True),
+            WeightSpec(name, (width, hidden), f"{PROJECTOR}.mm_input_projection.weight"),
+        ]
+        ours = (replace(weight, target=f"visual.{weight.target}") for weight in seeing)
+        return (*decoder_weights(self), *ours)
+
+    def is_ignored(self, name: str) -> bool:
+        """See `ModelSpec`; the tower's own pooling is not used here, old files have its places."""
+        spare = (f"{TOWER}.head.", f"{TOWER}.embeddings.position_ids")
+        return name.startswith(spare) or super().is_ignored(name)
+
+
+def read(config: Keys, generation: Keys) -> Gemma3VisionSpec:
+    """Read the `config.json` of text model and tower, as `transformers` 4 or 5 writes it.
+
+    Raises:
+        StartupError: a number that is missing or absurd, or something unsupported; one line.
+    """
+    decoder = read_text(_text_keys(config), generation)
+    known = {field.name: getattr(decoder, field.name) for field in fields(decoder)}
+    known |= {"raw": config.values, "vision": _read_vision(config, decoder.vocab_size)}
+    return Gemma3VisionSpec(**known)
+
+
+def _text_keys(config: Keys) -> Keys:
+    values = config.mapping("text_config")
+    if not values:
+        raise config.error("text_config", "an object")
+    values = dict(values)
+    for key in (*_SHARED, *_EITHER):
+        if config.values.get(key) is not None:
+            values[key] = config.values[key]
+    for key in ("architectures", "model_type"):
+        values[key] = config.values.get(key)
+    return Keys(f"{config.source}: text_config", values)
+
+
+def _read_vision(config: Keys, vocab_size: int) -> SiglipVision:
+    vision = vision_keys(config, DEFAULTS)
+    of_tower = siglip_fields(vision)
+    patches_per_side = of_tower["side"] // of_tower["patch_size"]
+    num_tokens = config.integer("mm_tokens_per_image", _MAX_TOKENS, 256)
+    tokens_per_side = isqrt(num_tokens)
+    if tokens_per_side**2 != num_tokens or patches_per_side % tokens_per_side:
+        raise config.error(
+            "mm_tokens_per_image", f"the square of a divisor of {patches_per_side}, a row's patches"
+        )
+    token_id = config.integer("image_token_index", MAX_VOCAB, 262_144, low=0)
+    if token_id >= vocab_size:
+        raise config.error("image_token_index", f"below {vocab_size}, the tokens")
+    return SiglipVision(
+        **of_tower,
+        image_token_id=token_id,
+        placeholder=MARKER,
+        marker=MARKER,
+        expansion=f"\n\n{MARKER}{IMAGE_TOKEN}{END_OF_IMAGE}\n\n",
+        image_token=IMAGE_TOKEN,
+        merge_size=patches_per_side // tokens_per_side,
+        num_tokens=num_tokens,
+        resample=BILINEAR,
+        is_bidirectional=True,
+    )

@@ -1,0 +1,146 @@
+"""Qwen2.5-VL: a tower most of whose blocks attend within squares of the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.linear import Linear, Output
+from runtime.models.layers.norm import RMSNorm
+from runtime.models.layers.parameter import WeightHolder
+from runtime.models.qwen2_5_vl.spec import Qwen2_5_VLSpec, Qwen2_5_VLVision
+from runtime.models.vision.model import SeeingDecoder
+from runtime.models.vision.qwen_tower import (
+    Grid,
+    Patches,
+    Run,
+    TowerAttention,
+    patch_places,
+    start_run,
+)
+from runtime.models.vision.tower import Tower
+
+_EPS = 1e-6
+
+
+class Block:
+    """Attention and gated feed-forward block, each behind its norm."""
+
+    def __init__(self, vision: Qwen2_5_VLVision, context: BuildContext) -> None:
+        width, inner = vision.width, vision.intermediate_size
+        self.norm1 = RMSNorm(width, _EPS, context)
+        self.norm2 = RMSNorm(width, _EPS, context)
+        self.attn = TowerAttention(vision, context)
+        # Whole on each rank, as the attention is.
+        halves = [Output(shard, inner, 0, inner) for shard in ("gate", "up")]
+        self.gate_up_proj = Linear.column_parallel(width, halves, True, context)
+        self.down_proj = Linear.replicated(inner, width, True, context)
+
+    def forward(
+        self, hidden: Tensor | None, stream: Tensor, run: Run, lengths: Sequence[int]
+    ) -> Tensor:
+        """Return what `stream`, `[num_patches, width]` and changed in place, then still lacks.
+
+        Args:
+            hidden: what it lacked so far, if anything.
+            stream: of all patches.
+            run: of these.
+            lengths: of the parts whose patches see one another.
+        """
+        normed = (
+            self.norm1.forward(stream) if hidden is None else self.norm1.add_forward(hidden, stream)
+        )
+        attended = self.attn.forward(normed, run, lengths)
+        inner = self.gate_up_proj.gated(self.norm2.add_forward(attended, stream), "silu")
+        return self.down_proj.apply(inner)
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        yield f"{prefix}.norm1", self.norm1
+        yield f"{prefix}.norm2", self.norm2
+        yield from self.attn.holders(f"{prefix}.attn")
+        yield f"{prefix}.mlp.gate_up_proj", self.gate_up_proj
+        yield f"{prefix}.mlp.down_proj", self.down_proj
+
+
+class Qwen2_5_VLTower(Tower):
+    """Patches, the blocks, and what joins patches to the decoder's vectors."""
+
+    def __init__(self, spec: Qwen2_5_VLSpec, context: BuildContext) -> None:
+        """Build the layers."""
+        vision = self._vision = spec.vision
+        self._context = context
+        self.patches = Patches(vision, context, bias=False)
+        self.blocks = [Block(vision, context) for _ in range(vision.depth)]
+        self.norm = RMSNorm(vision.width, _EPS, context)
+        merged = vision.merged_width
+        self.inner = Linear.replicated(merged, merged, True, context)
+        self.outer = Linear.replicated(merged, spec.hidden_size, True, context)
+
+    def see(self, images: Sequence[Tensor]) -> list[Tensor]:
+        vision, device = self._vision, self._context.device
+        grids = [self.patches.grid(image) for image in images]
+        joined = vision.merge_size**2
+        order, windows = windowed(grids, vision.merge_size, vision.window)
+        order = order.to(device)
+        patches = (order[:, None] * joined + torch.arange(joined, device=device)).flatten()
+        places = patch_places(grids, vision.merge_size, device).index_select(1, patches)
+        run = start_run(vision, self._context, grids, places)
+        of_windows = [count * joined for count in windows]
+        stream = self.patches.embed(images).index_select(0, patches)
+        hidden: Tensor | None = None
+        for index, block in enumerate(self.blocks):
+            lengths = run.lengths if index in vision.full_blocks else of_windows
+            hidden = block.forward(hidden, stream, run, lengths)
+        assert hidden is not None, "a tower has blocks"
+        normed = self.norm.add_forward(hidden, stream).view(-1, vision.merged_width)
+        vectors = self.outer.apply(self.inner.activated(normed, "gelu"))
+        # Back to the order of rows.
+        vectors = torch.empty_like(vectors).index_copy_(0, order, vectors)
+        return [
+            part.clone()[None] for part in vectors.split([each // joined for each in run.lengths])
+        ]
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        yield f"{prefix}.patch_embed.proj", self.patches.proj
+        for index, block in enumerate(self.blocks):
+            yield from block.holders(f"{prefix}.blocks.{index}")
+        yield f"{prefix}.merger.ln_q", self.norm
+        yield f"{prefix}.merger.mlp.0", self.inner
+        yield f"{prefix}.merger.mlp.2", self.outer
+
+
+class Qwen2_5_VL(SeeingDecoder):
+    """The decoder and its tower."""
+
+    def __init__(self, spec: Qwen2_5_VLSpec, context: BuildContext) -> None:
+        super().__init__(spec, context, Qwen2_5_VLTower(spec, context))
+
+
+def windowed(grids: Sequence[Grid], merge: int, window: int) -> tuple[Tensor, list[int]]:
+    """Order the vectors of images by the squares that most blocks attend within.
+
+    Args:
+        grids: rows and columns of patches of each image.
+        merge: patches of a side of a vector.
+        window: vectors of a side of a square.
+
+    Returns:
+        `[num_vectors]` int64 on the CPU, which vector stands at each place; and the vectors of each
+        square, in order.
+    """
+    parts: list[Tensor] = []
+    counts: list[int] = []
+    first = 0
+    for patch_rows, patch_columns in grids:
+        rows, columns = patch_rows // merge, patch_columns // merge
+        indices = torch.arange(first, first + rows * columns).view(rows, columns)
+        for band in indices.split(window):
+            squares = band.split(window, dim=1)
+            parts += [square.flatten() for square in squares]
+            counts += [square.numel() for square in squares]
+        first += rows * columns
+    return torch.cat(parts), counts

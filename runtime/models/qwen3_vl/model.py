@@ -1,0 +1,165 @@
+"""Qwen3-VL: a tower with learned places, of which the decoder takes features of several depths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.embedding import Embedding
+from runtime.models.layers.layer_norm import LayerNorm
+from runtime.models.layers.linear import Linear
+from runtime.models.layers.parameter import WeightHolder
+from runtime.models.qwen3_vl.spec import Qwen3VLSpec, Qwen3VLVision
+from runtime.models.vision.model import SeeingDecoder
+from runtime.models.vision.qwen_tower import (
+    Grid,
+    Patches,
+    Run,
+    TowerAttention,
+    patch_places,
+    start_run,
+)
+from runtime.models.vision.tower import Tower
+
+_EPS = 1e-6
+
+
+class Block:
+    """Attention and feed-forward block, each behind its norm."""
+
+    def __init__(self, vision: Qwen3VLVision, context: BuildContext) -> None:
+        width, inner = vision.width, vision.intermediate_size
+        self.norm1 = LayerNorm(width, _EPS, context)
+        self.norm2 = LayerNorm(width, _EPS, context)
+        self.attn = TowerAttention(vision, context)
+        self.linear_fc1 = Linear.replicated(width, inner, True, context)
+        self.linear_fc2 = Linear.replicated(inner, width, True, context)
+
+    def forward(self, stream: Tensor, run: Run) -> None:
+        """Change `stream`, `[num_patches, width]`, in place."""
+        attended = self.attn.forward(self.norm1.forward(stream), run, run.lengths)
+        inner = self.linear_fc1.activated(self.norm2.add(attended, stream), "gelu_tanh")
+        stream.add_(self.linear_fc2.apply(inner))
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        yield f"{prefix}.norm1", self.norm1
+        yield f"{prefix}.norm2", self.norm2
+        yield from self.attn.holders(f"{prefix}.attn")
+        yield f"{prefix}.mlp.linear_fc1", self.linear_fc1
+        yield f"{prefix}.mlp.linear_fc2", self.linear_fc2
+
+
+class Merger:
+    """Joins patches to vectors of the decoder's width; normed before or after they are joined."""
+
+    def __init__(
+        self, vision: Qwen3VLVision, hidden_size: int, context: BuildContext, *, norms_joined: bool
+    ) -> None:
+        merged = self._merged = vision.merged_width
+        self._normed = merged if norms_joined else vision.width
+        self.norm = LayerNorm(self._normed, _EPS, context)
+        self.linear_fc1 = Linear.replicated(merged, merged, True, context)
+        self.linear_fc2 = Linear.replicated(merged, hidden_size, True, context)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """Map `[num_patches, width]` to a new `[num_vectors, hidden_size]`."""
+        normed = self.norm.forward(stream.view(-1, self._normed)).view(-1, self._merged)
+        return self.linear_fc2.apply(self.linear_fc1.activated(normed, "gelu"))
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        yield f"{prefix}.norm", self.norm
+        yield f"{prefix}.linear_fc1", self.linear_fc1
+        yield f"{prefix}.linear_fc2", self.linear_fc2
+
+
+class Qwen3VLTower(Tower):
+    """Patches with their places, the blocks, and a merger for each depth that is read."""
+
+    def __init__(self, spec: Qwen3VLSpec, context: BuildContext) -> None:
+        """Build the layers."""
+        vision, hidden = spec.vision, spec.hidden_size
+        self._vision, self._context = vision, context
+        self.patches = Patches(vision, context, bias=True)
+        self.pos_embed = Embedding(vision.grid_side**2, vision.width, context, tied=False)
+        self.blocks = [Block(vision, context) for _ in range(vision.depth)]
+        self.merger = Merger(vision, hidden, context, norms_joined=False)
+        self.deep_mergers = [
+            Merger(vision, hidden, context, norms_joined=True) for _ in vision.deep_blocks
+        ]
+
+    def see(self, images: Sequence[Tensor]) -> list[Tensor]:
+        vision, device = self._vision, self._context.device
+        grids = [self.patches.grid(image) for image in images]
+        places = patch_places(grids, vision.merge_size, device)
+        run = start_run(vision, self._context, grids, places)
+        stream = self.patches.embed(images).add_(self._learned(grids, places))
+        deep: list[Tensor] = []
+        for index, block in enumerate(self.blocks):
+            block.forward(stream, run)
+            if index in vision.deep_blocks:
+                deep.append(self.deep_mergers[len(deep)].forward(stream))
+        vectors = torch.stack([self.merger.forward(stream), *deep])
+        joined = vision.merge_size**2
+        counts = [each // joined for each in run.lengths]
+        return [part.clone() for part in vectors.split(counts, dim=1)]
+
+    def _learned(self, grids: Sequence[Grid], places: Tensor) -> Tensor:
+        """`[num_patches, width]`: the square of learned places, stretched over each image."""
+        indices, weights = stretched(grids, places, self._vision.grid_side)
+        # One corner at a time: all at once would take four times the memory.
+        total = torch.zeros(places.shape[1], self._vision.width, device=places.device)
+        for index, weight in zip(indices, weights, strict=True):
+            total += self.pos_embed.forward(index).float() * weight[:, None]
+        return total.to(self._context.dtype)
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        yield f"{prefix}.patch_embed.proj", self.patches.proj
+        yield f"{prefix}.pos_embed", self.pos_embed
+        for index, block in enumerate(self.blocks):
+            yield from block.holders(f"{prefix}.blocks.{index}")
+        yield from self.merger.holders(f"{prefix}.merger")
+        for index, merger in enumerate(self.deep_mergers):
+            yield from merger.holders(f"{prefix}.deepstack_merger_list.{index}")
+
+
+class Qwen3VL(SeeingDecoder):
+    """The decoder and its tower."""
+
+    def __init__(self, spec: Qwen3VLSpec, context: BuildContext) -> None:
+        super().__init__(spec, context, Qwen3VLTower(spec, context))
+
+
+def stretched(grids: Sequence[Grid], places: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """Lay a square over images of any shape, corner on corner.
+
+    Args:
+        grids: rows and columns of patches of each image.
+        places: `[2, num_patches]` int64, row and column of each patch.
+        side: of the square.
+
+    Returns:
+        For the four points of the square around each patch: `[4, num_patches]` int64, which ones,
+        and `[4, num_patches]` float32, their shares, by the distances.
+    """
+    device = places.device
+    counts = torch.tensor([rows * columns for rows, columns in grids])
+    sizes = torch.tensor(grids).T.repeat_interleave(counts, dim=1).to(device)
+    at = places.float() * (side - 1) / (sizes - 1).clamp(min=1)
+    low = at.long()
+    high = (low + 1).clamp(max=side - 1)
+    share = at - low
+    (top, left), (bottom, right) = low, high
+    (down, across) = share
+    indices = [top * side + left, top * side + right, bottom * side + left, bottom * side + right]
+    weights = [
+        (1 - down) * (1 - across),
+        (1 - down) * across,
+        down * (1 - across),
+        down * across,
+    ]
+    return torch.stack(indices), torch.stack(weights)

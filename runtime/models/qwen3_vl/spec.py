@@ -1,0 +1,140 @@
+"""Qwen3-VL: Qwen3 whose first layers take features of a tower's blocks. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import isqrt
+
+from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.model_spec import WeightSpec
+from runtime.models.decoder.spec import DecoderTraits, read_decoder
+from runtime.models.vision.qwen_config import (
+    QwenVision,
+    QwenVLSpec,
+    attention_weights,
+    block_indices,
+    patch_weight,
+    read_sections,
+    text_keys,
+    tower_fields,
+    tower_linear,
+    tower_norm,
+    vision_keys,
+)
+
+TRAITS = DecoderTraits(biases="keyed", qk_norm=True, head_dim=128)
+# What `transformers` takes where a file is silent.
+DEFAULTS = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 128_000,
+    "rope_theta": 5e5,
+}
+VISION_DEFAULTS = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "hidden_act": "gelu_pytorch_tanh",
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [8, 16, 24],
+}
+SECTIONS = (24, 20, 20)
+_MAX_POSITIONS = 2**24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VLVision(QwenVision):
+    """The tower's numbers.
+
+    Attributes:
+        grid_side: of the square of learned positions, which is stretched over a picture.
+        deep_blocks: those whose features the decoder's first layers take, in order.
+    """
+
+    grid_side: int
+    deep_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VLSpec(QwenVLSpec):
+    """The decoder's numbers and the tower's."""
+
+    vision: Qwen3VLVision
+
+
+def read(config: Keys, generation: Keys) -> Qwen3VLSpec:
+    """Read the family's `config.json`, as `transformers` 4 or 5 writes it.
+
+    Raises:
+        StartupError: a number that is missing or absurd, or something unsupported; one line.
+    """
+    text = text_keys(config, DEFAULTS)
+    decoder = read_decoder(text, generation, TRAITS)
+    vision_config = vision_keys(config, VISION_DEFAULTS)
+    if vision_config.values["hidden_act"] != "gelu_pytorch_tanh":
+        raise vision_config.error("hidden_act", "'gelu_pytorch_tanh'")
+    of_tower = tower_fields(config, vision_config, decoder)
+    places = vision_config.integer("num_position_embeddings", _MAX_POSITIONS)
+    if isqrt(places) ** 2 != places:
+        raise vision_config.error("num_position_embeddings", "a square")
+    deep = block_indices(vision_config, "deepstack_visual_indexes", of_tower["depth"])
+    if len(deep) >= decoder.num_layers:
+        raise vision_config.error(
+            "deepstack_visual_indexes", f"fewer than the decoder's {decoder.num_layers} layers"
+        )
+    vision = Qwen3VLVision(
+        **of_tower, num_outputs=1 + len(deep), grid_side=isqrt(places), deep_blocks=deep
+    )
+    known = {field.name: getattr(decoder, field.name) for field in fields(decoder)}
+    return Qwen3VLSpec(
+        **{
+            **known,
+            "raw": config.values,
+            "vision": vision,
+            "tower_weights": _tower_weights(vision, decoder.hidden_size),
+            "rope_axes": _interleaved(read_sections(text, SECTIONS, decoder.head_dim)),
+        }
+    )
+
+
+def _interleaved(sections: tuple[int, int, int]) -> tuple[int, ...]:
+    """Axes in turn, as long as rows and columns have angles left; the rest is time's."""
+    axes = [0] * sum(sections)
+    for axis in (1, 2):
+        for index in range(axis, min(3 * sections[axis], len(axes)), 3):
+            axes[index] = axis
+    return tuple(axes)
+
+
+def _tower_weights(vision: Qwen3VLVision, hidden_size: int) -> tuple[WeightSpec, ...]:
+    width, inner, merged = vision.width, vision.intermediate_size, vision.merged_width
+    patches = "visual.patch_embed.proj.bias"
+    positions = "visual.pos_embed.weight"
+    weights = [
+        patch_weight(vision),
+        WeightSpec(patches, (width,), patches, kind="bias"),
+        WeightSpec(positions, (vision.grid_side**2, width), positions),
+    ]
+    for index in range(vision.depth):
+        block = f"visual.blocks.{index}"
+        weights += tower_norm(f"{block}.norm1", width, bias=True)
+        weights += attention_weights(vision, block)
+        weights += tower_norm(f"{block}.norm2", width, bias=True)
+        weights += tower_linear(f"{block}.mlp.linear_fc1", inner, width)
+        weights += tower_linear(f"{block}.mlp.linear_fc2", width, inner)
+    mergers = {"visual.merger": width}
+    for index in range(len(vision.deep_blocks)):
+        mergers[f"visual.deepstack_merger_list.{index}"] = merged
+    for name, norm_size in mergers.items():
+        weights += tower_norm(f"{name}.norm", norm_size, bias=True)
+        weights += tower_linear(f"{name}.linear_fc1", merged, merged)
+        weights += tower_linear(f"{name}.linear_fc2", hidden_size, merged)
+    return tuple(weights)

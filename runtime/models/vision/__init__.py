@@ -1,0 +1,1 @@
+"""What models that take images share: towers, their configuration, the places of images."""

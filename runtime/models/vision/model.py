@@ -1,0 +1,58 @@
+"""A decoder whose prompts may hold images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from runtime.models.decoder.model import DecoderForCausalLM
+from runtime.models.decoder.spec import DecoderSpec
+from runtime.models.forward_batch import ForwardBatch
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.parameter import WeightHolder
+from runtime.models.vision.tower import Tower
+
+
+class SeeingDecoder(DecoderForCausalLM):
+    """The decoder of texts, with a tower beside it.
+
+    Attributes:
+        visual: the tower.
+    """
+
+    visual: Tower
+
+    def __init__(self, spec: DecoderSpec, context: BuildContext, tower: Tower) -> None:
+        """Build the decoder."""
+        super().__init__(spec, context)
+        self.visual = tower
+        self._axes = torch.tensor(spec.rope_axes, dtype=torch.int64, device=context.device)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        if batch.rope_axes is not None:
+            table = self.model.layers[0].self_attn.attention.cos_sin
+            batch.cos_sin = turned_by_axes(table, batch.rope_axes, self._axes)
+            batch.positions = torch.arange(len(batch.positions), device=table.device)
+        return super().forward(batch)
+
+    def holders(self) -> Iterator[tuple[str, WeightHolder]]:
+        yield from super().holders()
+        yield from self.visual.holders("visual")
+
+
+def turned_by_axes(table: Tensor, positions: Tensor, axes: Tensor) -> Tensor:
+    """Return a table of cosines and sines with a row for each token of a step.
+
+    Args:
+        table: `[max_positions, head_dim]` float32, of tokens with one position; its halves are
+            cosines and sines.
+        positions: `[3, num_tokens]` int64.
+        axes: `[head_dim / 2]` int64, which of the three turns each angle.
+
+    Returns:
+        `[num_tokens, head_dim]` float32, new.
+    """
+    rows = positions.index_select(0, axes).T
+    return torch.cat([half.gather(0, rows) for half in table.chunk(2, dim=1)], dim=1)

@@ -1,0 +1,150 @@
+"""What the towers of Qwen2.5-VL and Qwen3-VL share: patches, their places, attention.
+
+Patches go in the order in which they are merged: those of one vector stand together, and the
+vectors follow each other row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.models.attention.backend import AttentionLayer
+from runtime.models.attention.packed import attend_packed
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.layers.linear import Linear
+from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard, whole
+from runtime.models.vision.qwen_config import QwenVision
+from runtime.models.vision.tower import Normalize
+
+Grid = tuple[int, int]
+
+
+class Patches:
+    """Pixels to the vectors of patches, by the product that is stored as a convolution."""
+
+    def __init__(self, vision: QwenVision, context: BuildContext, *, bias: bool) -> None:
+        """Build the product; `bias` says whether it has one."""
+        self._vision = vision
+        self._dtype = context.dtype
+        self._normalize = Normalize(vision, context)
+        side, width = vision.patch_size, vision.width
+        stored = (width, 3, vision.frames, side, side)
+        flat = (width, 3 * vision.frames * side * side)
+        self.proj = Linear(
+            Parameter(flat, {"": WeightShard(stored)}, context.dtype, context.device),
+            Parameter((width,), whole((width,)), context.dtype, context.device) if bias else None,
+            context,
+        )
+
+    def embed(self, images: Sequence[Tensor]) -> Tensor:
+        """Map images, `[3, height, width]` uint8 each, to `[num_patches, width]`, in order."""
+        return self.proj.apply(torch.cat([self._patches(image) for image in images]))
+
+    def _patches(self, pixels: Tensor) -> Tensor:
+        """`[num_patches, 3 * frames * side * side]` of the model's dtype."""
+        side, merge = self._vision.patch_size, self._vision.merge_size
+        rows, columns = self.grid(pixels)
+        split = self._normalize.run(pixels).view(
+            3, rows // merge, merge, side, columns // merge, merge, side
+        )
+        patches = split.permute(1, 4, 2, 5, 0, 3, 6).to(self._dtype)
+        # A still picture is all frames of its patches.
+        patches = patches.unsqueeze(5).expand(-1, -1, -1, -1, -1, self._vision.frames, -1, -1)
+        return patches.reshape(rows * columns, -1)
+
+    def grid(self, pixels: Tensor) -> Grid:
+        """Rows and columns of patches of an image."""
+        side = self._vision.patch_size
+        return pixels.shape[1] // side, pixels.shape[2] // side
+
+
+def patch_places(grids: Sequence[Grid], merge: int, device: torch.device) -> Tensor:
+    """Return `[2, num_patches]` int64: row and column of each patch in its image."""
+    parts = []
+    for rows, columns in grids:
+        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).T
+        split = places.view(2, rows // merge, merge, columns // merge, merge)
+        parts.append(split.transpose(2, 3).reshape(2, -1))
+    return torch.cat(parts, dim=1).to(device)
+
+
+def rotation(places: Tensor, head_dim: int, theta: float) -> Tensor:
+    """Return the rotation of each patch, by its row and its column.
+
+    Args:
+        places: `[2, num_patches]`, see `patch_places`.
+        head_dim: elements of a head, a multiple of 4.
+        theta: base of the frequencies.
+
+    Returns:
+        `[num_patches, head_dim]` float32: cosines then sines, of each first the row's angles, then
+        as many of the column's.
+    """
+    exponents = torch.arange(0, head_dim // 2, 2, dtype=torch.float32) / (head_dim // 2)
+    frequencies = (1.0 / theta**exponents).to(places.device)
+    angles = (places.T[:, :, None].float() * frequencies).flatten(1)
+    return torch.cat((angles.cos(), angles.sin()), dim=1)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the blocks of a run need besides patches.
+
+    Attributes:
+        layer: heads and rotation, the same for each block; row `i` of its table is patch `i`'s.
+        rows: `[num_patches]` int64, those rows.
+        lengths: patches of each image, in order.
+    """
+
+    layer: AttentionLayer
+    rows: Tensor
+    lengths: list[int]
+
+
+def start_run(
+    vision: QwenVision, context: BuildContext, grids: Sequence[Grid], places: Tensor
+) -> Run:
+    """Make ready for images of these grids, whose patches have these `places`."""
+    heads, head_dim = vision.num_heads, vision.head_dim
+    layer = AttentionLayer(
+        layer_idx=0,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        cos_sin=rotation(places, head_dim, vision.theta),
+        is_rounded=context.rounds_products,
+    )
+    rows = torch.arange(places.shape[1], device=places.device)
+    return Run(layer, rows, [height * width for height, width in grids])
+
+
+class TowerAttention:
+    """Attention of a block, in both directions, within parts of the sequence of patches."""
+
+    __slots__ = ("proj", "qkv")
+
+    def __init__(self, vision: QwenVision, context: BuildContext) -> None:
+        width = vision.width
+        self.qkv = Linear.replicated(width, 3 * width, True, context)
+        self.proj = Linear.replicated(width, width, True, context)
+
+    def forward(self, hidden: Tensor, run: Run, lengths: Sequence[int]) -> Tensor:
+        """Map `[num_patches, width]` to the same shape, a new tensor.
+
+        Args:
+            hidden: of all patches.
+            run: of these.
+            lengths: of the parts, whose patches see one another.
+        """
+        qkv = self.qkv.apply(hidden)
+        return self.proj.apply(attend_packed(run.layer, qkv, run.rows, lengths))
+
+    def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
+        """Yield the owners of weights under `prefix`."""
+        yield f"{prefix}.qkv", self.qkv
+        yield f"{prefix}.proj", self.proj

@@ -1,0 +1,105 @@
+"""SigLIP's tower as a part of a model: its keys in `vision_config`. Front-safe: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.checkpoint.config_keys import MAX_HEADS, MAX_LAYERS, MAX_WIDTH
+from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.model_spec import WeightSpec
+from runtime.checkpoint.preprocessor_config import MAX_SIDE
+from runtime.checkpoint.vision_spec import VisionSpec
+from runtime.models.decoder.weight_map import linear_weights
+from runtime.models.vision.qwen_config import tower_linear, tower_norm
+
+# What `transformers` takes where a file is silent.
+DEFAULTS = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 16,
+}
+_ACTIVATION = "gelu_pytorch_tanh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiglipVision(VisionSpec):
+    """The numbers of a tower.
+
+    Attributes:
+        depth: blocks.
+        width: numbers of a patch's vector.
+        num_heads: of a block's attention.
+        intermediate_size: of a block's feed-forward part.
+        layer_norm_eps: of every norm.
+    """
+
+    depth: int
+    width: int
+    num_heads: int
+    intermediate_size: int
+    layer_norm_eps: float
+
+    @property
+    def patches_per_side(self) -> int:
+        """Patches of a picture's row."""
+        return self.side // self.patch_size
+
+
+def siglip_fields(vision: Keys) -> dict[str, Any]:
+    """The fields of a `SiglipVision` that `vision_config` has.
+
+    Args:
+        vision: its keys, the defaults laid under.
+
+    Raises:
+        StartupError: a number that is missing or absurd, or something unsupported; one line.
+    """
+    width = vision.integer("hidden_size", MAX_WIDTH)
+    num_heads = vision.integer("num_attention_heads", MAX_HEADS)
+    if width % num_heads:
+        raise vision.error("hidden_size", f"a multiple of {num_heads} attention heads")
+    if vision.values.get("hidden_act", _ACTIVATION) != _ACTIVATION:
+        raise vision.error("hidden_act", repr(_ACTIVATION))
+    if vision.integer("num_channels", 2**10, 3) != 3:
+        raise vision.error("num_channels", "3")
+    patch_size = vision.integer("patch_size", MAX_SIDE)
+    side = vision.integer("image_size", MAX_SIDE)
+    if side % patch_size:
+        raise vision.error("image_size", f"a multiple of the patches' {patch_size}")
+    return {
+        "depth": vision.integer("num_hidden_layers", MAX_LAYERS),
+        "width": width,
+        "num_heads": num_heads,
+        "intermediate_size": vision.integer("intermediate_size", MAX_WIDTH),
+        "layer_norm_eps": vision.number("layer_norm_eps", 0.0, 1.0, 1e-6),
+        "resizing": "square",
+        "patch_size": patch_size,
+        "side": side,
+    }
+
+
+def siglip_weights(vision: SiglipVision, tower: str) -> list[WeightSpec]:
+    """Every tensor of a tower whose names begin with `tower`."""
+    width, inner, side = vision.width, vision.intermediate_size, vision.patch_size
+    patches = f"{tower}.embeddings.patch_embedding"
+    positions = f"{tower}.embeddings.position_embedding.weight"
+    weights = [
+        WeightSpec(f"{patches}.weight", (width, 3, side, side), f"{patches}.weight"),
+        WeightSpec(f"{patches}.bias", (width,), f"{patches}.bias", kind="bias"),
+        WeightSpec(positions, (vision.patches_per_side**2, width), positions),
+    ]
+    for index in range(vision.depth):
+        block = f"{tower}.encoder.layers.{index}"
+        weights += tower_norm(f"{block}.layer_norm1", width, bias=True)
+        for shard in "qkv":
+            name, target = f"{block}.self_attn.{shard}_proj", f"{block}.self_attn.qkv_proj"
+            weights += linear_weights(name, target, (width, width), shard, bias=True)
+        weights += tower_linear(f"{block}.self_attn.out_proj", width, width)
+        weights += tower_norm(f"{block}.layer_norm2", width, bias=True)
+        weights += tower_linear(f"{block}.mlp.fc1", inner, width)
+        weights += tower_linear(f"{block}.mlp.fc2", width, inner)
+    return weights + tower_norm(f"{tower}.post_layernorm", width, bias=True)

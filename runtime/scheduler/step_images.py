@@ -1,0 +1,116 @@
+"""Images in the prompts of a step: which positions stand for them, and which are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from runtime.executor.step_plan import ImageSpan, StepPlan
+from runtime.requests.image_input import ImageInput, PreparedImage
+from runtime.scheduler.image_cache import ImageCache
+from runtime.scheduler.request import Request
+
+
+def why_not_seen(request: Request, cache: ImageCache | None) -> str | None:
+    """Why the images of a request cannot be seen, if they cannot."""
+    if not request.images:
+        return None
+    if cache is None:
+        return "This model takes no images."
+    if any(each.start + each.image.num_tokens > request.num_prompt for each in request.images):
+        return "An image of the prompt is cut off."
+    largest, most = max(each.image.num_tokens for each in request.images), cache.step_tokens
+    if most is not None and largest > most:
+        return (
+            f"An image's {largest} tokens are computed in one step; steps of this server have at"
+            f" most {most}."
+        )
+    return None
+
+
+def add_images(
+    plan: StepPlan,
+    parts: Sequence[tuple[Request, int, int]],
+    cache: ImageCache,
+) -> None:
+    """Name the positions of a step that stand for images, and decide which vectors stay.
+
+    Args:
+        plan: the step, which has no images yet.
+        parts: of `plan.chunk_tokens` in order: a request, its first position, how many.
+        cache: what the executor keeps.
+    """
+    touched: list[PreparedImage] = []
+    first = 0
+    for request, start, length in parts:
+        for image, begin, stop in _between(request, start, start + length):
+            digest = image.image.digest
+            place = first + begin - start
+            plan.image_spans.append(ImageSpan(place, stop - begin, begin - image.start, digest))
+            # Where a prompt is cut, its image counts in the first part.
+            is_first_part = begin in (image.start, request.num_computed)
+            cache.num_hits += is_first_part and digest in cache
+            touched.append(image.image)
+        first += length
+    plan.image_drops, plan.image_loads = cache.plan(touched)
+
+
+class TowerTime:
+    """What the tower takes of a step's budget: a prompt token for each token of an image.
+
+    A tower takes about as long for the patches of a token as the decoder for the token. Without a
+    bound a burst of images would hold every stream up for as long as all of them take. One image
+    always fits, since it cannot be computed in parts.
+    """
+
+    def __init__(self, cache: ImageCache) -> None:
+        """Count images that are not in `cache`."""
+        self._cache = cache
+        self._computed: set[bytes] = set()
+
+    def fit(self, request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
+        """Fit a chunk's images into what is left of the step's budget.
+
+        Returns:
+            How many of the chunk's positions there is time for, up to an image or all; and the
+            tokens that the tower takes for them.
+        """
+        spent = 0
+        for image, begin, _ in _between(request, start, start + length):
+            digest, num_tokens = image.image.digest, image.image.num_tokens
+            if digest in self._cache or digest in self._computed:
+                continue
+            ahead = begin - start
+            if self._computed and ahead + spent + num_tokens > budget:
+                return ahead, spent
+            self._computed.add(digest)
+            spent += num_tokens
+        return length, spent
+
+
+def whole_images(request: Request, start: int, length: int, room: int) -> int:
+    """Return the length of a chunk that ends in no image.
+
+    Args:
+        request: whose prompt it is.
+        start: the chunk's first position.
+        length: tokens that there is time for.
+        room: tokens that the step has memory for.
+
+    Returns:
+        `length`, or what lies ahead of the image that would be cut, or, where nothing does, what is
+        left of the image; 0 where there is no room for it.
+    """
+    for _, begin, stop in _between(request, start, request.num_prompt):
+        if begin < start + length < stop:
+            if begin > start:
+                return begin - start
+            return stop - start if stop - start <= room else 0
+    return length
+
+
+def _between(request: Request, start: int, end: int) -> Iterator[tuple[ImageInput, int, int]]:
+    """Images of which tokens lie in `[start, end)`, and the bounds of these tokens."""
+    for image in request.images:
+        begin, stop = max(start, image.start), min(end, image.start + image.image.num_tokens)
+        if begin < stop:
+            yield image, begin, stop

@@ -1,0 +1,64 @@
+"""Chunks of prompts whose images must be computed whole."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.requests.image_input import ImageInput, PreparedImage
+from runtime.scheduler.step_images import whole_images
+
+TEXTS = st.integers(0, 9)
+
+
+def prompt(parts: list[tuple[int, int]]) -> Any:
+    """Tokens of text and of an image, in turn; what `whole_images` reads of a request."""
+    images, end = [], 0
+    for text, num_tokens in parts:
+        image = PreparedImage(bytes(16), (3, 1, 1), num_tokens, b"")
+        images.append(ImageInput(end + text, image))
+        end += text + num_tokens
+    return SimpleNamespace(images=images, num_prompt=end + 3)
+
+
+@given(
+    st.lists(st.tuples(TEXTS, st.integers(1, 12)), max_size=4),
+    st.lists(st.tuples(st.integers(1, 20), st.integers(0, 9)), min_size=1, max_size=20),
+    st.integers(0, 60),
+)
+def test_chunks_end_in_no_image(
+    parts: list[tuple[int, int]], steps: list[tuple[int, int]], cached: int
+) -> None:
+    """Wherever the cached prefix ends and whatever the steps have time for."""
+    request: Any = prompt(parts)
+    start, room = min(cached, request.num_prompt - 1), 12
+    inside = {
+        place
+        for each in request.images
+        for place in range(each.start + 1, each.start + each.image.num_tokens)
+    }
+    for time, others in steps:
+        wanted = min(time, request.num_prompt - start)
+        length = whole_images(request, start, wanted, room - others)
+        assert start + length not in inside or length == 0
+        # More than there is time for only where the chunk holds nothing but an image, and fits.
+        assert length <= wanted or length <= room - others
+        # The whole of a step is enough for any image.
+        assert length > 0 or others > 0
+        start += length
+        if start == request.num_prompt:
+            return
+
+
+def test_the_text_ahead_of_an_image_comes_first() -> None:
+    request = prompt([(5, 10), (0, 4)])
+    assert whole_images(request, 0, 9, 12) == 5
+    assert whole_images(request, 5, 4, 12) == 10
+    assert whole_images(request, 5, 4, 9) == 0
+    # Behind a cached prefix that ends in it.
+    assert whole_images(request, 8, 4, 9) == 7
+    assert whole_images(request, 5, 12, 12) == 10
+    assert whole_images(request, 15, 7, 12) == 7
