@@ -315,8 +315,8 @@ def load_chat_template(
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise StartupError(
-            f"--chat-template {option}: no such file, none of {', '.join(NAMED_TEMPLATES)}, and the "
-            "text is no Jinja template."
+            f"--chat-template {option}: no such file, none of {', '.join(NAMED_TEMPLATES)}, and "
+            "the text is no Jinja template."
         ) from None
     if option.endswith(".json"):
         try:
