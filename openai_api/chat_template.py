@@ -64,7 +64,12 @@ RESERVED = frozenset(
 # As the models that answer so were trained to be asked.
 _YES_OR_NO = 'can only be "yes" or "no"'
 # Names that `--chat-template` knows.
-NAMED_TEMPLATES = {"qwen3-reranker": "qwen3_reranker.jinja"}
+NAMED_TEMPLATES = {
+    "chatml": "chatml.jinja",
+    "llama-3": "llama_3.jinja",
+    "gemma": "gemma.jinja",
+    "qwen3-reranker": "qwen3_reranker.jinja",
+}
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -351,7 +356,8 @@ def load_chat_template(
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise StartupError(
-            f"--chat-template {option}: no such file, and the text is no Jinja template."
+            f"--chat-template {option}: no such file, none of {', '.join(NAMED_TEMPLATES)}, and "
+            "the text is no Jinja template."
         ) from None
     if option.endswith(".json"):
         try:
