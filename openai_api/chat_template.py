@@ -35,8 +35,8 @@ _RENDERING = OffloadPool(
 # Rendered on the event loop: so many characters, where a value that is no text counts for some of
 # them, and within this time.
 _INLINE_CHARS = 32 * 1024
-_CHARS_PER_VALUE = 32
-_INLINE_S = 0.002
+_CHARS_PER_VALUE = 128
+_INLINE_S = 0.005
 
 # Started by the first template that needs it.
 _PROCESS = TemplateProcess()
