@@ -18,10 +18,11 @@ def look(s: sgl.ProgramState, picture: Any) -> None:
     s += sgl.user(sgl.image(picture) + "What is in the image?")
     s += sgl.assistant(sgl.gen("what", max_tokens=32, temperature=0))
     s += sgl.user("What colour is the circle?")
-    s += sgl.assistant(sgl.select("colour", ["red", "green", "blue", "yellow"]))
+    choices = [f"The circle is {colour}." for colour in ("red", "green", "blue", "yellow")]
+    s += sgl.assistant(sgl.select("colour", choices))
 
 
 sgl.set_default_backend(sgl.RuntimeEndpoint(options.url))
 state = look(load_image(options.image)[0])
 print(state["what"])
-print("The circle is", state["colour"])
+print(state["colour"])

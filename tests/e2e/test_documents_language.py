@@ -1,7 +1,6 @@
 """All code cells of the frontend language's document, in order, in one process.
 
-Only the package, the models' names and the picture's address are changed. Until there are models
-that see, the cell that asks about a picture shows the error that says so.
+Only the package, the models' names and the picture's address are changed.
 """
 
 from __future__ import annotations
@@ -58,5 +57,5 @@ def test_a_batch_and_a_stream(printed):
     assert "Paris" in printed[12]
 
 
-def test_a_model_that_sees_nothing_says_so(printed):
-    assert "image_data: this model takes text only" in printed[16]
+def test_a_question_about_a_picture(printed):
+    assert printed[16].strip() == "The image shows a red circle, a green square and a blue square."

@@ -2,9 +2,8 @@
 
 `python -m tests.support.notebook FILE script` runs the cells one after the other;
 `... notebook` runs them inside an event loop that is running already, as Jupyter's kernel does.
-`MODEL_PATH` in a cell is the bundled demo model; `MOE_PATH` and those of `_SMALL_MODELS` are tiny
-ones of random weights; `IMAGE_URL` is a picture that needs no network. A cell that begins with
-`# raises` must fail; what it raised is printed.
+`MODEL_PATH` in a cell is the bundled demo model, `VISION_PATH` the one that sees; `MOE_PATH` and those of `_SMALL_MODELS` are tiny
+ones of random weights; `IMAGE_URL` is a picture that needs no network.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
-from headrace.demo import MODEL_PATH
+from headrace.demo import MODEL_PATH, VISION_MODEL_PATH
 from headrace.utils import terminate_process
 
 # Of a kind that cells need: name in a cell to variant in `tests.support.tiny_text_models`.
@@ -33,11 +31,7 @@ _SMALL_MODELS = {
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ROOT / "tests" / "e2e" / "documents"
 SEPARATOR = "# %%\n"
-RAISES = "# raises\n"
-_IMAGE_URL = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLv"
-    "AAAAAElFTkSuQmCC"
-)
+_PICTURE = ROOT / "examples" / "vision" / "drawing.png"
 
 
 def read_cells(path: Path) -> list[str]:
@@ -50,7 +44,8 @@ def run_cells(cells: list[str]) -> None:
     names: dict[str, Any] = {
         "__name__": "__main__",
         "MODEL_PATH": str(MODEL_PATH),
-        "IMAGE_URL": _IMAGE_URL,
+        "VISION_PATH": str(VISION_MODEL_PATH),
+        "IMAGE_URL": _PICTURE.as_uri(),
     }
     for name, variant in _SMALL_MODELS.items():
         if any(name in cell for cell in cells):
@@ -65,25 +60,13 @@ def run_cells(cells: list[str]) -> None:
         for number, cell in enumerate(cells, 1):
             print(f"[cell {number}]", flush=True)
             code = compile(cell, f"<cell {number}>", "exec")
-            if cell.startswith(RAISES):
-                _run_and_fail(code, names)
-            else:
-                exec(code, names)
+            exec(code, names)
     except BaseException:
         # A server left behind would hold the pipes of whoever waits for this process.
         for value in list(names.values()):
             if isinstance(value, subprocess.Popen):
                 terminate_process(value)
         raise
-
-
-def _run_and_fail(code: CodeType, names: dict[str, Any]) -> None:
-    try:
-        exec(code, names)
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
-    else:
-        raise AssertionError("The cell must raise.")
 
 
 async def _inside_a_loop(cells: list[str]) -> None:
