@@ -2,8 +2,9 @@
 
 `python -m tests.support.notebook FILE script` runs the cells one after the other;
 `... notebook` runs them inside an event loop that is running already, as Jupyter's kernel does.
-`MODEL_PATH` in a cell is the bundled demo model, `VISION_PATH` the one that sees; `MOE_PATH` and those of `_SMALL_MODELS` are tiny
-ones of random weights; `IMAGE_URL` is a picture that needs no network.
+`MODEL_PATH` in a cell is the bundled demo model, `VISION_PATH` the one that sees; `MOE_PATH` and
+those of `_SMALL_MODELS` are tiny ones of random weights; `IMAGE_URL` is a picture that needs no
+network.
 """
 
 from __future__ import annotations
