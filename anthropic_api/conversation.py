@@ -8,6 +8,7 @@ from anthropic_api.message_request import (
     ContentBlock,
     DocumentBlock,
     ImageBlock,
+    ImageData,
     Message,
     MessagesRequest,
     PromptFields,
@@ -20,10 +21,14 @@ from anthropic_api.message_request import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from openai_api.billing_line import without_billing
+from openai_api.content_parts import Content, appended, image_part, inline_image, joined, text_part
+from openai_api.responses.opaque_text import unwrapped
 from openai_api.schemas.chat import (
     MAX_PARTS,
     ChatCompletionRequest,
     ChatMessage,
+    ContentPart,
     FunctionCall,
     NamedFunction,
     NamedToolChoice,
@@ -31,29 +36,27 @@ from openai_api.schemas.chat import (
 )
 from runtime.errors import InvalidRequest
 
-# A coding agent's first line, other with every turn: in front of the prompt it would leave nothing
-# of the cache to use, and it is meant for a bill.
-_BILLING = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_request(request: MessagesRequest) -> ChatCompletionRequest:
-    """Convert.
+def chat_request(request: MessagesRequest, *, sees: bool) -> ChatCompletionRequest:
+    """Convert; `sees` says whether the model takes images.
 
     Raises:
         InvalidRequest: something that no chat can carry, named by its place in the request.
     """
-    chat = prompt_request(request)
+    chat = prompt_request(request, sees=sees)
     chat.stream = request.stream
     chat.max_tokens = request.max_tokens
     chat.stop = request.stop_sequences
     chat.temperature = request.temperature
     chat.top_p = request.top_p
     chat.top_k = request.top_k
+    chat.return_cache_break = request.return_cache_break
     return chat
 
 
-def prompt_request(request: PromptFields) -> ChatCompletionRequest:
+def prompt_request(request: PromptFields, *, sees: bool) -> ChatCompletionRequest:
     """Convert what makes the prompt.
 
     Raises:
@@ -64,9 +67,9 @@ def prompt_request(request: PromptFields) -> ChatCompletionRequest:
             raise InvalidRequest(f"{name} is not supported by this server.", param=name)
     if not request.messages:
         raise InvalidRequest("messages cannot be empty.", param="messages")
-    turns = _Turns()
+    turns = _Turns(sees)
     if request.system:
-        turns.say("system", _system(request.system))
+        turns.say("system", text_part(_system(request.system)))
     for index, message in enumerate(request.messages):
         _add(turns, message, f"messages[{index}]")
     if not turns.messages:
@@ -93,13 +96,13 @@ def prompt_request(request: PromptFields) -> ChatCompletionRequest:
 class _Turns:
     """Messages as chat templates want them: neighbours of one role are one message."""
 
-    def __init__(self) -> None:
+    def __init__(self, sees: bool) -> None:
         self.messages: list[ChatMessage] = []
+        self.sees = sees
 
-    def say(self, role: str, text: str) -> None:
+    def say(self, role: str, part: ContentPart) -> None:
         message = self._of(role)
-        said = message.content
-        message.content = f"{said}\n{text}" if said else text
+        message.content = appended(message.content, part)
 
     def think(self, text: str) -> None:
         message = self._of("assistant")
@@ -112,8 +115,8 @@ class _Turns:
         calls = message.tool_calls or []
         message.tool_calls = [*calls, ToolCall(id=block.id, type="function", function=function)]
 
-    def returned(self, call_id: str, text: str) -> None:
-        self.messages.append(ChatMessage(role="tool", tool_call_id=call_id, content=text))
+    def returned(self, call_id: str, content: Content) -> None:
+        self.messages.append(ChatMessage(role="tool", tool_call_id=call_id, content=content))
 
     def _of(self, role: str) -> ChatMessage:
         if not self.messages or self.messages[-1].role != role:
@@ -123,14 +126,14 @@ class _Turns:
 
 def _system(system: str | list[TextBlock]) -> str:
     texts = [system] if isinstance(system, str) else [block.text for block in system]
-    return "\n".join(text for text in texts if not text.startswith(_BILLING))
+    return "\n".join(text for text in map(without_billing, texts) if text)
 
 
 def _add(turns: _Turns, message: Message, where: str) -> None:
     if not message.content and message.role != "assistant":
         raise InvalidRequest(f"{where}.content must not be empty.", param=f"{where}.content")
     if isinstance(message.content, str):
-        turns.say(message.role, message.content)
+        turns.say(message.role, text_part(message.content))
         return
     if len(message.content) > MAX_PARTS:
         raise InvalidRequest(
@@ -143,37 +146,61 @@ def _add(turns: _Turns, message: Message, where: str) -> None:
 def _add_block(turns: _Turns, role: str, block: ContentBlock, where: str) -> None:
     match block:
         case TextBlock():
-            turns.say(role, block.text)
+            turns.say(role, text_part(block.text))
         case ToolResultBlock() if role == "user":
-            text = _result(block.content, where)
-            turns.returned(block.tool_use_id, f"Error: {text}" if block.is_error else text)
+            turns.returned(block.tool_use_id, _result(block, where, turns.sees))
         case ToolUseBlock() if role == "assistant":
             turns.call(block)
         case ThinkingBlock() if role == "assistant":
-            turns.think(block.thinking)
+            # Where thoughts are omitted the client keeps them in the signature.
+            turns.think(block.thinking or unwrapped("thought", block.signature or "") or "")
         case RedactedThinkingBlock() if role == "assistant":
             pass
+        case ImageBlock() if role == "user":
+            turns.say(role, _image(block, where, turns.sees))
         case ImageBlock() | DocumentBlock():
-            raise _not_text(where)
+            raise _not_taken(where, turns.sees)
         case _:
             raise InvalidRequest(
                 f"{where}: a block of this type cannot be in a message of the {role}.", param=where
             )
 
 
-def _result(content: str | list[ResultPart] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for index, part in enumerate(content):
-        if not isinstance(part, TextBlock):
-            raise _not_text(f"{where}.content[{index}]")
-        texts.append(part.text)
-    return "\n".join(texts)
+def _result(block: ToolResultBlock, where: str, sees: bool) -> Content:
+    content = block.content or ""
+    if isinstance(content, str):
+        return f"Error: {content}" if block.is_error else content
+    parts = [_result_part(part, f"{where}.content[{at}]", sees) for at, part in enumerate(content)]
+    if block.is_error:
+        first = parts[0].text if parts else None
+        parts[:1] = [text_part(f"Error: {first or ''}"), *([] if first is not None else parts[:1])]
+    return joined(parts)
 
 
-def _not_text(where: str) -> InvalidRequest:
-    return InvalidRequest(f"{where}: this model takes text only.", param=where)
+def _result_part(part: ResultPart, where: str, sees: bool) -> ContentPart:
+    match part:
+        case TextBlock():
+            return text_part(part.text)
+        case ImageBlock():
+            return _image(part, where, sees)
+        case _:
+            raise _not_taken(where, sees)
+
+
+def _image(block: ImageBlock, where: str, sees: bool) -> ContentPart:
+    source = block.source or ImageData()
+    if sees and source.type not in ("base64", "url"):
+        raise InvalidRequest(
+            f"{where}.source.type must be base64 or url, got {str(source.type)[:64]!r}.",
+            param=f"{where}.source.type",
+        )
+    url = source.url if source.type == "url" else inline_image(source.data or "")
+    return image_part(url, where, sees=sees)
+
+
+def _not_taken(where: str, sees: bool) -> InvalidRequest:
+    takes = "text and images of the user only" if sees else "text only"
+    return InvalidRequest(f"{where}: this model takes {takes}.", param=where)
 
 
 def _set_tools(

@@ -11,6 +11,7 @@ from anthropic_api.message_answers import (
     MessageDelta,
     MessageStart,
     MessageStop,
+    Ping,
     TokenTotal,
 )
 from anthropic_api.message_request import CountTokensRequest, MessagesRequest
@@ -19,6 +20,7 @@ from openai_api.router import Endpoint
 
 _EVENTS = (
     MessageStart,
+    Ping,
     BlockStart,
     BlockDelta,
     BlockStop,

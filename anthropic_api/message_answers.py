@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+from runtime.service.cache_break import CacheBreak
+
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
 
 
 class ThinkingTokens(TypedDict):
@@ -25,12 +29,14 @@ class MessageUsage(TypedDict):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: ThinkingTokens
+    cache_break: NotRequired[CacheBreak]
 
 
 class AnswerBlock(TypedDict):
     """A text, a thought or a call, by its `type`.
 
-    The signature of a thought is empty, for nothing checks it.
+    The signature of a thought is empty, for nothing checks it; where thoughts are omitted it holds
+    what is sent back for the next turn.
     """
 
     type: Literal["text", "thinking", "tool_use"]
@@ -60,6 +66,12 @@ class MessageStart(TypedDict):
 
     type: Literal["message_start"]
     message: MessageAnswer
+
+
+class Ping(TypedDict):
+    """A sign of life."""
+
+    type: Literal["ping"]
 
 
 class BlockStart(TypedDict):
@@ -127,4 +139,4 @@ class TokenTotal(TypedDict):
 
 
 BlockEvent = BlockStart | BlockDelta | BlockStop
-MessageEvent = MessageStart | BlockEvent | MessageDelta | MessageStop
+MessageEvent = MessageStart | Ping | BlockEvent | MessageDelta | MessageStop

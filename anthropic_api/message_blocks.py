@@ -6,25 +6,37 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-import msgspec
-
 from anthropic_api.message_answers import AnswerBlock, BlockEvent
-from openai_api.output_parser import Call, ContentText, OutputEvent
+from openai_api.call_arguments import arguments_object
+from openai_api.output_parser import (
+    BeginCall,
+    ContentText,
+    EndCall,
+    MoreArguments,
+    OutputEvent,
+)
+from openai_api.responses.opaque_text import wrapped
 
 
 class BlockWriter:
     """What the output parser reads, told as blocks that begin, grow and end."""
 
-    def __init__(self) -> None:
-        """Begin with no block."""
+    def __init__(self, *, hides_thoughts: bool = False) -> None:
+        """Begin with no block; thoughts that are hidden stand in their signature alone."""
+        self._hides_thoughts = hides_thoughts
+        self._hidden: list[str] = []
         self._index = -1
         self._open: Literal["text", "thinking"] | None = None
 
     def feed(self, outputs: Iterable[OutputEvent]) -> Iterator[BlockEvent]:
         """The events of more output."""
         for output in outputs:
-            if isinstance(output, Call):
-                yield from self._call(output)
+            if isinstance(output, BeginCall):
+                yield from self._begin_call(output.name)
+            elif isinstance(output, MoreArguments):
+                yield self._delta({"type": "input_json_delta", "partial_json": output.text})
+            elif isinstance(output, EndCall):
+                yield self._stop()
             elif isinstance(output, ContentText):
                 if self._open != "text":
                     yield from self._begin("text", {"type": "text", "text": ""})
@@ -33,24 +45,25 @@ class BlockWriter:
                 if self._open != "thinking":
                     empty: AnswerBlock = {"type": "thinking", "thinking": "", "signature": ""}
                     yield from self._begin("thinking", empty)
-                yield self._delta({"type": "thinking_delta", "thinking": output.text})
+                if self._hides_thoughts:
+                    self._hidden.append(output.text)
+                else:
+                    yield self._delta({"type": "thinking_delta", "thinking": output.text})
 
     def finish(self) -> Iterator[BlockEvent]:
         """The events that end the last block."""
         if self._open == "thinking":
             # Clients take the block for signed once this has come.
-            yield self._delta({"type": "signature_delta", "signature": ""})
+            hidden, self._hidden = "".join(self._hidden), []
+            signature = wrapped("thought", hidden) if hidden else ""
+            yield self._delta({"type": "signature_delta", "signature": signature})
         if self._open is not None:
             yield self._stop()
         self._open = None
 
-    def _call(self, output: Call) -> Iterator[BlockEvent]:
+    def _begin_call(self, name: str) -> Iterator[BlockEvent]:
         call_id = f"toolu_{secrets.token_hex(12)}"
-        yield from self._begin(
-            None, {"type": "tool_use", "id": call_id, "name": output.call.name, "input": {}}
-        )
-        yield self._delta({"type": "input_json_delta", "partial_json": output.call.arguments})
-        yield self._stop()
+        yield from self._begin(None, {"type": "tool_use", "id": call_id, "name": name, "input": {}})
 
     def _begin(
         self, kind: Literal["text", "thinking"] | None, block: AnswerBlock
@@ -67,17 +80,18 @@ class BlockWriter:
         return {"type": "content_block_stop", "index": self._index}
 
 
-def whole_blocks(outputs: Iterable[OutputEvent]) -> list[AnswerBlock]:
-    """The blocks of a complete answer."""
+def whole_blocks(outputs: Iterable[OutputEvent], writer: BlockWriter) -> list[AnswerBlock]:
+    """The blocks of a complete answer, told by `writer`."""
     blocks: list[AnswerBlock] = []
     parts: list[list[str]] = []
-    writer = BlockWriter()
     for event in (*writer.feed(outputs), *writer.finish()):
         if event["type"] == "content_block_start":
             blocks.append(event["content_block"])
             parts.append([])
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
+            if "signature" in delta:
+                blocks[-1]["signature"] = delta["signature"]
             parts[-1].append(delta.get("text") or delta.get("thinking") or _json_of(delta))
     for block, pieces in zip(blocks, parts, strict=True):
         text = "".join(pieces)
@@ -86,7 +100,7 @@ def whole_blocks(outputs: Iterable[OutputEvent]) -> list[AnswerBlock]:
         elif block["type"] == "thinking":
             block["thinking"] = text
         else:
-            block["input"] = msgspec.json.decode(text)
+            block["input"] = arguments_object(text)
     return blocks
 
 

@@ -17,10 +17,25 @@ class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
     cache_control: Any = None
 
 
+class ImageData(msgspec.Struct, kw_only=True):
+    """Where a picture is: `base64` with its data, or `url`.
+
+    Attributes:
+        media_type: what the client takes it for; the data says it itself.
+    """
+
+    type: str | None = None
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+    file_id: str | None = None
+
+
 class ImageBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="image"):
     """A picture, which a text model refuses."""
 
-    source: Any = None
+    source: ImageData | None = None
+    cache_control: Any = None
 
 
 class DocumentBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="document"):
@@ -106,12 +121,14 @@ class Thinking(msgspec.Struct, kw_only=True):
     """Whether the model thinks first, where its template has a switch for it.
 
     Attributes:
-        budget_tokens: a wish: the end of thinking is the model's.
+        budget_tokens: most tokens of thoughts, where the server can tell them by their tokens;
+            elsewhere a wish.
+        display: `omitted` leaves their texts out of the answer; else they come whole.
     """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, within(0, INT64_MAX)] | None = None
-    display: str | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):
@@ -163,3 +180,5 @@ class MessagesRequest(PromptFields, kw_only=True):
     # Labels for bills.
     metadata: Any = None
     service_tier: Any = None
+    # Ours, as in chat.
+    return_cache_break: bool | None = None

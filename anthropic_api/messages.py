@@ -28,11 +28,13 @@ from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputEvent
 from openai_api.request_body import read_body
 from openai_api.schemas.chat import check_chat_request
-from runtime.errors import HeadraceError, InvalidRequest
+from runtime.errors import HeadraceError, InvalidRequest, TooLong
 from runtime.service.events import Chunk, joined
 from runtime.service.streams import Indexed
 
 _MESSAGES = msgspec.json.Decoder(MessagesRequest)
+# Anthropic sends one behind the beginning; clients take it for a sign of life.
+_PING = message_event({"type": "ping"})
 _COUNT = msgspec.json.Decoder(CountTokensRequest)
 
 
@@ -46,17 +48,24 @@ async def create_message(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/messages`."""
     body = await read_body(call, _MESSAGES)
     with _wire_names():
-        run = await open_chat(chat_request(body), context, "msg")
+        chat = chat_request(body, sees=context.sees)
+        if body.thinking is not None and context.parsers.thinking is not None:
+            # Agents name a budget to every model: where none can be kept it is a wish.
+            chat.max_thinking_tokens = body.thinking.budget_tokens
+        run = await open_chat(chat, context, "msg", cuts_output=True)
+    hides = body.thinking is not None and body.thinking.display == "omitted"
     if body.stream:
-        return Streamed(_events(body.model, run, await run.begun(), context), run.close, end=b"")
+        writer = BlockWriter(hides_thoughts=hides)
+        events = _events(body, run, await run.begun(), writer, context)
+        return Streamed(events, run.close, end=b"")
     choice = run.choices[0]
     outputs: list[OutputEvent] = []
     async with contextlib.aclosing(run.chunks()) as chunks:
         async for _, chunk in chunks:
             outputs += choice.read(chunk)
     message = _message(body.model, run, context)
-    message["content"] = whole_blocks(outputs)
-    ended = _end(choice)
+    message["content"] = whole_blocks(outputs, BlockWriter(hides_thoughts=hides))
+    ended = _end(choice, body.max_tokens)
     message["stop_reason"], message["stop_sequence"] = ended["stop_reason"], ended["stop_sequence"]
     return Whole(message)
 
@@ -65,7 +74,7 @@ async def count_tokens(call: Call, context: OpenAIContext) -> Reply:
     """Answer `POST /v1/messages/count_tokens`."""
     body = await read_body(call, _COUNT)
     with _wire_names():
-        request = prompt_request(body)
+        request = prompt_request(body, sees=context.sees)
         check_chat_request(request)
         prompt = await build_chat_prompt(request, context)
     total: TokenTotal = {"input_tokens": len(prompt.input_ids)}
@@ -73,21 +82,25 @@ async def count_tokens(call: Call, context: OpenAIContext) -> Reply:
 
 
 async def _events(
-    model: str, run: ChatRun, chunks: AsyncGenerator[Indexed, None], context: OpenAIContext
+    body: MessagesRequest,
+    run: ChatRun,
+    chunks: AsyncGenerator[Indexed, None],
+    writer: BlockWriter,
+    context: OpenAIContext,
 ) -> AsyncGenerator[Chunk, None]:
-    choice, writer, is_first = run.choices[0], BlockWriter(), True
+    choice, is_first = run.choices[0], True
     async with contextlib.aclosing(chunks):
         async for _, chunk in chunks:
             outputs = choice.read(chunk)
             events = []
             if is_first:
                 is_first = False
-                start = _message(model, run, context)
-                events = [message_event({"type": "message_start", "message": start})]
+                start = _message(body.model, run, context)
+                events = [message_event({"type": "message_start", "message": start}), _PING]
             events += map(message_event, writer.feed(outputs))
             for ready in joined(events):
                 yield ready
-    end, usage = _end(choice), _usage(choice, context)
+    end, usage = _end(choice, body.max_tokens), _usage(choice, context)
     for ready in joined(
         [
             *map(message_event, writer.finish()),
@@ -112,8 +125,12 @@ def _message(model: str, run: ChatRun, context: OpenAIContext) -> MessageAnswer:
     }
 
 
-def _end(choice: ChatChoice) -> MessageEnd:
+def _end(choice: ChatChoice, max_tokens: int) -> MessageEnd:
     """Why the answer ended.
+
+    Args:
+        choice: the answer.
+        max_tokens: as asked for; fewer may have had room behind the prompt.
 
     Raises:
         Aborted: nobody wanted it any more.
@@ -121,7 +138,10 @@ def _end(choice: ChatChoice) -> MessageEnd:
     reason = choice.reason
     if reason is None or reason.type == "abort":
         raise Aborted((reason and reason.message) or "The request was aborted.")
-    word: StopReason = "max_tokens" if reason.type == "length" else "end_turn"
+    word: StopReason = "end_turn"
+    if reason.type == "length":
+        is_asked_for = choice.count.completion >= max_tokens
+        word = "max_tokens" if is_asked_for else "model_context_window_exceeded"
     matched = reason.matched if isinstance(reason.matched, str) else None
     if reason.type == "stop" and choice.parser.num_calls:
         word, matched = "tool_use", None
@@ -133,13 +153,16 @@ def _end(choice: ChatChoice) -> MessageEnd:
 def _usage(choice: ChatChoice, context: OpenAIContext) -> MessageUsage:
     count = choice.count
     cached = count.cached if context.service.config.http.enable_cache_report else 0
-    return {
+    usage: MessageUsage = {
         "input_tokens": count.prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": count.completion,
         "output_tokens_details": {"thinking_tokens": count.reasoning if count.has_reasoned else 0},
     }
+    if count.cache_break is not None:
+        usage["cache_break"] = count.cache_break
+    return usage
 
 
 @contextmanager
@@ -151,6 +174,9 @@ def _wire_names() -> Iterator[None]:
 
     try:
         yield
+    except TooLong as error:
+        # Agents look for these words, and make their conversation shorter.
+        raise TooLong(f"prompt is too long: {error.message}", param="messages") from None
     except InvalidRequest as error:
         param = "stop_sequences" if error.param == "stop" else error.param
         message = renamed(error.message)

@@ -208,8 +208,12 @@ def open_sides(
                 sides[f"process {precision}"] = InProcess(folder, precision).encode
             # What is chosen for this model by itself is medium, where the CPU has bfloat16.
             dtype = "float32" if precision == "highest" else "auto"
+            # Its own files may say less; then these texts would be refused.
+            longest = max(LENGTHS)
             given = {"num_threads": threads, "log_level": "warning", "dtype": dtype}
+            given["context_length"] = longest
             flags = ["--num-threads", str(threads), "--dtype", dtype]
+            flags += ["--context-length", str(longest)]
             if "engine" in options.sides:
                 engine = Engine(model_path=str(folder), **given)
                 stack.callback(engine.shutdown)
@@ -222,7 +226,7 @@ def open_sides(
             from sentence_transformers import SentenceTransformer
 
             theirs = SentenceTransformer(str(folder), device="cpu")
-            # Its own files may say less; then it would compute less than we do.
+            # Likewise; it would cut them.
             theirs.max_seq_length = max(LENGTHS)
             torch.set_num_threads(threads)
             sides["theirs"] = lambda texts: theirs.encode(list(texts), batch_size=len(texts))

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from docs.lang_reference import lang_reference_page
+from docs.openai_fields import openai_fields_page
 from openai_api import openai_errors
 from runtime import errors
 from runtime.client.gate import RequestGate
@@ -166,6 +167,7 @@ PAGES = {
     "options.md": options_page,
     "metrics.md": metrics_page,
     "errors.md": errors_page,
+    "openai_fields.md": lambda: NOTE + openai_fields_page(),
     "lang_reference.md": lambda: NOTE + lang_reference_page(),
 }
 

@@ -22,7 +22,7 @@ _BACKENDS = (
     "RuntimeEndpoint Runtime EngineBackend OpenAI Anthropic LiteLLM RecordingBackend ReplayBackend "
     "BaseBackend AsyncBackend"
 )
-_ERRORS = "ProgramError BackendError ProgramCancelled"
+_ERRORS = "ProgramError BackendError ProgramCancelled ProgramTimeout"
 
 
 def lang_reference_page() -> str:

@@ -52,7 +52,12 @@ if TYPE_CHECKING:
         unconditional_likelihood_normalized,
     )
     from headrace.lang.global_config import global_config
-    from headrace.lang.program_errors import BackendError, ProgramCancelled, ProgramError
+    from headrace.lang.program_errors import (
+        BackendError,
+        ProgramCancelled,
+        ProgramError,
+        ProgramTimeout,
+    )
     from headrace.lang.runtime import Runtime
     from headrace.lang.state import AsyncProgramState, ProgramState
 
@@ -75,6 +80,7 @@ __all__ = [
     "ProgramCancelled",
     "ProgramError",
     "ProgramState",
+    "ProgramTimeout",
     "RecordingBackend",
     "ReplayBackend",
     "Runtime",
@@ -143,6 +149,7 @@ _LAZY = {
     "unconditional_likelihood_normalized": "headrace.lang.choices",
     "BackendError": "headrace.lang.program_errors",
     "ProgramCancelled": "headrace.lang.program_errors",
+    "ProgramTimeout": "headrace.lang.program_errors",
     "ProgramError": "headrace.lang.program_errors",
     "global_config": "headrace.lang.global_config",
     "AsyncProgramState": "headrace.lang.state",

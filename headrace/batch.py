@@ -1,9 +1,9 @@
 """`headrace batch in.jsonl out.jsonl`: a file of requests through an offline engine, resumable.
 
-A line holds `text` (or `prompt`), `input_ids` or `messages`, and may hold `sampling_params` and an
-`id`; or it is a line of OpenAI's batch files, and so is its answer. Each answer is written as soon
-as it is there, with the number of its line; asked again after a stop, the command goes on with what
-is missing.
+A line holds `text` (or `prompt`), `input_ids` or `messages`, and may hold `image_data`,
+`sampling_params` and an `id`; or it is a line of OpenAI's batch files, and so is its answer. Each
+answer is written as soon as it is there, with the number of its line; asked again after a stop, the
+command goes on with what is missing.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from typing import Any, TextIO
 
 import msgspec
 
-from headrace import batch_openai
 from headrace.batch_files import BatchFileError, BatchLine, BatchOutput, has_failed, read_lines
+from headrace.batch_images import inline_body, inline_messages, urls_of
 from headrace.engine.engine import Engine
 from headrace.engine.engine_errors import EngineError, translated
 from headrace.engine.progress_bar import Progress
 from headrace.engine.server_args import ServerArgs
 from headrace.engine.workers import run_workers
+from openai_api.batches.batch_lines import BadLine, check_line, refused
+from openai_api.batches.batch_lines import answer as batch_answer
 from openai_api.chat_prompt import build_chat_prompt
 from openai_api.openai_context import OpenAIContext, make_context
 from openai_api.schemas.chat import ChatCompletionRequest
+from runtime.errors import InvalidRequest
 from runtime.launch.command_line import parse_args
 
 _IN_FLIGHT_PER_ROW = 2
 _KEYS = frozenset(
     {"id", "custom_id", "text", "prompt", "input_ids", "messages", "sampling_params"}
-    | {"chat_template_kwargs", "rid", "priority", "cache_salt", "extra_key"}
+    | {"chat_template_kwargs", "rid", "priority", "cache_salt", "extra_key", "image_data"}
 )
 
 
@@ -105,11 +108,15 @@ async def _run(engine: Engine, source: Path, output: BatchOutput, missing: int) 
 
 async def _openai_answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -> dict[str, Any]:
     try:
-        url, body = batch_openai.check_line(line.request)
-    except batch_openai.BadLine as error:
+        url, body = check_line(line.request)
+    except BadLine as error:
         return {"response": None, "error": {"code": "invalid_request", "message": str(error)}}
+    try:
+        body = await asyncio.to_thread(inline_body, body, sees=chat.sees)
+    except InvalidRequest as error:
+        return {"response": refused(error), "error": None}
     # The routes belong to the engine's loop.
-    response = await engine.run(batch_openai.answer(chat, url, body))
+    response = await engine.run(batch_answer(chat, url, body))
     return {"response": response, "error": None}
 
 
@@ -127,9 +134,12 @@ async def _answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -> dict[
     messages = request.pop("messages", None)
     variables = request.pop("chat_template_kwargs", None)
     if messages is not None:
-        if prompt is not None or "input_ids" in request:
-            raise ValueError("messages goes without text, prompt and input_ids.")
+        if prompt is not None or not {"input_ids", "image_data"}.isdisjoint(request):
+            raise ValueError("messages goes without text, prompt, input_ids and image_data.")
+        messages = await asyncio.to_thread(inline_messages, messages, sees=chat.sees)
         request["input_ids"] = await _render(chat, messages, variables)
+        # Its placeholders are there already; the images are known from rendering.
+        request["image_data"] = urls_of(messages)
     answers = await engine.async_generate(prompt, **request)
     if isinstance(answers, list):
         return {"outputs": [_kept(answer) for answer in answers]}

@@ -150,7 +150,7 @@ class ChatSession:
         ):
             if response.status_code != 200:
                 response.read()
-                raise ChatFailed(_refusal(response))
+                raise ChatFailed(refusal(response))
             for content in _events(response.iter_bytes()):
                 if "error" in content:
                     raise ChatFailed(str(content["error"].get("message", "the answer failed")))
@@ -161,7 +161,7 @@ class ChatSession:
         with self._failures():
             response = self._client.get("/v1/models")
             if response.status_code != 200:
-                raise ChatFailed(_refusal(response))
+                raise ChatFailed(refusal(response))
             return str(response.json()["data"][0]["id"])
 
     @contextlib.contextmanager
@@ -184,7 +184,8 @@ class ChatSession:
             raise ChatFailed(f"What answers at {self.url} does not speak OpenAI's API.") from None
 
 
-def _refusal(response: httpx.Response) -> str:
+def refusal(response: httpx.Response) -> str:
+    """What the server says of a request that it refuses."""
     try:
         body = response.json()
         error = body.get("error", body)

@@ -1,6 +1,7 @@
 """The `headrace` command: `serve` starts a server, `chat` talks to one, `batch` needs none.
 
-`doctor` says what this machine offers and what a model needs, `bench` how fast it is.
+`doctor` says what this machine offers and what a model needs, `bench` how fast it is, `explain` why
+a prompt was not found in the cache.
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="how evenly experts were used, from a file of the recorder",
         add_help=False,
     )
+    commands.add_parser(
+        "explain",
+        help="where the prompt of a request leaves what a running server has cached",
+        add_help=False,
+    )
     chat = commands.add_parser(
         "chat",
         help="chat with a running server",
@@ -107,6 +113,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         from headrace.experts.print_balance import main as tell_experts
 
         sys.exit(tell_experts(arguments[1:]))
+    if arguments[:1] == ["explain"]:
+        from headrace.explain_cache import main as explain
+
+        sys.exit(explain(arguments[1:]))
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHMARKS:
         _, module = BENCHMARKS[arguments[1]]
         sys.exit(importlib.import_module(module).main(arguments[2:]))

@@ -77,4 +77,5 @@ def encode_video_base64(video_path: str | Path, num_frames: int = 16) -> str:
         ImportError: OpenCV is missing.
         OSError: no such file, or no frames in it.
     """
-    return load_video(video_path, num_frames).wire
+    frames = [base64.b64decode(frame.data) for frame in load_video(video_path, num_frames)]
+    return f"video:{base64.b64encode(b''.join(frames)).decode('ascii')}"

@@ -9,6 +9,7 @@ from ollama_api.ollama_request import (
     OllamaMessage,
     Options,
 )
+from openai_api.content_parts import Content, image_part, inline_image, text_part
 from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from runtime.errors import InvalidRequest
 
@@ -18,21 +19,22 @@ _SAME_NAMES = (
 )
 
 
-def chat_of_messages(request: OllamaChatRequest) -> ChatCompletionRequest:
-    """The chat of `/api/chat`.
+def chat_of_messages(request: OllamaChatRequest, *, sees: bool) -> ChatCompletionRequest:
+    """The chat of `/api/chat`; `sees` says whether the model takes images.
 
     Raises:
-        InvalidRequest: pictures, or a form of the answer that is none.
+        InvalidRequest: images for a model that takes none, or a form of the answer that is none.
     """
     messages = [
-        _message(message, f"messages[{index}]") for index, message in enumerate(request.messages)
+        _message(message, f"messages[{index}]", sees)
+        for index, message in enumerate(request.messages)
     ]
     chat = ChatCompletionRequest(model=request.model, messages=messages, tools=request.tools)
     _set_answer(chat, request)
     return chat
 
 
-def chat_of_prompt(request: OllamaGenerateRequest) -> ChatCompletionRequest:
+def chat_of_prompt(request: OllamaGenerateRequest, *, sees: bool) -> ChatCompletionRequest:
     """The chat of `/api/generate`: a turn of the user, and a system message if there is one.
 
     Raises:
@@ -41,8 +43,8 @@ def chat_of_prompt(request: OllamaGenerateRequest) -> ChatCompletionRequest:
     for name in ("suffix", "template", "context"):
         if getattr(request, name):
             raise InvalidRequest(f"{name} is not supported by this server.", param=name)
-    _refuse_images(request.images, "images")
-    messages = [ChatMessage(role="user", content=request.prompt)]
+    content = _content(request.prompt, request.images, "images", sees)
+    messages = [ChatMessage(role="user", content=content)]
     if request.system:
         if request.raw:
             raise InvalidRequest("system cannot come with raw: write it there.", param="system")
@@ -54,8 +56,7 @@ def chat_of_prompt(request: OllamaGenerateRequest) -> ChatCompletionRequest:
     return chat
 
 
-def _message(message: OllamaMessage, where: str) -> ChatMessage:
-    _refuse_images(message.images, f"{where}.images")
+def _message(message: OllamaMessage, where: str, sees: bool) -> ChatMessage:
     calls = [
         ToolCall(
             type="function",
@@ -65,16 +66,20 @@ def _message(message: OllamaMessage, where: str) -> ChatMessage:
     ]
     return ChatMessage(
         role=message.role,
-        content=message.content,
+        content=_content(message.content, message.images, f"{where}.images", sees),
         reasoning_content=message.thinking,
         name=message.tool_name,
         tool_calls=calls or None,
     )
 
 
-def _refuse_images(images: object, where: str) -> None:
-    if images:
-        raise InvalidRequest(f"{where}: this model takes text only.", param=where)
+def _content(text: str, images: list[str] | None, where: str, sees: bool) -> Content:
+    """The images of a message come before its text, as Ollama puts them."""
+    if not images:
+        return text
+    # Base64 and nothing else, on this wire.
+    parts = [image_part(inline_image(each), where, sees=sees) for each in images]
+    return [*parts, text_part(text)]
 
 
 def _set_answer(chat: ChatCompletionRequest, request: AnswerFields) -> None:

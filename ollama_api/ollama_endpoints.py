@@ -11,12 +11,13 @@ from ollama_api.chat_of_ollama import chat_of_messages, chat_of_prompt
 from ollama_api.ollama_lines import LineWriter, encoded
 from ollama_api.ollama_request import OllamaChatRequest, OllamaGenerateRequest
 from openai_api.call import Call, Reply, Streamed, Whole
-from openai_api.chat_prompt import ChatPrompt
+from openai_api.chat_prompt import ChatPrompt, encode_raw
 from openai_api.chat_run import ChatRun, open_chat
+from openai_api.content_parts import inline_image
 from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputEvent
 from openai_api.request_body import read_body
-from runtime.client.tokenization import encode_prompts
+from runtime.media.image_loader import NamedItem
 from runtime.service.events import Chunk
 from runtime.service.streams import Indexed
 
@@ -31,7 +32,7 @@ async def chat(call: Call, context: OpenAIContext) -> Reply:
     writer = LineWriter(request.model, "chat")
     if not request.messages:
         return Whole(writer.nothing())
-    body = chat_of_messages(request)
+    body = chat_of_messages(request, sees=context.sees)
     return await _reply(await open_chat(body, context, "ollama"), writer, is_stream=body.stream)
 
 
@@ -41,19 +42,15 @@ async def generate(call: Call, context: OpenAIContext) -> Reply:
     writer = LineWriter(request.model, "generate")
     if not request.prompt:
         return Whole(writer.nothing())
-    body = chat_of_prompt(request)
-    prompt = await _raw(request.prompt, context) if request.raw else None
+    body = chat_of_prompt(request, sees=context.sees)
+    prompt = await _raw(request, context) if request.raw else None
     run = await open_chat(body, context, "ollama", prompt)
     return await _reply(run, writer, is_stream=body.stream)
 
 
-async def _raw(text: str, context: OpenAIContext) -> ChatPrompt:
-    service = context.service
-    service.tokenizer.check_present()
-    (ids,) = await encode_prompts(
-        service.tokenizer, [text], service.client.limits, add_special_tokens=True
-    )
-    return ChatPrompt(text, ids, is_open=False)
+async def _raw(request: OllamaGenerateRequest, context: OpenAIContext) -> ChatPrompt:
+    items = [NamedItem(inline_image(each), "images") for each in request.images or ()]
+    return await encode_raw(request.prompt, items, context)
 
 
 async def _reply(run: ChatRun, writer: LineWriter, *, is_stream: bool | None) -> Reply:

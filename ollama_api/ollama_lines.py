@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-import msgspec
 import orjson
 
 from ollama_api.ollama_answers import Counts, DoneReason
+from openai_api.call_arguments import arguments_object
 from openai_api.chat_choice import ChatChoice
-from openai_api.output_parser import Call, ContentText, OutputEvent
+from openai_api.output_parser import Call, ContentText, OutputEvent, ReasoningText, WholeCalls
 from runtime.errors import HeadraceError
 from runtime.service.error_table import describe_error
 
@@ -32,6 +32,7 @@ class LineWriter:
         """Begin; the time is taken from here on."""
         self._model = model
         self._route = route
+        self._calls = WholeCalls()
         self._began = time.perf_counter_ns()
         self._first: int | None = None
 
@@ -42,11 +43,12 @@ class LineWriter:
 
     def lines(self, outputs: Iterable[OutputEvent]) -> list[dict[str, Any]]:
         """A line for each piece of output."""
-        return [self._line(_said([output])) for output in outputs]
+        return [self._line(_said([output])) for output in self._calls.feed(outputs)]
 
     def whole(self, outputs: Iterable[OutputEvent], choice: ChatChoice) -> dict[str, Any]:
         """The answer in one piece."""
-        return {**self._line(_said(outputs)), "done": True, **self._counts(choice)}
+        said = _said(self._calls.feed(outputs))
+        return {**self._line(said), "done": True, **self._counts(choice)}
 
     def last(self, choice: ChatChoice) -> dict[str, Any]:
         """The line that ends a stream."""
@@ -84,12 +86,12 @@ class LineWriter:
         }
 
 
-def _said(outputs: Iterable[OutputEvent]) -> dict[str, Any]:
+def _said(outputs: Iterable[ReasoningText | ContentText | Call]) -> dict[str, Any]:
     content, thinking, calls = [], [], []
     for output in outputs:
         if isinstance(output, Call):
-            arguments = msgspec.json.decode(output.call.arguments)
-            calls.append({"function": {"name": output.call.name, "arguments": arguments}})
+            arguments = arguments_object(output.arguments)
+            calls.append({"function": {"name": output.name, "arguments": arguments}})
         elif isinstance(output, ContentText):
             content.append(output.text)
         else:

@@ -37,6 +37,8 @@ async def show(call: Call, context: OpenAIContext) -> Whole:
         raise InvalidRequest("model must be given.", param="model")
     service, parsers = context.service, context.parsers
     capabilities = ["completion"]
+    if context.sees:
+        capabilities.append("vision")
     if parsers.tools is not None:
         capabilities.append("tools")
     if parsers.reasoning is not None:

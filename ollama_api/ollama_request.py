@@ -60,7 +60,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     thinking: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_name: str | None = None
-    images: Any = None
+    images: list[str] | None = None
 
 
 class AnswerFields(msgspec.Struct, kw_only=True):
@@ -87,7 +87,7 @@ class OllamaGenerateRequest(AnswerFields, kw_only=True):
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
-    images: Any = None
+    images: list[str] | None = None
     suffix: str | None = None
     template: str | None = None
     context: Any = None

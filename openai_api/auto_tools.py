@@ -103,9 +103,7 @@ def _lets_text_pass(context: OpenAIContext) -> bool:
     parsers = context.parsers
     # In a grammar's free text there are no special tokens, and without an end of text the
     # grammar would end the output as soon as it may.
-    thinks_freely = parsers.reasoning is None or (
-        parsers.close_id is not None and not parsers.hidden_markers
-    )
+    thinks_freely = parsers.reasoning is None or parsers.thinking is not None
     return thinks_freely and bool(context.service.model.eos_token_ids)
 
 
@@ -165,6 +163,8 @@ def _tags(functions: bytes, form: CallForm) -> tuple[orjson.Fragment, bool]:
         schema = _strict_schema(function)
         is_strict = is_strict or schema is not _ANY_OBJECT
         content = {"type": "json_schema", "json_schema": schema}
+        if form.style != "json":
+            content["style"] = form.style
         begin = form.begin(function["name"])
         tags.append({"type": "tag", "begin": begin, "content": content, "end": form.end})
     return orjson.Fragment(orjson.dumps(tags)), is_strict

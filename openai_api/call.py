@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from runtime.service.events import DONE, Chunk
@@ -14,12 +15,16 @@ class Call:
     """A request.
 
     Attributes:
-        body: JSON, not decoded yet.
+        body: not decoded yet: JSON, or a form where the endpoint takes one.
         path: the parts of the path that have a name.
+        query: what follows the path; of a name that comes twice, the last.
+        content_type: of the body.
     """
 
     body: bytes | bytearray = b""
     path: Mapping[str, Any] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = "application/json"
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,13 @@ class Whole:
     """An answer in one piece: JSON, in which lists may be `Pieces`."""
 
     content: Any
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """The bytes of a file."""
+
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -46,4 +58,4 @@ class Streamed:
     media_type: str = "text/event-stream"
 
 
-Reply = Whole | Streamed
+Reply = Whole | FileContent | Streamed

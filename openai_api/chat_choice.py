@@ -6,8 +6,16 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
+from openai_api.chat_tools import CallWriter
 from openai_api.logprobs import chat_logprobs
-from openai_api.output_parser import Call, ContentText, OutputEvent, OutputParser
+from openai_api.output_parser import (
+    BeginCall,
+    ContentText,
+    EndCall,
+    MoreArguments,
+    OutputEvent,
+    OutputParser,
+)
 from openai_api.usage import TokenCount
 from runtime.client.generation_stream import GenerationChunk
 from runtime.extras.hidden_states.answer import HiddenAnswer
@@ -22,6 +30,7 @@ class ChatChoice:
     Attributes:
         pieces: set when log-probabilities are wanted.
         hidden: set when hidden states are wanted.
+        calls: set when calls are told in another form than that of functions.
     """
 
     index: int
@@ -30,11 +39,15 @@ class ChatChoice:
     reason: FinishReason | None = None
     pieces: TokenPieces | None = None
     hidden: HiddenAnswer | None = None
+    calls: CallWriter | None = None
     _unreported: list[GenerationChunk] = field(default_factory=list)
 
     def feed(self, chunk: GenerationChunk) -> list[dict[str, Any]]:
         """The deltas of one chunk, in OpenAI's form; each carries one kind of thing."""
-        return [delta for each in self.read(chunk) for delta in _deltas(each)]
+        deltas = [delta for each in self.read(chunk) for delta in _deltas(each)]
+        if self.calls is None:
+            return deltas
+        return self.calls.rewritten(deltas, over=chunk.finish_reason is not None)
 
     def read(self, chunk: GenerationChunk) -> list[OutputEvent]:
         """What one chunk adds to the answer."""
@@ -63,25 +76,34 @@ class ChatChoice:
         if reason is None:
             return {"finish_reason": None, "matched_stop": None}
         if reason.type == "stop" and self.parser.num_calls:
-            return {"finish_reason": "tool_calls", "matched_stop": None}
+            word = "function_call" if self.calls and self.calls.forms.is_old else "tool_calls"
+            return {"finish_reason": word, "matched_stop": None}
         return {"finish_reason": reason.type, "matched_stop": reason.matched}
 
 
 def _deltas(output: OutputEvent) -> list[dict[str, Any]]:
-    if isinstance(output, Call):
-        # Two steps, as clients know it from OpenAI: who is called, then with what. A null in the
-        # second would erase what the first has said: the official client keeps the last `type`.
+    if isinstance(output, EndCall):
+        # Nothing says on this wire that a call is over.
+        return []
+    if isinstance(output, BeginCall):
+        # Who is called first, then with what. A null in what follows would erase what this says:
+        # the official client keeps the last `type`.
         header = {
             "index": output.index,
-            "id": f"call_{secrets.token_hex(12)}",
+            "id": output.id or f"call_{secrets.token_hex(12)}",
             "type": "function",
-            "function": {"name": output.call.name, "arguments": ""},
+            "function": {"name": output.name, "arguments": ""},
         }
-        arguments = {"index": output.index, "function": {"arguments": output.call.arguments}}
-        return [
-            {"content": None, "reasoning_content": None, "tool_calls": [part]}
-            for part in (header, arguments)
-        ]
+        return [{"content": None, "reasoning_content": None, "tool_calls": [header]}]
+    if isinstance(output, MoreArguments):
+        part = {"index": output.index, "function": {"arguments": output.text}}
+        return [{"content": None, "reasoning_content": None, "tool_calls": [part]}]
     if isinstance(output, ContentText):
         return [{"content": output.text, "reasoning_content": None}]
-    return [{"content": None, "reasoning_content": output.text}]
+    return [{"content": None, **spelled(output.text)}]
+
+
+def spelled(reasoning: str | None) -> dict[str, Any]:
+    """Reasoning under both names: some clients read one, some the other."""
+    told: dict[str, Any] = {"reasoning_content": reasoning}
+    return told if reasoning is None else {**told, "reasoning": reasoning}

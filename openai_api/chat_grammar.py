@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from openai_api.auto_tools import answer_or_calls, strict_calls
-from openai_api.chat_prompt import ChatPrompt
 from openai_api.forced_tools import call_constraint, forces_call
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest, tool_names
@@ -49,25 +48,3 @@ def _forced_call(
         )
     context.service.client.require_grammars("tool_choice that forces a call", "tool_choice")
     return call_constraint(request)
-
-
-def after_reasoning(
-    sampling: SamplingParams, prompt: ChatPrompt, context: OpenAIContext
-) -> SamplingParams:
-    """Let a grammar hold for the answer only, where the output begins inside reasoning.
-
-    Raises:
-        InvalidRequest: the model's end of reasoning is not one token.
-    """
-    parsers = context.parsers
-    if sampling.grammar is None or parsers.reasoning is None:
-        return sampling
-    if not parsers.reasoning(prompt_is_open=prompt.is_open).is_reasoning:
-        return sampling
-    if parsers.close_id is None:
-        raise InvalidRequest(
-            f"{sampling.grammar.kind}: this model's end of reasoning is not one token, so a "
-            "constraint needs a prompt that turns reasoning off.",
-            param=sampling.grammar.kind,
-        )
-    return msgspec.structs.replace(sampling, grammar_after=parsers.close_id)

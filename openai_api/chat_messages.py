@@ -2,42 +2,76 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from openai_api.billing_line import without_billing
 from openai_api.schemas.chat import ChatMessage, ContentPart, ToolCall
 from runtime.errors import InvalidRequest
+from runtime.media.image_loader import NamedItem
 
 _MEDIA = ("image", "video", "audio", "file")
+_IMAGE = "image_url"
+_INSTRUCTIONS = ("system", "developer")
 _ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
 
 
-def template_messages(
-    messages: list[ChatMessage], *, reads_parts: bool, knows_developer: bool
-) -> list[dict[str, Any]]:
-    """Convert a conversation.
+@dataclass(frozen=True, kw_only=True)
+class TemplateShape:
+    """What decides how messages are converted.
 
-    Args:
-        messages: roles are checked already.
+    Attributes:
         reads_parts: the template walks over content parts; else texts are joined by a space.
         knows_developer: the template has a place for that role; else it reads as `system`, its
             forerunner, because many templates drop a role they do not know without a word.
+        sees: the model takes images.
+    """
+
+    reads_parts: bool
+    knows_developer: bool
+    sees: bool = False
+
+
+def template_messages(messages: list[ChatMessage], shape: TemplateShape) -> list[dict[str, Any]]:
+    """Convert a conversation, whose roles are checked already.
 
     Raises:
-        InvalidRequest: a part that is no text, or tool-call arguments that are no JSON object.
+        InvalidRequest: a part that the model or the template does not take, or tool-call arguments
+            that are no JSON object.
     """
     return [
-        _message(message, f"messages[{index}]", reads_parts, knows_developer)
+        _message(message, f"messages[{index}]", shape)
         for index, message in enumerate(messages)
+        if not _is_billing(message)
     ]
 
 
-def _message(
-    message: ChatMessage, where: str, reads_parts: bool, knows_developer: bool
-) -> dict[str, Any]:
+def image_items(messages: list[ChatMessage]) -> list[NamedItem]:
+    """The images of a conversation, in the order in which a template comes to them."""
+    return [
+        NamedItem(part.image_url, f"messages[{index}].content[{at}]")
+        for index, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for at, part in enumerate(message.content)
+        if part.type == _IMAGE and part.image_url is not None
+    ]
+
+
+def _is_billing(message: ChatMessage) -> bool:
+    text = message.content
+    return (
+        message.role.lower() in _INSTRUCTIONS
+        and isinstance(text, str)
+        and bool(text)
+        and not without_billing(text)
+    )
+
+
+def _message(message: ChatMessage, where: str, shape: TemplateShape) -> dict[str, Any]:
     role = message.role.lower()
-    if role == "developer" and not knows_developer:
+    if role == "developer" and not shape.knows_developer:
         role = "system"
     converted: dict[str, Any] = {}
     reasoning = message.reasoning_content or message.reasoning
@@ -45,7 +79,7 @@ def _message(
         # Templates differ in the name; `transformers` sets both as well.
         converted["thinking"] = reasoning
     converted["role"] = role
-    converted["content"] = _content(message, where, reads_parts)
+    converted["content"] = _content(message, where, shape)
     if reasoning:
         converted["reasoning_content"] = reasoning
     if message.name is not None:
@@ -60,29 +94,46 @@ def _message(
     return converted
 
 
-def _content(message: ChatMessage, where: str, reads_parts: bool) -> str | list[dict[str, Any]]:
+def _content(message: ChatMessage, where: str, shape: TemplateShape) -> str | list[dict[str, Any]]:
     content = message.content
     if content is None:
         return message.refusal or ""
+    instructs = message.role.lower() in _INSTRUCTIONS
     if isinstance(content, str):
-        return content
-    texts = [_text(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
-    if reads_parts:
-        return [{"type": "text", "text": text} for text in texts]
-    return " ".join(texts)
+        return without_billing(content) if instructs else content
+    parts = [_part(part, f"{where}.content[{at}]", shape.sees) for at, part in enumerate(content)]
+    if instructs:
+        parts = [part for part in map(_without_billing, parts) if part.get("text") != ""]
+    if shape.reads_parts:
+        return parts
+    if any("text" not in part for part in parts):
+        raise InvalidRequest(
+            f"{where}: this server's chat template has no place for images.", param=where
+        )
+    return " ".join(part["text"] for part in parts)
 
 
-def _text(part: ContentPart, where: str) -> str:
+def _without_billing(part: dict[str, Any]) -> dict[str, Any]:
+    return {**part, "text": without_billing(part["text"])} if "text" in part else part
+
+
+def _part(part: ContentPart, where: str, sees: bool) -> dict[str, Any]:
     if part.type == "text" and part.text is not None:
-        return part.text
+        return {"type": "text", "text": part.text}
     if part.type == "refusal" and part.refusal is not None:
-        return part.refusal
+        return {"type": "text", "text": part.refusal}
+    if sees and part.type == _IMAGE:
+        if part.image_url is None:
+            raise InvalidRequest(f"{where}.image_url must be given.", param=f"{where}.image_url")
+        return {"type": "image"}
     if any(kind in part.type for kind in _MEDIA):
-        raise InvalidRequest(f"{where}: this model takes text only.", param=where)
+        takes = f"text and images ({_IMAGE}) only" if sees else "text only"
+        raise InvalidRequest(f"{where}: this model takes {takes}.", param=where)
     raise InvalidRequest(f"{where} must be a text part with its text.", param=where)
 
 
 def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
+    assert call.function is not None, "settled before"
     arguments: Any = call.function.arguments
     if isinstance(arguments, str):
         try:

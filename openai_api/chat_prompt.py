@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from openai_api.chat_messages import template_messages
+from openai_api.chat_messages import TemplateShape, image_items, template_messages
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest
 from openai_api.split_tokens import Marks
-from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits
+from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits, check_prompt_length
 from runtime.client.tokenization import encode_prompts
 from runtime.errors import InvalidRequest, TooLong
+from runtime.media.image_loader import NamedItem
+from runtime.media.placeholders import expand_text, write_expansions
+from runtime.requests.image_input import ImageInput
 
 # Longest text worth rendering where a prompt that is too long gets cut instead of refused.
 MAX_TRUNCATED_CHARS = 64 * 2**20
+_MESSAGES = "messages"
 
 
 @dataclass(frozen=True)
@@ -23,18 +28,23 @@ class ChatPrompt:
 
     Attributes:
         is_open: whether the text ends inside reasoning, so that the output begins there.
+        may_think: whether reasoning may begin; false where the prompt has turned it off.
+        images: those of the messages, at their places in `input_ids`.
     """
 
     text: str
     input_ids: list[int]
     is_open: bool
+    may_think: bool = True
+    images: list[ImageInput] = field(default_factory=list)
 
 
 async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIContext) -> ChatPrompt:
     """Render and encode a checked request.
 
     Raises:
-        InvalidRequest: there is no template, it refuses the messages, or the text is too long.
+        InvalidRequest: there is no template, it refuses the messages, or the text is too long; an
+            image cannot be had, or the template has no place for it.
     """
     template, tokenizer = context.chat_template, context.service.tokenizer
     tokenizer.check_present()
@@ -66,8 +76,11 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
     text = await template.render_async(
         template_messages(
             request.messages,
-            reads_parts=shape.reads_parts,
-            knows_developer=shape.knows_developer,
+            TemplateShape(
+                reads_parts=shape.reads_parts,
+                knows_developer=shape.knows_developer,
+                sees=context.sees,
+            ),
         ),
         tools=tools,
         variables=template_variables(request),
@@ -80,12 +93,56 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         raise InvalidRequest(
             "The chat template renders these messages to nothing.", param="messages"
         )
+    items = image_items(request.messages)
+    text = _with_expansions(text, items, context)
     if marks is not None:
         input_ids, text = await marks.encode(text, limits), marks.taken_from(text)
     else:
         # The template writes BOS and the like itself: added again, a model would see them twice.
         (input_ids,) = await encode_prompts(tokenizer, [text], limits, add_special_tokens=False)
-    return ChatPrompt(text, input_ids, _is_open(text, request, context))
+    input_ids, images = await _with_images(input_ids, items, context)
+    is_open = _is_open(text, request, context)
+    may_think = is_open or _may_think(text, request, context)
+    return ChatPrompt(text, input_ids, is_open, may_think, images)
+
+
+async def encode_raw(text: str, items: Sequence[NamedItem], context: OpenAIContext) -> ChatPrompt:
+    """A prompt that is written already, with a placeholder for each of its images.
+
+    Raises:
+        InvalidRequest: the text is too long, an image cannot be had, or there are other
+            placeholders than images.
+    """
+    context.service.tokenizer.check_present()
+    text = _with_expansions(text, items, context)
+    (ids,) = await encode_prompts(
+        context.service.tokenizer, [text], context.service.client.limits, add_special_tokens=True
+    )
+    ids, images = await _with_images(ids, items, context)
+    return ChatPrompt(text, ids, is_open=False, images=images)
+
+
+def _with_expansions(text: str, items: Sequence[NamedItem], context: OpenAIContext) -> str:
+    """The text as it is to be tokenized where it has images; nothing is loaded yet."""
+    if not items:
+        return text
+    images = context.service.images
+    vision = images.require_vision(items[0].param)
+    images.policy.check_count(len(items), _MESSAGES)
+    return write_expansions(text, vision, len(items), _MESSAGES)
+
+
+async def _with_images(
+    input_ids: list[int], items: Sequence[NamedItem], context: OpenAIContext
+) -> tuple[list[int], list[ImageInput]]:
+    if not items:
+        return input_ids, []
+    images = context.service.images
+    loaded = await images.load(items)
+    vision = images.require_vision(_MESSAGES)
+    input_ids, placed = expand_text(input_ids, loaded, vision, _MESSAGES)
+    check_prompt_length(len(input_ids), context.service.client.limits)
+    return input_ids, placed
 
 
 def _max_chars(limits: EngineLimits) -> int:
@@ -107,6 +164,8 @@ def template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
     if enabled is not None:
         # Two families of templates, two names for one switch.
         variables |= {"enable_thinking": enabled, "thinking": enabled}
+    if request.verbosity is not None:
+        variables["verbosity"] = request.verbosity
     return variables | (request.chat_template_kwargs or {})
 
 
@@ -124,3 +183,12 @@ def _is_open(text: str, request: ChatCompletionRequest, context: OpenAIContext) 
         and isinstance(last, str)
         and last.rfind(open_tag) > last.rfind(parser.close_tag)
     )
+
+
+def _may_think(text: str, request: ChatCompletionRequest, context: OpenAIContext) -> bool:
+    variables = template_variables(request)
+    if variables.get("enable_thinking") is False or variables.get("thinking") is False:
+        return False
+    parser = context.parsers.reasoning
+    has_thought = parser is not None and text.rstrip().endswith(parser.close_tag)
+    return not has_thought and not request.continue_final_message

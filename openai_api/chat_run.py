@@ -6,14 +6,20 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from openai_api.chat_choice import ChatChoice
-from openai_api.chat_grammar import after_reasoning, constrained
+from openai_api.chat_grammar import constrained
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
+from openai_api.chat_tools import settle_tools
 from openai_api.forced_tools import forces_call
 from openai_api.logprobs import chat_spec
 from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputParser
 from openai_api.sampling import sampling_of, wire_names
-from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request, tool_names
+from openai_api.schemas.chat import (
+    ChatCompletionRequest,
+    check_chat_request,
+    offered_functions,
+    tool_names,
+)
 from openai_api.schemas.common import (
     cache_namespace,
     check_rid,
@@ -21,6 +27,7 @@ from openai_api.schemas.common import (
     refuse_adapter,
     session_of,
 )
+from openai_api.thinking import with_thoughts
 from openai_api.usage import TokenCount
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
@@ -28,6 +35,7 @@ from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams, check_priority, nth_sample
+from runtime.service.cache_break import CacheBreak, cached_prefix, check_reported
 from runtime.service.streams import (
     Indexed,
     close_all,
@@ -71,6 +79,8 @@ async def open_chat(
     context: OpenAIContext,
     id_prefix: str = "chatcmpl",
     prompt: ChatPrompt | None = None,
+    *,
+    cuts_output: bool = False,
 ) -> ChatRun:
     """Check a request, render its prompt and admit its samples.
 
@@ -79,10 +89,13 @@ async def open_chat(
         context: the server's.
         id_prefix: of an id that the caller does not choose.
         prompt: in place of the messages', where these are not to be rendered.
+        cuts_output: more tokens than fit behind the prompt may be asked for; the answer then ends
+            with the context.
 
     Raises:
         InvalidRequest: the first thing wrong.
     """
+    forms = settle_tools(body)
     check_chat_request(body)
     check_rid(body.rid)
     refuse_adapter(body, context.service.served_model_name)
@@ -96,8 +109,12 @@ async def open_chat(
         sampling = await constrained(body, _sampling(body, max_tokens, context), context)
         if prompt is None:
             prompt = await build_chat_prompt(body, context)
-        sampling = after_reasoning(sampling, prompt, context)
+        sampling = with_thoughts(sampling, body, prompt, context)
+        session = session_of(body)
+        if session is not None and prompt.images:
+            raise InvalidRequest("Images cannot come with a session.", param="session_params")
         answer_id = new_id(id_prefix, body.rid)
+        broken = await _cache_break(body, prompt, context)
         inputs = [
             GenerationInput(
                 prompt.input_ids,
@@ -105,19 +122,33 @@ async def open_chat(
                     sampling=nth_sample(sampling, index),
                     rid=rid,
                     stream=bool(body.stream),
-                    explicit_max_new_tokens=max_tokens is not None,
+                    explicit_max_new_tokens=max_tokens is not None and not cuts_output,
                     cache_namespace=cache_namespace(body),
                     priority=check_priority(body.priority),
                     extras=extras,
+                    images=prompt.images,
                     dp_rank=wanted_rank(body.routed_dp_rank, body.data_parallel_rank),
                 ),
             )
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
         choices = [_choice(index, body, prompt, context) for index in range(sampling.n)]
-        generate = context.service.generator(session_of(body))
+        for choice in choices:
+            choice.count.cache_break, choice.calls = broken, forms.writer()
+        generate = context.service.generator(session)
         streams = await open_streams(generate, inputs, context.service.client.limits)
     return ChatRun(answer_id, choices, streams)
+
+
+async def _cache_break(
+    body: ChatCompletionRequest, prompt: ChatPrompt, context: OpenAIContext
+) -> CacheBreak | None:
+    if not body.return_cache_break:
+        return None
+    check_reported(context.service, "return_cache_break")
+    namespace = cache_namespace(body)
+    found = await cached_prefix(context.service, prompt.input_ids, namespace, prompt.images)
+    return found.broken
 
 
 def _max_tokens(body: ChatCompletionRequest) -> tuple[str, int | None]:
@@ -152,13 +183,14 @@ def _choice(
         prompt_is_open=prompt.is_open,
         separate_reasoning=_separates(body),
         stream_reasoning=body.stream_reasoning is not False,
-        tool_names=tool_names(body),
+        functions=offered_functions(body),
         max_calls=1 if body.parallel_tool_calls is False else None,
         forces_call=forces_call(body),
     )
-    close_id = context.parsers.close_id if _separates(body) else None
+    thinking = context.parsers.thinking if _separates(body) else None
+    count = TokenCount(thinking, images=sum(each.image.num_tokens for each in prompt.images))
     pieces = context.service.token_pieces if body.logprobs else None
     hidden = None
     if body.return_hidden_states:
         hidden = HiddenAnswer(context.service.model.hidden_size, only_last=True)
-    return ChatChoice(index, parser, TokenCount(close_id), pieces=pieces, hidden=hidden)
+    return ChatChoice(index, parser, count, pieces=pieces, hidden=hidden)

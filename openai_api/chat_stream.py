@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from openai_api.chat_choice import ChatChoice
+from openai_api.obfuscation import obfuscation_of
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.common import StreamOptions
 from openai_api.usage import usage_of
@@ -56,6 +57,8 @@ async def chat_events(
             content["usage"] = usage()
         elif options.include_usage:
             content["usage"] = None
+        if options.include_obfuscation:
+            content["obfuscation"] = obfuscation_of(delta)
         return event(content)
 
     async with contextlib.aclosing(chunks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,12 @@ from jinja2 import nodes
 
 from openai_api.template_check import find_doubt
 from openai_api.template_process import LIMITS, Job, TemplateProcess, raise_error
-from openai_api.template_render import RENDER_TIMEOUT_S, CompiledTemplate, parse_template
+from openai_api.template_render import (
+    RENDER_TIMEOUT_S,
+    CompiledTemplate,
+    RenderTimeout,
+    parse_template,
+)
 from runtime.client.offload import OffloadPool
 from runtime.errors import InvalidRequest, StartupError
 
@@ -25,6 +31,12 @@ logger = logging.getLogger(__name__)
 _RENDERING = OffloadPool(
     "rendering of the chat template", workers=2, max_queued=16_384, timeout_s=120.0
 )
+
+# Rendered on the event loop: so many characters, where a value that is no text counts for some of
+# them, and within this time.
+_INLINE_CHARS = 32 * 1024
+_CHARS_PER_VALUE = 32
+_INLINE_S = 0.002
 
 # Started by the first template that needs it.
 _PROCESS = TemplateProcess()
@@ -151,7 +163,16 @@ class ChatTemplate:
         return self.choose(with_tools=True).written
 
     async def render_async(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """`render` in a thread: streams that share the event loop go on meanwhile."""
+        """`render`, in a thread where it may take long: streams that share the event loop go on.
+
+        A hop to a thread takes longer than most renders. What is small is begun here, and begun
+        again there in the rare case that it is slow all the same: loops inside of loops.
+        """
+        tools, marks = options.get("tools"), options.get("marks")
+        is_harmless = self.choose(with_tools=bool(tools)).doubt is None
+        if is_harmless and marks is None and _is_small((messages, tools)):
+            with contextlib.suppress(RenderTimeout):
+                return self.render(messages, **options, timeout_s=_INLINE_S)
         return await _RENDERING.run(self.render, messages, **options)
 
     def render(
@@ -164,6 +185,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         max_chars: int = 10_000_000,
         marks: Marks | None = None,
+        timeout_s: float | None = None,
     ) -> str:
         """Write the prompt.
 
@@ -175,10 +197,13 @@ class ChatTemplate:
             continue_final_message: end inside the last message instead.
             max_chars: longest text that makes sense for the model.
             marks: put into what the request brings; the text then holds them.
+            timeout_s: how long it may take; the template's own limit when absent.
 
         Raises:
             InvalidRequest: the template refuses these messages, or a variable is the server's.
+            RenderTimeout: it took too long.
         """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         compiled = self.choose(with_tools=bool(tools))
         extra = allowed_variables(variables or {}, compiled.variables)
         if marks is not None:
@@ -193,17 +218,33 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        text = compiled.render({**values, "tools": tools}, max_chars, self._timeout_s)
+        text = compiled.render({**values, "tools": tools}, max_chars, timeout_s)
         if text is None and tools:
             # Some templates were written for bare functions.
             bare = [tool.get("function", tool) for tool in tools]
-            text = compiled.render({**values, "tools": bare}, max_chars, self._timeout_s)
+            text = compiled.render({**values, "tools": bare}, max_chars, timeout_s)
         if text is None:
             raise InvalidRequest(
                 "The chat template cannot render these messages: it expects another shape.",
                 param="messages",
             )
         return _cut_at_tag(text) if continue_final_message else text
+
+
+def _is_small(value: object) -> bool:
+    """Whether to render `value`, of dicts, lists and texts, takes a fraction of a millisecond."""
+    num_chars = 0
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        num_chars += len(part) if isinstance(part, str) else _CHARS_PER_VALUE
+        if num_chars > _INLINE_CHARS:
+            return False
+        if isinstance(part, dict):
+            stack += part.values()
+        elif isinstance(part, list | tuple):
+            stack += part
+    return True
 
 
 def allowed_variables(given: Mapping[str, Any], read: set[str]) -> dict[str, Any]:

@@ -6,8 +6,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from openai_api.chat_template import ChatTemplate, load_chat_template
+from openai_api.infill import Infill
 from openai_api.parser_choice import choose_parsers
 from openai_api.parsers import ParserSet
 from openai_api.responses.background_responses import BackgroundResponses
@@ -16,6 +18,10 @@ from openai_api.sampling import model_sampling_defaults
 from openai_api.split_tokens import SplitTokens
 from runtime.config.options import NO_PARSER
 from runtime.service.context import ServiceContext
+
+if TYPE_CHECKING:
+    # It answers by the endpoints, which know this context.
+    from openai_api.batches.batch_service import BatchService
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +36,7 @@ class OpenAIContext:
         created: Unix time shown as the model's age.
         responses: what later turns of `/v1/responses` go on from; None where nothing is kept.
         background_responses: those that are made while nobody waits.
+        batch_service: files and batches; None where they are not kept.
     """
 
     service: ServiceContext
@@ -39,12 +46,23 @@ class OpenAIContext:
     created: int = field(default_factory=lambda: int(time.time()))
     responses: ResponseStore | None = None
     background_responses: BackgroundResponses = field(default_factory=BackgroundResponses)
+    batch_service: BatchService | None = None
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model takes images."""
+        return self.service.model.vision is not None
 
     @cached_property
     def split_tokens(self) -> SplitTokens:
         """The tokens that `split_special_tokens` splits; found when they are first asked for."""
         written = "" if self.chat_template is None else self.chat_template.written
         return SplitTokens(self.service.tokenizer, written)
+
+    @cached_property
+    def infill(self) -> Infill | None:
+        """How `suffix` asks this model; None where it was not trained for it."""
+        return Infill.of(self.service.tokenizer)
 
 
 def make_context(service: ServiceContext) -> OpenAIContext:
@@ -73,6 +91,6 @@ def make_context(service: ServiceContext) -> OpenAIContext:
         model_defaults=(
             model_sampling_defaults(service.model.generation_defaults) if use_model_defaults else {}
         ),
-        parsers=ParserSet.choose(names.reasoning, names.tools, tokenizer),
+        parsers=ParserSet.choose(names.reasoning, names.tools, tokenizer, names.described),
         responses=open_store(http.response_store, http.response_store_mb),
     )

@@ -15,11 +15,12 @@ REFERENCE = "#/components/schemas/{name}"
 # Media type to the types of what may be sent in it; without one the body is empty.
 Content = Mapping[str, tuple[Any, ...]]
 EMPTY: Content = {}
+JSON, FORM = "application/json", "multipart/form-data"
 
 
 def json_of(*kinds: Any) -> Content:
     """JSON of one of `kinds`."""
-    return {"application/json": kinds}
+    return {JSON: kinds}
 
 
 def text() -> Content:
@@ -41,7 +42,7 @@ def lines_of(*kinds: Any) -> Content:
 
 
 def described_as(kind: type[msgspec.Struct]) -> msgspec.Meta:
-    """What is decoded as an object and checked as `kind` later; another body names `kind`."""
+    """What is decoded as an object and checked as `kind` later; the operation mentions `kind`."""
     return msgspec.Meta(extra_json_schema={"$ref": REFERENCE.format(name=kind.__name__)})
 
 
@@ -64,31 +65,39 @@ class Operation:
     """One route; see `operation`."""
 
     body: type[msgspec.Struct] | None
+    media: str
     body_may_be_absent: bool
     answers: Mapping[int, Content]
     query: Sequence[Query]
+    mentions: Sequence[type]
     refuses: Sequence[int]
 
 
 def operation(
     body: type[msgspec.Struct] | None = None,
     *,
+    media: str = JSON,
     ok: Content | None = EMPTY,
     others: Mapping[int, Content] | None = None,
     refuses: Sequence[int] = (),
     query: Sequence[Query] = (),
+    mentions: Sequence[type] = (),
     body_may_be_absent: bool = False,
 ) -> dict[str, Any]:
     """What goes into a route's `openapi_extra`.
 
     Args:
-        body: the struct that decodes the request's JSON.
+        body: the struct that decodes the request's JSON, or that says what is in its form.
+        media: what the body is.
         ok: what comes with status 200; None where that never comes.
         others: what comes with another status, beside an error's usual body.
         refuses: statuses of errors; those that the access level, a body or a failure of ours bring
             along need no mention.
         query: parameters.
+        mentions: what parts of the body are described as; see `described_as`.
         body_may_be_absent: whether no body is as good as `{}`.
     """
     answers = {**({} if ok is None else {200: ok}), **(others or {})}
-    return {OPERATION_KEY: Operation(body, body_may_be_absent, answers, query, refuses)}
+    return {
+        OPERATION_KEY: Operation(body, media, body_may_be_absent, answers, query, mentions, refuses)
+    }

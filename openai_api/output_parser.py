@@ -5,10 +5,11 @@ A stream feeds it piece by piece, a plain answer feeds it once: both come out th
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser
-from openai_api.tool_parsers.tool_parser import ParsedCall, ToolParser
+from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser, SplitText
+from openai_api.tool_parsers.tool_parser import CallArguments, CallBegin, ToolParser, ToolPart
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,41 @@ class ContentText:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A complete tool call; `index` counts them."""
+class BeginCall:
+    """A tool call begins; `index` counts them, and `id` is the model's own where it gives one."""
 
     index: int
-    call: ParsedCall
+    name: str
+    id: str | None = None
 
 
-OutputEvent = ReasoningText | ContentText | Call
+@dataclass(frozen=True)
+class MoreArguments:
+    """More of a call's arguments, as JSON text."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class EndCall:
+    """A call is over; unless it is complete, its arguments are only the beginning of an object."""
+
+    index: int
+    is_complete: bool
+
+
+OutputEvent = ReasoningText | ContentText | BeginCall | MoreArguments | EndCall
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call as a whole; its events in one."""
+
+    index: int
+    name: str
+    arguments: str
+    is_complete: bool
 
 
 class OutputParser:
@@ -62,25 +90,31 @@ class OutputParser:
         """Take more output."""
         if self._reasoning is None:
             return self._content(text)
-        return self._split(*self._reasoning.feed(text), over=not self._reasoning.is_reasoning)
+        return self._split(self._reasoning.feed(text), over=not self._reasoning.is_reasoning)
 
     def finish(self) -> list[OutputEvent]:
         """The output is over: what was held back."""
         events: list[OutputEvent] = []
         if self._reasoning is not None:
-            events = self._split(*self._reasoning.finish(), over=True)
+            events = self._split(self._reasoning.finish(), over=True)
         if self._tools is not None:
             events += self._numbered(self._tools.finish())
         return events
 
-    def _split(self, reasoning: str, content: str, *, over: bool) -> list[OutputEvent]:
-        if not self._stream_reasoning:
-            self._held.append(reasoning)
-            reasoning = ""
-            if over:
-                reasoning, self._held = "".join(self._held), []
-        events: list[OutputEvent] = [ReasoningText(reasoning)] if reasoning else []
-        return events + self._content(content)
+    def _split(self, parts: Iterable[SplitText], *, over: bool) -> list[OutputEvent]:
+        events: list[OutputEvent] = []
+        for reasoning, content in parts:
+            if self._stream_reasoning:
+                events += [ReasoningText(reasoning)] if reasoning else []
+            elif reasoning:
+                self._held.append(reasoning)
+            if content:
+                events += self._released() + self._content(content)
+        return events + (self._released() if over else [])
+
+    def _released(self) -> list[OutputEvent]:
+        held, self._held = "".join(self._held), []
+        return [ReasoningText(held)] if held else []
 
     def _content(self, text: str) -> list[OutputEvent]:
         if not text:
@@ -89,12 +123,38 @@ class OutputParser:
             return [ContentText(text)]
         return self._numbered(self._tools.feed(text))
 
-    def _numbered(self, parts: list[str | ParsedCall]) -> list[OutputEvent]:
+    def _numbered(self, parts: list[ToolPart]) -> list[OutputEvent]:
         events: list[OutputEvent] = []
         for part in parts:
             if isinstance(part, str):
                 events.append(ContentText(part))
-            else:
-                events.append(Call(self.num_calls, part))
+            elif isinstance(part, CallBegin):
+                events.append(BeginCall(self.num_calls, part.name, part.id))
                 self.num_calls += 1
+            elif isinstance(part, CallArguments):
+                events.append(MoreArguments(self.num_calls - 1, part.text))
+            else:
+                events.append(EndCall(self.num_calls - 1, part.is_complete))
         return events
+
+
+class WholeCalls:
+    """Puts the events of each call together, for wires that tell calls as a whole."""
+
+    def __init__(self) -> None:
+        """Begin outside a call."""
+        self._name = ""
+        self._arguments: list[str] = []
+
+    def feed(self, events: Iterable[OutputEvent]) -> Iterator[ReasoningText | ContentText | Call]:
+        """The same with a `Call` where one ends."""
+        for event in events:
+            if isinstance(event, BeginCall):
+                self._name, self._arguments = event.name, []
+            elif isinstance(event, MoreArguments):
+                self._arguments.append(event.text)
+            elif isinstance(event, EndCall):
+                arguments = "".join(self._arguments)
+                yield Call(event.index, self._name, arguments, event.is_complete)
+            else:
+                yield event

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from openai_api.chat_template import ChatTemplate
-from openai_api.parser_signs import Signs, by_chat_template, by_response_template
+from openai_api.parser_signs import Signs, by_chat_template, by_response_template, fields_of
+from openai_api.parsers import DESCRIBED, Described
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
+from openai_api.response_template import described_reasoning, described_tools
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.config.options import AUTO_PARSER, NO_PARSER
 from runtime.config.registry import Registry
@@ -26,10 +28,15 @@ class _Recognisable(Protocol):
 
 @dataclass(frozen=True)
 class ParserNames:
-    """The names of both parsers; `None` for none."""
+    """The names of both parsers; `None` for none.
+
+    Attributes:
+        described: what the name `DESCRIBED` stands for.
+    """
 
     reasoning: str | None
     tools: str | None
+    described: Described = field(default_factory=Described, compare=False)
 
 
 def choose_parsers(
@@ -46,9 +53,23 @@ def choose_parsers(
         template: that writes the prompts.
         response_template: of the model's tokenizer_config.json, unchecked.
     """
-    tool_name, tool_reason = _choose(tools, TOOL_PARSERS, _TOOL_FIELDS, template, response_template)
+    described = Described(
+        described_reasoning(fields_of(response_template, _REASONING_FIELDS)),
+        described_tools(fields_of(response_template, _TOOL_FIELDS)),
+    )
+    tool_name, tool_reason = _choose(
+        tools,
+        TOOL_PARSERS,
+        fields_of(response_template, _TOOL_FIELDS),
+        template,
+        is_described=described.tools is not None,
+    )
     reasoning_name, reasoning_reason = _choose(
-        reasoning, REASONING_PARSERS, _REASONING_FIELDS, template, response_template
+        reasoning,
+        REASONING_PARSERS,
+        fields_of(response_template, _REASONING_FIELDS),
+        template,
+        is_described=described.reasoning is not None,
     )
     if template is not None:
         logger.info(
@@ -58,15 +79,16 @@ def choose_parsers(
             reasoning_name or NO_PARSER,
             reasoning_reason,
         )
-    return ParserNames(reasoning_name, tool_name)
+    return ParserNames(reasoning_name, tool_name, described)
 
 
 def _choose(
     asked: str | None,
     registry: Registry[Any],
-    fields: tuple[str, ...],
+    fields: list[Mapping[str, Any]],
     template: ChatTemplate | None,
-    response_template: Mapping[str, Any],
+    *,
+    is_described: bool,
 ) -> tuple[str | None, str]:
     if asked not in (None, AUTO_PARSER):
         return (None if asked == NO_PARSER else asked), "as asked"
@@ -74,9 +96,11 @@ def _choose(
     for name in registry:
         parser: _Recognisable = registry.load(name)
         candidates[name] = parser.signs
-    found = by_response_template(candidates, response_template, fields)
+    found = by_response_template(candidates, fields)
     if found is not None:
         return found, "the response template describes it"
+    if is_described:
+        return DESCRIBED, "made from the response template"
     if template is None:
         return None, "there is no chat template"
     found = by_chat_template(candidates, template.written)

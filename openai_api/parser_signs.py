@@ -22,20 +22,19 @@ class Signs:
     response: Mapping[str, str] = field(default_factory=dict)
 
 
-def by_response_template(
-    candidates: Mapping[str, Signs], template: Mapping[str, Any], fields: Iterable[str]
-) -> str | None:
-    """The first candidate that a checkpoint's `response_template` describes.
-
-    Args:
-        candidates: signs of each parser, by its name.
-        template: as the checkpoint has it, unchecked.
-        fields: what a field with this kind of output may be called.
-    """
+def fields_of(template: Mapping[str, Any], names: Iterable[str]) -> list[Mapping[str, Any]]:
+    """Those fields of a checkpoint's `response_template`, unchecked, that have one of `names`."""
     described = template.get("fields")
     if not isinstance(described, dict):
-        return None
-    found = [each for name in fields if isinstance(each := described.get(name), dict)]
+        return []
+    return [each for name in names if isinstance(each := described.get(name), dict)]
+
+
+def by_response_template(
+    candidates: Mapping[str, Signs], fields: Iterable[Mapping[str, Any]]
+) -> str | None:
+    """The first candidate that one of the fields with its kind of output describes."""
+    found = list(fields)
     for name, signs in candidates.items():
         if signs.response and any(
             all(_holds(each.get(key), value) for key, value in signs.response.items())

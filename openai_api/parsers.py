@@ -4,15 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from openai_api.output_parser import OutputParser
 from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.tool_parsers.json_array import JsonArrayParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
-from openai_api.tool_parsers.tool_parser import CallForm, ToolParser
+from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolParser
+from runtime.config.registry import Registry
 from runtime.errors import InvalidRequest, StartupError
 from runtime.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+# The name of parsers made from the checkpoint's own description.
+DESCRIBED = "response_template"
+
+
+@dataclass(frozen=True)
+class Described:
+    """Parsers made from a checkpoint's `response_template`; `None` where it describes none."""
+
+    reasoning: type[ReasoningParser] | None = None
+    tools: type[ToolParser] | None = None
+
+
+@dataclass(frozen=True)
+class ThinkingTokens:
+    """What marks thoughts, as the tokenizer writes it.
+
+    Attributes:
+        open_id: begins them; `None` where that is no single token.
+        close_id: ends them.
+        end_ids: end them as well, and belong to what follows.
+        forced_ids: end them where their budget is used up.
+        bridge_ids: between their end and an answer.
+        reopen_ids: begin them again.
+    """
+
+    open_id: int | None
+    close_id: int
+    end_ids: frozenset[int]
+    forced_ids: tuple[int, ...]
+    bridge_ids: tuple[int, ...]
+    reopen_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, kind: type[ReasoningParser], tokenizer: Tokenizer) -> ThinkingTokens | None:
+        """`None` where the end may be written in other tokens, by what stands around it."""
+
+        def ids(text: str) -> tuple[int, ...]:
+            return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+        opening, close = ids(kind.open_tag), ids(kind.close_tag)
+        if len(close) != 1:
+            return None
+        open_id = opening[0] if len(opening) == 1 else None
+        ends = frozenset(each[0] for each in map(ids, kind.ends_before) if len(each) == 1)
+        forced = ids(kind.forced_end)
+        return cls(open_id, close[0], ends, forced, ids(kind.bridge), ids(kind.reopen_tag))
 
 
 @dataclass(frozen=True)
@@ -20,7 +71,7 @@ class ParserSet:
     """The chosen classes and what the tokenizer says about their markers.
 
     Attributes:
-        close_id: the token that ends reasoning, where it is one token.
+        thinking: how tokens tell what is reasoning; `None` where they do not.
         hidden_markers: a reasoning marker is a special token, so hiding those would hide it too.
         call_form: that a grammar can follow; `None` without a tool parser that has one, and where
             its markers are special tokens, which grammars do not take for text.
@@ -28,22 +79,27 @@ class ParserSet:
 
     reasoning: type[ReasoningParser] | None = None
     tools: type[ToolParser] | None = None
-    close_id: int | None = None
+    thinking: ThinkingTokens | None = None
     hidden_markers: bool = False
     call_form: CallForm | None = None
 
     @classmethod
     def choose(
-        cls, reasoning: str | None, tools: str | None, tokenizer: Tokenizer | None
+        cls,
+        reasoning: str | None,
+        tools: str | None,
+        tokenizer: Tokenizer | None,
+        described: Described | None = None,
     ) -> ParserSet:
-        """Look both names up.
+        """Look both names up; `DESCRIBED` is what `described` has.
 
         Raises:
             StartupError: an unknown name; the message lists the known ones.
         """
+        described = described or Described()
         try:
-            reasoning_class = REASONING_PARSERS.load(reasoning) if reasoning else None
-            tool_class = TOOL_PARSERS.load(tools) if tools else None
+            reasoning_class = _load(reasoning, REASONING_PARSERS, described.reasoning)
+            tool_class = _load(tools, TOOL_PARSERS, described.tools)
         except InvalidRequest as error:
             raise StartupError(error.message) from None
         if tokenizer is None:
@@ -53,11 +109,10 @@ class ParserSet:
             call_form = tool_class.call_form
         if reasoning_class is None:
             return cls(None, tool_class, call_form=call_form)
-        close = tokenizer.encode(reasoning_class.close_tag, add_special_tokens=False)
         return cls(
             reasoning_class,
             tool_class,
-            close[0] if len(close) == 1 else None,
+            ThinkingTokens.of(reasoning_class, tokenizer),
             _any_special(reasoning_class.markers, tokenizer),
             call_form,
         )
@@ -68,20 +123,27 @@ class ParserSet:
         prompt_is_open: bool,
         separate_reasoning: bool,
         stream_reasoning: bool,
-        tool_names: list[str],
+        functions: Functions,
         max_calls: int | None,
         forces_call: bool = False,
     ) -> OutputParser:
         """A fresh machine for one choice; a forced call needs no parser of the model's family."""
         reasoning = None
-        if self.reasoning is not None and separate_reasoning:
+        # A forced call begins where thoughts end, so that is looked for in any case.
+        if self.reasoning is not None and (separate_reasoning or forces_call):
             reasoning = self.reasoning(prompt_is_open=prompt_is_open)
         tools: ToolParser | None = None
         if forces_call:
-            tools = JsonArrayParser(tool_names, max_calls=max_calls)
-        elif self.tools is not None and tool_names:
-            tools = self.tools(tool_names, max_calls=max_calls)
+            tools = JsonArrayParser(functions, max_calls=max_calls)
+        elif self.tools is not None and functions:
+            tools = self.tools(functions, max_calls=max_calls)
         return OutputParser(reasoning, tools, stream_reasoning=stream_reasoning)
+
+
+def _load(name: str | None, registry: Registry[type[T]], made: type[T] | None) -> type[T] | None:
+    if name == DESCRIBED and made is not None:
+        return made
+    return registry.load(name) if name else None
 
 
 def _any_special(texts: Iterable[str], tokenizer: Tokenizer) -> bool:

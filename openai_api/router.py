@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from openai_api.call import Call, Reply
 from openai_api.openai_context import OpenAIContext
 from openai_api.openai_errors import StreamedErrorBody
-from openai_api.operation import events_of, json_of, operation
+from openai_api.operation import (
+    FORM,
+    JSON,
+    OPERATION_KEY,
+    Operation,
+    Query,
+    events_of,
+    json_of,
+    operation,
+)
+from openai_api.responses.item_list import MAX_LIMIT
 from openai_api.schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -20,18 +32,29 @@ from openai_api.schemas.answers import (
     ModelCard,
     ModelList,
 )
-from openai_api.schemas.chat import ChatCompletionRequest
+from openai_api.schemas.batches import (
+    BatchList,
+    BatchObject,
+    BatchRequest,
+    DeletedFile,
+    FileForm,
+    FileList,
+    FileObject,
+)
+from openai_api.schemas.chat import ChatCompletionRequest, FunctionSpec, Tool
 from openai_api.schemas.classify import ClassifyRequest
 from openai_api.schemas.completions import CompletionRequest
 from openai_api.schemas.embeddings import EmbeddingRequest
 from openai_api.schemas.response_answers import (
+    CompactedResponse,
     DeletedResponse,
     InputItems,
     InputTokens,
     ResponseEvent,
     ResponseObject,
 )
-from openai_api.schemas.responses import ItemsRequest, ResponseRequest
+from openai_api.schemas.responses import CompactRequest, ItemsRequest, ResponseRequest
+from runtime.requests.bounds import within
 
 Handler = Callable[[Call, OpenAIContext], Awaitable[Reply]]
 
@@ -51,10 +74,28 @@ class Endpoint:
     summary: str
     documented: dict[str, Any]
 
+    @property
+    def takes_json(self) -> bool:
+        """Whether it has a body, and that is JSON."""
+        said: Operation = self.documented[OPERATION_KEY]
+        return said.body is not None and said.media == JSON
+
+
+Order = Literal["asc", "desc"]
+_PURPOSE = Query("purpose", Literal["batch", "batch_output"], "of the files")
+
+
+def _paged(most: int) -> tuple[Query, ...]:
+    return (
+        Query("after", str, "id of the last item of the page before"),
+        Query("limit", Annotated[int, msgspec.Meta(ge=1, le=most)], "most items"),
+    )
+
 
 _CHAT = operation(
     ChatCompletionRequest,
     ok={**json_of(ChatCompletion), **events_of(ChatCompletionChunk, StreamedErrorBody)},
+    mentions=(Tool, FunctionSpec),
 )
 
 ENDPOINTS = (
@@ -105,11 +146,25 @@ ENDPOINTS = (
         operation(ItemsRequest, ok=json_of(InputTokens)),
     ),
     Endpoint(
+        "POST",
+        "/v1/responses/compact",
+        "openai_api.endpoints.responses:compact_response",
+        "Make a conversation shorter",
+        operation(CompactRequest, ok=json_of(CompactedResponse)),
+    ),
+    Endpoint(
         "GET",
         "/v1/responses/{response_id:response_id}",
         "openai_api.endpoints.responses:retrieve_response",
         "A response that is kept",
-        operation(ok=json_of(ResponseObject), refuses=(404,)),
+        operation(
+            ok={**json_of(ResponseObject), **events_of(ResponseEvent)},
+            refuses=(400, 404),
+            query=(
+                Query("stream", bool, "As events, for one with background and stream."),
+                Query("starting_after", int, "Number of the last event that was read."),
+            ),
+        ),
     ),
     Endpoint(
         "DELETE",
@@ -123,7 +178,15 @@ ENDPOINTS = (
         "/v1/responses/{response_id:response_id}/input_items",
         "openai_api.endpoints.responses:list_input_items",
         "What a response answered",
-        operation(ok=json_of(InputItems), refuses=(404,)),
+        operation(
+            ok=json_of(InputItems),
+            refuses=(400, 404),
+            query=(
+                Query("limit", Annotated[int, within(1, MAX_LIMIT)], "Items of a page."),
+                Query("order", Literal["asc", "desc"], "The newest first unless asc."),
+                Query("after", str, "The id of the last item of the page before."),
+            ),
+        ),
     ),
     Endpoint(
         "POST",
@@ -131,6 +194,73 @@ ENDPOINTS = (
         "openai_api.endpoints.responses:cancel_response",
         "End a response in the background",
         operation(ok=json_of(ResponseObject), refuses=(404,)),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/files",
+        "openai_api.endpoints.files:upload_file",
+        "Upload the input of a batch",
+        operation(FileForm, ok=json_of(FileObject), media=FORM),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/files",
+        "openai_api.endpoints.files:list_files",
+        "List the files",
+        operation(
+            ok=json_of(FileList),
+            query=(*_paged(10_000), Query("order", Order, "of their times"), _PURPOSE),
+            refuses=(400,),
+        ),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/files/{file_id:file_id}",
+        "openai_api.endpoints.files:retrieve_file",
+        "Describe a file",
+        operation(ok=json_of(FileObject), refuses=(400, 404)),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/files/{file_id:file_id}/content",
+        "openai_api.endpoints.files:file_content",
+        "The bytes of a file",
+        operation(ok={"application/octet-stream": (str,)}, refuses=(400, 404)),
+    ),
+    Endpoint(
+        "DELETE",
+        "/v1/files/{file_id:file_id}",
+        "openai_api.endpoints.files:delete_file",
+        "Forget a file",
+        operation(ok=json_of(DeletedFile), refuses=(400, 404)),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/batches",
+        "openai_api.endpoints.batches:create_batch",
+        "Answer the requests in a file",
+        operation(BatchRequest, ok=json_of(BatchObject), refuses=(400, 404)),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/batches",
+        "openai_api.endpoints.batches:list_batches",
+        "List the batches",
+        operation(ok=json_of(BatchList), query=_paged(100), refuses=(400,)),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/batches/{batch_id:batch_id}",
+        "openai_api.endpoints.batches:retrieve_batch",
+        "Describe a batch",
+        operation(ok=json_of(BatchObject), refuses=(400, 404)),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/batches/{batch_id:batch_id}/cancel",
+        "openai_api.endpoints.batches:cancel_batch",
+        "Answer no more of a batch",
+        operation(ok=json_of(BatchObject), refuses=(400, 404)),
     ),
     Endpoint(
         "GET",

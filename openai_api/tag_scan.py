@@ -1,6 +1,8 @@
-"""Finding a tag in text that arrives in pieces of any size, in linear time."""
+"""Finding tags in text that arrives in pieces of any size, in linear time."""
 
 from __future__ import annotations
+
+import re
 
 
 def partial_tag_len(text: str, tag: str, begin: int = 0) -> int:
@@ -12,18 +14,25 @@ def partial_tag_len(text: str, tag: str, begin: int = 0) -> int:
 
 
 class UntilTag:
-    """Lets text pass until a tag, holding back only what may still turn out to be the tag.
+    """Lets text pass until a tag, holding back only what may still turn out to be one.
 
     Whitespace right before the tag belongs to the tag (models put it on a line of its own), so it
     is held back as well and dropped when the tag follows; `keep_space` passes it on instead.
+
+    Attributes:
+        found: the tag that came last.
+        space: the whitespace that was dropped before it.
     """
 
-    def __init__(self, tag: str, *, keep_space: bool = False) -> None:
-        """Look for `tag`."""
-        self._tag = tag
+    def __init__(self, *tags: str, keep_space: bool = False) -> None:
+        """Look for the first of `tags`, none of which begins with another."""
+        self._tags = tags
+        self._pattern = re.compile("|".join(map(re.escape, tags)))
         self._keep_space = keep_space
         self._space: list[str] = []
         self._tail = ""
+        self.found = ""
+        self.space = ""
 
     def feed(self, text: str, begin: int = 0) -> tuple[str, int | None]:
         """Take more text: `text` from `begin` on.
@@ -39,14 +48,15 @@ class UntilTag:
             text, begin, moved = self._tail + text[begin:], 0, begin - len(self._tail)
         else:
             moved = 0
-        at = text.find(self._tag, begin)
-        if at >= 0:
-            passed = self._pass(text[begin:at])
+        tag = self._pattern.search(text, begin)
+        if tag is not None:
+            passed = self._pass(text[begin : tag.start()])
+            self.found, self.space = tag[0], "".join(self._space)
             if self._keep_space:
-                passed += "".join(self._space)
+                passed += self.space
             self._space, self._tail = [], ""
-            return passed, at + len(self._tag) + moved
-        end = len(text) - partial_tag_len(text, self._tag, begin)
+            return passed, tag.end() + moved
+        end = len(text) - max(partial_tag_len(text, each, begin) for each in self._tags)
         self._tail = text[end:]
         return self._pass(text[begin:end]), None
 

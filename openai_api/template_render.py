@@ -11,6 +11,7 @@ from jinja2.exceptions import SecurityError
 from openai_api.template_sandbox import (
     Budget,
     TemplateTooLong,
+    TemplateTooSlow,
     compile_bounded,
     make_environment,
     render_bounded,
@@ -18,6 +19,18 @@ from openai_api.template_sandbox import (
 from runtime.errors import InvalidRequest, StartupError, TooLong
 
 RENDER_TIMEOUT_S = 5.0
+
+
+class RenderTimeout(InvalidRequest):
+    """A render was not done in its time."""
+
+
+# What a request is told, by what the template's sandbox raised.
+_KINDS: tuple[tuple[type[Exception], type[InvalidRequest]], ...] = (
+    (TemplateTooLong, TooLong),
+    (TemplateTooSlow, RenderTimeout),
+)
+_OTHER = InvalidRequest
 
 
 def parse_template(source: str, name: str) -> nodes.Template:
@@ -80,7 +93,7 @@ class CompiledTemplate:
             return None
         except jinja2.TemplateError as error:
             message = error.message or "it refuses these messages"
-            kind = TooLong if isinstance(error, TemplateTooLong) else InvalidRequest
+            kind = next((ours for theirs, ours in _KINDS if isinstance(error, theirs)), _OTHER)
             raise kind(f"Chat template error: {message}", param="messages") from None
         except (
             TypeError,

@@ -41,6 +41,10 @@ class TemplateTooLong(TemplateTooCostly):
     """A render would have made more text than allowed."""
 
 
+class TemplateTooSlow(TemplateTooCostly):
+    """A render was not done in its time."""
+
+
 class Budget:
     """What one render may use: characters of output and seconds."""
 
@@ -52,7 +56,7 @@ class Budget:
     def check_time(self) -> None:
         """Raise once the time is up."""
         if time.monotonic() > self._deadline:
-            raise TemplateTooCostly("the chat template took too long to render")
+            raise TemplateTooSlow("the chat template took too long to render")
 
     def check_size(self, num_chars: int) -> None:
         """Raise for a text, or a list, longer than the output may be."""
@@ -275,7 +279,8 @@ def compile_bounded(environment: jinja2.Environment, tree: nodes.Template) -> ji
     """Compile a parsed template so that its loops and joins draw on the render's budget."""
     bounded = _Bounds(environment).visit(tree)
     code = environment.compile(bounded)
-    return environment.template_class.from_code(environment, code, environment.make_globals(None))
+    # A plain dictionary: each render copies it, which takes long of the chain that Jinja makes.
+    return environment.template_class.from_code(environment, code, dict(environment.globals))
 
 
 def render_bounded(template: jinja2.Template, values: dict[str, Any], budget: Budget) -> str:

@@ -6,36 +6,54 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from openai_api.parsers import ThinkingTokens
 from runtime.client.generation_stream import GenerationChunk
+from runtime.service.cache_break import CacheBreak
 
 
-@dataclass
+@dataclass(slots=True)
 class TokenCount:
     """Counts of one choice, kept while it grows.
 
     Attributes:
-        close_id: the token that ends reasoning; `None` when it cannot be recognised.
-        reasoning: tokens up to and including that one, or all so far.
+        thinking: how tokens tell what is reasoning; `None` when they do not.
+        reasoning: tokens of it up to and including the one that ends it, or all so far.
         has_reasoned: whether there was reasoning at all; else nothing counts as such.
+        images: placeholder tokens of the prompt's images.
+        cache_break: where the prompt left what was cached, if that was asked for.
     """
 
-    close_id: int | None = None
+    thinking: ThinkingTokens | None = None
+    images: int = 0
     prompt: int = 0
     cached: int = 0
     completion: int = 0
     reasoning: int = 0
     has_reasoned: bool = False
-    reasoning_is_over: bool = False
+    cache_break: CacheBreak | None = None
+    _is_inside: bool = True
+    _last: tuple[int, ...] = ()
 
     def add(self, chunk: GenerationChunk) -> None:
         """Count a chunk."""
         self.prompt, self.cached = chunk.prompt_tokens, chunk.cached_tokens
-        if self.close_id is not None and not self.reasoning_is_over:
-            self.reasoning = self.completion + len(chunk.token_ids)
-            if self.close_id in chunk.token_ids:
-                self.reasoning = self.completion + chunk.token_ids.index(self.close_id) + 1
-                self.reasoning_is_over = True
         self.completion += len(chunk.token_ids)
+        if self.thinking is not None and (self._is_inside or self.thinking.reopen_ids):
+            for token_id in chunk.token_ids:
+                self._follow(token_id, self.thinking)
+
+    def _follow(self, token_id: int, thinking: ThinkingTokens) -> None:
+        if self._is_inside:
+            self._is_inside = token_id != thinking.close_id and token_id not in thinking.end_ids
+            self.reasoning += self._is_inside or token_id == thinking.close_id
+        elif thinking.reopen_ids:
+            self._last = (*self._last, token_id)[-len(thinking.reopen_ids) :]
+            self._is_inside = self._last == thinking.reopen_ids
+
+
+def break_of(count: TokenCount) -> dict[str, CacheBreak]:
+    """What is told of the cache beside counts."""
+    return {} if count.cache_break is None else {"cache_break": count.cache_break}
 
 
 def usage_of(
@@ -60,9 +78,14 @@ def usage_of(
         "prompt_tokens_details": None,
         "reasoning_tokens": reasoning,
     }
+    details: dict[str, Any] = {}
     if report_cache:
-        cached = sum(count.cached for count in firsts)
-        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        details["cached_tokens"] = sum(count.cached for count in firsts)
+        details |= break_of(firsts[0])
+    images = sum(count.images for count in firsts)
+    if images:
+        details["image_tokens"] = images
+    usage["prompt_tokens_details"] = details or None
     if reasoning:
         usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return usage

@@ -17,6 +17,7 @@ from server.native import (
     docs_page,
     encode,
     experts,
+    explain,
     generate,
     health,
     info,
@@ -45,6 +46,7 @@ def create_app(openai: OpenAIContext) -> Application:
     routers = [generate.create_router(context), *create_wire_routers(openai)]
     routers.append(tokenize.create_router(context, openai.chat_template))
     routers.append(rerank.create_router(context, openai.chat_template))
+    routers.append(explain.create_router(openai))
     modules = (
         health,
         info,

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 from anthropic_api.message_answers import AnthropicErrorBody
 from ollama_api.ollama_answers import OllamaErrorBody
 from openai_api.openai_errors import OpenAIErrorBody
-from openai_api.operation import OPERATION_KEY, REFERENCE, Content, Operation, json_of
+from openai_api.operation import OPERATION_KEY, REFERENCE, Content, Operation
 from runtime.config.options import HttpArgs
 from server.access import Access
 from server.dialect import Dialect
@@ -145,6 +145,7 @@ class _Route:
         """Every type in it."""
         if self._operation.body is not None:
             yield self._operation.body
+        yield from self._operation.mentions
         for query in self._operation.query:
             yield query.kind
         for method in self.methods:
@@ -182,7 +183,7 @@ class _Route:
         if said.body is not None and method in _WRITING:
             found["requestBody"] = {
                 "required": not said.body_may_be_absent,
-                "content": _content(json_of(said.body), schemas),
+                "content": _content({said.media: (said.body,)}, schemas),
             }
         found["responses"] = {
             str(status): _response(status, content, schemas)

@@ -45,6 +45,7 @@ class GuardedProtocol(HttpToolsProtocol):
         *args: Any,
         limit: ConnectionLimit,
         take_timeout_s: float = SEND_TIMEOUT_S,
+        head_timeout_s: float = HEAD_TIMEOUT_S,
         **kwargs: Any,
     ) -> None:
         """Take whatever uvicorn passes.
@@ -53,11 +54,13 @@ class GuardedProtocol(HttpToolsProtocol):
             args: uvicorn's.
             limit: shared by all connections.
             take_timeout_s: how long a client may take nothing of what waits for it.
+            head_timeout_s: how long a head may take to come.
             kwargs: uvicorn's.
         """
         super().__init__(*args, **kwargs)
         self._limit = limit
         self._take_timeout_s = take_timeout_s
+        self._head_timeout_s = head_timeout_s
         self._is_spare = False
         self._head_bytes = 0
         self._has_bad_host = False
@@ -187,7 +190,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_deadline(self) -> None:
         self._cancel_deadline()
-        timeout_s = SPARE_HEAD_TIMEOUT_S if self._is_spare else HEAD_TIMEOUT_S
+        timeout_s = SPARE_HEAD_TIMEOUT_S if self._is_spare else self._head_timeout_s
         self._deadline = self.loop.call_later(timeout_s, self._give_up)
 
     def _cancel_deadline(self) -> None:

@@ -15,8 +15,13 @@ def check_media_type(request: Request) -> None:
     Raises:
         InvalidRequest: another media type, or none.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    for name, value in request.scope["headers"]:
+        if name == b"content-type":
+            is_json = value.partition(b";")[0].strip().lower() == b"application/json"
+            break
+    else:
+        is_json = False
+    if not is_json:
         raise InvalidRequest("The Content-Type header must be application/json.")
 
 
@@ -26,10 +31,13 @@ async def read_raw(request: Request) -> bytes | bytearray:
     A large one grows in place: to join its parts in the end would hold the event loop for as long
     as it takes to copy it.
     """
-    for name, value in request.scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) <= _JOINED_BYTES:
-            return await request.body()
-    body = bytearray()
-    async for part in request.stream():
-        body += part
+    message = await request.receive()
+    part: bytes = message.get("body", b"")
+    if not message.get("more_body", False) and len(part) <= _JOINED_BYTES:
+        # As good as always it has come with its head.
+        return part
+    body = bytearray(part)
+    while message.get("more_body", False):
+        message = await request.receive()
+        body += message.get("body", b"")
     return body if len(body) > _JOINED_BYTES else bytes(body)

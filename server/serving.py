@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
@@ -29,11 +31,14 @@ from server.tls import Certificate
 from server.warmup import warm_up
 
 if TYPE_CHECKING:
+    from openai_api.openai_context import OpenAIContext
     from server.entry.application import Application
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+# Of scaled images that run or wait: a request may bring tens of megabytes, and thousands may wait.
+_MAX_PIXEL_BYTES = 4 * 2**30
 # After draining, connections that only idle are closed; this is for a last answer in flight.
 _CLOSE_GRACE_S = 2
 # Longer than the 60 s of load balancers: a request must not meet the end of its idle connection.
@@ -59,6 +64,7 @@ async def serve(prepared: Prepared) -> int:
     limit = ConnectionLimit(config.http.max_connections or connections_within(num_descriptors))
     host, context = assemble(prepared.engine)
     client = context.client
+    client.max_pixel_bytes = _MAX_PIXEL_BYTES
     shutdown = Shutdown(context.lifecycle, client, config.http.drain_timeout)
     shutdown.install()
     try:
@@ -82,7 +88,7 @@ async def _run(
     shutdown: Shutdown,
     limit: ConnectionLimit,
 ) -> int:
-    app = _application(context)
+    app, openai = _application(context, prepared.engine.folders.run)
     http_server = _http_server(app, prepared.certificate, limit)
     http = asyncio.create_task(http_server.serve(sockets=[prepared.listener]))
     startup = asyncio.create_task(_start_up(prepared, context, host))
@@ -92,6 +98,8 @@ async def _run(
         background.keep(app.observer.measure_loop, "Measuring the event loop")
     if prepared.certificate is not None:
         background.keep(prepared.certificate.follow, "Following the certificate")
+    if openai.batch_service is not None:
+        background.keep(partial(openai.batch_service.run, openai), "Answering batches")
     stopping = asyncio.create_task(shutdown.requested.wait())
     try:
         await asyncio.wait((http, startup, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -104,6 +112,8 @@ async def _run(
         for task in (startup, stopping):
             task.cancel()
         await background.stop()
+        if openai.batch_service is not None:
+            openai.batch_service.close()
         http_server.force_exit = shutdown.hurried.is_set()
         http_server.should_exit = True
         await asyncio.gather(http, startup, stopping, return_exceptions=True)
@@ -112,14 +122,17 @@ async def _run(
     return 0 if shutdown.requested.is_set() else 1
 
 
-def _application(context: ServiceContext) -> Application:
+def _application(context: ServiceContext, run_folder: Path) -> tuple[Application, OpenAIContext]:
     # Imported once the children are on their way: they load torch while we load the framework.
+    from openai_api.batches.batch_service import open_batches
     from openai_api.openai_context import make_context
     from server.app import create_app
 
     with as_one_line("Reading the chat template"):
         openai = make_context(context)
-    return create_app(openai)
+    batches = open_batches(context.config.http, run_folder / "files")
+    openai = dataclasses.replace(openai, batch_service=batches)
+    return create_app(openai), openai
 
 
 def _http_server(

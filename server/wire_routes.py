@@ -8,7 +8,7 @@ from typing import cast
 
 from fastapi import Request
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 
 import anthropic_api.endpoint_table
 import ollama_api.ollama_table
@@ -16,7 +16,7 @@ import openai_api.router
 from anthropic_api import anthropic_errors
 from ollama_api.ollama_lines import error_line
 from openai_api import openai_errors
-from openai_api.call import Call, Reply, Streamed
+from openai_api.call import Call, FileContent, Reply, Streamed
 from openai_api.openai_context import OpenAIContext
 from openai_api.router import Endpoint, Handler
 from runtime.config.registry import load_object
@@ -28,10 +28,8 @@ from server.event_stream import EventStream, json_answer, unless_disconnected, w
 from server.request_body import check_media_type, read_raw
 
 
-class _ResponseId(Convertor[str]):
+class _Id(Convertor[str]):
     """A part of a path that has an id's form: so it is no other route's name."""
-
-    regex = "resp_[0-9A-Za-z_]{1,128}"
 
     def convert(self, value: str) -> str:
         return value
@@ -40,7 +38,21 @@ class _ResponseId(Convertor[str]):
         return value
 
 
+class _ResponseId(_Id):
+    regex = "resp_[0-9A-Za-z_]{1,128}"
+
+
+class _FileId(_Id):
+    regex = "file-[0-9A-Za-z_]{1,128}"
+
+
+class _BatchId(_Id):
+    regex = "batch_[0-9A-Za-z_]{1,128}"
+
+
 register_url_convertor("response_id", _ResponseId())
+register_url_convertor("file_id", _FileId())
+register_url_convertor("batch_id", _BatchId())
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,7 @@ def _create_router(wire: Wire, context: OpenAIContext) -> AccessRouter:
     for endpoint in wire.endpoints:
         router.add_api_route(
             endpoint.path,
-            _bound(cast("Handler", load_object(endpoint.handler)), context, wire),
+            _bound(endpoint, context, wire),
             methods=[endpoint.method],
             name=endpoint.handler.rpartition(":")[2],
             summary=endpoint.summary,
@@ -87,11 +99,13 @@ def _create_router(wire: Wire, context: OpenAIContext) -> AccessRouter:
 
 
 def _bound(
-    handler: Handler, context: OpenAIContext, wire: Wire
+    endpoint: Endpoint, context: OpenAIContext, wire: Wire
 ) -> Callable[[Request], Awaitable[Response]]:
+    handler = cast("Handler", load_object(endpoint.handler))
+
     async def answer(request: Request) -> Response:
         try:
-            return _response(await _ask(request, handler, context), wire)
+            return _response(await _ask(request, handler, endpoint, context), wire)
         except Exception as error:
             return error_response(error, wire.dialect)
 
@@ -99,11 +113,16 @@ def _bound(
     return answer
 
 
-async def _ask(request: Request, handler: Handler, context: OpenAIContext) -> Reply:
+async def _ask(
+    request: Request, handler: Handler, endpoint: Endpoint, context: OpenAIContext
+) -> Reply:
+    query = dict(request.query_params)
     if request.method != "POST":
-        return await handler(Call(path=request.path_params), context)
-    check_media_type(request)
-    call = Call(await read_raw(request), request.path_params)
+        return await handler(Call(path=request.path_params, query=query), context)
+    if endpoint.takes_json:
+        check_media_type(request)
+    content_type = request.headers.get("content-type", "")
+    call = Call(await read_raw(request), request.path_params, query, content_type)
     return await unless_disconnected(request.receive, _call(handler, call, context))
 
 
@@ -115,4 +134,6 @@ def _response(reply: Reply, wire: Wire) -> Response:
     if isinstance(reply, Streamed):
         events = with_errors(reply.events, wire.error_event, reply.end)
         return EventStream(events, reply.on_end, media_type=reply.media_type)
+    if isinstance(reply, FileContent):
+        return FileResponse(reply.path, media_type="application/octet-stream")
     return json_answer(reply.content)

@@ -1,4 +1,4 @@
-"""The demo model: a toy checkpoint that ships with Headrace, made by `recipes/demo_model`.
+"""The demo models: toy checkpoints that ship with Headrace, made by the recipes of the source tree.
 
 Importing this package is free: no torch, no transformers, so the server's front may do it.
 """
@@ -6,5 +6,6 @@ Importing this package is free: no torch, no transformers, so the server's front
 from pathlib import Path
 
 MODEL_PATH: Path = Path(__file__).resolve().parent / "model"
+VISION_MODEL_PATH: Path = Path(__file__).resolve().parent / "vision"
 
-__all__ = ["MODEL_PATH"]
+__all__ = ["MODEL_PATH", "VISION_MODEL_PATH"]

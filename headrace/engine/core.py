@@ -127,6 +127,7 @@ class EngineCore:
             return
         self._is_closed = True
         self.host.end_children()
+        self.context.images.close()
         self._loop.stop(self._stop())
 
     async def _stop(self) -> None:

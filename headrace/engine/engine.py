@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import sys
 import warnings
@@ -16,6 +17,7 @@ from headrace.engine.engine_errors import FeatureNotSupportedError, translated
 from headrace.engine.generate_calls import generate_all, open_request
 from headrace.engine.later import LATER
 from headrace.engine.on_loop import waiting
+from headrace.engine.own_images import inline_images
 from headrace.engine.score_methods import ScoreMethods
 from headrace.engine.server_args import ServerArgs, read_keywords
 from headrace.engine.tokenizer_manager import TokenizerManager
@@ -35,6 +37,7 @@ Ids = Sequence[int] | Sequence[Sequence[int]]
 Sampling = dict[str, Any] | Sequence[dict[str, Any]]
 
 _SCHEDULER_INFO = ("status", "max_total_num_tokens", "max_req_input_len")
+_IMAGES = "image_data"
 _DOCUMENT_MODULE = "headrace.test.doc_patch"
 
 
@@ -153,7 +156,10 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
                 `return_prompt_token_ids`, `return_logprob`, `logprob_start_len`,
                 `top_logprobs_num`, `token_ids_logprob`, `return_text_in_logprobs`,
                 `return_hidden_states`, `return_entropy`, `return_routed_experts`,
-                `routed_experts_start_len`, `input_embeds` (instead of a prompt), `session_params`.
+                `routed_experts_start_len`, `input_embeds` (instead of a prompt), `session_params`,
+                `image_data` (an image or a list of them, each with its placeholder in the prompt: a
+                path, an address, a data URL, base64, bytes or a PIL image; for several prompts one
+                image for all, or an entry for each).
 
         Returns:
             A dict (`text`, `output_ids`, `meta_info`) for one prompt; a list of them, in order, for
@@ -169,6 +175,7 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
         """
         if self._is_empty(prompt, input_ids):
             return ChunkIterator(self._core, self, None) if stream else []
+        self._inline_images(options)
         body = self._body(prompt, sampling_params, input_ids, stream, options)
         if stream:
             request = self._core.call(open_request(self._core, body, self._is_incremental))
@@ -211,12 +218,20 @@ class Engine(ScoreMethods, WeightMethods, VectorMethods):
         """Like `generate`, awaited; with `stream` the awaited value is for `async for`."""
         if self._is_empty(prompt, input_ids):
             return AsyncChunkIterator(self._core, self, None) if stream else []
+        if options.get(_IMAGES) is not None:
+            # It may read files and fetch addresses.
+            await asyncio.to_thread(self._inline_images, options)
         body = self._body(prompt, sampling_params, input_ids, stream, options)
         core = self._core
         if stream:
             request = await core.call_async(open_request(core, body, self._is_incremental))
             return AsyncChunkIterator(core, self, request)
         return await core.call_async(generate_all(core, body, progress_bar))
+
+    def _inline_images(self, options: dict[str, Any]) -> None:
+        if _IMAGES in options:
+            with translated():
+                options[_IMAGES] = inline_images(options[_IMAGES], sees=self.context.features.sees)
 
     @property
     def _is_incremental(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from headrace.engine.core import EngineCore
@@ -16,7 +17,14 @@ from runtime.client.front_extras import check_extras
 from runtime.client.generation_stream import GenerationInput
 from runtime.client.tokenization import encode_texts
 from runtime.service.context import ServiceContext
-from runtime.service.generate_request import GenerateBody, GeneratePlan, Sample, plan_generate
+from runtime.service.generate_request import (
+    GenerateBody,
+    GeneratePlan,
+    Prompts,
+    Sample,
+    plan_generate,
+)
+from runtime.service.image_prompts import encode_with_images
 from runtime.service.outputs import (
     Output,
     open_output,
@@ -43,17 +51,17 @@ async def generate_all(
         core.check_alive()
         context = core.context
         plan = _plan(context, body)
-        prompt_ids = await _encode(context, plan)
+        prompt_ids, plan = await _encode(context, plan)
         # In a session the prompt is known when the request joins it.
         for sample in plan.samples if plan.session is None else ():
             # All are checked before any runs: one bad prompt refuses the whole request.
             limits = context.client.limits
-            input_ids, _ = admit(
+            input_ids = admit(
                 prompt_ids[sample.prompt_index],
                 sample.spec.sampling,
                 limits,
                 explicit_max_new_tokens=sample.spec.explicit_max_new_tokens,
-            )
+            ).input_ids
             check_extras(sample.spec.extras, len(input_ids))
             check_answer_size([GenerationInput(input_ids, sample.spec)], limits)
         with Progress(len(plan.samples), show_progress) as progress:
@@ -108,8 +116,17 @@ def _plan(context: ServiceContext, body: GenerateBody) -> GeneratePlan:
     )
 
 
-async def _encode(context: ServiceContext, plan: GeneratePlan) -> list[list[int]]:
-    prompts = plan.prompts
+async def _encode(
+    context: ServiceContext, plan: GeneratePlan
+) -> tuple[list[list[int]], GeneratePlan]:
+    """Token ids of the prompts, and the request with its images."""
+    encode = partial(_encode_prompts, context)
+    if plan.images:
+        return await encode_with_images(context, plan, encode)
+    return await encode(plan.prompts), plan
+
+
+async def _encode_prompts(context: ServiceContext, prompts: Prompts) -> list[list[int]]:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if not texts:
         return [prompt for prompt in prompts if not isinstance(prompt, str)]
@@ -162,6 +179,6 @@ async def open_request(core: EngineCore, body: GenerateBody, incremental: bool) 
     with translated():
         core.check_alive()
         plan = _plan(core.context, body)
-        prompt_ids = await _encode(core.context, plan)
+        prompt_ids, plan = await _encode(core.context, plan)
         outputs = await open_outputs(core.context, plan, prompt_ids)
         return StreamedRequest(outputs, plan, incremental)

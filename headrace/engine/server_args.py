@@ -21,6 +21,7 @@ from runtime.config.options import (
     HttpArgs,
     KernelArgs,
     LoggingArgs,
+    MediaArgs,
     ModelArgs,
     ParallelArgs,
     SchedulingArgs,
@@ -29,9 +30,14 @@ from runtime.config.options import (
 from runtime.launch.command_line import add_options, option_name, sections
 from runtime.launch.reference_flags import REFERENCE_FLAGS, REFERENCE_VALUES
 
+# Text on a command line, and here also the object itself.
+_JSON = frozenset({"preferred_sampling_params", "limit_mm_data_per_request"})
+
 
 @dataclass(frozen=True, kw_only=True)
-class ServerArgs(ModelArgs, HttpArgs, SchedulingArgs, ParallelArgs, KernelArgs, LoggingArgs):
+class ServerArgs(
+    ModelArgs, HttpArgs, MediaArgs, SchedulingArgs, ParallelArgs, KernelArgs, LoggingArgs
+):
     """Every argument of the server, flat, as `python -m server.launch` takes them."""
 
     # None leaves the choice to whoever streams: the HTTP server sends the text so far, an engine
@@ -131,7 +137,7 @@ def _is_reference_value(field: dataclasses.Field[Any], value: str) -> bool:
 def _read_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if field.name == "preferred_sampling_params" and isinstance(value, dict):
+    if field.name in _JSON and isinstance(value, dict):
         value = json.dumps(value)
     try:
         checked = msgspec.convert(value, hint)

@@ -16,7 +16,7 @@ from headrace.lang.events import Event
 from headrace.lang.family import Family
 from headrace.lang.generating import Fill, fill_and_close, generate, select
 from headrace.lang.media_input import Media, load_media, load_video
-from headrace.lang.program_errors import ProgramCancelled, ProgramError, Source
+from headrace.lang.program_errors import ProgramCancelled, ProgramError, ProgramTimeout, Source
 from headrace.lang.sampling import SglSamplingParams
 from headrace.lang.variables import Variables
 
@@ -153,9 +153,25 @@ class StreamExecutor:
 
     def cancel(self) -> None:
         """End what runs and drop what is queued; the children's too."""
+        self._end("The program was cancelled", ProgramCancelled)
+
+    def end_after(self, timeout_s: float) -> None:
+        """End the program as `cancel` does, unless it is done in time."""
+
+        def begin() -> None:
+            message = f"The program was not done within {timeout_s:g} s"
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(timeout_s, self._end, message, ProgramTimeout)
+            self.family.call_when(
+                lambda: self.is_idle(own_body=False), lambda: core().call_soon(timer.cancel)
+            )
+
+        core().call_soon(begin)
+
+    def _end(self, message: str, kind: type[ProgramCancelled]) -> None:
         with self.family.lock:
             if self.is_running or not self.family.body_done:
-                self.fail(self._error("The program was cancelled", kind=ProgramCancelled))
+                self.fail(self._error(message, kind=kind))
             children = list(self._children or ())
         core().start_soon(self._stop)
         for child in children:
@@ -194,7 +210,14 @@ class StreamExecutor:
                         self._rest()
                         return
                     part, reasoning = self._queue.popleft()
-                await self._step(part, reasoning)
+                try:
+                    work = self._execute(part, reasoning)
+                    if work is not None:
+                        await work
+                except Exception as error:
+                    told = error if isinstance(error, ProgramError) else self._told(error, part)
+                    with self.family.lock:
+                        self.fail(told)
         except BaseException as error:
             # A task of the loop that is cancelled, or something that must never be lost.
             with self.family.lock:
@@ -209,16 +232,6 @@ class StreamExecutor:
         if self.family.body_done:
             self.backend.end_program(self)
         self.family.notify()
-
-    async def _step(self, part: ir.SglExpr, reasoning: str | None) -> None:
-        try:
-            work = self._execute(part, reasoning)
-            if work is not None:
-                await work
-        except Exception as error:
-            told = error if isinstance(error, ProgramError) else self._told(error, part)
-            with self.family.lock:
-                self.fail(told)
 
     def _execute(self, part: ir.SglExpr, reasoning: str | None) -> Awaitable[None] | None:
         """Do what needs no waiting; give what is to be awaited."""
@@ -314,14 +327,15 @@ class StreamExecutor:
             path, num_frames = part.path, part.num_frames
             media = await core().threads.call(lambda: load_video(path, num_frames))
         elif isinstance(part.path, Media):
-            media = part.path
+            media = [part.path]
         else:
             path = part.path
-            media = await core().threads.call(lambda: load_media(path))
+            media = [await core().threads.call(lambda: load_media(path))]
         with self.family.lock:
-            self.images_ = [*self.images_, media]
-            self.cur_images = [*self.cur_images, media]
-            self._append_text("image", None, self.chat_template.image_token)
+            self.images_ = [*self.images_, *media]
+            self.cur_images = [*self.cur_images, *media]
+            # A video is its frames, an image each.
+            self._append_text("image", None, self.chat_template.image_token * len(media))
             self.events[-1].began_s = began
 
     # ---- children ----
@@ -469,9 +483,10 @@ class StreamExecutor:
 def _steps(expression: ir.SglExpr) -> list[Step]:
     """The parts in order; a `separate_reasoning` becomes a mark of its generation."""
     parts = list(expression.parts())
-    reasoning = {
-        part.name: part.model_type for part in parts if isinstance(part, ir.SglSeparateReasoning)
-    }
+    marks = [part for part in parts if isinstance(part, ir.SglSeparateReasoning)]
+    if not marks:
+        return [(part, None) for part in parts]
+    reasoning = {mark.name: mark.model_type for mark in marks}
     steps: list[Step] = []
     for part in parts:
         if isinstance(part, ir.SglSeparateReasoning):

@@ -130,8 +130,9 @@ class SglFunction(Generic[P, R]):
                 `stop`, `stop_token_ids`, `stop_regex`, `temperature` 1.0, `top_p` 1.0, `top_k` -1,
                 `min_p`, `frequency_penalty`, `presence_penalty`, `ignore_eos`, `return_logprob`,
                 `logprob_start_len`, `top_logprobs_num`, `return_text_in_logprobs`; `stream`, to
-                return at once and read by `text_iter`; `backend`; `use_thread`, accepted and
-                ignored.
+                return at once and read by `text_iter`; `timeout`, after so many seconds the
+                program is ended, and what it had not made raises `ProgramTimeout`; `backend`;
+                `use_thread`, accepted and ignored.
 
         Returns:
             The state. The function has returned (but with `stream`), and what nobody read may
@@ -218,10 +219,10 @@ class SglFunction(Generic[P, R]):
         Args:
             batch_kwargs: dictionaries of keywords, or sequences of positional arguments, also
                 mixed; an iterator is read as it is needed.
-            options: those of `run` but `stream`, and these: `num_threads`, how many programs run
-                at once, "auto" for many; `progress_bar`; `generator_style`, to get an iterator
-                that gives the states in order, as they are done; `return_exceptions`, to get what
-                a function raised in its state's place.
+            options: those of `run` but `stream`, `timeout` for each program, and these:
+                `num_threads`, how many programs run at once, "auto" for many; `progress_bar`;
+                `generator_style`, to get an iterator that gives the states in order, as they are
+                done; `return_exceptions`, to get what a function raised in its state's place.
 
         Returns:
             The states in order, with everything done. A generation that failed raises nothing:
@@ -311,11 +312,12 @@ class SglFunction(Generic[P, R]):
         return options, global_config.backend(backend)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        taken = ("max_tokens", "backend", "stream", "use_thread", *_SAMPLING)
+        taken = ("max_tokens", "backend", "stream", "timeout", "use_thread", *_SAMPLING)
         free = [name for name in taken if name not in self._declared]
         options = {name: kwargs[name] for name in free if name in kwargs}
         own = {name: value for name, value in kwargs.items() if name not in options}
         stream = bool(options.pop("stream", False))
+        timeout_s = options.pop("timeout", None)
         options.pop("use_thread", None)
         options, backend = self._run_options(options, declared=frozenset())
         if self.num_api_spec_tokens is not None and not backend.support_api_speculation:
@@ -323,7 +325,11 @@ class SglFunction(Generic[P, R]):
                 f"{type(backend).__name__} generates one by one: num_api_spec_tokens is ignored.",
                 stacklevel=3,
             )
-        return Call(self, args, own, program_defaults(**options), backend, stream=stream)
+        return Call(
+            *(self, args, own, program_defaults(**options), backend),
+            stream=stream,
+            timeout_s=timeout_s,
+        )
 
 
 class Call:
@@ -338,6 +344,7 @@ class Call:
         backend: Any,
         *,
         stream: bool = False,
+        timeout_s: float | None = None,
     ) -> None:
         """Keep them."""
         self.function = function
@@ -346,6 +353,7 @@ class Call:
         self.defaults = defaults
         self.backend = backend
         self.stream = stream
+        self.timeout_s = timeout_s
 
     def new_state(self) -> ProgramState:
         """The state of a program that is about to begin."""
@@ -358,6 +366,8 @@ class Call:
             num_api_spec_tokens=self.function.num_api_spec_tokens,
         )
         self.backend.begin_program(executor)
+        if self.timeout_s is not None:
+            executor.end_after(self.timeout_s)
         return ProgramState(executor)
 
     def run_body(self, state: ProgramState) -> None:

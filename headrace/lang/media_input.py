@@ -1,4 +1,4 @@
-"""Images and videos as inputs: whatever a user has, as base64 with its kind."""
+"""Images and videos as inputs of a user's own program: whatever it has, as base64 with its kind."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import binascii
 import io
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 _SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -23,26 +25,21 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 # Shorter text is a file's name.
 _MIN_BASE64_CHARS = 64
 DEFAULT_TIMEOUT_S = 3.0
+# Others are written as RGB.
+_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 
 
 @dataclass(frozen=True)
 class Media:
-    """One image or video.
+    """One image.
 
     Attributes:
-        data: base64; of a video, the frames' PNG files behind one another.
-        mime_type: of an image, by its first bytes.
-        is_video: whether it holds frames.
+        data: base64; `image_data` of the native API takes it.
+        mime_type: by its first bytes.
     """
 
     data: str
     mime_type: str
-    is_video: bool = False
-
-    @property
-    def wire(self) -> str:
-        """As `image_data` of the native API takes it."""
-        return f"video:{self.data}" if self.is_video else self.data
 
     @property
     def data_url(self) -> str:
@@ -83,9 +80,7 @@ def load_media(source: Any) -> Media:
     elif isinstance(source, os.PathLike):
         content = Path(source).read_bytes()
     elif hasattr(source, "save"):
-        target = io.BytesIO()
-        source.save(target, format="PNG")
-        content = target.getvalue()
+        content = _png(source)
     else:
         raise TypeError(
             "An image is a path, an address, a data URL, base64, bytes or a PIL image, not "
@@ -111,32 +106,89 @@ def _read(source: str) -> bytes:
             return base64.b64decode(source, validate=False)
         except binascii.Error:
             pass
-    return Path(source.removeprefix("file://")).read_bytes()
+    if source.startswith("file:"):
+        return Path(unquote(source.removeprefix("file:").removeprefix("//"))).read_bytes()
+    return Path(source).read_bytes()
 
 
-def load_video(source: Any, num_frames: int) -> Media:
+def _png(image: Any) -> bytes:
+    """The file of a PIL image, with what a camera said of its orientation."""
+    options: dict[str, Any] = {}
+    exif = image.getexif() if hasattr(image, "getexif") else None
+    if exif:
+        options["exif"] = exif
+    if hasattr(image, "mode") and image.mode not in _PNG_MODES:
+        image = image.convert("RGB")
+    target = io.BytesIO()
+    image.save(target, format="PNG", **options)
+    return target.getvalue()
+
+
+def load_video(source: Any, num_frames: int) -> list[Media]:
     """Sample frames uniformly; may block, so call it in a thread.
+
+    Args:
+        source: a path or bytes of a GIF, WebP or APNG, or of whatever OpenCV reads where that is
+            installed; or a list of frames, each as `load_media` takes it.
+        num_frames: most frames to take.
 
     Raises:
         ImportError: the library that reads videos is not installed.
         OSError: no such file, or no frames in it.
+        ValueError: fewer than one frame is asked for.
     """
+    if num_frames < 1:
+        raise ValueError(f"A video needs one frame at least, got num_frames={num_frames}.")
+    if isinstance(source, Sequence) and not isinstance(source, (str, bytes)):
+        return [load_media(source[at]) for at in _sample(len(source), num_frames)]
+    return _animation(source, num_frames) or _film(source, num_frames)
+
+
+def _sample(total: int, num_frames: int) -> list[int]:
+    """At equal distances, the first one and the last one among them."""
+    if total <= num_frames:
+        return list(range(total))
+    return [round(at * (total - 1) / max(num_frames - 1, 1)) for at in range(num_frames)]
+
+
+def _animation(source: Any, num_frames: int) -> list[Media]:
+    """The frames of a file that Pillow reads; none of another one."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        return []
+    file = io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source)
+    try:
+        with Image.open(file) as image:
+            frames = []
+            for at in _sample(image.n_frames, num_frames):
+                image.seek(at)
+                frames.append(load_media(image.convert("RGB")))
+            return frames
+    except UnidentifiedImageError:
+        return []
+
+
+def _film(source: Any, num_frames: int) -> list[Media]:
+    """The frames of a file that OpenCV reads."""
     try:
         import cv2  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise ImportError(
-            "video() reads frames by OpenCV: pip install opencv-python-headless."
+            "video() reads GIF, WebP and APNG files and lists of frames; for other files it needs "
+            "OpenCV: pip install opencv-python-headless."
         ) from None
+    if isinstance(source, bytes):
+        raise OSError("Of bytes, video() reads GIF, WebP and APNG; give the path of another file.")
     reader = cv2.VideoCapture(os.fspath(source))
     total = int(reader.get(cv2.CAP_PROP_FRAME_COUNT))
     if total <= 0:
         raise OSError(f"No frames in {source}.")
     frames = []
-    for index in (round(i * (total - 1) / max(num_frames - 1, 1)) for i in range(num_frames)):
+    for index in _sample(total, num_frames):
         reader.set(cv2.CAP_PROP_POS_FRAMES, index)
         ok, frame = reader.read()
         if ok:
-            frames.append(cv2.imencode(".png", frame)[1].tobytes())
+            frames.append(load_media(cv2.imencode(".png", frame)[1].tobytes()))
     reader.release()
-    data = base64.b64encode(b"".join(frames)).decode("ascii")
-    return Media(data, "image/png", is_video=True)
+    return frames

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,9 @@ AUTO_LIVE = 512
 # An iterator is read so far ahead of whoever takes the results.
 AHEAD = 200
 _SLOW_BODY_S = 0.01
+# Programs that end so soon after one another are followed by others in one go: to wake the thread
+# of the bodies for each took longer than the program, as it and the loop's thread share the GIL.
+_GATHER_S = 0.002
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -44,6 +48,7 @@ class BatchOptions:
     progress_bar: bool = False
     generator_style: bool = False
     return_exceptions: bool = False
+    timeout: float | None = None
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> Self:
@@ -52,7 +57,7 @@ class BatchOptions:
         Raises:
             ValueError: not a number of threads.
         """
-        names = ("num_threads", "progress_bar", "generator_style", "return_exceptions")
+        names = [field.name for field in dataclasses.fields(cls)]
         own = cls(**{name: options.pop(name) for name in names if name in options})
         number = own.num_threads
         if number != "auto" and not (isinstance(number, int) and number > 0):
@@ -150,6 +155,7 @@ class Batch:
         self._num_free = 0
         self._is_exhausted = self._total == 0
         self._is_stopped = False
+        self._will_tell = False
         self._read_error: BaseException | None = None
         self._bar = ProgressBar(self._total) if options.progress_bar else None
         caches = backend.caches_prefixes and global_config.enable_precache_with_tracing
@@ -258,7 +264,10 @@ class Batch:
                     core().call_soon(self._gate.open)
                 self._waiters.notify()
                 return None
-            call = Call(self._function, args, kwargs, self._defaults, self._backend)
+            call = Call(
+                *(self._function, args, kwargs, self._defaults, self._backend),
+                timeout_s=self.options.timeout,
+            )
             state = call.new_state()
             index = self._num_started
             self._num_started += 1
@@ -278,9 +287,20 @@ class Batch:
         with self._waiters.lock:
             self._num_running -= 1
             self._done.add(index)
-            self._waiters.notify()
+            will_tell, self._will_tell = self._will_tell, True
+        if not will_tell:
+            core().call_soon(self._tell_later)
         if self._bar is not None:
             self._bar.advance()
+
+    def _tell_later(self) -> None:
+        asyncio.get_running_loop().call_later(_GATHER_S, self._tell)
+
+    def _tell(self) -> None:
+        """Wake who waits for an end: the thread of the bodies, or who takes the results."""
+        with self._waiters.lock:
+            self._will_tell = False
+            self._waiters.notify()
 
     # ---- bodies that are plain functions: in threads ----
 

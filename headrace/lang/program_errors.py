@@ -2,6 +2,7 @@
 
 ProgramError            a generation failed, or what it would have made is read
 `-- ProgramCancelled    the program was cancelled, or the reader of its stream left
+    `-- ProgramTimeout  it was not done in the time that `run` gave it
 BackendError            what a server or an API answered instead of a result
 """
 
@@ -80,6 +81,10 @@ class ProgramError(KeyError, RuntimeError):
 
 class ProgramCancelled(ProgramError):
     """The program was cancelled before it was done."""
+
+
+class ProgramTimeout(ProgramCancelled):
+    """The program was not done in its time, and was ended."""
 
 
 def is_failed_generation(error: BaseException | None) -> bool:

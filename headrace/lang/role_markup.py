@@ -53,6 +53,7 @@ def derive_chat_template(render: Render, name: str, *, bos_token: str = "") -> C
         _, suffix = turns.assistant
         prefix = _opening_prefix(opening[len(closed) :], turns.assistant[0])
         found.role_prefix_and_suffix["assistant"] = (prefix, suffix)
+    found.image_token = _find_image_token(write) or found.image_token
     return found
 
 
@@ -127,6 +128,16 @@ def _add_system(write: Callable[..., str | None], turns: _Turns, name: str) -> C
         # An empty one is a turn still: Llama 3's holds what the template itself says.
         found.default_system_prompt = before[len(prefix) : len(before) - len(suffix)]
     return found
+
+
+def _find_image_token(write: Callable[..., str | None]) -> str:
+    """What the template writes for an image; nothing where it has no place for one."""
+    content = [{"type": "image"}, {"type": "text", "text": _QUESTION}]
+    plain = _split(write(_conversation(_QUESTION)), [_QUESTION])
+    parts = _split(write([{"role": "user", "content": content}]), [_QUESTION])
+    if plain is None or parts is None or parts[1] != plain[1]:
+        return ""
+    return parts[0].removeprefix(plain[0]) if parts[0].startswith(plain[0]) else ""
 
 
 def _stops(turns: _Turns) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,12 +62,8 @@ class SglSamplingParams:
 
     def over(self, defaults: SglSamplingParams) -> SglSamplingParams:
         """These, and the `defaults` where nothing is set."""
-        # Once a generation: the constructor would take most of its time.
-        merged = object.__new__(SglSamplingParams)
-        for name in _FIELDS:
-            value = getattr(self, name)
-            setattr(merged, name, getattr(defaults, name) if value is None else value)
-        return merged
+        both = zip(_values(self), _values(defaults), strict=True)
+        return SglSamplingParams(*[own if own is not None else other for own, other in both])
 
     @property
     def stops(self) -> list[str]:
@@ -156,10 +153,13 @@ class SglSamplingParams:
 
     def set_fields(self) -> dict[str, Any]:
         """What is set, by name; for records and messages."""
-        return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
+        both = zip(_FIELDS, _values(self), strict=True)
+        return {name: value for name, value in both if value is not None}
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(SglSamplingParams))
+# All values in the order of the fields.
+_values = operator.attrgetter(*_FIELDS)
 _ONLY_WHEN_SET = (
     "repetition_penalty",
     "sampling_seed",

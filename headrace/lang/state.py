@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, overload
@@ -193,6 +194,20 @@ class _State:
         executor = self.stream_executor
         return executor.error_ or executor.family.body_error
 
+    def _record(self) -> dict[str, Any]:
+        executor = self.stream_executor
+        error = self._error()
+        with executor.family.lock:
+            return {
+                "function": executor.family.name,
+                "text": executor.text_,
+                "messages": list(executor.messages_),
+                "variables": dict(executor.vars.values),
+                "meta_info": dict(executor.vars.metas),
+                "usage": dataclasses.asdict(executor.family.usage),
+                "error": None if error is None else str(error),
+            }
+
     def _meta(self, name: str) -> Any:
         with self.stream_executor.family.lock:
             return self.stream_executor.vars.metas.get(name)
@@ -301,6 +316,16 @@ class ProgramState(_State):
         """The first thing that went wrong, or None."""
         self.sync()
         return self._error()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the program made, to be written as JSON: all that is there once it is done.
+
+        Returns:
+            `function`, `text`, `messages`, `variables`, `meta_info`, `usage`, and `error`, a text
+            or None. Variables that were set to objects are these objects.
+        """
+        self.sync()
+        return self._record()
 
     @property
     def ret_value(self) -> Any:
@@ -426,6 +451,11 @@ class AsyncProgramState(_State):
         """See `ProgramState.error`."""
         await self.sync()
         return self._error()
+
+    async def to_dict(self) -> dict[str, Any]:
+        """See `ProgramState.to_dict`."""
+        await self.sync()
+        return self._record()
 
     async def fork(
         self, size: int = 1, position_ids_offset: list[int] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 
@@ -136,13 +136,17 @@ class Splitter:
 
     def feed(self, text: str) -> Split:
         """Take more output."""
-        return Split(*self._parser.feed(text))
+        return _joined(self._parser.feed(text))
 
     def finish(self) -> Split:
         """What was held back."""
-        return Split(*self._parser.finish())
+        return _joined(self._parser.finish())
 
     def whole(self, text: str) -> Split:
         """Take a whole output."""
-        first, last = self.feed(text), self.finish()
-        return Split(first.reasoning + last.reasoning, first.content + last.content)
+        return _joined([self.feed(text), self.finish()])
+
+
+def _joined(parts: Iterable[tuple[str, str]]) -> Split:
+    reasoning, content = zip(("", ""), *parts, strict=True)
+    return Split("".join(reasoning), "".join(content))

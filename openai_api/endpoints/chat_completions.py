@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openai_api.call import Call, Reply, Streamed, Whole
+from openai_api.chat_choice import spelled
 from openai_api.chat_run import ChatRun, open_chat
 from openai_api.chat_stream import chat_events
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
 from openai_api.schemas.chat import DECODER
+from openai_api.schemas.common import ONLY_TIER
 from openai_api.usage import usage_of
 
 
@@ -21,6 +23,8 @@ async def create_chat_completion(call: Call, context: OpenAIContext) -> Reply:
     body = await read_body(call, DECODER)
     run = await open_chat(body, context)
     head = {"id": run.id, "created": int(time.time()), "model": body.model or "default"}
+    if body.service_tier is not None:
+        head["service_tier"] = ONLY_TIER
     if body.stream:
         events = chat_events(head, run.choices, await run.begun(), body.stream_options, context)
         return Streamed(events, run.close)
@@ -34,6 +38,7 @@ class _Message:
     reasoning: list[str] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    function_call: dict[str, str] | None = None
 
     def add(self, delta: dict[str, Any]) -> None:
         if delta.get("reasoning_content"):
@@ -42,22 +47,38 @@ class _Message:
             self.content.append(delta["content"])
         for part in delta.get("tool_calls", ()):
             if part.get("id") is not None:
-                self.tool_calls.append({**part, "function": dict(part["function"])})
+                self.tool_calls.append(_copied(part))
             else:
                 function = self.tool_calls[part["index"]]["function"]
                 function["arguments"] += part["function"]["arguments"]
+        if "function_call" in delta:
+            known = self.function_call or {"name": "", "arguments": ""}
+            self.function_call = {
+                key: text + delta["function_call"].get(key, "") for key, text in known.items()
+            }
 
     def body(self) -> dict[str, Any]:
         content = "".join(self.content)
         message: dict[str, Any] = {
             "role": "assistant",
             # OpenAI answers null where there are only calls, and a string everywhere else.
-            "content": None if self.tool_calls and not content else content,
-            "reasoning_content": "".join(self.reasoning) or None,
+            "content": None if self._calls and not content else content,
+            **spelled("".join(self.reasoning) or None),
         }
         if self.tool_calls:
             message["tool_calls"] = self.tool_calls
+        if self.function_call is not None:
+            message["function_call"] = self.function_call
         return message
+
+    @property
+    def _calls(self) -> bool:
+        return bool(self.tool_calls) or self.function_call is not None
+
+
+def _copied(call: dict[str, Any]) -> dict[str, Any]:
+    # What it calls with may grow.
+    return {key: dict(value) if isinstance(value, dict) else value for key, value in call.items()}
 
 
 async def _whole(head: dict[str, Any], run: ChatRun, context: OpenAIContext) -> Whole:

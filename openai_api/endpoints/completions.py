@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from openai_api.best_of import SampleScores
 from openai_api.call import Call, Reply, Streamed, Whole
+from openai_api.infill import required_infill
 from openai_api.logprobs import CompletionLogprobs, completion_spec
+from openai_api.obfuscation import obfuscation_of
 from openai_api.openai_context import OpenAIContext
 from openai_api.request_body import read_body
 from openai_api.sampling import sampling_of, wire_names
@@ -26,12 +31,13 @@ from openai_api.schemas.completions import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
     check_completion_request,
+    num_samples,
     prompts_of,
 )
 from openai_api.usage import TokenCount, usage_of
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.json_body import let_go
-from runtime.client.json_pieces import JsonItems
+from runtime.client.json_pieces import list_of
 from runtime.client.router import wanted_rank
 from runtime.client.tokenization import decode_texts, encode_prompts
 from runtime.errors import InvalidRequest
@@ -80,9 +86,10 @@ class _Plan:
     """A request, ready for the engine.
 
     Attributes:
-        inputs: prompt-major, `n` for each prompt.
+        inputs: prompt-major, `num_samples` for each prompt.
         wanted_logprobs: which ones, for every choice.
         echoes: the text to put before each choice.
+        n: choices of each prompt that are answered, the best of its samples.
     """
 
     id: str
@@ -92,6 +99,7 @@ class _Plan:
     wanted_logprobs: LogprobSpec | None
     hidden: bool
     echoes: list[str]
+    num_samples: int
     n: int
     options: StreamOptions
     context: OpenAIContext
@@ -111,9 +119,17 @@ class _Plan:
         size = self.context.service.model.hidden_size
         return [HiddenAnswer(size, only_last=True) for _ in self.inputs]
 
+    def answered(self, scores: SampleScores | None) -> Iterable[int]:
+        """Which samples are answered, in the order of the choices."""
+        if scores is None:
+            return range(len(self.inputs))
+        firsts = range(0, len(self.inputs), self.num_samples)
+        groups = (range(first, first + self.num_samples) for first in firsts)
+        return [index for group in groups for index in scores.best(group, self.n)]
+
     def usage(self, counts: Sequence[TokenCount]) -> dict[str, Any]:
         report_cache = self.context.service.config.http.enable_cache_report
-        return usage_of(counts, report_cache=report_cache, samples_per_prompt=self.n)
+        return usage_of(counts, report_cache=report_cache, samples_per_prompt=self.num_samples)
 
 
 async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
@@ -129,21 +145,30 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
     service = context.service
     vocab_size = service.client.limits.vocab_size
     sampling = sampling_of(body, max_tokens, service.sampling_defaults, vocab_size)
+    n, samples = sampling.n, num_samples(body)
+    sampling = msgspec.structs.replace(sampling, n=samples)
     logprobs = completion_spec(body.logprobs, bool(body.echo))
     if body.echo and session_of(body) is not None:
         raise InvalidRequest("echo does not go with session_params.", param="echo")
     prompts = prompts_of(body)
-    answer_id, rids = _rids(body, len(prompts), sampling.n)
-    ids = await _encode(prompts, context)
+    answer_id, rids = _rids(body, len(prompts), samples)
+    if body.suffix:
+        infill = required_infill(context.infill)
+        ids = await infill.encode(prompts, body.suffix, service.client.limits)
+        sampling = infill.ending(sampling)
+    else:
+        ids = await _encode(prompts, context)
     namespace, priority = cache_namespace(body), check_priority(body.priority)
     hidden = hidden_extras(body, context.service.features.offered)
-    extras = [*([] if logprobs is None else [logprobs.extra()]), *hidden]
+    # What is best is told by them.
+    reported = logprobs or (LogprobSpec() if samples > n else None)
+    extras = [*([] if reported is None else [reported.extra()]), *hidden]
     inputs = [
         GenerationInput(
             ids[at],
             RequestSpec(
                 sampling=nth_sample(sampling, sample),
-                rid=rids[at * sampling.n + sample],
+                rid=rids[at * samples + sample],
                 stream=bool(body.stream),
                 # The default is ours: a prompt that leaves less room than that is still served.
                 explicit_max_new_tokens=body.max_tokens is not None,
@@ -154,7 +179,7 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
             ),
         )
         for at in range(len(prompts))
-        for sample in range(sampling.n)
+        for sample in range(samples)
     ]
     return _Plan(
         id=answer_id,
@@ -163,8 +188,9 @@ async def _plan(body: CompletionRequest, context: OpenAIContext) -> _Plan:
         inputs=inputs,
         wanted_logprobs=logprobs,
         hidden=bool(hidden),
-        echoes=await _echoes(body, prompts, context, sampling.n),
-        n=sampling.n,
+        echoes=await _echoes(body, prompts, context, samples),
+        num_samples=samples,
+        n=n,
         options=body.stream_options or StreamOptions(),
         context=context,
     )
@@ -234,6 +260,7 @@ async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Whole:
     logprobs, hidden = plan.logprobs(), plan.hidden_states()
     texts = [[echo] for echo in plan.echoes]
     reasons: list[FinishReason | None] = [None] * len(plan.inputs)
+    scores = SampleScores(len(plan.inputs)) if plan.n < plan.num_samples else None
     async with contextlib.aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             counts[index].add(chunk)
@@ -243,16 +270,18 @@ async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Whole:
                 hidden[index].add(chunk)
             if (lists := logprobs[index]) is not None:
                 lists.add(chunk)
+            if scores is not None:
+                scores.add(index, chunk)
     choices = (
         {
-            **_choice(index, "".join(text), reasons[index], logprobs[index]),
+            **_choice(number, "".join(texts[index]), reasons[index], logprobs[index]),
             **({"hidden_states": hidden[index]} if hidden else {}),
         }
-        for index, text in enumerate(texts)
+        for number, index in enumerate(plan.answered(scores))
     )
     body = {
         **_head(plan),
-        "choices": JsonItems(choices, _cost(texts, logprobs)),
+        "choices": list_of(choices, _cost(texts, logprobs)),
         "usage": plan.usage(counts),
         "metadata": {"weight_version": plan.context.service.weight_version},
     }
@@ -289,6 +318,8 @@ async def _events(
                 content["usage"] = plan.usage(counts)
             elif plan.options.include_usage:
                 content["usage"] = None
+            if plan.options.include_obfuscation:
+                content["obfuscation"] = obfuscation_of(text)
             yield event(content)
     for index, states in enumerate(hidden):
         choice = {**_choice(index, "", None, None), "hidden_states": states}

@@ -10,23 +10,31 @@ from typing import Any
 
 from openai_api.call import Call, Reply, Streamed, Whole
 from openai_api.chat_prompt import build_chat_prompt
-from openai_api.chat_run import open_chat
+from openai_api.chat_run import ChatRun, open_chat
 from openai_api.openai_context import OpenAIContext
+from openai_api.query import flag_in, number_in
 from openai_api.request_body import read_body
 from openai_api.responses.chat_of_items import chat_of, set_generation
+from openai_api.responses.compaction import compacted
+from openai_api.responses.item_list import page_of
 from openai_api.responses.item_writer import Event
 from openai_api.responses.offered_tools import OfferedTools
-from openai_api.responses.response_run import ResponseRun
+from openai_api.responses.response_run import ResponseRun, refused_stream
 from openai_api.responses.response_store import StoredResponse
+from openai_api.responses.truncation import fitted
 from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request
 from openai_api.schemas.responses import (
+    COMPACT_DECODER,
     DECODER,
     ITEMS_DECODER,
     ItemsRequest,
     ResponseRequest,
     refuse_unsupported_items,
+    tools_added_by,
 )
-from runtime.errors import HeadraceError, InvalidRequest
+from runtime.client.tenant import TENANT
+from runtime.errors import HeadraceError, InvalidRequest, TooLong
+from runtime.requests.sampling_params import INT64_MAX
 from runtime.service.events import Chunk, joined, named_event
 
 _PREFIX = "resp_"
@@ -43,55 +51,103 @@ async def create_response(call: Call, context: OpenAIContext) -> Reply:
     request = await read_body(call, DECODER)
     _check(request, context)
     response_id = f"{_PREFIX}{secrets.token_hex(24)}"
-    with _wire_names():
-        items, tools, chat = await _conversation(request, context)
-        set_generation(chat, request)
-        chat.rid = response_id
-        opened = await open_chat(chat, context)
+    try:
+        with _wire_names():
+            items, tools, opened = await _open(response_id, request, context)
+    except TooLong as error:
+        if not request.stream or request.background:
+            raise
+        refused = refused_stream(response_id, request, error, context)
+        return Streamed(_encoded(refused), lambda: None, end=b"")
     run = ResponseRun(response_id, request, items, tools, opened, context)
     if request.background:
-        await context.background_responses.start(run)
+        background = context.background_responses
+        await background.start(run, is_streamed=bool(request.stream))
+        if request.stream:
+            return _followed(response_id, 0, context)
         return Whole(run.response)
     if request.stream:
         return Streamed(_encoded(run.streamed(await opened.begun())), run.close, end=b"")
     return Whole(await run.whole())
 
 
+async def _open(
+    response_id: str, request: ResponseRequest, context: OpenAIContext
+) -> tuple[list[dict[str, Any]], OfferedTools, ChatRun]:
+    items, tools = await _conversation(request, context)
+
+    def make(some: list[dict[str, Any]]) -> ChatCompletionRequest:
+        chat = chat_of(request, some, tools, sees=context.sees)
+        set_generation(chat, request)
+        chat.rid = response_id
+        return chat
+
+    if request.truncation != "auto":
+        return items, tools, await open_chat(make(items), context)
+    chat, prompt = await fitted(make, items, request.max_output_tokens or 1, context)
+    return items, tools, await open_chat(chat, context, prompt=prompt)
+
+
 async def count_input_tokens(call: Call, context: OpenAIContext) -> Whole:
     """Answer `POST /v1/responses/input_tokens`."""
-    request = await read_body(call, ITEMS_DECODER)
-    refuse_unsupported_items(request)
+    chat = await prompt_of_response(await read_body(call, ITEMS_DECODER), context)
     with _wire_names():
-        _, _, chat = await _conversation(request, context)
-        check_chat_request(chat)
         prompt = await build_chat_prompt(chat, context)
     return Whole({"object": "response.input_tokens", "input_tokens": len(prompt.input_ids)})
 
 
-async def retrieve_response(call: Call, context: OpenAIContext) -> Whole:
-    """Answer `GET /v1/responses/{response_id}`."""
+async def prompt_of_response(
+    request: ItemsRequest, context: OpenAIContext
+) -> ChatCompletionRequest:
+    """The chat that makes the prompt of a request, checked.
+
+    Raises:
+        InvalidRequest: the first thing wrong.
+    """
+    refuse_unsupported_items(request)
+    with _wire_names():
+        items, tools = await _conversation(request, context)
+        chat = chat_of(request, items, tools, sees=context.sees)
+        check_chat_request(chat)
+    return chat
+
+
+async def compact_response(call: Call, context: OpenAIContext) -> Whole:
+    """Answer `POST /v1/responses/compact`."""
+    body = await read_body(call, COMPACT_DECODER)
+    request = ItemsRequest(
+        input=body.input or [],
+        model=body.model,
+        instructions=body.instructions,
+        previous_response_id=body.previous_response_id,
+    )
+    with _wire_names():
+        items, _ = await _conversation(request, context)
+        if not items:
+            raise InvalidRequest("input cannot be empty.", param="input")
+        return Whole(await compacted(request, items, context))
+
+
+async def retrieve_response(call: Call, context: OpenAIContext) -> Reply:
+    """Answer `GET /v1/responses/{response_id}`, with `stream` as its events, from any one on.
+
+    Raises:
+        InvalidRequest: the events are not kept, or the query is wrong.
+    """
     response_id = call.path["response_id"]
     stored = await _stored(response_id, context)
+    after = number_in(call.query, "starting_after", 0, INT64_MAX)
+    if flag_in(call.query, "stream"):
+        return _followed(response_id, 0 if after is None else after + 1, context)
+    if after is not None:
+        raise InvalidRequest("starting_after goes with stream only.", param="starting_after")
     return Whole(context.background_responses.running(response_id) or stored.response)
 
 
 async def list_input_items(call: Call, context: OpenAIContext) -> Whole:
     """Answer `GET /v1/responses/{response_id}/input_items`."""
     stored = await _stored(call.path["response_id"], context)
-    # Newest first, as OpenAI lists them.
-    items = [
-        {"id": f"item_{index}", "type": "message", **item}
-        for index, item in reversed(list(enumerate(stored.items)))
-    ]
-    return Whole(
-        {
-            "object": "list",
-            "data": items,
-            "first_id": items[0]["id"] if items else None,
-            "last_id": items[-1]["id"] if items else None,
-            "has_more": False,
-        }
-    )
+    return Whole(page_of(stored.items, call.query))
 
 
 async def delete_response(call: Call, context: OpenAIContext) -> Whole:
@@ -99,6 +155,7 @@ async def delete_response(call: Call, context: OpenAIContext) -> Whole:
     response_id = call.path["response_id"]
     await _stored(response_id, context)
     await context.background_responses.cancel(response_id)
+    context.background_responses.logs.drop(response_id)
     if context.responses is not None:
         await context.responses.delete(response_id)
     return Whole({"id": response_id, "object": "response", "deleted": True})
@@ -119,21 +176,27 @@ async def cancel_response(call: Call, context: OpenAIContext) -> Whole:
     return Whole(stored.response)
 
 
+def _followed(response_id: str, start: int, context: OpenAIContext) -> Streamed:
+    events = context.background_responses.follow(response_id, start)
+    if events is None:
+        raise InvalidRequest(
+            "The events of this response are not kept: only those of responses with background and "
+            "stream are, of the newest. Ask for it without stream.",
+            param="stream",
+        )
+    # Whoever reads may go: the response goes on.
+    return Streamed(events, lambda: None, end=b"")
+
+
 def _check(request: ResponseRequest, context: OpenAIContext) -> None:
     refuse_unsupported_items(request)
-    if request.background:
-        if request.stream:
-            raise InvalidRequest(
-                "background cannot be streamed here; ask for the response by its id.",
-                param="background",
-            )
-        if request.store is False or context.responses is None:
-            raise InvalidRequest("background needs store: how else to ask for it?", param="store")
+    if request.background and (request.store is False or context.responses is None):
+        raise InvalidRequest("background needs store: how else to ask for it?", param="store")
 
 
 async def _conversation(
     request: ItemsRequest, context: OpenAIContext
-) -> tuple[list[dict[str, Any]], OfferedTools, ChatCompletionRequest]:
+) -> tuple[list[dict[str, Any]], OfferedTools]:
     items: list[dict[str, Any]] = []
     if request.previous_response_id is not None:
         items = await _before(request.previous_response_id, context)
@@ -141,12 +204,12 @@ async def _conversation(
         items.append({"type": "message", "role": "user", "content": request.input})
     else:
         items += request.input
-    tools = OfferedTools.read(request.tools or [])
-    return items, tools, chat_of(request, items, tools)
+    added = [tool for item in items for tool in tools_added_by(item)]
+    return items, OfferedTools.read([*(request.tools or []), *added])
 
 
 async def _before(response_id: str, context: OpenAIContext) -> list[dict[str, Any]]:
-    stored = await context.responses.get(response_id) if context.responses is not None else None
+    stored = await _own(response_id, context)
     if stored is None:
         error = InvalidRequest(
             f"Previous response with id {response_id[:64]!r} not found. This server keeps "
@@ -163,10 +226,18 @@ async def _before(response_id: str, context: OpenAIContext) -> list[dict[str, An
 
 
 async def _stored(response_id: str, context: OpenAIContext) -> StoredResponse:
-    stored = await context.responses.get(response_id) if context.responses is not None else None
+    stored = await _own(response_id, context)
     if stored is None:
         raise UnknownResponse(f"Response with id {response_id[:64]!r} not found.")
     return stored
+
+
+async def _own(response_id: str, context: OpenAIContext) -> StoredResponse | None:
+    """What is kept under an id, if it is the caller's."""
+    if context.responses is None:
+        return None
+    stored = await context.responses.get(response_id)
+    return None if stored is None or stored.owner != TENANT.get() else stored
 
 
 async def _encoded(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Chunk, None]:

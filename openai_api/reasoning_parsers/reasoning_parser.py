@@ -8,7 +8,7 @@ from openai_api.parser_signs import Signs
 
 
 class SplitText(NamedTuple):
-    """What one piece of output adds to each part."""
+    """More of the reasoning, and more of the answer behind it."""
 
     reasoning: str
     content: str
@@ -18,14 +18,24 @@ class ReasoningParser(Protocol):
     """Splits a model's output into its reasoning and its answer.
 
     Attributes:
-        close_tag: the text that ends reasoning, also looked for as a token to count tokens.
+        open_tag: the text that begins reasoning; empty where every output begins inside.
+        close_tag: the text that ends reasoning.
+        ends_before: texts of the answer that end reasoning whose own close tag is left out.
+        forced_end: the text that ends reasoning whose budget is used up.
+        bridge: the text between that and an answer; empty where nothing must stand there.
+        reopen_tag: the text that begins reasoning again after `close_tag`; empty: nothing does.
         markers: texts that must stay visible in the output for the parser to work.
         signs: what shows that a model reasons so.
         has_reasoned: whether reasoning has begun.
         is_reasoning: whether the output fed so far ends inside reasoning.
     """
 
+    open_tag: str
     close_tag: str
+    ends_before: tuple[str, ...]
+    forced_end: str
+    bridge: str
+    reopen_tag: str
     markers: tuple[str, ...]
     signs: Signs
     has_reasoned: bool
@@ -34,8 +44,8 @@ class ReasoningParser(Protocol):
     def __init__(self, *, prompt_is_open: bool) -> None:
         """Say whether the prompt itself ends inside reasoning."""
 
-    def feed(self, text: str) -> SplitText:
-        """Take more output."""
+    def feed(self, text: str) -> list[SplitText]:
+        """Take more output: what it adds, in its order."""
 
-    def finish(self) -> SplitText:
+    def finish(self) -> list[SplitText]:
         """The output is over: what was held back."""

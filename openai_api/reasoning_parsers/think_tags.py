@@ -1,4 +1,4 @@
-"""Reasoning between `<think>` and `</think>`, as Qwen 3 and DeepSeek R1 write it."""
+"""Reasoning between `<think>` and `</think>`, as Qwen 3, DeepSeek and many others write it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ class ThinkTags:
     prompt ended with the open tag: so a model that skips reasoning loses nothing.
     """
 
+    open_tag = OPEN_TAG
     close_tag = CLOSE_TAG
+    ends_before: tuple[str, ...] = ()
+    forced_end = f"\n{CLOSE_TAG}\n\n"
+    bridge = ""
+    reopen_tag = ""
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
     # Some templates cut earlier reasoning off and never write the open tag.
     signs = Signs(template=(CLOSE_TAG,), response={"open": OPEN_TAG, "content": "text"})
@@ -31,35 +36,35 @@ class ThinkTags:
         self.is_reasoning = prompt_is_open
         self._start: str | None = ""
         self._skip_space = False
-        self._until_close = UntilTag(CLOSE_TAG)
+        self._until_close = UntilTag(self.close_tag, *self.ends_before)
 
-    def feed(self, text: str) -> SplitText:
-        """Take more output."""
+    def feed(self, text: str) -> list[SplitText]:
+        """Take more output: what it adds, in its order."""
         if self._start is not None:
             text = self._decide_start(text)
-        return self._split(text)
+        return [self._split(text)]
 
-    def finish(self) -> SplitText:
+    def finish(self) -> list[SplitText]:
         """The output is over: what was held back."""
         undecided, self._start = self._start or "", None
         self._skip_space = self._skip_space or (bool(undecided) and self.is_reasoning)
         reasoning, content = self._split(undecided)
         if self.is_reasoning:
             reasoning += self._until_close.finish()
-        return SplitText(reasoning, content)
+        return [SplitText(reasoning, content)]
 
     def _decide_start(self, text: str) -> str:
         start = f"{self._start}{text}"
         begun = start.lstrip()
         may_open = len(start) - len(begun) <= MAX_LEADING_SPACE
-        if may_open and len(begun) < len(OPEN_TAG) and OPEN_TAG.startswith(begun):
+        if may_open and len(begun) < len(self.open_tag) and self.open_tag.startswith(begun):
             self._start = start
             return ""
         self._start = None
-        if may_open and begun.startswith(OPEN_TAG):
+        if may_open and begun.startswith(self.open_tag):
             self.has_reasoned = self.is_reasoning = True
             self._skip_space = True
-            return begun[len(OPEN_TAG) :]
+            return begun[len(self.open_tag) :]
         self._skip_space = self.is_reasoning
         return start
 
@@ -71,6 +76,9 @@ class ThinkTags:
         if end is None:
             return SplitText(reasoning, "")
         self.is_reasoning = False
+        if self._until_close.found != self.close_tag:
+            # What the answer begins with is its own.
+            return SplitText(reasoning, self._until_close.found + text[end:])
         self._skip_space = True
         return SplitText(reasoning, self._without_space(text[end:]))
 
@@ -92,3 +100,40 @@ class AlwaysThinking(ThinkTags):
     def __init__(self, *, prompt_is_open: bool) -> None:  # noqa: ARG002  # the models' habit wins
         """Start inside reasoning whatever the prompt says."""
         super().__init__(prompt_is_open=True)
+
+
+class AppendThink:
+    """MiniMax's `minimax-append-think`: the open tag of the prompt is put back, and nothing split.
+
+    For clients that look for the tags in the content themselves.
+    """
+
+    open_tag = OPEN_TAG
+    close_tag = CLOSE_TAG
+    ends_before: tuple[str, ...] = ()
+    forced_end = f"\n{CLOSE_TAG}\n\n"
+    bridge = ""
+    reopen_tag = ""
+    markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
+    signs = Signs()
+
+    def __init__(self, *, prompt_is_open: bool) -> None:  # noqa: ARG002  # these models always reason
+        """Start inside reasoning, which nothing reports as such."""
+        self.has_reasoned = False
+        self.is_reasoning = True
+        self._has_begun = False
+        self._until_close = UntilTag(CLOSE_TAG, keep_space=True)
+
+    def feed(self, text: str) -> list[SplitText]:
+        """Take more output: all of it is content."""
+        if not text:
+            return []
+        if self.is_reasoning and self._until_close.feed(text)[1] is not None:
+            self.is_reasoning = False
+        opening = "" if self._has_begun else OPEN_TAG
+        self._has_begun = True
+        return [SplitText("", opening + text)]
+
+    def finish(self) -> list[SplitText]:
+        """The output is over: nothing was held back."""
+        return []

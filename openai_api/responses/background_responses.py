@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
-from runtime.errors import HeadraceError
+from openai_api.responses.event_log import EventLogs
+from runtime.service.events import Chunk, named_event
 
 if TYPE_CHECKING:
     # It knows the context that holds these.
     from openai_api.responses.response_run import ResponseRun
 
-logger = logging.getLogger(__name__)
+# An engine that does not say within this time that it has stopped is not waited for.
+ABORT_TIMEOUT_S = 10.0
 
 
 class BackgroundResponses:
-    """Those that run; each is in the store, too, where it is asked for."""
+    """Those that run; each is in the store, too, where it is asked for.
+
+    Attributes:
+        logs: events of those that may be read as a stream.
+    """
 
     def __init__(self) -> None:
         """Begin with none."""
         self._running: dict[str, tuple[ResponseRun, asyncio.Task[None]]] = {}
+        self.logs = EventLogs()
 
-    async def start(self, run: ResponseRun) -> None:
-        """Let `run` go on by itself."""
+    async def start(self, run: ResponseRun, *, is_streamed: bool) -> None:
+        """Let `run` go on by itself; its events are kept where it `is_streamed`."""
         await run.keep()
+        if is_streamed:
+            self.logs.open(run.id)
         task = asyncio.create_task(self._finish(run))
         self._running[run.id] = (run, task)
 
@@ -33,22 +43,39 @@ class BackgroundResponses:
         run, _ = self._running.get(response_id, (None, None))
         return None if run is None else run.response
 
+    def follow(self, response_id: str, start: int) -> AsyncGenerator[Chunk, None] | None:
+        """Events of a response from number `start` on; None where they are not kept."""
+        log = self.logs.get(response_id)
+        return None if log is None else log.follow(start)
+
     async def cancel(self, response_id: str) -> bool:
         """End a response; whether it still ran."""
         run, task = self._running.pop(response_id, (None, None))
         if run is None or task is None:
             return False
-        task.cancel()
-        await asyncio.wait([task])
-        await run.cancel()
+        # The engine's end of it is the end of its events.
+        run.abort()
+        _, unfinished = await asyncio.wait([task], timeout=ABORT_TIMEOUT_S)
+        if unfinished:
+            task.cancel()
+            await asyncio.wait([task])
+            await run.cancel()
         return True
 
     async def _finish(self, run: ResponseRun) -> None:
+        log = self.logs.get(run.id)
         try:
-            await run.whole()
-        except Exception as error:
-            if not isinstance(error, HeadraceError):
-                logger.exception("A response in the background failed")
-            await run.fail(error)
+            async with contextlib.aclosing(run.streamed(run.chunks())) as events:
+                async for each in events:
+                    if log is not None:
+                        await log.add(_encoded(each))
         finally:
             self._running.pop(run.id, None)
+            if log is not None:
+                await log.end()
+                self.logs.make_room()
+
+
+def _encoded(event: dict[str, Any]) -> bytes:
+    chunk = named_event(event["type"], event)
+    return chunk if isinstance(chunk, bytes) else b"".join(chunk)

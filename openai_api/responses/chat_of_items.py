@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
+from openai_api.content_parts import Content, image_part, joined, text_part
+from openai_api.custom_tools import arguments_of
+from openai_api.responses import local_shell
 from openai_api.responses.offered_tools import OfferedTools
+from openai_api.responses.opaque_text import unwrapped
 from openai_api.schemas.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
+from openai_api.schemas.chat import ContentPart as ChatPart
 from openai_api.schemas.responses import (
     MAX_ITEMS,
+    AdditionalToolsItem,
     CallOutputItem,
+    CompactionItem,
     ContentPart,
     CustomCallItem,
     FunctionCallItem,
+    HostedItem,
     Item,
     ItemsRequest,
     MessageItem,
     ReasoningItem,
     ResponseRequest,
+    ShellCallItem,
+    ShellOutputItem,
     TextFormat,
     read_item,
 )
 from runtime.errors import InvalidRequest
 
-# In front of the text of a thought that a client keeps for us: not a secret, only opaque.
-_THOUGHT = b"headrace-thought:"
+# Before the summary of what was left out.
+SUMMARY = "Summary of the conversation before:"
 LOGPROBS = "message.output_text.logprobs"
 THOUGHTS = "reasoning.encrypted_content"
 _SAME_NAMES = (
     *("stream", "temperature", "top_p", "top_k", "min_p", "stop", "seed", "priority"),
-    *("frequency_penalty", "presence_penalty", "cache_salt", "extra_key"),
+    *("frequency_penalty", "presence_penalty", "cache_salt", "extra_key", "return_cache_break"),
 )
 
 
 def chat_of(
-    request: ItemsRequest, items: Sequence[dict[str, Any]], tools: OfferedTools
+    request: ItemsRequest, items: Sequence[dict[str, Any]], tools: OfferedTools, *, sees: bool
 ) -> ChatCompletionRequest:
     """The chat that has `items` for its prompt.
 
@@ -46,13 +54,14 @@ def chat_of(
         request: what else is asked for.
         items: the whole conversation, of earlier turns too.
         tools: of the request.
+        sees: whether the model takes images.
 
     Raises:
         InvalidRequest: something that no chat can carry, named by its place.
     """
     if len(items) > MAX_ITEMS:
         raise InvalidRequest(f"input may have at most {MAX_ITEMS} items.", param="input")
-    turns = _Turns(tools)
+    turns = _Turns(tools, sees)
     if request.instructions:
         turns.messages.append(ChatMessage(role="system", content=request.instructions))
     for index, item in enumerate(items):
@@ -69,8 +78,13 @@ def chat_of(
     chat.tools = tools.functions or None
     if request.reasoning is not None:
         chat.reasoning_effort = request.reasoning.effort
-    if request.text is not None and request.text.format is not None:
-        chat.response_format = _response_format(request.text.format)
+    if request.text is not None:
+        if request.text.format is not None:
+            chat.response_format = _response_format(request.text.format)
+        if request.text.verbosity is not None:
+            # For templates that know it.
+            variables = chat.chat_template_kwargs or {}
+            chat.chat_template_kwargs = {"verbosity": request.text.verbosity, **variables}
     return chat
 
 
@@ -83,37 +97,41 @@ def set_generation(chat: ChatCompletionRequest, request: ResponseRequest) -> Non
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs
 
 
-def keepable(thought: str) -> str:
-    """A thought as clients keep it for us."""
-    return base64.b64encode(_THOUGHT + thought.encode("utf-8", "surrogatepass")).decode()
-
-
 class _Turns:
     """Messages as chat templates want them: what the assistant did in a row is one of them."""
 
-    def __init__(self, tools: OfferedTools) -> None:
+    def __init__(self, tools: OfferedTools, sees: bool) -> None:
         self.messages: list[ChatMessage] = []
         self._tools = tools
+        self._sees = sees
 
     def add(self, item: Item, where: str) -> None:
         match item:
             case MessageItem(role="assistant"):
                 message = self._assistant()
-                text = _text(item.content, where)
-                message.content = f"{message.content}\n{text}" if message.content else text
+                said = _content(item.content, where, sees=False)
+                assert isinstance(said, str), "texts alone are one text"
+                message.content = f"{message.content}\n{said}" if message.content else said
             case MessageItem():
-                text = _text(item.content, where)
-                self.messages.append(ChatMessage(role=item.role, content=text))
+                content = _content(item.content, where, sees=self._sees)
+                self.messages.append(ChatMessage(role=item.role, content=content))
             case FunctionCallItem():
                 name = self._tools.name_in_chat(item.name, item.namespace)
                 self._call(item.call_id, name, item.arguments)
             case CustomCallItem():
-                self._call(item.call_id, item.name, orjson.dumps({"input": item.input}).decode())
+                name = self._tools.name_in_chat(item.name, item.namespace)
+                self._call(item.call_id, name, orjson.dumps(arguments_of(item.input)).decode())
             case CallOutputItem():
-                text = _text(item.output, where)
-                self.messages.append(
-                    ChatMessage(role="tool", tool_call_id=item.call_id, content=text)
-                )
+                self._returned(item.call_id, _content(item.output, where, sees=self._sees))
+            case ShellCallItem():
+                self._call(item.call_id, local_shell.NAME, local_shell.arguments_of(item.action))
+            case ShellOutputItem():
+                self._returned(item.id, item.output)
+            case CompactionItem():
+                self.messages.append(ChatMessage(role="user", content=_summary(item, where)))
+            case AdditionalToolsItem() | HostedItem():
+                # The tools are among the others; what OpenAI's servers did has no place in a chat.
+                pass
             case ReasoningItem():
                 thought = _thought(item)
                 if thought:
@@ -124,6 +142,9 @@ class _Turns:
                     "previous_response_id.",
                     param=where,
                 )
+
+    def _returned(self, call_id: str, content: Content) -> None:
+        self.messages.append(ChatMessage(role="tool", tool_call_id=call_id, content=content))
 
     def _call(self, call_id: str, name: str, arguments: str) -> None:
         message = self._assistant()
@@ -138,30 +159,40 @@ class _Turns:
         return self.messages[-1]
 
 
-def _text(content: str | list[ContentPart], where: str) -> str:
+def _content(content: str | list[ContentPart], where: str, *, sees: bool) -> Content:
     if isinstance(content, str):
         return content
-    texts = []
-    for index, part in enumerate(content):
-        text = part.refusal if part.type == "refusal" else part.text
-        if text is None or part.type not in ("input_text", "output_text", "text", "refusal"):
-            place = f"{where}.content[{index}]"
-            raise InvalidRequest(f"{place}: this model takes text only.", param=place)
-        texts.append(text)
-    return "\n".join(texts)
+    return joined(
+        [_part(part, f"{where}.content[{at}]", sees=sees) for at, part in enumerate(content)]
+    )
+
+
+def _part(part: ContentPart, where: str, *, sees: bool) -> ChatPart:
+    if part.type == "input_image":
+        return image_part(part.image_url, where, sees=sees)
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None or part.type not in ("input_text", "output_text", "text", "refusal"):
+        takes = "text and images (input_image) only" if sees else "text only"
+        raise InvalidRequest(f"{where}: this model takes {takes}.", param=where)
+    return text_part(text)
 
 
 def _thought(item: ReasoningItem) -> str:
     if item.content:
         return "".join(part.text for part in item.content)
-    try:
-        kept = base64.b64decode(item.encrypted_content or "", validate=True)
-    except (binascii.Error, ValueError):
-        kept = b""
-    if kept.startswith(_THOUGHT):
-        return kept.removeprefix(_THOUGHT).decode("utf-8", "replace")
-    # Another server's, which nobody here can read.
-    return "\n".join(part.text for part in item.summary)
+    kept = unwrapped("thought", item.encrypted_content or "")
+    # Another server's nobody here can read.
+    return "\n".join(part.text for part in item.summary) if kept is None else kept
+
+
+def _summary(item: CompactionItem, where: str) -> str:
+    kept = unwrapped("summary", item.encrypted_content)
+    if kept is None:
+        raise InvalidRequest(
+            f"{where}: this summary was not made by this server, which cannot read it.",
+            param=f"{where}.encrypted_content",
+        )
+    return f"{SUMMARY}\n{kept}"
 
 
 def _response_format(form: TextFormat) -> dict[str, Any]:

@@ -6,11 +6,17 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-import msgspec
-
-from openai_api.output_parser import Call, ContentText, OutputEvent
-from openai_api.responses.chat_of_items import keepable
+from openai_api.custom_tools import text_of
+from openai_api.output_parser import (
+    BeginCall,
+    ContentText,
+    EndCall,
+    MoreArguments,
+    OutputEvent,
+)
+from openai_api.responses import local_shell
 from openai_api.responses.offered_tools import OfferedTools, Origin
+from openai_api.responses.opaque_text import wrapped
 
 Event = dict[str, Any]
 Status = Literal["completed", "incomplete"]
@@ -36,13 +42,19 @@ class ItemWriter:
         self._texts: list[str] = []
         self._logprobs: list[Any] = []
         self._open: Literal["message", "reasoning"] | None = None
+        # Of the call that is being told, where the client has that tool as its shell.
+        self._shell: Origin | None = None
 
     def feed(self, outputs: Iterable[OutputEvent], logprobs: list[Any]) -> Iterator[Event]:
         """The events of more output; `logprobs` go with the first text of it."""
         for output in outputs:
-            if isinstance(output, Call):
+            if isinstance(output, BeginCall):
                 yield from self.finish("completed")
-                yield from self._call(output)
+                yield from self._begin_call(output.name)
+            elif isinstance(output, MoreArguments):
+                yield from self._add_arguments(output.text)
+            elif isinstance(output, EndCall):
+                yield from self._end_call(is_complete=output.is_complete)
             elif isinstance(output, ContentText):
                 yield from self._begin("message")
                 self._texts.append(output.text)
@@ -66,7 +78,7 @@ class ItemWriter:
         else:
             part = {"type": "reasoning_text", "text": text}
             if self._keeps_thoughts:
-                item["encrypted_content"] = keepable(text)
+                item["encrypted_content"] = wrapped("thought", text)
             yield self._part("response.reasoning_text.done", text=text)
         yield self._part("response.content_part.done", part=part)
         item["content"] = [part]
@@ -89,23 +101,60 @@ class ItemWriter:
         yield self._of_item("response.output_item.added")
         yield self._part("response.content_part.added", part=part)
 
-    def _call(self, output: Call) -> Iterator[Event]:
-        name, arguments = output.call.name, output.call.arguments
+    def _begin_call(self, name: str) -> Iterator[Event]:
         origin = self._tools.origins.get(name) or Origin(name)
+        self._texts = []
+        self._shell = origin if origin.is_command else None
+        if self._shell is None:
+            yield self._begin_item(origin)
+
+    def _begin_item(self, origin: Origin) -> Event:
         item = {"call_id": f"call_{secrets.token_hex(12)}", "name": origin.name}
         if origin.namespace is not None:
             item["namespace"] = origin.namespace
         if origin.is_custom:
-            item = {"id": _id("ctc"), "type": "custom_tool_call", **item}
-            key, word, told = "input", "custom_tool_call_input", _input(arguments)
+            item = {"id": _id("ctc"), "type": "custom_tool_call", **item, "input": ""}
         else:
-            item = {"id": _id("fc"), "type": "function_call", **item}
-            key, word, told = "arguments", "function_call_arguments", arguments
-        self.output.append({**item, key: "", "status": "in_progress"})
+            item = {"id": _id("fc"), "type": "function_call", **item, "arguments": ""}
+        self.output.append({**item, "status": "in_progress"})
+        return self._of_item("response.output_item.added")
+
+    def _add_arguments(self, text: str) -> Iterator[Event]:
+        self._texts.append(text)
+        if self._shell is None and self.output[-1]["type"] == "function_call":
+            yield self._named("response.function_call_arguments.delta", delta=text)
+
+    def _end_call(self, *, is_complete: bool) -> Iterator[Event]:
+        told = "".join(self._texts)
+        if self._shell is not None:
+            # A command is told whole; what the model wrote instead of one as a function's call.
+            action = local_shell.action_of(told) if is_complete else None
+            if action is not None:
+                yield from self._shell_call(action)
+                return
+            yield self._begin_item(self._shell)
+            yield self._named("response.function_call_arguments.delta", delta=told)
+        item = self.output[-1]
+        if item["type"] == "function_call":
+            key, word = "arguments", "function_call_arguments"
+        else:
+            # Its text stands in an object, which the client did not ask for.
+            key, word, told = "input", "custom_tool_call_input", text_of(told)
+            yield self._named(f"response.{word}.delta", delta=told)
+        yield self._named(f"response.{word}.done", **{key: told, "name": item["name"]})
+        item |= {key: told, "status": "completed" if is_complete else "incomplete"}
+        yield self._of_item("response.output_item.done")
+
+    def _shell_call(self, action: dict[str, Any]) -> Iterator[Event]:
+        item = {
+            "id": _id("lsh"),
+            "type": "local_shell_call",
+            "call_id": f"call_{secrets.token_hex(12)}",
+            "action": action,
+        }
+        self.output.append({**item, "status": "in_progress"})
         yield self._of_item("response.output_item.added")
-        yield self._named(f"response.{word}.delta", delta=told)
-        yield self._named(f"response.{word}.done", **{key: told, "name": origin.name})
-        self.output[-1] |= {key: told, "status": "completed"}
+        self.output[-1]["status"] = "completed"
         yield self._of_item("response.output_item.done")
 
     def _of_item(self, kind: str) -> Event:
@@ -121,13 +170,6 @@ class ItemWriter:
 
 def _text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _input(arguments: str) -> str:
-    """The plain text that a custom tool is called with."""
-    given = msgspec.json.decode(arguments)
-    text = given.get("input") if isinstance(given, dict) else None
-    return text if isinstance(text, str) else arguments
 
 
 def _id(prefix: str) -> str:

@@ -6,15 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from openai_api.custom_tools import custom_function
+from openai_api.responses import local_shell
 from openai_api.schemas.chat import NamedFunction, NamedToolChoice
 from runtime.errors import InvalidRequest
 
-_CUSTOM_PARAMETERS = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 # Between a name space and a function's name, which chat knows as one.
 _JOINT = "__"
 # What OpenAI's servers run for the model, or look up: without them there is nothing to call.
@@ -22,7 +18,7 @@ _HOSTED = frozenset(
     {
         *("web_search", "web_search_preview", "file_search", "code_interpreter", "tool_search"),
         *("image_generation", "mcp", "computer", "computer_use_preview"),
-        *("local_shell", "shell", "apply_patch", "programmatic_tool_calling"),
+        *("shell", "apply_patch", "programmatic_tool_calling"),
     }
 )
 
@@ -33,11 +29,13 @@ class Origin:
 
     Attributes:
         is_custom: takes plain text, which chat carries as `input`.
+        is_command: runs in the shell of the client's machine.
     """
 
     name: str
     namespace: str | None = None
     is_custom: bool = False
+    is_command: bool = False
 
 
 @dataclass
@@ -53,7 +51,7 @@ class OfferedTools:
     origins: dict[str, Origin] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, tools: list[dict[str, Any]]) -> OfferedTools:
+    def read(cls, tools: list[Any]) -> OfferedTools:
         """Convert; tools that OpenAI's servers run are left out.
 
         Raises:
@@ -62,8 +60,8 @@ class OfferedTools:
         offered = cls()
         for index, tool in enumerate(tools):
             where = f"tools[{index}]"
-            if tool.get("type") == "namespace":
-                for at, inner in enumerate(tool.get("tools") or ()):
+            if isinstance(tool, dict) and tool.get("type") == "namespace":
+                for at, inner in enumerate(_inner(tool, where)):
                     offered._add(inner, f"{where}.tools[{at}]", _name(tool, where))
             else:
                 offered._add(tool, where, None)
@@ -101,13 +99,18 @@ class OfferedTools:
         if not isinstance(allowed, list) or not all(isinstance(each, dict) for each in allowed):
             raise InvalidRequest("tool_choice.tools must be a list of tools.", param="tool_choice")
         names = {
-            self.name_in_chat(str(each.get("name")), each.get("namespace")) for each in allowed
+            self.name_in_chat(str(each.get("name", each.get("type"))), each.get("namespace"))
+            for each in allowed
         }
         self.functions = [each for each in self.functions if each["function"]["name"] in names]
 
     def _add(self, tool: Any, where: str, namespace: str | None) -> None:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind in _HOSTED and namespace is None:
+            return
+        if kind == local_shell.NAME and namespace is None:
+            self.functions.append({"type": "function", "function": local_shell.FUNCTION})
+            self.origins[local_shell.NAME] = Origin(local_shell.NAME, is_command=True)
             return
         if kind not in ("function", "custom"):
             raise InvalidRequest(
@@ -117,9 +120,18 @@ class OfferedTools:
         name = _name(tool, where)
         origin = Origin(name, namespace, is_custom=kind == "custom")
         in_chat = self.name_in_chat(name, namespace)
-        function = dict(_custom(tool) if origin.is_custom else _function(tool), name=in_chat)
+        function = (
+            _custom(tool, in_chat) if origin.is_custom else dict(_function(tool), name=in_chat)
+        )
         self.functions.append({"type": "function", "function": function})
         self.origins[in_chat] = origin
+
+
+def _inner(space: dict[str, Any], where: str) -> list[Any]:
+    tools = space.get("tools") or []
+    if not isinstance(tools, list):
+        raise InvalidRequest(f"{where}.tools must be a list of tools.", param=f"{where}.tools")
+    return tools
 
 
 def _name(tool: dict[str, Any], where: str) -> str:
@@ -135,10 +147,8 @@ def _function(tool: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, tool[key]
 
 
-def _custom(tool: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _custom(tool: dict[str, Any], name: str) -> dict[str, Any]:
     form = tool.get("format")
     definition = form.get("definition") if isinstance(form, dict) else None
-    parts = [str(part) for part in (tool.get("description"), definition) if part]
-    if parts:
-        yield "description", "\n\n".join(parts)
-    yield "parameters", _CUSTOM_PARAMETERS
+    parts = [None if part is None else str(part) for part in (tool.get("description"), definition)]
+    return custom_function(name, *parts)

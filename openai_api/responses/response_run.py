@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -20,8 +21,13 @@ from openai_api.responses.item_writer import Event, ItemWriter
 from openai_api.responses.offered_tools import OfferedTools
 from openai_api.responses.response_store import StoredResponse
 from openai_api.schemas.responses import ResponseRequest
+from openai_api.usage import TokenCount, break_of
+from runtime.client.tenant import TENANT
+from runtime.errors import HeadraceError, TooLong
 from runtime.service.error_table import describe_error
 from runtime.service.streams import Indexed
+
+logger = logging.getLogger(__name__)
 
 _ECHOED = (
     *("instructions", "max_output_tokens", "max_tool_calls", "metadata", "previous_response_id"),
@@ -61,6 +67,7 @@ class ResponseRun:
         self.response["store"] = self.is_stored
         self._items = items
         self._run = run
+        self._owner = TENANT.get()
         self._context = context
         keeps = THOUGHTS in (request.include or ()) or not self.is_stored
         self._writer = ItemWriter(tools, keeps_thoughts=keeps)
@@ -68,6 +75,14 @@ class ResponseRun:
     def close(self) -> None:
         """Stop; what still runs is aborted."""
         self._run.close()
+
+    def abort(self) -> None:
+        """Have the engine end it, as any other end; the events go on to their last."""
+        self._context.service.client.abort(self.id)
+
+    def chunks(self) -> AsyncGenerator[Indexed, None]:
+        """What the engine makes, as `streamed` takes it."""
+        return self._run.chunks()
 
     async def streamed(self, chunks: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Event, None]:
         """Every event in its order; a failure is the last one."""
@@ -102,8 +117,10 @@ class ResponseRun:
             HeadraceError: the response failed.
         """
         choice, writer = self._run.choices[0], self._writer
-        self.response["status"] = "in_progress"
-        for word in ("created", "in_progress"):
+        begun = ["created", "queued"] if self.response["background"] else ["created"]
+        for word in (*begun, "in_progress"):
+            if word == "in_progress" or len(begun) == 1:
+                self.response["status"] = "in_progress"
             yield {"type": f"response.{word}", "response": dict(self.response)}
         async with contextlib.aclosing(chunks):
             async for _, chunk in chunks:
@@ -120,13 +137,15 @@ class ResponseRun:
         if is_cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         await self._end(status)
-        yield {"type": f"response.{status}", "response": self.response}
+        # No event is called by the end that somebody else made.
+        word = "incomplete" if status == "cancelled" else status
+        yield {"type": f"response.{word}", "response": self.response}
 
     async def fail(self, error: Exception) -> None:
         """End with what went wrong."""
-        info = describe_error(error)
-        code = "server_error" if info.status >= 500 else info.code or "invalid_prompt"
-        self.response["error"] = {"code": code, "message": info.message[:MAX_MESSAGE_CHARS]}
+        if not isinstance(error, HeadraceError):
+            logger.error("A response failed", exc_info=error)
+        self.response["error"] = _failure(error)
         await self._end("failed")
 
     async def cancel(self) -> None:
@@ -137,7 +156,8 @@ class ResponseRun:
     async def keep(self) -> None:
         """Keep the response as it stands, if it is to be kept."""
         if self.is_stored and self._context.responses is not None:
-            await self._context.responses.put(self.id, StoredResponse(self.response, self._items))
+            stored = StoredResponse(self.response, self._items, self._owner)
+            await self._context.responses.put(self.id, stored)
 
     async def _end(self, status: str) -> None:
         # Of an answer that broke off the last item is still open.
@@ -145,26 +165,47 @@ class ResponseRun:
         self.response |= {
             "status": status,
             "output": self._writer.output,
-            "usage": self._usage(),
+            "usage": usage_of_response(self._run.choices[0].count, self._context),
             "completed_at": int(time.time()) if status == "completed" else None,
         }
         await self.keep()
 
-    def _usage(self) -> dict[str, Any]:
-        count = self._run.choices[0].count
-        reports = self._context.service.config.http.enable_cache_report
-        return {
-            "input_tokens": count.prompt,
-            "input_tokens_details": {
-                "cached_tokens": count.cached if reports else 0,
-                "cache_write_tokens": 0,
-            },
-            "output_tokens": count.completion,
-            "output_tokens_details": {
-                "reasoning_tokens": count.reasoning if count.has_reasoned else 0
-            },
-            "total_tokens": count.prompt + count.completion,
-        }
+
+async def refused_stream(
+    response_id: str, request: ResponseRequest, error: TooLong, context: OpenAIContext
+) -> AsyncGenerator[Event, None]:
+    """The events of a response that cannot begin.
+
+    A conversation that has become too long is told so: agents that find this code in a stream
+    shorten it, and take a status for the end of all.
+    """
+    response = _new_object(response_id, request, context)
+    response |= {"status": "in_progress", "store": False}
+    yield {"type": "response.created", "response": dict(response), "sequence_number": 0}
+    response |= {"status": "failed", "error": _failure(error)}
+    yield {"type": "response.failed", "response": response, "sequence_number": 1}
+
+
+def usage_of_response(count: TokenCount, context: OpenAIContext) -> dict[str, Any]:
+    """Token counts in this wire's words."""
+    reports = context.service.config.http.enable_cache_report
+    return {
+        "input_tokens": count.prompt,
+        "input_tokens_details": {
+            "cached_tokens": count.cached if reports else 0,
+            "cache_write_tokens": 0,
+            **break_of(count),
+        },
+        "output_tokens": count.completion,
+        "output_tokens_details": {"reasoning_tokens": count.reasoning if count.has_reasoned else 0},
+        "total_tokens": count.prompt + count.completion,
+    }
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    info = describe_error(error)
+    code = "server_error" if info.status >= 500 else info.code or "invalid_prompt"
+    return {"code": code, "message": info.message[:MAX_MESSAGE_CHARS]}
 
 
 def _logprobs(choice: ChatChoice) -> list[Any]:

@@ -24,10 +24,12 @@ class StoredResponse(msgspec.Struct):
     Attributes:
         response: as it was answered.
         items: all input items, of the turns before too.
+        owner: whose request it was; nobody else finds it.
     """
 
     response: dict[str, Any]
     items: list[dict[str, Any]]
+    owner: str = ""
 
 
 class ResponseStore(Protocol):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
-FinishWord = Literal["stop", "length", "tool_calls", "abort"]
+from runtime.service.cache_break import CacheBreak
+
+FinishWord = Literal["stop", "length", "tool_calls", "function_call", "abort"]
 
 
-class CachedTokens(TypedDict):
-    """Of the prompt."""
+class PromptTokens(TypedDict):
+    """Of the prompt: with `--enable-cache-report`, and where it has images."""
 
-    cached_tokens: int
+    cached_tokens: NotRequired[int]
+    image_tokens: NotRequired[int]
+    cache_break: NotRequired[CacheBreak]
 
 
 class ReasoningTokens(TypedDict):
@@ -26,7 +30,7 @@ class Usage(TypedDict):
     completion_tokens: int
     total_tokens: int
     reasoning_tokens: int
-    prompt_tokens_details: CachedTokens | None
+    prompt_tokens_details: PromptTokens | None
     completion_tokens_details: NotRequired[ReasoningTokens]
 
 
@@ -64,22 +68,35 @@ class CalledFunction(TypedDict):
     arguments: str
 
 
+class CalledCustom(TypedDict):
+    """Which custom tool the model calls, with what text."""
+
+    name: str
+    input: str
+
+
 class MessageToolCall(TypedDict):
-    """A call in a whole message."""
+    """A call in a whole message, of a function or of a custom tool."""
 
     index: int
     id: str
-    type: Literal["function"]
-    function: CalledFunction
+    type: Literal["function", "custom"]
+    function: NotRequired[CalledFunction]
+    custom: NotRequired[CalledCustom]
 
 
 class AssistantMessage(TypedDict):
-    """The answer; `content` is null where there are only calls."""
+    """The answer; `content` is null where there are only calls.
+
+    Where there is reasoning it has two names, for clients that know one of them.
+    """
 
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | None
+    reasoning: NotRequired[str]
     tool_calls: NotRequired[list[MessageToolCall]]
+    function_call: NotRequired[CalledFunction]
 
 
 class ChatChoiceBody(TypedDict):
@@ -103,22 +120,24 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoiceBody]
     usage: Usage
     metadata: Metadata
+    service_tier: NotRequired[Literal["default"]]
 
 
 class FunctionDelta(TypedDict):
     """The name comes first, then the arguments."""
 
-    name: str | None
+    name: NotRequired[str]
     arguments: str
 
 
 class ToolCallDelta(TypedDict):
-    """A part of a call; the first one has its id."""
+    """A part of a call; the first one has its id. That of a custom tool comes whole."""
 
     index: int
-    id: str | None
-    type: Literal["function"] | None
-    function: FunctionDelta
+    id: NotRequired[str]
+    type: NotRequired[Literal["function", "custom"]]
+    function: NotRequired[FunctionDelta]
+    custom: NotRequired[CalledCustom]
 
 
 class MessageDelta(TypedDict, total=False):
@@ -127,7 +146,9 @@ class MessageDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | None
+    reasoning: str
     tool_calls: list[ToolCallDelta]
+    function_call: FunctionDelta
     hidden_states: list[float]
 
 
@@ -150,6 +171,8 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    service_tier: NotRequired[Literal["default"]]
+    obfuscation: NotRequired[str]
 
 
 class CompletionLogprobsBody(TypedDict):
@@ -181,6 +204,7 @@ class CompletionChunk(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
+    obfuscation: NotRequired[str]
 
 
 class Completion(TypedDict):

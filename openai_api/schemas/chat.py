@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from openai_api.logprobs import MAX_CHAT_TOP
 from openai_api.operation import described_as
-from openai_api.schemas.common import GenerationFields, Rid, refuse_unsupported
+from openai_api.schemas.common import (
+    GenerationFields,
+    Rid,
+    check_stream_options,
+    refuse_unsupported,
+)
+from openai_api.schemas.neutral import neutral
 from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
 from runtime.grammar.schema_check import check_well_formed
+from runtime.media.image_source import ImageUrl
 from runtime.requests.bounds import within
 from runtime.requests.sampling_params import INT64_MAX
 
@@ -23,11 +30,16 @@ MAX_PARTS = 4096
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """One part of a message's content."""
+    """One part of a message's content.
+
+    Attributes:
+        image_url: of a part of that type: an address, a data URL or base64; or an object with it.
+    """
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | ImageUrl | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -37,10 +49,18 @@ class FunctionCall(msgspec.Struct, kw_only=True):
     arguments: str | dict[str, Any] | None = None
 
 
-class ToolCall(msgspec.Struct, kw_only=True):
-    """A tool call in an assistant's message."""
+class CustomCall(msgspec.Struct, kw_only=True):
+    """A call of a tool that takes plain text."""
 
-    function: FunctionCall
+    name: str
+    input: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A tool call in an assistant's message, of a function or of a custom tool."""
+
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
     id: str | None = None
     type: str | None = None
 
@@ -52,6 +72,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -67,11 +88,41 @@ class FunctionSpec(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, kw_only=True):
-    """A tool; functions are the only kind."""
+class FunctionTool(msgspec.Struct, kw_only=True):
+    """A tool that is a function."""
 
     type: str
     function: FunctionSpec
+
+
+class CustomGrammar(msgspec.Struct, kw_only=True):
+    """What the text for a custom tool should look like; the model reads it."""
+
+    definition: str
+    syntax: Literal["lark", "regex"]
+
+
+class CustomFormat(msgspec.Struct, kw_only=True):
+    """The form of the text for a custom tool."""
+
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+
+class CustomSpec(msgspec.Struct, kw_only=True):
+    """A tool that is called with plain text."""
+
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool: a function or, of `type` custom, one that is called with plain text."""
+
+    type: str
+    function: FunctionSpec | None = None
+    custom: CustomSpec | None = None
 
 
 class NamedFunction(msgspec.Struct, kw_only=True):
@@ -80,11 +131,27 @@ class NamedFunction(msgspec.Struct, kw_only=True):
     name: str
 
 
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """Those of the tools that may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
 class NamedToolChoice(msgspec.Struct, kw_only=True):
     """`tool_choice` as an object."""
 
     type: str
     function: NamedFunction | None = None
+    custom: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class PredictedOutput(msgspec.Struct, kw_only=True):
+    """Text that the answer may turn out to repeat."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
 
 
 class Reasoning(msgspec.Struct, kw_only=True):
@@ -105,23 +172,44 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     tools: list[Annotated[dict[str, Any], described_as(Tool)]] | None = None
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    # The forerunners of `tools` and `tool_choice`.
+    functions: list[Annotated[dict[str, Any], described_as(FunctionSpec)]] | None = None
+    function_call: str | NamedFunction | None = None
     reasoning_effort: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     reasoning: Reasoning | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
+    max_thinking_tokens: Annotated[int, within(0, INT64_MAX)] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     split_special_tokens: bool | None = None
     rid: Rid | None = None
+    return_cache_break: bool | None = None
+
+    modalities: Annotated[
+        list[str] | None, neutral("answers are text; another modality is refused")
+    ] = None
+    service_tier: str | None = None
+    store: Annotated[bool | None, neutral("answers of chat are not kept")] = None
+    metadata: Annotated[dict[str, str] | None, neutral("it labels answers that are kept")] = None
+    prediction: Annotated[
+        PredictedOutput | None, neutral("it may hasten an answer and never changes it")
+    ] = None
+    safety_identifier: Annotated[str | None, neutral("nothing is moderated")] = None
+    prompt_cache_key: Annotated[str | None, neutral("prefixes are found by their tokens")] = None
+    prompt_cache_retention: Annotated[
+        str | None, neutral("prefixes are kept as long as there is room")
+    ] = None
+    prompt_cache_options: Annotated[
+        dict[str, Any] | None, neutral("prefixes are kept as long as there is room")
+    ] = None
 
     input_ids: Any = None
-    modalities: list[str] | None = None
     audio: Any = None
-    prediction: Any = None
-    functions: Any = None
-    function_call: Any = None
+    moderation: Any = None
     web_search_options: Any = None
 
 
@@ -156,6 +244,7 @@ def check_chat_request(request: ChatCompletionRequest) -> None:
                 param=f"messages[{index}].content",
             )
     refuse_unsupported(request, _UNSUPPORTED)
+    check_stream_options(request)
     if request.modalities and request.modalities != ["text"]:
         raise InvalidRequest("modalities: this server answers in text only.", param="modalities")
     if request.chat_template:
@@ -174,6 +263,14 @@ def tool_names(request: ChatCompletionRequest) -> list[str]:
     return [tool["function"]["name"] for tool in request.tools or []]
 
 
+def offered_functions(request: ChatCompletionRequest) -> dict[str, dict[str, Any]]:
+    """The same with the schemas of their parameters."""
+    if request.tool_choice == "none":
+        return {}
+    functions = [tool["function"] for tool in request.tools or []]
+    return {function["name"]: function.get("parameters") or {} for function in functions}
+
+
 def _check_tools(request: ChatCompletionRequest) -> None:
     tools = _typed_tools(request.tools or [])
     for index, tool in enumerate(tools):
@@ -189,11 +286,11 @@ def _check_tools(request: ChatCompletionRequest) -> None:
     _check_tool_choice(request.tool_choice, {tool.function.name for tool in tools})
 
 
-def _typed_tools(tools: list[dict[str, Any]]) -> list[Tool]:
+def _typed_tools(tools: list[dict[str, Any]]) -> list[FunctionTool]:
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"At most {MAX_TOOLS} tools are allowed.", param="tools")
     try:
-        return msgspec.convert(tools, list[Tool])
+        return msgspec.convert(tools, list[FunctionTool])
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"tools: {error}", param="tools") from None
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from openai_api.schemas.neutral import neutral
 from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.front import LAST, NAME, HiddenSwitch, check_offered
@@ -30,6 +31,8 @@ from runtime.requests.sampling_params import (
 )
 
 MAX_RID_CHARS = 256
+# What all requests get, whatever `service_tier` says.
+ONLY_TIER = "default"
 MAX_SALT_CHARS = 256
 Rid = Annotated[str, at_most(chars=MAX_RID_CHARS)]
 Salt = Annotated[str, at_most(chars=MAX_SALT_CHARS)]
@@ -41,10 +44,12 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     Attributes:
         include_usage: one more chunk at the end, without choices, with the usage.
         continuous_usage_stats: the usage so far in every chunk.
+        include_obfuscation: random characters in every chunk, which hide how long its text is.
     """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
@@ -55,6 +60,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     """
 
     model: str | None = None
+    user: Annotated[str | None, neutral("nobody is told apart by it")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -98,8 +104,9 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     structured_outputs: dict[str, Any] | None = None
     lora_path: Any = None
     session_params: SessionParams | None = None
-    # For the logit processors of the reference, which run here nowhere: nothing reads it.
-    custom_params: dict[str, Any] | None = None
+    custom_params: Annotated[
+        dict[str, Any] | None, neutral("no logit processors run that would read it")
+    ] = None
     custom_logit_processor: Any = None
     return_hidden_states: HiddenSwitch | None = None
     return_routed_experts: Any = None
@@ -120,6 +127,16 @@ def refuse_unsupported(request: GenerationFields, names: Iterable[str]) -> None:
     for name in names:
         if getattr(request, name):
             raise InvalidRequest(f"{name} is not supported by this server yet.", param=name)
+
+
+def check_stream_options(request: GenerationFields) -> None:
+    """Refuse options of a stream for an answer that is none.
+
+    Raises:
+        InvalidRequest: there are some.
+    """
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options goes with stream only.", param="stream_options")
 
 
 def hidden_extras(request: GenerationFields, offered: frozenset[str]) -> list[ExtraSpec]:

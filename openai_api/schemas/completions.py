@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any, cast
 
 import msgspec
 
-from openai_api.schemas.common import GenerationFields, Rid, refuse_unsupported
+from openai_api.schemas.common import (
+    GenerationFields,
+    Rid,
+    check_stream_options,
+    refuse_unsupported,
+)
 from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
 from runtime.extras.logprobs.front import MAX_TOP_LOGPROBS
 from runtime.requests.bounds import within
-from runtime.requests.sampling_params import NumTokens
+from runtime.requests.sampling_params import MAX_SAMPLES, NumSamples, NumTokens
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -23,6 +29,8 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
     Attributes:
         prompt: a text, texts, token ids, or lists of token ids.
+        suffix: what follows each prompt; the model writes what stands between.
+        best_of: samples of each prompt, of which `n` are answered.
         rid: one name for the request, or one for each prompt.
     """
 
@@ -30,8 +38,8 @@ class CompletionRequest(GenerationFields, kw_only=True):
     max_tokens: NumTokens | None = None
     echo: bool | None = None
     logprobs: Annotated[int, within(0, MAX_TOP_LOGPROBS)] | bool | None = None
-    suffix: Any = None
-    best_of: int | None = None
+    suffix: str | None = None
+    best_of: NumSamples | None = None
     rid: Rid | list[Rid] | None = None
     prompt_embeds: Any = None
 
@@ -48,8 +56,42 @@ def check_completion_request(request: CompletionRequest) -> None:
         InvalidRequest: the first such field.
     """
     refuse_unsupported(request, _UNSUPPORTED)
-    if request.best_of is not None and request.best_of > max(request.n or 1, 1):
-        raise InvalidRequest("best_of above n is not supported by this server.", param="best_of")
+    check_stream_options(request)
+    _check_best_of(request)
+    if request.suffix and request.echo:
+        raise InvalidRequest(
+            "echo does not go with suffix: there is no text that goes on from the prompt.",
+            param="echo",
+        )
+
+
+def _check_best_of(request: CompletionRequest) -> None:
+    best_of, n = request.best_of, request.n or 1
+    if best_of is None:
+        return
+    if not n <= best_of <= MAX_SAMPLES:
+        raise InvalidRequest(
+            f"best_of must be in [n, {MAX_SAMPLES}], got {best_of} with n {n}.", param="best_of"
+        )
+    if best_of > n and request.stream:
+        raise InvalidRequest(
+            "best_of above n cannot be streamed: the best are known in the end.", param="best_of"
+        )
+
+
+def num_samples(request: CompletionRequest) -> int:
+    """Samples that are made of each prompt."""
+    return max(request.best_of or 1, request.n or 1)
+
+
+def _kinds(prompt: list[str | int | list[int]]) -> set[type]:
+    # No loop: a prompt may have a million ids, and streams share this thread.
+    if prompt and type(prompt[0]) is int:
+        with contextlib.suppress(TypeError):
+            # All are numbers if they can be added, which takes a third of the time.
+            sum(cast("list[int]", prompt))
+            return {int}
+    return set(map(type, prompt))
 
 
 def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
@@ -60,8 +102,7 @@ def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
     """
     prompt = request.prompt
     prompts: list[str | list[int]]
-    # A set of types, not a loop: a prompt may have a million ids, and streams share this thread.
-    kinds = {str} if isinstance(prompt, str) else set(map(type, prompt))
+    kinds = {str} if isinstance(prompt, str) else _kinds(prompt)
     if isinstance(prompt, str) or kinds == {int}:
         prompts = [cast("str | list[int]", prompt)]
     elif len(kinds) <= 1:
@@ -70,7 +111,7 @@ def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
         raise InvalidRequest("prompt must not mix texts and token ids.", param="prompt")
     if not prompts or not all(prompts):
         raise InvalidRequest("prompt cannot be empty.", param="prompt")
-    if len(prompts) > MAX_PROMPTS or len(prompts) * (request.n or 1) > MAX_CHOICES:
+    if len(prompts) > MAX_PROMPTS or len(prompts) * num_samples(request) > MAX_CHOICES:
         raise InvalidRequest(
             f"At most {MAX_PROMPTS} prompts and {MAX_CHOICES} choices per request are allowed.",
             param="prompt",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from openai_api.schemas.neutral import neutral
 from runtime.requests.sampling_params import Int64
 
 
@@ -25,7 +26,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
     prompt: str | None = None
     prompt_name: str | None = None
-    user: str | None = None
+    user: Annotated[str | None, neutral("nobody is told apart by it")] = None
     rid: str | list[str] | None = None
     priority: Int64 = 0
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from runtime.service.cache_break import CacheBreak
+
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
@@ -48,6 +50,7 @@ class InputDetails(TypedDict):
 
     cached_tokens: int
     cache_write_tokens: int
+    cache_break: NotRequired[CacheBreak]
 
 
 class OutputDetails(TypedDict):
@@ -127,8 +130,18 @@ class InputTokens(TypedDict):
     input_tokens: int
 
 
+class CompactedResponse(TypedDict):
+    """A conversation made shorter: what its users said, and a `compaction` item."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+
+
 class InputItems(TypedDict):
-    """The conversation that a response answered, newest first."""
+    """A page of the conversation that a response answered."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from openai_api.logprobs import MAX_CHAT_TOP
+from openai_api.responses.local_shell import ShellAction
 from openai_api.schemas.common import Salt
+from openai_api.schemas.neutral import neutral
 from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
@@ -26,14 +28,37 @@ from runtime.requests.sampling_params import (
 )
 
 MAX_ITEMS = 16_384
+# What agents bring along that have used OpenAI's own tools before.
+HOSTED_ITEMS = (
+    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
+    *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+    *("tool_search_call", "tool_search_output"),
+)
+Includable = Literal[
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+]
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message, or of what a tool returned."""
+    """A part of a message, or of what a tool returned.
+
+    Attributes:
+        image_url: of an `input_image`: an address, a data URL or base64.
+        detail: a wish of OpenAI's clients; the model's own sizes hold.
+    """
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
 
 
 class MessageItem(msgspec.Struct, kw_only=True):
@@ -58,6 +83,7 @@ class CustomCallItem(msgspec.Struct, kw_only=True):
     call_id: str
     name: str
     input: str
+    namespace: str | None = None
 
 
 class CallOutputItem(msgspec.Struct, kw_only=True):
@@ -65,6 +91,36 @@ class CallOutputItem(msgspec.Struct, kw_only=True):
 
     call_id: str
     output: str | list[ContentPart]
+
+
+class ShellCallItem(msgspec.Struct, kw_only=True):
+    """A command that the model had run earlier on the client's machine."""
+
+    call_id: str
+    action: ShellAction
+
+
+class ShellOutputItem(msgspec.Struct, kw_only=True):
+    """What that command printed; `id` is that of the call."""
+
+    id: str
+    output: str
+
+
+class CompactionItem(msgspec.Struct, kw_only=True):
+    """A summary that stands for what was said before it; `/v1/responses/compact` makes it."""
+
+    encrypted_content: str
+
+
+class AdditionalToolsItem(msgspec.Struct, kw_only=True):
+    """More tools, offered from here on."""
+
+    tools: list[dict[str, Any]]
+
+
+class HostedItem(msgspec.Struct, kw_only=True):
+    """What a tool on OpenAI's servers did: kept by clients, and left out of the prompt."""
 
 
 class ReasoningPart(msgspec.Struct, kw_only=True):
@@ -88,7 +144,17 @@ class ItemReference(msgspec.Struct, kw_only=True):
 
 
 Item = (
-    MessageItem | FunctionCallItem | CustomCallItem | CallOutputItem | ReasoningItem | ItemReference
+    MessageItem
+    | FunctionCallItem
+    | CustomCallItem
+    | CallOutputItem
+    | ShellCallItem
+    | ShellOutputItem
+    | ReasoningItem
+    | CompactionItem
+    | AdditionalToolsItem
+    | HostedItem
+    | ItemReference
 )
 
 _KINDS: Mapping[str, type[Item]] = {
@@ -97,8 +163,13 @@ _KINDS: Mapping[str, type[Item]] = {
     "function_call_output": CallOutputItem,
     "custom_tool_call": CustomCallItem,
     "custom_tool_call_output": CallOutputItem,
+    "local_shell_call": ShellCallItem,
+    "local_shell_call_output": ShellOutputItem,
     "reasoning": ReasoningItem,
+    "compaction": CompactionItem,
+    "additional_tools": AdditionalToolsItem,
     "item_reference": ItemReference,
+    **dict.fromkeys(HOSTED_ITEMS, HostedItem),
 }
 
 
@@ -121,6 +192,12 @@ def read_item(item: Mapping[str, Any], where: str) -> Item:
         raise InvalidRequest(f"{where}: {error}", param=where) from None
 
 
+def tools_added_by(item: Mapping[str, Any]) -> list[Any]:
+    """The tools that an item of an unchecked conversation offers."""
+    tools = item.get("tools") if item.get("type") == "additional_tools" else None
+    return tools if isinstance(tools, list) else []
+
+
 class TextFormat(msgspec.Struct, kw_only=True):
     """What the answer must look like."""
 
@@ -131,10 +208,10 @@ class TextFormat(msgspec.Struct, kw_only=True):
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
-    """Form of the answer's text; `verbosity` is a wish that nobody reads."""
+    """Form of the answer's text; `verbosity` goes to the template."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
@@ -157,7 +234,9 @@ class ItemsRequest(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
-    truncation: Literal["auto", "disabled"] | None = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None, neutral("a prompt that is too long is refused")
+    ] = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     conversation: Any = None
@@ -174,17 +253,27 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_logprobs: Annotated[int, within(0, MAX_CHAT_TOP)] | None = None
-    include: list[str] | None = None
-    metadata: dict[str, str] | None = None
+    include: list[Includable] | None = None
+    metadata: Annotated[dict[str, str] | None, neutral("a label of the response")] = None
 
     # Labels, and settings of what never happens here: kept in the response, nothing else.
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: str | None = None
-    max_tool_calls: int | None = None
-    stream_options: dict[str, Any] | None = None
-    context_management: list[dict[str, Any]] | None = None
+    user: Annotated[str | None, neutral("a label of the response")] = None
+    safety_identifier: Annotated[str | None, neutral("a label of the response")] = None
+    prompt_cache_key: Annotated[str | None, neutral("prefixes are found by their tokens")] = None
+    prompt_cache_retention: Annotated[
+        str | None, neutral("prefixes are kept as long as there is room")
+    ] = None
+    prompt_cache_options: Annotated[
+        dict[str, Any] | None, neutral("prefixes are kept as long as there is room")
+    ] = None
+    service_tier: Annotated[str | None, neutral("there is one tier")] = None
+    max_tool_calls: Annotated[int | None, neutral("no tools run on the server")] = None
+    stream_options: Annotated[
+        dict[str, Any] | None, neutral("the usage always comes, obfuscation never")
+    ] = None
+    context_management: Annotated[
+        list[dict[str, Any]] | None, neutral("nothing is compacted by the server")
+    ] = None
 
     # Ours, as in chat.
     top_k: TopK | None = None
@@ -196,12 +285,26 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     priority: Int64 | None = None
     cache_salt: Salt | None = None
     extra_key: Salt | None = None
+    return_cache_break: bool | None = None
 
     moderation: Any = None
+    image: Any = None
+    background_options: Any = None
+    access_programs: Any = None
+
+
+class CompactRequest(msgspec.Struct, kw_only=True):
+    """The body of `/v1/responses/compact`: the conversation that is to become shorter."""
+
+    input: str | list[dict[str, Any]] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
 
 
 DECODER = msgspec.json.Decoder(ResponseRequest)
 ITEMS_DECODER = msgspec.json.Decoder(ItemsRequest)
+COMPACT_DECODER = msgspec.json.Decoder(CompactRequest)
 _UNSUPPORTED = fields_of_type(ResponseRequest, Any)
 
 

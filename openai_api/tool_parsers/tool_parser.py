@@ -2,60 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from openai_api.parser_signs import Signs
 
+# The functions that a request offers: parameters' schemas by name, unchecked.
+Functions = Mapping[str, Mapping[str, Any]]
+
 
 @dataclass(frozen=True)
-class ParsedCall:
-    """One complete call.
+class CallBegin:
+    """A function is called; its arguments follow.
 
     Attributes:
-        arguments: a JSON object, as text.
+        id: as the model wrote it; `None` where its form has none.
     """
 
     name: str
-    arguments: str
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """More of the arguments: together with those before them, the beginning of a JSON object."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    """The call is over.
+
+    Attributes:
+        is_complete: its arguments are a whole JSON object; else the output broke off in them.
+    """
+
+    is_complete: bool
+
+
+ToolPart = str | CallBegin | CallArguments | CallEnd
+
+
+# How arguments are written, by the names that structural tags have for it.
+ArgumentStyle = Literal["json", "qwen_xml", "glm_xml", "minimax_xml"]
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a call is written around its arguments, a JSON object: what grammars are made from.
+    """How a call is written around its arguments: what grammars are made from.
 
     Attributes:
         trigger: begins every call, and nothing else.
         begin: from a function's name to the text before the arguments; starts with `trigger`.
         end: the text behind the arguments.
         separator: the text between two calls.
+        style: of the arguments.
     """
 
     trigger: str
     begin: Callable[[str], str]
     end: str
     separator: str = ""
+    style: ArgumentStyle = "json"
 
 
 class ToolParser(Protocol):
     """Splits a model's output into text and calls.
 
+    A call that has begun stays one: where its arguments stop being JSON it ends, not complete, and
+    what follows is text.
+
     Attributes:
         markers: texts that must stay visible in the output for the parser to work.
         signs: what shows that a model writes calls so.
-        call_form: `None` where the arguments are not JSON: no grammar then holds for calls.
+        call_form: `None` where no grammar can describe a call.
     """
 
     markers: tuple[str, ...]
     signs: Signs
     call_form: CallForm | None
 
-    def __init__(self, names: Collection[str], *, max_calls: int | None) -> None:
+    def __init__(self, functions: Functions, *, max_calls: int | None) -> None:
         """Accept calls of these functions only, and at most `max_calls` of them."""
 
-    def feed(self, text: str) -> list[str | ParsedCall]:
-        """Take more output: texts and calls in their order."""
+    def feed(self, text: str) -> list[ToolPart]:
+        """Take more output: texts and parts of calls in their order."""
 
-    def finish(self) -> list[str | ParsedCall]:
-        """The output is over: what was held back."""
+    def finish(self) -> list[ToolPart]:
+        """The output is over: what was held back, and the end of a call that is open."""

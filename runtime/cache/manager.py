@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.cache.page_pool import EMPTY_PAGES, PagePool, Pages
-from runtime.cache.radix_tree import PrefixMatch, RadixNode, RadixTree, Tokens
+from runtime.cache.radix_tree import CommonPrefix, PrefixMatch, RadixNode, RadixTree, Tokens
 
 
 class PageHold:
@@ -113,7 +113,11 @@ class CacheManager:
         """Tokens of the longest cached prefix, for policies that order by it."""
         if not self.enable_prefix_cache:
             return 0
-        return len(self.tree.match(tokens, namespace).pages) * self.page_size
+        return self.tree.count_pages(tokens, namespace) * self.page_size
+
+    def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
+        """See `RadixTree.common_prefix`."""
+        return self.tree.common_prefix(tokens, namespace)
 
     def attach_prefix(self, hold: PageHold, tokens: Tokens, namespace: str) -> int:
         """Give an empty `hold` the longest cached prefix of `tokens`, locked; returns its tokens.
@@ -160,8 +164,7 @@ class CacheManager:
             return False
         shortage = count - self.pool.num_free
         if shortage > 0:
-            # A little more than needed, since finding the oldest leaves walks the whole tree.
-            evicted = self.tree.evict(shortage + self.pool.num_pages // 128)
+            evicted = self.tree.evict(shortage)
             self.num_evicted_tokens += len(evicted) * self.page_size
             self.pool.give_back(evicted)
         return True

@@ -21,17 +21,28 @@ Tokens = NDArray[np.int32]
 
 
 class RadixNode:
-    """An edge and its end: `tokens` (whole pages) lead here from `parent`, kept in `pages`."""
+    """An edge and its end: `tokens` (whole pages) lead here from `parent`, kept in `pages`.
 
-    __slots__ = ("children", "last_access", "lock_count", "pages", "parent", "tokens")
+    A root has no parent, no tokens, and the `namespace` that it is the root of.
+    """
 
-    def __init__(self, parent: RadixNode | None, tokens: Tokens, pages: Pages) -> None:
+    __slots__ = (
+        *("children", "is_listed", "last_access", "lock_count"),
+        *("namespace", "pages", "parent", "tokens"),
+    )
+
+    def __init__(
+        self, parent: RadixNode | None, tokens: Tokens, pages: Pages, namespace: str = ""
+    ) -> None:
         self.parent = parent
         self.tokens = tokens
         self.pages = pages
+        self.namespace = namespace
         self.children: dict[bytes, RadixNode] = {}
         self.lock_count = 0
         self.last_access = 0
+        # Whether it has an entry among the leaves that may be evicted.
+        self.is_listed = False
 
 
 @dataclass
@@ -40,6 +51,20 @@ class PrefixMatch:
 
     pages: Pages
     node: RadixNode
+
+
+@dataclass(frozen=True)
+class CommonPrefix:
+    """What a sequence has in common with the most similar one that is kept.
+
+    Attributes:
+        num_tokens: that are the same.
+        differs: another token follows there; else nothing that is kept goes on, or the whole
+            sequence is kept.
+    """
+
+    num_tokens: int
+    differs: bool
 
 
 class RadixTree:
@@ -57,34 +82,48 @@ class RadixTree:
         self.num_locked_pages = 0
         self._roots: dict[str, RadixNode] = {}
         self._clock = itertools.count(1)
+        # Unlocked leaves, the least recently used first, as they were when they were listed: who
+        # was used since, locked or grown on is found out when its turn comes.
+        self._leaves: list[tuple[int, int, RadixNode]] = []
+        self._serial = itertools.count()
 
-    def root(self, namespace: str) -> RadixNode:
-        """The root of a name space, made on first use."""
-        root = self._roots.get(namespace)
-        if root is None:
-            root = RadixNode(None, np.empty(0, dtype=np.int32), EMPTY_PAGES)
-            self._roots[namespace] = root
-        return root
+    def count_pages(self, tokens: Tokens, namespace: str) -> int:
+        """Pages of the longest prefix of `tokens` that `match` would find; changes nothing."""
+        return sum(num_pages for _, num_pages in self._path(tokens, namespace))
 
     def match(self, tokens: Tokens, namespace: str) -> PrefixMatch:
         """Find the longest prefix of `tokens`, in whole pages; splits a node it ends inside of."""
-        node = self.root(namespace)
+        node = self._roots.get(namespace)
+        if node is None:
+            node = RadixNode(None, np.empty(0, dtype=np.int32), EMPTY_PAGES, namespace)
         now = next(self._clock)
-        node.last_access = now
         found: list[Pages] = []
-        rest = tokens[: len(tokens) - len(tokens) % self.page_size]
-        while len(rest):
+        for step, num_pages in self._path(tokens, namespace):
+            node = step if num_pages == len(step.pages) else self._split(step, num_pages)
+            node.last_access = now
+            found.append(node.pages)
+        return PrefixMatch(np.concatenate(found) if found else EMPTY_PAGES, node)
+
+    def common_prefix(self, tokens: Tokens, namespace: str) -> CommonPrefix:
+        """How far `tokens` and the most similar sequence that is kept are the same.
+
+        Counted in tokens, so that it ends where the two differ and not with a page. Nothing is
+        split, and nothing counts as used.
+        """
+        node, num_tokens = self._roots.get(namespace), 0
+        while node is not None and node.children and num_tokens < len(tokens):
+            rest = tokens[num_tokens:]
             child = node.children.get(self._key(rest))
             if child is None:
-                break
-            num_pages = self._common_pages(child.tokens, rest)
-            if num_pages < len(child.pages):
-                child = self._split(child, num_pages)
-            child.last_access = now
-            found.append(child.pages)
-            rest = rest[len(child.tokens) :]
+                firsts = np.frombuffer(b"".join(node.children), dtype=np.int32)
+                num_tokens += _longest_common(firsts.reshape(-1, self.page_size), rest)
+                return CommonPrefix(num_tokens, differs=num_tokens < len(tokens))
+            common = _longest_common(child.tokens[None], rest)
+            num_tokens += common
+            if common < len(child.tokens):
+                return CommonPrefix(num_tokens, differs=num_tokens < len(tokens))
             node = child
-        return PrefixMatch(np.concatenate(found) if found else EMPTY_PAGES, node)
+        return CommonPrefix(num_tokens, differs=False)
 
     def insert(self, tokens: Tokens, pages: Pages, namespace: str) -> PrefixMatch:
         """Make `tokens` (whole pages, kept in `pages`) known.
@@ -96,11 +135,14 @@ class RadixTree:
         num_known = len(match.pages)
         if num_known == len(pages):
             return match
+        if not num_known:
+            self._roots[namespace] = match.node
         rest = tokens[num_known * self.page_size :].copy()
         node = RadixNode(match.node, rest, pages[num_known:].copy())
-        node.last_access = match.node.last_access
+        node.last_access = next(self._clock)
         match.node.children[self._key(rest)] = node
         self.num_pages += len(node.pages)
+        self._list(node)
         return PrefixMatch(np.concatenate([match.pages, node.pages]), node)
 
     def lock(self, node: RadixNode) -> None:
@@ -120,6 +162,7 @@ class RadixTree:
             step.lock_count -= 1
             if step.lock_count == 0:
                 self.num_locked_pages -= len(step.pages)
+                self._list(step)
             step = step.parent
 
     def lock_only(self, nodes: list[RadixNode]) -> None:
@@ -129,32 +172,33 @@ class RadixTree:
         self.num_locked_pages = 0
         for node in nodes:
             self.lock(node)
+        for node in self._nodes():
+            self._list(node)
 
     def evict(self, num_pages: int) -> Pages:
         """Remove least recently used unlocked leaves until `num_pages` are free; returns the pages.
 
         Fewer are returned when the rest is locked.
         """
-        leaves = [(node.last_access, id(node), node) for node in self._nodes() if _evictable(node)]
-        heapq.heapify(leaves)
         freed: list[Pages] = []
         num_freed = 0
-        while leaves and num_freed < num_pages:
-            _, _, node = heapq.heappop(leaves)
-            excess = num_freed + len(node.pages) - num_pages
-            if excess > 0:
-                # Only the tail of a long leaf is needed: the beginning stays useful.
-                tail = self._split_tail(node, excess)
-                node = tail
-            parent = node.parent
-            assert parent is not None
-            del parent.children[self._key(node.tokens)]
-            freed.append(node.pages)
-            num_freed += len(node.pages)
-            if _evictable(parent):
-                heapq.heappush(leaves, (parent.last_access, id(parent), parent))
+        while self._leaves and num_freed < num_pages:
+            listed, _, node = heapq.heappop(self._leaves)
+            node.is_listed = False
+            if node.last_access > listed or not _evictable(node):
+                self._list(node)
+                continue
+            # Only the tail of a long leaf is needed: the beginning stays useful.
+            num_kept = max(0, num_freed + len(node.pages) - num_pages)
+            freed.append(node.pages[num_kept:])
+            num_freed += len(freed[-1])
+            if num_kept:
+                node.pages = node.pages[:num_kept]
+                node.tokens = node.tokens[: num_kept * self.page_size]
+                self._list(node)
+            else:
+                self._remove(node)
         self.num_pages -= num_freed
-        self._drop_empty_roots()
         return np.concatenate(freed) if freed else EMPTY_PAGES
 
     def all_pages(self) -> Pages:
@@ -169,9 +213,37 @@ class RadixTree:
             stack.extend(node.children.values())
             yield node
 
-    def _drop_empty_roots(self) -> None:
-        for name in [name for name, root in self._roots.items() if not root.children]:
-            del self._roots[name]
+    def _path(self, tokens: Tokens, namespace: str) -> Iterator[tuple[RadixNode, int]]:
+        """Yield the nodes along `tokens`, each with how many of its pages agree.
+
+        All but the last agree in all of theirs. That one may be split before the next is asked for.
+        """
+        node = self._roots.get(namespace)
+        rest = tokens[: len(tokens) - len(tokens) % self.page_size]
+        while node is not None and len(rest):
+            node = node.children.get(self._key(rest))
+            if node is None:
+                return
+            num_pages = self._common_pages(node.tokens, rest)
+            is_whole, rest = num_pages == len(node.pages), rest[len(node.tokens) :]
+            yield node, num_pages
+            if not is_whole:
+                return
+
+    def _list(self, node: RadixNode) -> None:
+        """Note that `node` may be evicted, if it may."""
+        if not node.is_listed and _evictable(node):
+            node.is_listed = True
+            heapq.heappush(self._leaves, (node.last_access, next(self._serial), node))
+
+    def _remove(self, node: RadixNode) -> None:
+        """Take a leaf out; its parent may be the next, and a root without children goes as well."""
+        parent = node.parent
+        assert parent is not None
+        del parent.children[self._key(node.tokens)]
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.namespace]
+        self._list(parent)
 
     def _key(self, tokens: Tokens) -> bytes:
         return tokens[: self.page_size].tobytes()
@@ -197,9 +269,12 @@ class RadixTree:
         upper.children[self._key(node.tokens)] = node
         return upper
 
-    def _split_tail(self, leaf: RadixNode, num_kept: int) -> RadixNode:
-        self._split(leaf, num_kept)
-        return leaf
+
+def _longest_common(rows: Tokens, tokens: Tokens) -> int:
+    """Most tokens that one of `rows` and `tokens` begin with alike."""
+    width = min(rows.shape[1], len(tokens))
+    same = rows[:, :width] == tokens[:width]
+    return int(np.logical_and.accumulate(same, axis=1).sum(axis=1).max())
 
 
 def _evictable(node: RadixNode) -> bool:

@@ -9,8 +9,11 @@ from runtime.checkpoint.headers import weight_files
 from runtime.errors import StartupError
 
 # Beside this package, found without importing what lies above it.
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "headrace" / "demo" / "model"
+_DEMO_FOLDER = Path(__file__).resolve().parents[2] / "headrace" / "demo"
+DEMO_MODEL = _DEMO_FOLDER / "model"
 DEMO_NAME = "headrace-demo"
+# The models that come along, by name.
+DEMO_MODELS = {DEMO_NAME: DEMO_MODEL, "demo-vision": _DEMO_FOLDER / "vision"}
 
 # What serving reads: no pickles, no code, no weights for other frameworks.
 ALLOW_PATTERNS = [
@@ -48,12 +51,12 @@ _MAX_PATH_CHARS = 4096
 
 
 def is_local(path_or_id: str) -> bool:
-    """Whether a model's path names a folder or file of this machine, or the demo model."""
+    """Whether a model's path names a folder or file of this machine, or a demo model."""
     try:
         exists = Path(path_or_id).expanduser().exists()
     except (OSError, ValueError, RuntimeError):
         return False
-    return bool(path_or_id) and (exists or path_or_id == DEMO_NAME)
+    return bool(path_or_id) and (exists or path_or_id in DEMO_MODELS)
 
 
 def resolve_model_folder(
@@ -66,7 +69,7 @@ def resolve_model_folder(
     """Return the folder of a model, downloading it when it is on the hub and not yet cached.
 
     Args:
-        path_or_id: a local folder, `owner/name` on the hub, or the demo model's name.
+        path_or_id: a local folder, `owner/name` on the hub, or a demo model's name.
         revision: branch, tag or commit on the hub; a local folder has none.
         only_config: whether `config.json` will do, without weights and tokenizer.
         may_download: whether the hub is asked for what is not cached.
@@ -89,8 +92,13 @@ def resolve_model_folder(
         raise StartupError(f"{path_or_id[:256]!r} is not a folder: {reason}") from error
     if is_file:
         raise StartupError(f"{path_or_id} is a file; give the folder that holds config.json")
-    if path_or_id == DEMO_NAME and DEMO_MODEL.is_dir():
-        return DEMO_MODEL
+    if path_or_id in DEMO_MODELS:
+        demo = DEMO_MODELS[path_or_id]
+        if not (demo / "config.json").is_file():
+            raise StartupError(
+                f"{path_or_id}: this demo model is not installed; there is no {demo}"
+            )
+        return demo
     if _HUB_ID.fullmatch(path_or_id) is None:
         raise StartupError(f"{path_or_id or 'an empty path'} is not a folder")
     patterns = CONFIG_PATTERNS if only_config else ALLOW_PATTERNS

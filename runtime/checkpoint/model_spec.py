@@ -107,6 +107,8 @@ class ModelSpec(ABC):
         raw: the whole of `config.json`.
         gives: what comes out for a text.
         pooling: of a model that gives vectors or scores, with the layers behind it.
+        text_limit: of a model that gives vectors, tokens of a text in its folder's own words;
+            `None` for as many as the positions allow.
         prompts: of a model that gives vectors, what may stand ahead of a text.
         labels: names of the scores, in order.
         vision: how it takes images; `None` where it sees none.
@@ -124,6 +126,7 @@ class ModelSpec(ABC):
     raw: dict[str, Any] = field(default_factory=dict)
     gives: Gives = "tokens"
     pooling: Pooling = field(default_factory=Pooling)
+    text_limit: int | None = None
     prompts: TextPrompts = field(default_factory=TextPrompts)
     labels: tuple[str, ...] = ()
     vision: VisionSpec | None = None

@@ -21,6 +21,8 @@ from runtime.errors import InvalidRequest
 MAX_NUMBERS = 2**25
 # Tokens of a request's prompts, each prompt counted once for each of its samples, 256 MiB.
 MAX_PROMPT_TOKENS = 2**26
+# Of its images, each counted once for each sample that sees it: it is sent with each.
+MAX_PIXEL_BYTES = 2**29
 
 _EMBEDS = "input_embeds"
 
@@ -29,14 +31,21 @@ def check_answer_size(inputs: Sequence[GenerationInput], limits: EngineLimits) -
     """Refuse the samples of one request if they, or their answers, might weigh too much together.
 
     Raises:
-        InvalidRequest: more than `MAX_NUMBERS` or `MAX_PROMPT_TOKENS`; it tells the bound and what
-            the request came to.
+        InvalidRequest: more than `MAX_NUMBERS`, `MAX_PROMPT_TOKENS` or `MAX_PIXEL_BYTES`; it tells
+            the bound and what the request came to.
     """
     num_prompt = sum(len(item.input_ids) for item in inputs)
     if num_prompt > MAX_PROMPT_TOKENS:
         raise InvalidRequest(
             f"The prompts of a request, each counted for each of its n samples, may have at most "
             f"{MAX_PROMPT_TOKENS} tokens together, got {num_prompt}: send several requests."
+        )
+    num_bytes = sum(item.spec.num_pixel_bytes for item in inputs)
+    if num_bytes > MAX_PIXEL_BYTES:
+        raise InvalidRequest(
+            "The images of a request, each counted for each of the samples that see it, may have "
+            f"at most {MAX_PIXEL_BYTES >> 20} MiB as they are scaled, got {num_bytes >> 20}: send "
+            "several requests."
         )
     weighing = [item for item in inputs if item.spec.extras or item.spec.input_embeds]
     if not weighing:

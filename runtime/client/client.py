@@ -5,17 +5,16 @@ The HTTP front and the offline engine both use this object, on their own event l
 
 from __future__ import annotations
 
-import array
 import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
 
-from runtime.client.admission import EngineLimits, admit
+from runtime.client.admission import EngineLimits, admit, check_images
 from runtime.client.answer_size import check_answer_size
 from runtime.client.control_calls import ControlCalls
 from runtime.client.front_extras import check_extras, check_kind
@@ -42,6 +41,7 @@ from runtime.ipc.messages import (
     FinishReason,
     FlushCache,
     GenerateRequest,
+    PrefixReport,
     RequestError,
     SchedulerInbound,
     SetOptions,
@@ -49,6 +49,7 @@ from runtime.ipc.messages import (
     TextDeltas,
 )
 from runtime.requests.extra_spec import add_block
+from runtime.requests.image_input import ImageInput
 from runtime.requests.sampling_params import GrammarSpec
 
 
@@ -65,6 +66,8 @@ class EngineClient:
         loaded: which weights the replicas have.
         sinks: told about every request that ended; without any nothing is recorded.
         keeps_text: whether records hold what was generated.
+        max_pixel_bytes: of the images of all requests in flight; `None` where their caller holds
+            the memory himself.
     """
 
     def __init__(
@@ -101,11 +104,14 @@ class EngineClient:
         self._seed_source = _seed_source(random_seed)
         self.sinks: list[RecordSink] = []
         self.keeps_text = False
+        self.max_pixel_bytes: int | None = None
+        self._pixel_bytes = 0
 
     @property
     def ready(self) -> bool:
         """Whether any replica takes requests; setting it sets all."""
-        return any(link.ready for link in self.links)
+        # The first one as a rule: no generator for it.
+        return self.links[0].ready or any(link.ready for link in self.links)
 
     @ready.setter
     def ready(self, value: bool) -> None:
@@ -159,30 +165,42 @@ class EngineClient:
                 f"A request with rid {spec.rid[:64]!r} is already in flight.", param="rid"
             )
         check_kind(spec.extras, self.limits)
-        input_ids, sampling = admit(
+        sampling = spec.sampling
+        input_ids, data, max_new_tokens = admit(
             item.input_ids,
-            spec.sampling,
+            sampling,
             self.limits,
             explicit_max_new_tokens=spec.explicit_max_new_tokens,
         )
+        check_images(item.input_ids, spec, self.limits)
+        num_pixel_bytes = spec.num_pixel_bytes
+        if (
+            self.max_pixel_bytes is not None
+            and self._pixel_bytes + num_pixel_bytes > self.max_pixel_bytes
+        ):
+            raise Overloaded("The images of other requests that run or wait take too much memory.")
         if spec.extras:
             check_extras(spec.extras, len(input_ids))
             check_answer_size([item], self.limits)
-        if sampling.seed is None:
-            sampling = msgspec.structs.replace(sampling, seed=self._seed_source())
         grammar = self._compile(sampling.grammar)
         request_id = next(self._ids)
-        data = array.array("i", input_ids).tobytes()
         namespace = tenants_namespace(spec.cache_namespace)
         link = self._router.choose(data, namespace, spec.dp_rank)
-        stream = StreamState(request_id, spec.rid, len(input_ids), time.monotonic(), link)
+        stream = StreamState(
+            request_id, spec.rid, len(input_ids), time.monotonic(), link, num_pixel_bytes
+        )
         request = GenerateRequest(
             request_id=request_id,
             input_ids=data,
             spec=msgspec.structs.replace(
                 spec,
-                # The scheduler knows grammars by their keys.
-                sampling=msgspec.structs.replace(sampling, grammar=None),
+                sampling=msgspec.structs.replace(
+                    sampling,
+                    max_new_tokens=max_new_tokens,
+                    seed=self._seed_source() if sampling.seed is None else sampling.seed,
+                    # The scheduler knows grammars by their keys.
+                    grammar=None,
+                ),
                 cache_namespace=namespace,
                 # A prompt that is too long may have been cut.
                 input_embeds=spec.input_embeds[: len(input_ids) * self.limits.hidden_size * 4],
@@ -196,6 +214,7 @@ class EngineClient:
         self._rids[spec.rid] = request_id
         link.num_in_flight += 1
         link.num_prompt_tokens += stream.prompt_tokens
+        self._pixel_bytes += num_pixel_bytes
         if grammar is not None:
             key, compiled = grammar
             self._compiling.add(request_id)
@@ -367,6 +386,23 @@ class EngineClient:
         call_id = next(self._ids)
         return await self._calls.call(call_id, make(call_id), timeout_s)
 
+    async def match_prefix(
+        self, input_ids: list[int], namespace: str, images: Sequence[ImageInput] = ()
+    ) -> PrefixReport:
+        """How much of a prompt is cached, in the replica that has most of it.
+
+        Args:
+            input_ids: the prompt.
+            namespace: as in a request; a tenant's own prefixes alone are looked at.
+            images: of the prompt.
+
+        Raises:
+            EngineNotReady: no worker takes requests, or none answers.
+        """
+        return await self._calls.match_prefix(
+            next(self._ids), input_ids, tenants_namespace(namespace), images
+        )
+
     def forget(self, request_id: int) -> None:
         """Drop a stream that is over or no longer read."""
         self._compiling.discard(request_id)
@@ -376,6 +412,7 @@ class EngineClient:
             return
         stream.link.num_in_flight -= 1
         stream.link.num_prompt_tokens -= stream.prompt_tokens
+        self._pixel_bytes -= stream.num_pixel_bytes
         if self._rids.get(stream.rid) == request_id:
             del self._rids[stream.rid]
 

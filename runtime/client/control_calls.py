@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,10 @@ import msgspec
 
 from runtime.client.replica_link import ReplicaLink
 from runtime.errors import EngineNotReady
-from runtime.ipc.messages import ControlReply, SchedulerInbound
+from runtime.ipc.messages import ControlReply, MatchPrefix, PrefixReport, SchedulerInbound
+from runtime.requests.image_input import ImageInput
+
+_REPORT = msgspec.msgpack.Decoder(PrefixReport)
 
 
 @dataclass
@@ -43,11 +47,25 @@ class ControlCalls:
         """
         if not all(link.ready for link in self._links):
             raise EngineNotReady("The model is still loading; see /startupz for progress.")
+        return merge_replies(await self.call_each(call_id, message, self._links, timeout_s))
+
+    async def call_each(
+        self,
+        call_id: int,
+        message: SchedulerInbound,
+        links: Sequence[ReplicaLink],
+        timeout_s: float | None,
+    ) -> dict[int, ControlReply]:
+        """`call` some of the replicas; one or more.
+
+        Returns:
+            The replies, by rank.
+        """
         done = asyncio.get_running_loop().create_future()
-        call = _Call({link.rank for link in self._links}, done)
+        call = _Call({link.rank for link in links}, done)
         self._calls[call_id] = call
         try:
-            for link in self._links:
+            for link in links:
                 link.send(message)
             async with asyncio.timeout(timeout_s):
                 await done
@@ -57,7 +75,37 @@ class ControlCalls:
                 call.replies[rank] = ControlReply(call_id, False, text)
         finally:
             self._calls.pop(call_id, None)
-        return merge_replies(call.replies)
+        return call.replies
+
+    async def match_prefix(
+        self, call_id: int, input_ids: list[int], namespace: str, images: Sequence[ImageInput]
+    ) -> PrefixReport:
+        """Ask the replicas that take requests how much of a prompt they have cached.
+
+        Args:
+            call_id: of the call.
+            input_ids: the prompt.
+            namespace: with the tenant's own part.
+            images: of the prompt; their pixels stay here.
+
+        Returns:
+            What the replica says that has most of it.
+
+        Raises:
+            EngineNotReady: no worker takes requests, or none answers.
+        """
+        data = array.array("i", input_ids).tobytes()
+        named = [
+            msgspec.structs.replace(each, image=msgspec.structs.replace(each.image, pixels=b""))
+            for each in images
+        ]
+        message = MatchPrefix(call_id, data, namespace, named)
+        links = [link for link in self._links if link.ready]
+        replies = await self.call_each(call_id, message, links, 30.0) if links else {}
+        found = [_REPORT.decode(reply.data) for reply in replies.values() if reply.success]
+        if not found:
+            raise EngineNotReady("The worker did not answer.")
+        return max(found, key=lambda report: report.num_tokens)
 
     def on_reply(self, rank: int, reply: ControlReply) -> None:
         """Note a replica's answer; the last one completes the call."""

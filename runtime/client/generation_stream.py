@@ -31,7 +31,7 @@ class GenerationInput:
     spec: RequestSpec
 
 
-@dataclass
+@dataclass(slots=True)
 class GenerationChunk:
     """What is new since the chunk before.
 
@@ -69,23 +69,37 @@ class GenerationChunk:
         return [each for block in blocks for each in memoryview(block.unsent_ids).cast("i")]
 
 
-class Wake(asyncio.Event):
-    """Set when a stream has something to read.
+class Wake:
+    """Set when a stream has something to read; an event for its one reader.
 
     Attributes:
+        is_set: whether there is something.
         listener: called whenever it is set.
     """
 
-    listener: Callable[[], None] | None = None
+    __slots__ = ("_waiting", "is_set", "listener")
+
+    def __init__(self) -> None:
+        """Start unset."""
+        self.is_set = False
+        self.listener: Callable[[], None] | None = None
+        self._waiting: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        """Wake whoever waits, and call the listener."""
-        super().set()
+        """Wake who waits, and call the listener."""
+        self.is_set = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
         if self.listener is not None:
             self.listener()
 
+    def until_set(self) -> asyncio.Future[None]:
+        """What the reader awaits where it is not set."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        return self._waiting
 
-@dataclass
+
+@dataclass(slots=True)
 class StreamState:
     """What a request in flight has brought and nobody has read yet; the client's own."""
 
@@ -94,6 +108,7 @@ class StreamState:
     prompt_tokens: int
     arrival: float
     link: ReplicaLink
+    num_pixel_bytes: int = 0
     cached_tokens: int = 0
     num_retractions: int = 0
     # Deltas that wait to be read; a reader that falls behind gets them joined, so memory stays
@@ -172,7 +187,7 @@ class GenerationStream:
     def listen(self, listener: Callable[[], None]) -> None:
         """Have `listener` called whenever a chunk can be read, now if there is one already."""
         self._stream.wake.listener = listener
-        if self._stream.wake.is_set():
+        if self._stream.wake.is_set:
             listener()
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
@@ -183,11 +198,12 @@ class GenerationStream:
             raise StopAsyncIteration
         stream = self._stream
         try:
-            await stream.wake.wait()
+            if not stream.wake.is_set:
+                await stream.wake.until_set()
         except asyncio.CancelledError:
             self.close()
             raise
-        stream.wake.clear()
+        stream.wake.is_set = False
         if stream.error is not None:
             self._end("error")
             raise stream.error

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from runtime.client.background import Background
 from runtime.client.client import EngineClient
@@ -71,13 +70,12 @@ class EngineHost:
         self.restarts = restarts
         self.run_folder = run_folder
         self.on_change: list[Callable[[EngineStatus], None]] = []
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # Where the grammar compiler, which serves all replicas, answers.
         self._inbox: AsyncInbox[GrammarInbound] | None = None
         self._background = Background(self.ended)
         if grammar is not None:
-            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
-            client.grammars = GrammarCompiler(grammar, context)
+            client.grammars = GrammarCompiler(grammar, self._context)
         self._first_ready: asyncio.Future[None] | None = None
         self._replicas: list[Replica] = []
         statuses = []

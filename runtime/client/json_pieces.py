@@ -75,6 +75,11 @@ class JsonItems(Pieces):
         yield b"]"
 
 
+def list_of(items: Iterable[Any], cost: int) -> list[Any] | JsonItems:
+    """A list of `items`, which is encoded in pieces where it is large."""
+    return list(items) if cost <= INLINE_COST else JsonItems(items, cost)
+
+
 class GrowingJson(Pieces):
     """A list that grows between one encoding and the next; each item becomes JSON once."""
 
@@ -113,10 +118,13 @@ class GrowingJson(Pieces):
 
 def encode(content: Any) -> bytes | Iterator[bytes]:
     """JSON of `content`, in which lists may be `Pieces`: at once where they are small."""
+    try:
+        return orjson.dumps(content)
+    except TypeError:
+        # As good as always there are none, and looking for them costs more than the JSON.
+        pass
     large: list[Pieces] = []
     data = orjson.dumps(content, _hole(large))
-    if not large:
-        return data
     pieces = _filled(data, large)
     return pieces if sum(each.cost for each in large) > INLINE_COST else b"".join(pieces)
 

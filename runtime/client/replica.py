@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
-import zmq.asyncio
 
 from runtime.client.background import Background
 from runtime.client.client import EngineClient
@@ -122,7 +121,7 @@ class Replica:
         worker: WorkerConfig,
         detokenizer: DetokenizerConfig,
         client: EngineClient,
-        context: zmq.asyncio.Context,
+        context: zmq.Context[zmq.Socket[bytes]],
         owner: Owner,
         start_child: Callable[..., Child] = Child,
         restart_delays_s: Sequence[float] = RESTART_DELAYS_S,
@@ -152,7 +151,6 @@ class Replica:
         self._worker: Child | None = None
         self._detokenizer: Child | None = None
         self._context = context
-        self._sync_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
         self._inbox: AsyncInbox[FrontInbound] | None = None
         self._scheduler: Outbox | None = None
         self._background = Background(self._lost)
@@ -236,7 +234,7 @@ class Replica:
             self._scheduler.close()
         self.status.shared.reset()
         address = scheduler_address(self._run_folder, self._worker_config.generation)
-        self._scheduler = Outbox(self._sync_context, address)
+        self._scheduler = Outbox(self._context, address)
         self._link.connect(self._scheduler.send)
         self._started_at["scheduler"] = time.monotonic()
         environment = compute_environment(self._worker_config.num_threads)

@@ -78,6 +78,7 @@ async def encode_prompts(
         texts,
         add_special_tokens=add_special_tokens,
         check_length=lambda num_tokens: check_prompt_length(num_tokens, limits),
+        most=limits.longest_kept if add_special_tokens else None,
     )
     ids = iter(encoded)
     return [next(ids) if isinstance(prompt, str) else prompt for prompt in prompts]
@@ -89,13 +90,16 @@ async def encode_texts(
     *,
     add_special_tokens: bool = True,
     check_length: Callable[[int], object] | None = None,
+    most: int | None = None,
 ) -> list[list[int]]:
     """Token ids of texts whose size was checked; see `Tokenizer.encode_batch`."""
     if sum(map(len, texts)) <= _INLINE_CHARS and len(texts) <= _INLINE_TEXTS:
-        return tokenizer.encode_batch(texts, add_special_tokens, check_length)
+        return tokenizer.encode_batch(texts, add_special_tokens, check_length, most)
     encoded: list[list[int]] = []
     for group in _groups(texts):
-        encoded += await _POOL.run(tokenizer.encode_batch, group, add_special_tokens, check_length)
+        encoded += await _POOL.run(
+            tokenizer.encode_batch, group, add_special_tokens, check_length, most
+        )
     return encoded
 
 
@@ -138,7 +142,7 @@ async def encode_pairs(
 
     for joined in _groups(["".join(pair) for pair in pairs]):
         group = pairs[len(encoded) : len(encoded) + len(joined)]
-        encoded += await _POOL.run(tokenizer.encode_pairs, group, check_length)
+        encoded += await _POOL.run(tokenizer.encode_pairs, group, check_length, limits.longest_kept)
     return encoded
 
 

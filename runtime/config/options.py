@@ -125,12 +125,12 @@ class HttpArgs:
     )
     reasoning_parser: str = option(
         AUTO_PARSER,
-        "How reasoning is split from the answer in chat: qwen3, deepseek-r1, ...; none; auto "
+        "How reasoning is split from the answer in chat: qwen3, gpt-oss, ...; none; auto "
         "recognises it from the model's templates.",
     )
     tool_call_parser: str = option(
         AUTO_PARSER,
-        "How tool calls are read from the answer in chat: hermes, qwen25, ...; none; auto "
+        "How tool calls are read from the answer in chat: hermes, llama3, ...; none; auto "
         "recognises it from the model's templates.",
     )
     enable_cache_report: bool = option(False, "Report cached prompt tokens in `usage`.")
@@ -156,12 +156,40 @@ class HttpArgs:
     response_store_mb: float = option(
         128.0, "Most MiB of responses that are kept for a day; 0 keeps none."
     )
+    file_store: str | None = option(
+        None,
+        "Folder that keeps files and batches (/v1/files, /v1/batches), which the next server goes "
+        "on with; one that goes away with the server when absent.",
+        metavar="DIR",
+    )
+    file_store_mb: float = option(
+        1024.0, "Most MiB of files and of batches' answers; 0 keeps none."
+    )
     allow_origins: list[str] = option(
         [], "Web origins that may call this server (CORS).", metavar="ORIGIN"
     )
     fastapi_root_path: str = option("", "Path prefix when behind a proxy.")
     disable_docs: bool = option(False, "Do not serve /docs and /openapi.json.")
     vertex_route: str = option("/vertex_generate", "Path of the route for Vertex AI.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaArgs:
+    """Images of prompts."""
+
+    allow_media_domains: list[str] = option(
+        [],
+        "Hosts that images may be fetched from; .example.org stands for all below it. None "
+        "when absent. Addresses that are not public are never connected to.",
+        metavar="HOST",
+    )
+    allow_media_urls: bool = option(False, "Let images be fetched from every public host.")
+    media_root: list[str] = option(
+        [], "Folders whose files may be named as images (a path, file://).", metavar="DIR"
+    )
+    limit_mm_data_per_request: str | None = option(
+        None, 'JSON object of the most images of a prompt: {"image": 16}, which is the default.'
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +335,7 @@ class ServerConfig:
 
     model: ModelArgs = field(default_factory=ModelArgs)
     http: HttpArgs = field(default_factory=HttpArgs)
+    media: MediaArgs = field(default_factory=MediaArgs)
     scheduling: SchedulingArgs = field(default_factory=SchedulingArgs)
     parallel: ParallelArgs = field(default_factory=ParallelArgs)
     kernels: KernelArgs = field(default_factory=KernelArgs)

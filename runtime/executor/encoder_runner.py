@@ -6,12 +6,13 @@ import numpy as np
 import torch
 
 from runtime.executor.batch_rows import BatchRows
+from runtime.executor.shared_texts import shared_beginnings
 from runtime.executor.staging import to_device
 from runtime.executor.step_plan import Int64Array, MaskSource, StepPlan
 from runtime.executor.step_runner import Computed, StepRunner
 from runtime.extras.pooled.device import Numbers
 from runtime.models.attention.backend import AttentionBackend
-from runtime.models.encoder_batch import EncoderBatch
+from runtime.models.encoder_batch import EncoderBatch, SharedBeginnings
 from runtime.models.model import TextEncoder
 
 
@@ -52,13 +53,18 @@ class EncoderRunner(StepRunner):
     ) -> Computed:
         # No page is read: what the device does not know of them need not be kept.
         self._rows.forget_unsent()
-        numbers = self._rows.extras.device_half("pooled")
-        parts = numbers.parts(plan.rows) if isinstance(numbers, Numbers) else None
-        batch = pack_texts(plan, self._rows.device, parts)
+        extras, device = self._rows.extras, self._rows.device
+        reads_hidden = extras.reads_hidden[plan.rows].any()
+        batch = None
+        if not reads_hidden and self._model.shared_grain:
+            batch = pack_shared(plan, device, self._model.shared_grain)
+        if batch is None:
+            numbers = extras.device_half("pooled")
+            parts = numbers.parts(plan.rows) if isinstance(numbers, Numbers) else None
+            batch = pack_texts(plan, device, parts)
         batch.attention = self._attention
-        extras = self._rows.extras
         computed = Computed(host_tokens=np.zeros(len(plan.sample_rows), dtype=np.int64))
-        if extras.reads_hidden[plan.rows].any():
+        if reads_hidden:
             hidden = self._model.forward(batch)
             tokens = self._model.head.of_tokens(hidden)
             computed.inputs = extras.of_prompts(plan, tokens, self._model.head.of_tokens)
@@ -69,6 +75,31 @@ class EncoderRunner(StepRunner):
             pooled = self._model.compute(batch)
         computed.outputs += extras.of_samples("pooled", plan.rows, pooled)
         return computed
+
+
+def pack_shared(plan: StepPlan, device: torch.device, grain: int) -> EncoderBatch | None:
+    """The same for a model that reads the last token of each text: beginnings are computed once.
+
+    Args:
+        plan: the step.
+        device: where it is computed.
+        grain: tokens that are shared at a time.
+
+    Returns:
+        `None` where no texts begin alike.
+    """
+    bounds = np.cumsum(plan.query_lens)
+    lenders, lengths = shared_beginnings(np.split(plan.chunk_tokens, bounds[:-1]), grain)
+    if not lengths.any():
+        return None
+    places = np.arange(int(bounds[-1])) - np.repeat(bounds - plan.query_lens, plan.query_lens)
+    is_own = places >= np.repeat(lengths, plan.query_lens)
+    own = plan.query_lens - lengths
+    indptr = np.concatenate([[0], np.cumsum(own)])
+    tokens = plan.chunk_tokens[is_own].astype(np.int64)
+    ids, positions, own_bounds = to_device(device, tokens, places[is_own], indptr)
+    shared = SharedBeginnings(lenders, lengths)
+    return EncoderBatch(ids, positions, own.tolist(), own_bounds, shared=shared)
 
 
 def pack_texts(

@@ -48,7 +48,7 @@ class RowJoin(_Part):
         output_ids: tokens generated before a retraction, for the penalties.
         extras: what to report beside tokens; every rank goes the same way through a step, so each
             knows them.
-        has_grammar: whether steps bring masks for it.
+        has_grammar: whether steps may bring masks for it.
         images: of its prompt, in order.
     """
 

@@ -67,7 +67,7 @@ class _Lark:
             case "const_string":
                 return _text(form.get("value"))
             case "json_schema":
-                schema = as_llguidance_schema(form.get("json_schema"))
+                schema = as_llguidance_schema(_json_only(form).get("json_schema"))
                 return "%json " + orjson.dumps(schema).decode()
             case "regex":
                 return f"/{_SLASH.sub(_escaped, _string(form.get('pattern')))}/"
@@ -113,7 +113,7 @@ def _triggered(form: dict[str, Any]) -> str:
             raise GrammarError("every tag must begin with one of the triggers")
         kind = content.get("type") if isinstance(content, dict) else None
         if kind == "json_schema":
-            inner: Any = as_llguidance_schema(content.get("json_schema"))
+            inner: Any = as_llguidance_schema(_json_only(content).get("json_schema"))
         elif kind == "grammar":
             inner = gbnf_to_lark(_string(content.get("grammar")))
         else:
@@ -125,6 +125,12 @@ def _triggered(form: dict[str, Any]) -> str:
         raise GrammarError("there must be at least one tag")
     grammar = StructTag.to_grammar(tags, assume_special=False)
     return grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
+
+
+def _json_only(form: dict[str, Any]) -> dict[str, Any]:
+    if form.get("style", "json") != "json":
+        raise GrammarError("a json_schema in another style is not known to llguidance's backend")
+    return form
 
 
 def _parts(form: dict[str, Any], key: str) -> list[Any]:

@@ -7,6 +7,7 @@ import sys
 
 from runtime.ipc.standard_error import queue_standard_error
 
+_TIME_FORMAT = "%H:%M:%S"
 _FORMAT = "%(asctime)s %(levelname)-7s [%(process_name)s] %(message)s"
 
 
@@ -14,13 +15,23 @@ class _OneLineFormatter(logging.Formatter):
     """Escapes control characters of the message; tracebacks keep their lines."""
 
     def __init__(self, process_name: str) -> None:
-        super().__init__(_FORMAT, "%H:%M:%S", defaults={"process_name": process_name})
+        super().__init__(_FORMAT, _TIME_FORMAT, defaults={"process_name": process_name})
+        self._second = 0
+        self._time = ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        # Made once a second, not for each line.
+        if int(record.created) != self._second:
+            self._second = int(record.created)
+            self._time = super().formatTime(record, datefmt)
+        return self._time
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's own name
-        record.message = "".join(
-            c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
-            for c in record.message
-        )
+        if not record.message.isprintable():
+            record.message = "".join(
+                c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
+                for c in record.message
+            )
         return super().formatMessage(record)
 
 
@@ -31,6 +42,8 @@ def configure_logging(level: str, process_name: str) -> None:
     """
     queue_standard_error(process_name)
     logging.captureWarnings(True)
+    # What each record would look up, and no line of ours shows.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLineFormatter(process_name))
     root = logging.getLogger()

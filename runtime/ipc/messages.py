@@ -17,6 +17,7 @@ from runtime.ipc.weight_messages import (
     WeightCall,
 )
 from runtime.requests.extra_spec import ExtraBlock
+from runtime.requests.image_input import ImageInput
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec
 
@@ -74,6 +75,35 @@ class FlushCache(_Message, frozen=True):
     """Drop the prefix cache; refused while requests run or wait."""
 
     call_id: int
+
+
+class MatchPrefix(_Message, frozen=True):
+    """Say how much of a prompt is cached; answered by an encoded `PrefixReport`.
+
+    Attributes:
+        input_ids: little-endian int32 bytes.
+        namespace: of the prefix cache.
+        images: of the prompt, known by their digests; their pixels stay where they are.
+    """
+
+    call_id: int
+    input_ids: bytes
+    namespace: str
+    images: list[ImageInput] = []
+
+
+class PrefixReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How far a prompt and the most similar one that is cached are the same.
+
+    Attributes:
+        num_tokens: that are the same.
+        num_cached: of them, those that a request would take from the cache: whole pages.
+        differs: the cached one goes on with another token; else it ends there.
+    """
+
+    num_tokens: int
+    num_cached: int
+    differs: bool
 
 
 class Ping(_Message, frozen=True):
@@ -167,6 +197,7 @@ SchedulerInbound = (
     | AbortAll
     | StopHit
     | FlushCache
+    | MatchPrefix
     | Ping
     | SetOptions
     | WorkerCommand

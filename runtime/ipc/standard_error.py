@@ -19,6 +19,9 @@ from typing import NoReturn, TextIO
 MAX_BYTES = 2**19
 # For the last lines of a process that ends.
 DRAIN_S = 1.0
+# What comes so soon after a line is written with it: to wake the writer for each line of a busy
+# server took as long as to make the line.
+_GATHER_S = 0.002
 
 
 class QueuedText(io.TextIOBase):
@@ -106,11 +109,15 @@ class QueuedText(io.TextIOBase):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
-                # It stays at the head until it is written: a drain waits for it.
-                data = self._waiting[0]
+            time.sleep(_GATHER_S)
+            with self._changed:
+                # They stay until they are written: a drain waits for them.
+                num_parts = len(self._waiting)
+                data = b"".join(self._waiting)
             is_written = self._write_through(data)
             with self._changed:
-                self._waiting.popleft()
+                for _ in range(num_parts):
+                    self._waiting.popleft()
                 self._num_bytes -= len(data)
                 self._num_lost += 0 if is_written else _num_lines(data)
                 num_lost, is_last = self._num_lost, not self._waiting

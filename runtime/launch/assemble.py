@@ -11,6 +11,7 @@ from runtime.client.admission import EngineLimits
 from runtime.client.client import EngineClient
 from runtime.client.host import EngineHost
 from runtime.launch.prepare import PreparedEngine
+from runtime.media.image_loader import ImageLoader
 from runtime.service.context import ServiceContext
 from runtime.weights.weight_control import WeightControl
 
@@ -38,6 +39,7 @@ def assemble(
         token_size=prepared.model.token_size,
         gives=prepared.model.gives,
         experts_per_token=len(prepared.model.expert_layers) * prepared.model.num_experts_per_token,
+        vision=prepared.model.vision,
     )
     client = EngineClient(
         limits,
@@ -63,6 +65,7 @@ def assemble(
         status=host.status,
         version=server_version(),
         sampling_defaults=resolved.sampling_defaults,
+        images=ImageLoader(prepared.model.vision, prepared.media),
     )
     client.loaded.version = client.loaded.restart_version = config.model.weight_version
     context.weights = WeightControl(

@@ -19,6 +19,7 @@ from runtime.errors import StartupError
 from runtime.ipc.transport import create_run_folder, remove_run_folder
 from runtime.launch.hardware import detect_hardware
 from runtime.launch.resolve import Folders, Resolved, check_options, resolve
+from runtime.media.media_policy import MediaPolicy, read_policy
 from runtime.models.registry import read_model_spec
 from runtime.text.tokenizer import Tokenizer
 
@@ -33,6 +34,7 @@ class PreparedEngine:
     model: ModelSpec
     tokenizer: Tokenizer
     folders: Folders
+    media: MediaPolicy
 
 
 def prepare_engine(config: ServerConfig) -> PreparedEngine:
@@ -42,6 +44,7 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
         StartupError: the first thing wrong, in one line.
     """
     check_options(config)
+    media = read_policy(config.media)
     config, model_folder = find_model(config)
     model = read_model_spec(model_folder, is_embedding=config.model.is_embedding)
     if config.model.load_format != "dummy":
@@ -65,7 +68,7 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
         raise
     for choice in resolved.choices:
         logger.info(choice)
-    return PreparedEngine(resolved, model, tokenizer, folders)
+    return PreparedEngine(resolved, model, tokenizer, folders, media)
 
 
 def find_model(config: ServerConfig, *, only_config: bool = False) -> tuple[ServerConfig, Path]:

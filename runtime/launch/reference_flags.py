@@ -35,7 +35,7 @@ _IGNORED_SWITCHES = """
     --enable-profile-cuda-graph --enable-cudagraph-gc --collect-tokens-histogram
     --flashinfer-mla-disable-ragged --disable-chunked-prefix-cache --enable-tokenizer-batch-encode
     --disable-shared-experts-fusion --enable-single-batch-overlap --enable-two-batch-overlap
-    --enable-memory-saver --enable-weights-cpu-backup --enable-ssl-refresh
+    --enable-memory-saver --enable-weights-cpu-backup --enable-ssl-refresh --enable-multimodal
 """
 
 _IGNORED_VALUES = """
@@ -63,7 +63,6 @@ _NO_QUANTIZATION = "quantized weights are not supported yet"
 _NO_TIERS = "the KV pool has one tier, the device's memory"
 
 _REFUSED_SWITCHES = {
-    "--enable-multimodal": "images, audio and video are not supported yet",
     "--checkpoint-engine-wait-weights-before-ready": "weights come from the model folder only",
     "--enable-custom-logit-processor": "code sent by clients never runs here",
     "--enable-response-store": "stored responses are not supported yet",
@@ -105,7 +104,6 @@ _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--lora-paths": (_NO_ADAPTERS, ()),
     "--lora-target-modules": (_NO_ADAPTERS, ()),
     "--otlp-traces-endpoint": ("tracing is not supported yet", ()),
-    "--limit-mm-data-per-request": ("images, audio and video are not supported yet", ("{}",)),
 }
 
 REFERENCE_FLAGS: dict[str, ReferenceFlag] = {

@@ -474,6 +474,9 @@ def _random_seed(config: ServerConfig, drawn: int, choices: Choices) -> int:
 def _context_len(config: ServerConfig, model: ModelSpec, choices: Choices) -> int:
     asked = config.model.context_length
     if asked is None:
+        limit = model.text_limit
+        if limit is not None and limit < model.context_len:
+            return int(choices.pick("context_length", limit, "max_seq_length of the folder"))
         return int(choices.pick("context_length", model.context_len, "the model's"))
     if asked > model.context_len:
         raise StartupError(

@@ -6,10 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
     from runtime.models.attention.backend import AttentionBackend
+
+
+@dataclass(frozen=True)
+class SharedBeginnings:
+    """Tokens of texts that another text of the batch has, too, and computes for them.
+
+    Attributes:
+        lenders: `[num_texts]` int64, the text that has them; a text's own index for none.
+        lengths: `[num_texts]` int64, tokens; 0 for none, and for every lender.
+    """
+
+    lenders: NDArray[np.int64]
+    lengths: NDArray[np.int64]
 
 
 @dataclass
@@ -19,12 +34,14 @@ class EncoderBatch:
     Attributes:
         input_ids: `[num_tokens]` int64.
         positions: `[num_tokens]` int64, each token's place in its own text, from 0.
-        lengths: tokens of each text, in order, each at least 1.
+        lengths: tokens of each text that are here, in order, each at least 1.
         indptr: `[num_texts + 1]` int64, bounds of the texts, on the model's device.
         second_parts: `[num_tokens]` int64, 1 for tokens of the second text of a pair; `None` where
             there are none.
         prompt_lens: tokens ahead of each text that its vector leaves out; `None` for none.
         attention: what a model whose tokens see none behind them attends with; `None` for others.
+        shared: what stands ahead of `lengths` in texts that begin as others do; `None` where all
+            are whole.
     """
 
     input_ids: Tensor
@@ -34,3 +51,4 @@ class EncoderBatch:
     second_parts: Tensor | None = None
     prompt_lens: Sequence[int] | None = None
     attention: AttentionBackend | None = None
+    shared: SharedBeginnings | None = None

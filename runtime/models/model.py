@@ -74,6 +74,11 @@ class TextEncoder(Model):
     head: TextHead
     sees_backward_only: bool = False
 
+    @property
+    def shared_grain(self) -> int:
+        """Tokens at a time of which `compute` takes `EncoderBatch.shared`; 0 for whole texts."""
+        return 0
+
     @abstractmethod
     def forward(self, batch: EncoderBatch) -> Tensor:
         """Run all layers.

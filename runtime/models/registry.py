@@ -16,6 +16,7 @@ from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.checkpoint.pooling_config import Pooling, read_pooling
 from runtime.checkpoint.preprocessor_config import read_preprocessor
+from runtime.checkpoint.text_limit import read_text_limit
 from runtime.checkpoint.text_prompts import read_prompts
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
@@ -131,7 +132,8 @@ def read_model_spec(
         return replace(spec, vision=read_preprocessor(folder, spec.vision))
     if spec.gives == "vectors":
         pooling = read_pooling(folder, spec.pooling.mode, spec.hidden_size)
-        return replace(spec, pooling=pooling, prompts=read_prompts(folder))
+        limit, prompts = read_text_limit(folder), read_prompts(folder)
+        return replace(spec, pooling=pooling, text_limit=limit, prompts=prompts)
     return spec
 
 

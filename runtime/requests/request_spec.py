@@ -36,3 +36,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     input_embeds: bytes = b""
     images: list[ImageInput] = []
     dp_rank: int | None = None
+
+    @property
+    def num_pixel_bytes(self) -> int:
+        """What its images weigh."""
+        return sum(len(each.image.pixels) for each in self.images)

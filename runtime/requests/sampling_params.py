@@ -29,6 +29,24 @@ class GrammarSpec(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
+class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Thoughts before the answer, which no grammar holds for.
+
+    Attributes:
+        open_id: the token that may begin them, where the output does not begin inside.
+        end_ids: tokens that end them, at least one.
+        bridge_ids: tokens between that end and the answer; forced where the answer has a grammar.
+        budget: most tokens of them; `None`: as many as the model likes.
+        forced_ids: tokens that follow a budget that is used up, `end_ids` among them.
+    """
+
+    open_id: int | None = None
+    end_ids: list[int]
+    bridge_ids: list[int] = []
+    budget: int | None = None
+    forced_ids: list[int] = []
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Sampling and stopping of one request, already validated.
 
@@ -42,7 +60,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         stop_regex: patterns that do, as `runtime.requests.stop_regex` reads them.
         logit_bias: token id to the value added to its logit.
         grammar: what the output must match; `None` for free text.
-        grammar_after: the grammar holds once this token has been generated; `None` from the start.
+        thinking: thoughts that come before, and may have a budget; `None` where nothing is to be
+            done about them.
     """
 
     max_new_tokens: int | None = None
@@ -66,7 +85,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     no_stop_trim: bool = False
     stream_interval: int | None = None
     grammar: GrammarSpec | None = None
-    grammar_after: int | None = None
+    thinking: ThinkingSpec | None = None
 
     @property
     def is_greedy(self) -> bool:

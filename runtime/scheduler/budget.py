@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime.executor.shared_texts import SharedTexts
+from runtime.scheduler.request import Request
+
 # What a GPU's matrix units give in practice (an H200's, in bf16; others are within a small factor).
 _MATRIX_FLOPS = 600e12
 # A stream that waits for a prompt chunk should not wait for longer than this.
@@ -21,10 +24,13 @@ class TokenBudget:
             tokens of a burst come one after the other, not in large groups. On an H200 at the 8B
             shape, 64 requests at a time: with 4096 tokens the median first token comes after 285
             ms and each next one after 7.9 ms, with 8192 after 463 and 7.25.
+        shared_grain: tokens at a time of what whole texts of a step begin with alike and compute
+            once; 0 where each computes its own.
     """
 
     alone: int | None
     beside_streams: int | None
+    shared_grain: int = 0
 
     @classmethod
     def whole_prompts(cls) -> TokenBudget:
@@ -37,6 +43,34 @@ class TokenBudget:
         budget = 1 << 60 if bound is None else bound
         # Decoding rows count too, but a full batch must not keep prompts out for good.
         return max(budget - num_decodes, budget // 4, 1)
+
+
+class TextCosts:
+    """What whole texts take of a step's budget: what they begin with alike is computed once."""
+
+    def __init__(self, grain: int) -> None:
+        """Nothing yet; `grain` is `TextEncoder.shared_grain` of the model."""
+        self._texts = SharedTexts(grain) if grain else None
+        self._num_saved = 0
+
+    def of(self, request: Request) -> int:
+        """Return how many tokens more the step computes with `request`."""
+        num_tokens = len(request.tokens)
+        if self._texts is None:
+            return num_tokens
+        # What is told of its tokens is of all: then nobody shares in this step.
+        if request.reports:
+            return num_tokens + self._num_saved
+        return num_tokens - self._texts.num_shared(request.tokens)
+
+    def add(self, request: Request) -> int:
+        """Return what `of` does, of a request that takes part from now on."""
+        cost = self.of(request)
+        if request.reports:
+            self._texts = None
+        elif self._texts is not None:
+            self._num_saved += self._texts.add(request.tokens)
+        return cost
 
 
 def smooth_tokens(num_parameters: int, most: int) -> int:

@@ -125,7 +125,8 @@ class Grammars:
             self._cache.put(key, future, loaded_size(payload))
         if future is None:
             raise GrammarError("The grammar got lost on its way.")
-        request.grammar = GrammarState(future, request.sampling.grammar_after)
+        request.grammar = request.grammar or GrammarState()
+        request.grammar.compiled = future
         self._waiting[request.request_id] = request
 
     def _load(self, payload: bytes) -> Any:
@@ -137,6 +138,7 @@ class Grammars:
         for request_id, request in list(self._waiting.items()):
             state = request.grammar
             assert state is not None
+            assert state.compiled is not None
             if not state.compiled.done():
                 continue
             del self._waiting[request_id]
@@ -179,11 +181,13 @@ class Grammars:
     ) -> dict[int, FinishReason]:
         """Follow one token of each row; by place, why some of them end with theirs."""
         ends: dict[int, FinishReason] = {}
-        is_masked = table.is_masked[rows]
-        if not is_masked.all():
-            self._begin(table, rows[~is_masked], token_ids[~is_masked])
-        places, masked = np.flatnonzero(is_masked).tolist(), rows[is_masked]
-        tokens = token_ids[is_masked].tolist()
+        thinks = table.thinks[rows]
+        for place in np.flatnonzero(thinks).tolist():
+            end = self._think(table, int(rows[place]), int(token_ids[place]))
+            if end is not None:
+                ends[place] = end
+        places, masked = np.flatnonzero(~thinks).tolist(), rows[~thinks]
+        tokens = token_ids[~thinks].tolist()
         table.knows_mask[masked] = False
         matchers, began = table.matchers, time.thread_time()
         for place, row, token_id in zip(places, masked.tolist(), tokens, strict=True):
@@ -204,12 +208,21 @@ class Grammars:
                     ends.setdefault(place, end)
         return ends
 
-    @staticmethod
-    def _begin(table: RequestTable, rows: Int64Array, token_ids: Int32Array) -> None:
-        """Let grammars hold from the token on that they wait for."""
-        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-            state = _state(table, row)
-            state.is_active = table.is_masked[row] = token_id == state.after
+    def _think(self, table: RequestTable, row: int, token_id: int) -> FinishReason | None:
+        """Go on by a token where thoughts may come; why the request ends with it, if it does."""
+        state, end = _state(table, row), None
+        assert state.thinking is not None
+        may_begin = state.thinking.open_id is not None
+        state.thinking.accept(token_id)
+        if may_begin and state.thinking.is_over and state.matcher is not None:
+            # The answer has begun in their place.
+            end = self._follow(state.matcher, token_id)
+        table.set_grammar(row, state)
+        table.knows_mask[row] = False
+        return end
+
+    def _follow(self, matcher: Matcher | None, token_id: int) -> FinishReason | None:
+        return self._move(matcher, token_id) or self._end(matcher, token_id)
 
     @staticmethod
     def _move(matcher: Matcher | None, token_id: int) -> FinishReason | None:
@@ -266,8 +279,11 @@ class Grammars:
                 token_id, matcher = _single(self._words[row]), table.matchers[row]
                 jump.token_ids.append(token_id)
                 table.knows_mask[row] = False
-                jump.end = self._move(matcher, token_id) or self._end(matcher, token_id)
-                goes_on[place] = jump.end is None
+                if table.thinks[row]:
+                    jump.end = self._think(table, row, token_id)
+                else:
+                    jump.end = self._follow(matcher, token_id)
+                goes_on[place] = jump.end is None and table.is_masked[row]
             rows, lengths, most = rows[goes_on], lengths[goes_on] + 1, most[goes_on]
         return list(jumps.values())
 
@@ -287,7 +303,10 @@ class Grammars:
             return failed
         if is_known.any():
             rows, lengths = rows[~is_known], lengths[~is_known]
-        words = self._made(table, rows, lengths, failed)
+        if table.thinks[rows].any():
+            words = self._made_with_thoughts(table, rows, lengths, failed)
+        else:
+            words = self._made(table, rows, lengths, failed)
         is_early = lengths < table.min_len[rows]
         if is_early.any():
             self._ban_ends(words, np.flatnonzero(is_early))
@@ -310,6 +329,27 @@ class Grammars:
         longer = words[lines] & ~self._eos
         can_wait = longer.any(axis=1)
         words[lines[can_wait]] = longer[can_wait]
+
+    def _made_with_thoughts(
+        self,
+        table: RequestTable,
+        rows: Int64Array,
+        lengths: Int64Array,
+        failed: dict[int, FinishReason],
+    ) -> Int32Array:
+        """As `_made`, for rows some of which may think, or have to stop."""
+        words = np.zeros((len(rows), self._num_words), dtype=np.int32)
+        thoughts = [_state(table, row).thinking for row in rows.tolist()]
+        is_free = np.array([each is None or not each.forced for each in thoughts])
+        if is_free.any():
+            words[is_free] = self._made(table, rows[is_free], lengths[is_free], failed)
+        for line, thinking in enumerate(thoughts):
+            if thinking is None or thinking.is_over:
+                continue
+            token_id = thinking.forced[0] if thinking.forced else thinking.open_id
+            if token_id is not None:
+                words.view(np.uint32)[line, token_id // 32] |= np.uint32(1 << token_id % 32)
+        return words
 
     def _made(
         self,

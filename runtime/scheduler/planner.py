@@ -21,7 +21,7 @@ from runtime.executor.step_plan import (
     StepPlan,
 )
 from runtime.requests.fault_domain import FaultDomains
-from runtime.scheduler.budget import TokenBudget
+from runtime.scheduler.budget import TextCosts, TokenBudget
 from runtime.scheduler.grammars import StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.request import PromptReport, Request
@@ -291,6 +291,7 @@ class Planner:
         table = self._table
         budget = self._token_budget.next(num_decodes)
         chunks: list[_Chunk] = []
+        costs = TextCosts(self._token_budget.shared_grain)
         # Streams wait for a whole image, so beside them few are computed together.
         most = budget // BESIDE_STREAMS if num_decodes else budget
         tower = TowerTime(self._images or (), most)
@@ -303,7 +304,7 @@ class Planner:
             budget -= spent
             if length:
                 chunks.append(self._chunk(request, length))
-                budget -= length
+                budget -= length if self._splits_prompts else costs.add(request)
 
         for request in tuple(self._computing):
             if budget <= 0:
@@ -315,7 +316,7 @@ class Planner:
         for request in self._waiting.in_order():
             if budget <= 0 or not table.has_free_row:
                 break
-            if not self._splits_prompts and chunks and len(request.tokens) > budget:
+            if not self._splits_prompts and chunks and costs.of(request) > budget:
                 break
             with self._faults.of(request):
                 if self._waits_for_prefix(request):

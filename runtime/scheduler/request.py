@@ -15,6 +15,7 @@ from runtime.ipc.messages import FinishReason, GenerateRequest, StreamStart
 from runtime.requests.image_input import ImageInput
 from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.image_cache import cache_keys
+from runtime.scheduler.thinking import Thinking
 
 # So many prompt tokens let the detokenizer give the first output token its left context.
 PROMPT_TAIL_TOKENS = 8
@@ -22,25 +23,38 @@ PROMPT_TAIL_TOKENS = 8
 
 @dataclass
 class GrammarState:
-    """How far an output has come in its grammar; a retraction leaves it as it is.
+    """What an output follows, and how far it has come; a retraction leaves it as it is.
 
     Attributes:
-        compiled: the grammar, once it is loaded.
-        after: the grammar holds once this token was generated; `None` from the start.
+        thinking: of thoughts before the answer; `None` where nothing is to be done about them.
+        compiled: the grammar of the answer, once it is loaded; `None` for a free one.
         matcher: set when the grammar is there.
-        is_active: whether the grammar holds already.
         spent_s: processor time spent on following it while it was watched.
     """
 
-    compiled: Future[Any]
-    after: int | None = None
+    thinking: Thinking | None = None
+    compiled: Future[Any] | None = None
     matcher: Matcher | None = None
-    is_active: bool = True
     spent_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        """Let the grammar hold from the start unless it waits for a token."""
-        self.is_active = self.after is None
+    @property
+    def thinks(self) -> bool:
+        """Whether thoughts may still come."""
+        return self.thinking is not None and not self.thinking.is_over
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the next token is not any."""
+        if self.thinking is None or self.thinking.is_over:
+            return self.matcher is not None
+        if self.thinking.forced:
+            return True
+        return self.thinking.open_id is not None and self.matcher is not None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing more to follow."""
+        return not self.thinks and self.matcher is None
 
 
 @dataclass
@@ -91,7 +105,7 @@ class Request:
         reports_outputs: whether something is to be told of each output token.
         embeds: float32 bytes, one row in the place of each prompt token; empty where tokens are.
         images: of the prompt, each at its place, in order.
-        grammar: what the output must match; `None` for free text.
+        grammar: what the output follows; `None` for free text.
     """
 
     __slots__ = (
@@ -151,6 +165,9 @@ class Request:
         self.images: list[ImageInput] = spec.images
         self._prompt_keys = cache_keys(self.tokens, self.images)
         self.grammar: GrammarState | None = None
+        if self.sampling.thinking is not None:
+            thinking = Thinking(self.sampling.thinking, has_grammar=bool(message.grammar_key))
+            self.grammar = GrammarState(thinking)
 
     def __str__(self) -> str:
         return str(self.request_id)

@@ -6,7 +6,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from runtime.cache.manager import CacheManager
 from runtime.grammar.grammar_backend import GrammarError
@@ -18,6 +17,7 @@ from runtime.ipc.messages import (
     FlushCache,
     FrontInbound,
     GenerateRequest,
+    MatchPrefix,
     Ping,
     RequestError,
     SchedulerInbound,
@@ -37,13 +37,14 @@ from runtime.ipc.weight_messages import (
     WeightCall,
 )
 from runtime.requests.fault_domain import FaultDomains, log_failure
-from runtime.scheduler.budget import TokenBudget
 from runtime.scheduler.grammars import Grammars, StepMasks
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.output import OutputBuffer, OutputProcessor
 from runtime.scheduler.planner import PlannedStep, Planner
+from runtime.scheduler.prefix_report import report_prefix
 from runtime.scheduler.request import Request
 from runtime.scheduler.runner import Pending, Runner, WeightHandler
+from runtime.scheduler.scheduler_options import SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from runtime.scheduler.step_images import why_not_seen
 from runtime.scheduler.table import RequestTable
@@ -56,33 +57,6 @@ GRAMMAR_WAIT_S = 0.001
 PUBLISH_INTERVAL_S = 0.005
 
 _ERROR_TYPES = {400: "BadRequestError", 503: "SERVICE_UNAVAILABLE"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerOptions:
-    """Bounds and rules of scheduling.
-
-    Attributes:
-        max_running_requests: rows of the running batch.
-        max_queued_requests: so many may wait, newcomers are refused; `None` for no bound.
-        context_len: most tokens of a request.
-        token_budget: prompt tokens computed in one step.
-        policy: name in `runtime.scheduler.waiting.POLICIES`.
-        eos_token_ids: ids that end a text.
-        stream_interval: tokens between two events of a stream.
-        overlap: launch a step before the last one's tokens are read.
-        splits_prompts: a prompt may be computed in several steps.
-    """
-
-    max_running_requests: int
-    max_queued_requests: int | None = None
-    context_len: int
-    token_budget: TokenBudget
-    policy: str = "fcfs"
-    eos_token_ids: list[int]
-    stream_interval: int = 1
-    overlap: bool = False
-    splits_prompts: bool = True
 
 
 class Scheduler:
@@ -201,8 +175,8 @@ class Scheduler:
             case StopHit():
                 for request_id in message.request_ids:
                     self._remove(request_id)
-            case FlushCache():
-                self._answer(self._flush(message.call_id))
+            case FlushCache() | MatchPrefix():
+                self._answer(self._ask_cache(message))
             case SetOptions():
                 self._set_options(message.values)
                 self._answer(ControlReply(message.call_id, True))
@@ -304,6 +278,11 @@ class Scheduler:
     def _set_options(self, values: dict[str, int]) -> None:
         self._max_queued = values.get("max_queued_requests", self._max_queued)
         self._stats.log_interval = values.get("decode_log_interval", self._stats.log_interval)
+
+    def _ask_cache(self, message: FlushCache | MatchPrefix) -> ControlReply:
+        if isinstance(message, MatchPrefix):
+            return report_prefix(message, self._cache, self._generation)
+        return self._flush(message.call_id)
 
     def _flush(self, call_id: int) -> ControlReply:
         # The front forgets which ones are here at the same place in the order of messages.

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from runtime.cache.radix_tree import Tokens
 from runtime.executor.step_plan import Int64Array
 from runtime.grammar.grammar_backend import Matcher
-from runtime.scheduler.request import Request
+from runtime.scheduler.request import GrammarState, Request
 
 # More tokens than any row has.
 NEVER = 2**62
@@ -29,9 +29,10 @@ class RequestTable:
         ends_at_eos: whether end-of-sequence ids stop the row.
         has_stop_ids: whether the row has stop ids of its own.
         min_len: number of tokens below which no end-of-sequence counts; 0 where it always does.
-        has_grammar: rows whose output follows a grammar.
+        has_grammar: rows whose output follows a grammar, or whose thoughts are watched.
         matchers: those grammars, by row.
-        is_masked: those of them whose grammar holds already.
+        thinks: those of them whose thoughts are not over.
+        is_masked: those of them whose next token is not any.
         knows_mask: those of them for which `Grammars` keeps what the next token may be.
         may_jump: rows whose tokens need not be sampled where a grammar leaves no choice: no penalty
             counts them, nothing is reported of them.
@@ -55,6 +56,7 @@ class RequestTable:
         self.min_len: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.has_grammar = np.zeros(max_rows, dtype=bool)
         self.matchers: list[Matcher | None] = [None] * max_rows
+        self.thinks = np.zeros(max_rows, dtype=bool)
         self.is_masked = np.zeros(max_rows, dtype=bool)
         self.knows_mask = np.zeros(max_rows, dtype=bool)
         self.may_jump = np.zeros(max_rows, dtype=bool)
@@ -96,9 +98,8 @@ class RequestTable:
         least = request.sampling.min_new_tokens
         self.min_len[row] = request.num_prompt + least if least else 0
         grammar = request.grammar
-        self.has_grammar[row] = grammar is not None
         self.matchers[row] = None if grammar is None else grammar.matcher
-        self.is_masked[row] = grammar is not None and grammar.is_active
+        self.set_grammar(row, grammar)
         self.knows_mask[row] = False
         self.may_jump[row] = not (request.sampling.has_penalties or request.reports_outputs)
         self.is_decoding[row] = False
@@ -112,12 +113,17 @@ class RequestTable:
         self.request_ids[row] = 0
         self.drops_at[row] = NEVER
         self.is_decoding[row] = False
-        self.has_grammar[row] = False
-        self.is_masked[row] = False
+        self.set_grammar(row, None)
         self.matchers[row] = None
         self.order.remove(row)
         self._free.append(row)
         request.row = -1
+
+    def set_grammar(self, row: int, grammar: GrammarState | None) -> None:
+        """Note how far a row's output has come in what it follows."""
+        self.has_grammar[row] = grammar is not None and not grammar.is_done
+        self.thinks[row] = grammar is not None and grammar.thinks
+        self.is_masked[row] = grammar is not None and grammar.is_active
 
     def known_tokens(self, row: int) -> Tokens:
         """Prompt and known output of a row, a view."""

@@ -44,7 +44,7 @@ from runtime.ipc.messages import (
 from runtime.ipc.shared_state import SharedState
 from runtime.models.layers.build_context import BuildContext, parse_dtype
 from runtime.models.layers.expert_counts import ExpertCounts
-from runtime.models.model import CausalLM, TextEncoder
+from runtime.models.model import CausalLM, Model, TextEncoder
 from runtime.models.registry import read_model_spec
 from runtime.scheduler.budget import TokenBudget, smooth_tokens
 from runtime.scheduler.commands import Commands
@@ -52,7 +52,8 @@ from runtime.scheduler.grammars import Grammars
 from runtime.scheduler.image_cache import ImageCache
 from runtime.scheduler.ranks import LeadingRunner, Ranks
 from runtime.scheduler.runner import Runner
-from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
+from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.scheduler_options import SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from runtime.weights.live_weights import LiveWeights
 from runtime.weights.load_model import load_model, parameter_bytes
@@ -108,7 +109,7 @@ def build_worker(
             max_running_requests=config.max_running_requests,
             max_queued_requests=config.max_queued_requests,
             context_len=config.context_len,
-            token_budget=_token_budget(config, spec),
+            token_budget=_token_budget(config, spec, _shared_grain(executor.model, config)),
             policy=config.schedule_policy,
             eos_token_ids=config.eos_token_ids,
             stream_interval=config.stream_interval,
@@ -299,8 +300,16 @@ def _grammars(config: WorkerConfig) -> Grammars:
     return Grammars(make, vocab_size, config.eos_token_ids)
 
 
-def _token_budget(config: WorkerConfig, spec: ModelSpec) -> TokenBudget:
+def _shared_grain(model: Model, config: WorkerConfig) -> int:
+    """See `TokenBudget.shared_grain`; 0 where experts may be recorded, of every token."""
+    if config.expert_recorder_mode or config.enable_return_routed_experts:
+        return 0
+    return model.shared_grain if isinstance(model, TextEncoder) else 0
+
+
+def _token_budget(config: WorkerConfig, spec: ModelSpec, shared_grain: int) -> TokenBudget:
     alone = chunk_tokens(config)
     if alone is None or config.device == "cpu":
-        return TokenBudget(alone, alone)
-    return TokenBudget(alone, smooth_tokens(spec.num_active_parameters // config.tp_size, alone))
+        return TokenBudget(alone, alone, shared_grain)
+    smooth = smooth_tokens(spec.num_active_parameters // config.tp_size, alone)
+    return TokenBudget(alone, smooth, shared_grain)

@@ -14,6 +14,8 @@ from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.sessions import SessionParams, Sessions
 from runtime.client.status import EngineStatus
 from runtime.config.options import ServerConfig
+from runtime.media.image_loader import ImageLoader
+from runtime.media.media_policy import MediaPolicy
 from runtime.service.input_embeds import Features
 from runtime.text.token_pieces import TokenPieces
 from runtime.text.tokenizer import Tokenizer
@@ -41,6 +43,7 @@ class ServiceContext:
     Attributes:
         config: resolved; what `/server_info` shows.
         sampling_defaults: from `--preferred-sampling-params`, native names, checked.
+        images: makes those of prompts ready.
         status: the engine's and each replica's, kept current by their owner.
         weights: changes and pauses; set once the owner of the processes is there.
     """
@@ -52,6 +55,7 @@ class ServiceContext:
     status: EngineStatus
     version: str
     sampling_defaults: dict[str, object] = field(default_factory=dict)
+    images: ImageLoader = field(default_factory=lambda: ImageLoader(None, MediaPolicy()))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     weights: WeightControl = field(init=False)
 
@@ -103,6 +107,7 @@ class ServiceContext:
             hidden_size=self.model.hidden_size,
             offered=frozenset(name for name, is_offered in offered.items() if is_offered),
             input_embeds=scheduling.disable_radix_cache,
+            sees=self.model.vision is not None,
         )
 
     def change_config(self, **values: object) -> None:

@@ -20,7 +20,7 @@ _SECRETS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
 # there they find the vocabulary. Of the others they learn the last part of the name.
 _PATHS = frozenset(
     {"ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "chat_template", "api_keys_file"}
-    | {"torch_profiler_dir", "weights_root"}
+    | {"torch_profiler_dir", "weights_root", "media_root"}
 )
 # Arguments of the reference that routers read and that have one value here.
 _FIXED_ARGS: dict[str, Any] = {
@@ -105,7 +105,7 @@ def describe_model(context: ServiceContext) -> dict[str, Any]:
         "is_generation": context.model.gives == "tokens",
         "preferred_sampling_params": msgspec.json.decode(preferred) if preferred else None,
         "weight_version": context.weight_version,
-        "has_image_understanding": False,
+        "has_image_understanding": context.model.vision is not None,
         "has_audio_understanding": False,
         "model_type": context.model.model_type,
         "architectures": [context.model.architecture],

@@ -14,12 +14,14 @@ from runtime.ipc.messages import FinishReason
 class MetaInfo(LogprobMeta, HiddenMeta, EntropyMeta, RoutedMeta):
     """What is known of a sample beside its tokens; times come with its end, `dp_rank` of several.
 
-    Times: `e2e_latency` in seconds, `response_sent_to_client_ts` since 1970.
+    `image_tokens` are those of the prompt that stand for images, where it has any. Times:
+    `e2e_latency` in seconds, `response_sent_to_client_ts` since 1970.
     """
 
     id: str
     finish_reason: FinishReason | None
     prompt_tokens: int
+    image_tokens: NotRequired[int]
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int

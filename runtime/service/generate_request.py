@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
@@ -15,6 +16,9 @@ from runtime.client.sessions import SessionParams
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.front import HiddenSwitch
 from runtime.extras.logprobs.front import MAX_TOP_LOGPROBS
+from runtime.media.image_loader import NO_VISION, NamedItem
+from runtime.media.image_source import ImageData
+from runtime.media.media_policy import MAX_IMAGES_OF_BATCH
 from runtime.requests.bounds import at_most, within
 from runtime.requests.extra_spec import ExtraSpec
 from runtime.requests.request_spec import RequestSpec
@@ -37,6 +41,7 @@ Label = Annotated[str, at_most(chars=MAX_LABEL_CHARS)]
 StartLen = Annotated[int, within(-1, INT64_MAX)]
 NumTop = Annotated[int, within(0, MAX_TOP_LOGPROBS)]
 _LOOKED_AT = 64 * 1024
+_IMAGES = "image_data"
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
@@ -66,8 +71,8 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     routed_experts_start_len: Annotated[int, within(0, INT64_MAX)] | None = None
     session_params: SessionParams | None = None
     session_id: str | None = None
+    image_data: ImageData | None = None
     # An object asks for a feature that this server does not have: neutral values pass.
-    image_data: object | None = None
     video_data: object | None = None
     audio_data: object | None = None
     return_bytes: object | None = None
@@ -107,6 +112,7 @@ class GeneratePlan:
         is_single: whether one object is the answer, not a list.
         is_recorded: whether metrics and the request log count it.
         session: where the prompts go on from.
+        images: of each prompt, in the order of their places; empty where none has any.
     """
 
     prompts: Prompts
@@ -116,6 +122,7 @@ class GeneratePlan:
     return_prompt_token_ids: bool
     is_recorded: bool
     session: SessionParams | None = None
+    images: Sequence[list[NamedItem]] = ()
 
 
 def plan_generate(
@@ -141,6 +148,7 @@ def plan_generate(
         body.session_params = body.session_params.or_none()
     _refuse_unsupported(body)
     prompts, embeds, is_one_prompt = _prompts(body, features)
+    images = _images(body, len(prompts), is_one_prompt, features)
     fields = _sampling_fields(body, len(prompts))
     num_samples = {each.n or 1 for each in fields}
     if len(num_samples) > 1:
@@ -190,7 +198,65 @@ def plan_generate(
         return_prompt_token_ids=bool(body.return_prompt_token_ids),
         is_recorded=body.log_metrics is not False,
         session=body.session_params,
+        images=images,
     )
+
+
+def _images(
+    body: GenerateBody, num_prompts: int, is_one_prompt: bool, features: Features
+) -> list[list[NamedItem]]:
+    """Each prompt's images; nothing where no prompt has one."""
+    given = body.image_data
+    if not isinstance(given, list):
+        # One for a batch is seen by every prompt of it.
+        each = _named([given], _IMAGES) if given else []
+        found = [each] * num_prompts
+    elif is_one_prompt:
+        nested = given[0] if len(given) == 1 else None
+        found = [_named(nested if isinstance(nested, list) else given, _IMAGES)]
+    elif len(given) == num_prompts:
+        found = [
+            _named(each if isinstance(each, list) else [each], f"{_IMAGES}[{index}]")
+            for index, each in enumerate(given)
+        ]
+    elif any(given):
+        raise InvalidRequest(
+            f"{_IMAGES} must have one entry for each of the {num_prompts} prompts (an image, a "
+            f"list of images or null), got {len(given)}.",
+            param=_IMAGES,
+        )
+    else:
+        found = []
+    if not any(found):
+        return []
+    # One that several prompts see is one.
+    num_images = len({id(named.item) for each in found for named in each})
+    _check_images(body, num_images, features)
+    return found
+
+
+def _named(items: Sequence[Any], param: str) -> list[NamedItem]:
+    for item in items:
+        if isinstance(item, list):
+            raise InvalidRequest(
+                f"{param}: the images of one prompt are an image, or a list of images.",
+                param=_IMAGES,
+            )
+    return [NamedItem(item, param) for item in items if item]
+
+
+def _check_images(body: GenerateBody, num_images: int, features: Features) -> None:
+    if not features.sees:
+        raise InvalidRequest(f"{_IMAGES}: {NO_VISION}.", param=_IMAGES)
+    if body.session_params is not None:
+        raise InvalidRequest(f"{_IMAGES} cannot come with a session.", param=_IMAGES)
+    if body.text is None and body.input_ids is None:
+        raise InvalidRequest(f"{_IMAGES} needs text or input_ids.", param=_IMAGES)
+    if num_images > MAX_IMAGES_OF_BATCH:
+        raise InvalidRequest(
+            f"A request may bring at most {MAX_IMAGES_OF_BATCH} images, got {num_images}.",
+            param=_IMAGES,
+        )
 
 
 def _extras(body: GenerateBody, asked: Asked) -> list[list[ExtraSpec]]:

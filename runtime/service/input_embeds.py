@@ -19,11 +19,13 @@ class Features:
         hidden_size: numbers of a token's embedding.
         offered: extras that the server was started for, of those that need it.
         input_embeds: whether prompts may be embeddings.
+        sees: whether the model takes images.
     """
 
     hidden_size: int = 0
     offered: frozenset[str] = frozenset()
     input_embeds: bool = False
+    sees: bool = False
 
 
 def read_embeds(given: list[Row], features: Features) -> tuple[list[bytes], bool]:

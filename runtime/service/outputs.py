@@ -32,6 +32,7 @@ class Output:
         prompt_token_ids: list[int] | None,
         extras: Sequence[ExtraAnswer] = (),
         *,
+        num_image_tokens: int = 0,
         tells_rank: bool = False,
         has_text: bool = True,
     ) -> None:
@@ -42,10 +43,12 @@ class Output:
             rid: the request's name.
             prompt_token_ids: echoed when given.
             extras: collect what is asked for beside tokens.
+            num_image_tokens: of the prompt.
             tells_rank: whether the replica matters.
             has_text: whether the server has a tokenizer.
         """
         self._has_text = has_text
+        self._num_image_tokens = num_image_tokens
         self._tells_rank = tells_rank
         self._extras = extras
         self.stream = stream
@@ -92,6 +95,8 @@ class Output:
             # The engine counts retractions for the server as a whole, not for each request.
             "total_retractions": chunk.num_retractions,
         }
+        if self._num_image_tokens:
+            meta["image_tokens"] = self._num_image_tokens
         if self._tells_rank:
             meta["dp_rank"] = self.stream.dp_rank
         for extra in self._extras:
@@ -174,6 +179,7 @@ def open_output(
         item.spec.rid,
         input_ids if plan.return_prompt_token_ids else None,
         extras,
+        num_image_tokens=sum(each.image.num_tokens for each in item.spec.images),
         tells_rank=len(context.client.links) > 1,
         has_text=not context.tokenizer.is_missing,
     )

@@ -63,6 +63,8 @@ async def open_each(
     inputs: Sequence[GenerationInput], open_one: Callable[[GenerationInput], Sample]
 ) -> list[Sample]:
     """What `open_one` makes of each, or of none; where it takes long, in slices of the loop."""
+    if len(inputs) == 1:
+        return [open_one(inputs[0])]
     opened: list[Sample] = []
     try:
         async with _slices_for(inputs) as slices:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken, Encoding, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
@@ -214,6 +214,7 @@ class Tokenizer:
         texts: Sequence[str],
         add_special_tokens: bool = True,
         check_length: Callable[[int], object] | None = None,
+        most: int | None = None,
     ) -> list[list[int]]:
         """Token ids of each text; the library gives the GIL up meanwhile.
 
@@ -222,6 +223,8 @@ class Tokenizer:
             add_special_tokens: whether the tokenizer's own BOS and EOS rule holds.
             check_length: called with the number of each text's tokens; raises to refuse. Only then
                 they become Python's integers, which holds the GIL, 20 milliseconds a million.
+            most: tokens of a text, with the tokenizer's own: a longer one is cut, and ends as the
+                whole one would.
 
         Raises:
             InvalidRequest: a text holds half a surrogate pair.
@@ -234,6 +237,11 @@ class Tokenizer:
         if check_length is not None:
             for encoding in encodings:
                 check_length(len(encoding))
+        if most is not None:
+            return [
+                encoding.ids if len(encoding) <= most else self._cut(most, text).ids
+                for text, encoding in zip(texts, encodings, strict=True)
+            ]
         return [encoding.ids for encoding in encodings]
 
     def encode_inner(self, texts: Sequence[str]) -> list[list[int]]:
@@ -255,12 +263,14 @@ class Tokenizer:
         self,
         pairs: Sequence[tuple[str, str]],
         check_length: Callable[[int], object] | None = None,
+        most: int | None = None,
     ) -> list[tuple[list[int], int]]:
         """Token ids of pairs of texts, as models that compare two texts were trained on them.
 
         Args:
             pairs: any number.
             check_length: see `encode_batch`.
+            most: likewise; the longer text of a pair is cut first.
 
         Returns:
             Of each pair its ids, and how many of them belong to the first text where the tokenizer
@@ -276,10 +286,24 @@ class Tokenizer:
         if check_length is not None:
             for encoding in encodings:
                 check_length(len(encoding))
+        if most is not None:
+            encodings = [
+                encoding if len(encoding) <= most else self._cut(most, *pair)
+                for pair, encoding in zip(pairs, encodings, strict=True)
+            ]
         return [
             (encoding.ids, types.index(1) if 1 in (types := encoding.type_ids) else 0)
             for encoding in encodings
         ]
+
+    def _cut(self, most: int, text: str, second: str | None = None) -> Encoding:
+        """A text or a pair of texts in `most` tokens, as `transformers` cuts the longest first."""
+        texts = [text] if second is None else [text, second]
+        parts = self.backend.encode_batch(texts, add_special_tokens=False)
+        room = max(0, most - self.backend.num_special_tokens_to_add(second is not None))
+        for part, kept in zip(parts, _kept(room, [len(part) for part in parts]), strict=True):
+            part.truncate(kept)
+        return self.backend.post_process(parts[0], parts[1] if second is not None else None)
 
     # ---- ids to text ----
 
@@ -332,6 +356,7 @@ class _NoTokenizer(Tokenizer):
         texts: Sequence[str],  # noqa: ARG002  # the base class's parameters
         add_special_tokens: bool = True,  # noqa: ARG002
         check_length: Callable[[int], object] | None = None,  # noqa: ARG002
+        most: int | None = None,  # noqa: ARG002
     ) -> list[list[int]]:
         raise InvalidRequest(_MISSING)
 
@@ -339,6 +364,7 @@ class _NoTokenizer(Tokenizer):
         self,
         pairs: Sequence[tuple[str, str]],  # noqa: ARG002
         check_length: Callable[[int], object] | None = None,  # noqa: ARG002
+        most: int | None = None,  # noqa: ARG002
     ) -> list[tuple[list[int], int]]:
         raise InvalidRequest(_MISSING)
 
@@ -356,6 +382,15 @@ class _NoTokenizer(Tokenizer):
         skip_special_tokens: bool = True,  # noqa: ARG002
     ) -> list[str]:
         raise InvalidRequest(_MISSING)
+
+
+def _kept(room: int, lengths: Sequence[int]) -> Sequence[int]:
+    """Tokens that stay of a text, or of each of two: the longer one gives up its end first."""
+    if len(lengths) == 1:
+        return [room]
+    shorter = min(*lengths, room // 2)
+    kept = shorter, room - shorter
+    return kept if lengths[0] <= lengths[1] else kept[::-1]
 
 
 def _refuse_surrogates(texts: Sequence[str]) -> None:

@@ -14,11 +14,15 @@ from server.access import Access
 from server.error_responses import KeyRefused
 
 # Where keys are sent: the second one is Anthropic's clients' own.
+_NAME_DIGITS = 16
 KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 
 
 def read_tenants(http: HttpArgs) -> dict[bytes, str]:
     """The digests of the keys in `--api-keys-file`, each with a name for its owner.
+
+    The name is the key's own, wherever it stands in the file: what is kept under it outlives a
+    change of the file.
 
     Raises:
         StartupError: the file cannot be read, holds no key, or one that is not its owner's alone;
@@ -39,7 +43,9 @@ def read_tenants(http: HttpArgs) -> dict[bytes, str]:
         raise StartupError(
             f"--api-keys-file {http.api_keys_file} holds a key twice, or one of the operator's."
         )
-    return {_digest(key.encode()): str(number) for number, key in enumerate(keys)}
+    # A name that stays when other lines of the file change: what is stored bears it.
+    digests = [_digest(key.encode()) for key in keys]
+    return {digest: digest.hex()[:_NAME_DIGITS] for digest in digests}
 
 
 class Keys:

@@ -98,9 +98,9 @@ def _as_generate(body: VertexBody) -> GenerateBody:
         raise InvalidRequest(
             f"Every instance must have {kind}, as the first one has.", param="instances"
         )
+    if any(instance.get(_MEDIA) for instance in body.instances):
+        raise InvalidRequest(f"{_MEDIA} is not taken on this route; use /generate.", param=_MEDIA)
     fields = {**parameters, kind: [instance[kind] for instance in body.instances]}
-    if any(_MEDIA in instance for instance in body.instances):
-        fields[_MEDIA] = [instance.get(_MEDIA) for instance in body.instances]
     try:
         return msgspec.convert(fields, GenerateBody)
     except msgspec.ValidationError as error:

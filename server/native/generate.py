@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import msgspec
 from fastapi import Request
@@ -17,6 +18,7 @@ from runtime.service.context import ServiceContext
 from runtime.service.events import DONE, Chunk, event
 from runtime.service.generate_answer import GenerateAnswer
 from runtime.service.generate_request import GenerateBody, GeneratePlan
+from runtime.service.image_prompts import encode_with_images
 from runtime.service.outputs import (
     Output,
     as_pieces,
@@ -50,9 +52,13 @@ def create_router(context: ServiceContext) -> AccessRouter:
     async def answer(request: Request, body: GenerateBody, body_size: int) -> Response:
         plan = await plan_body(context, body, body_size)
         try:
-            prompt_ids = await encode_prompts(
-                context.tokenizer, plan.prompts, context.client.limits
-            )
+            if plan.images:
+                encode = partial(encode_prompts, context.tokenizer, limits=context.client.limits)
+                prompt_ids, plan = await encode_with_images(context, plan, encode)
+            else:
+                prompt_ids = await encode_prompts(
+                    context.tokenizer, plan.prompts, context.client.limits
+                )
             outputs = await open_outputs(context, plan, prompt_ids, as_json=True)
         except TooLong as error:
             if not plan.stream:

@@ -9,9 +9,15 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.operation import json_of, operation
-from openai_api.output_parser import Call, ContentText, OutputParser, ReasoningText
+from openai_api.output_parser import (
+    Call,
+    ContentText,
+    OutputParser,
+    ReasoningText,
+    WholeCalls,
+)
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
-from openai_api.schemas.chat import MAX_TOOLS, Tool
+from openai_api.schemas.chat import MAX_TOOLS, FunctionTool
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.client.json_body import read_json
 from runtime.client.offload import OffloadPool
@@ -43,7 +49,7 @@ class ParseFunctionCallBody(msgspec.Struct, kw_only=True):
     """`/parse_function_call` as it arrives."""
 
     text: Text
-    tools: Annotated[list[Tool], at_most(MAX_TOOLS)]
+    tools: Annotated[list[FunctionTool], at_most(MAX_TOOLS)]
     tool_call_parser: ParserName
 
 
@@ -104,7 +110,9 @@ def create_router(context: ServiceContext) -> AccessRouter:
             raise InvalidRequest(f"tools may have at most {MAX_TOOLS} entries.", param="tools")
         _check_length(body.text)
         names = [tool.function.name for tool in body.tools]
-        parser = OutputParser(tools=TOOL_PARSERS.load(body.tool_call_parser)(names, max_calls=None))
+        functions = {tool.function.name: tool.function.parameters or {} for tool in body.tools}
+        kind = TOOL_PARSERS.load(body.tool_call_parser)
+        parser = OutputParser(tools=kind(functions, max_calls=None))
         return await _PARSING.run(_find_calls, parser, body.text, names)
 
     return router
@@ -134,9 +142,9 @@ def _find_calls(parser: OutputParser, text: str, names: list[str]) -> Response:
             "normal_text": content,
             "calls": [
                 {
-                    "tool_index": places[found.call.name],
-                    "name": found.call.name,
-                    "parameters": found.call.arguments,
+                    "tool_index": places[found.name],
+                    "name": found.name,
+                    "parameters": found.arguments,
                 }
                 for found in calls
             ],
@@ -145,7 +153,7 @@ def _find_calls(parser: OutputParser, text: str, names: list[str]) -> Response:
 
 
 def _parse(parser: OutputParser, text: str) -> tuple[str, str, list[Call]]:
-    events = parser.feed(text) + parser.finish()
+    events = list(WholeCalls().feed(parser.feed(text) + parser.finish()))
     reasoning = "".join(each.text for each in events if isinstance(each, ReasoningText))
     content = "".join(each.text for each in events if isinstance(each, ContentText))
     return reasoning, content, [each for each in events if isinstance(each, Call)]

@@ -71,6 +71,23 @@ def test_thoughts_are_apart(ask: Any) -> None:
     assert "<think>" not in message.content
 
 
+def test_responses_and_messages(openai_url: str, url: str) -> None:
+    response = litellm.responses(
+        model=f"openai/{MODEL}", input=CAPITAL, api_base=openai_url, api_key="none", temperature=0
+    )
+    (message,) = response.output
+    assert "Paris" in message.content[0].text
+    answer = litellm.completion(
+        model=f"anthropic/{MODEL}",
+        messages=[{"role": "user", "content": CAPITAL}],
+        api_base=url,
+        api_key="none",
+        temperature=0,
+        max_tokens=50,
+    )
+    assert "Paris" in answer.choices[0].message.content
+
+
 def test_completions(openai_url: str) -> None:
     answer = litellm.text_completion(
         model=f"text-completion-openai/{MODEL}",

@@ -117,6 +117,55 @@ def test_a_stream_with_usage_by_the_asynchronous_client(openai_url: str) -> None
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens > 0
 
 
+RESPONSE_TOOL = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the current weather of a city",
+    "parameters": GET_WEATHER["function"]["parameters"],
+    "strict": True,
+}
+
+
+def test_responses_go_on_from_one_another(openai_url: str) -> None:
+    responses = openai.OpenAI(base_url=openai_url, api_key="none").responses
+    ask: dict[str, Any] = {"model": "m", "temperature": 0, "tools": [RESPONSE_TOOL]}
+    called = responses.create(input=WEATHER, **ask)
+    (call,) = called.output
+    assert (call.type, json.loads(call.arguments)) == ("function_call", {"city": "Oslo"})
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": OUTLOOK}
+    with responses.stream(input=[result], previous_response_id=called.id, **ask) as stream:
+        kinds = [event.type for event in stream]
+        answer = stream.get_final_response()
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    assert "12" in answer.output_text
+    items = responses.input_items.list(answer.id, order="asc").data
+    assert [item.type for item in items] == ["message", "function_call", "function_call_output"]
+    said = [*user(WEATHER), call, result]
+    stateless = responses.create(input=said, store=False, **ask)
+    assert stateless.output_text == answer.output_text
+
+
+def test_a_response_in_a_class(openai_url: str) -> None:
+    responses = openai.OpenAI(base_url=openai_url, api_key="none").responses
+    parsed = responses.parse(model="m", input=SUM, text_format=Total, temperature=0)
+    assert parsed.output_parsed == Total(total=15)
+
+
+def test_a_response_in_the_background_is_read_twice(openai_url: str) -> None:
+    responses = openai.OpenAI(base_url=openai_url, api_key="none").responses
+    events = list(
+        responses.create(model="m", input=CAPITAL, temperature=0, background=True, stream=True)
+    )
+    assert events[-1].type == "response.completed"
+    response_id = events[-1].response.id
+    again = responses.retrieve(response_id, stream=True, starting_after=2)
+    assert [event.sequence_number for event in again] == [*range(3, len(events))]
+    assert "Paris" in responses.retrieve(response_id).output_text
+    responses.delete(response_id)
+    with pytest.raises(openai.NotFoundError):
+        responses.retrieve(response_id)
+
+
 def test_completions_with_log_probabilities(openai_url: str) -> None:
     client = openai.OpenAI(base_url=openai_url, api_key="none")
     echoed = client.completions.create(

@@ -1,4 +1,4 @@
-"""`openai-agents`: an agent over chat completions."""
+"""`openai-agents`: an agent over Responses, its default, and over chat completions."""
 
 from __future__ import annotations
 
@@ -32,19 +32,21 @@ def get_weather(city: str) -> str:
     return OUTLOOK
 
 
-@pytest.fixture
-def agent(openai_url: str) -> Any:
+@pytest.fixture(params=["responses", "chat"])
+def agent(openai_url: str, request: pytest.FixtureRequest) -> Any:
     from openai import AsyncOpenAI
 
     # Traces would be sent to OpenAI.
     agents.set_tracing_disabled(True)
     client = AsyncOpenAI(base_url=openai_url, api_key="none", max_retries=0)
+    is_default = request.param == "responses"
+    kind = agents.OpenAIResponsesModel if is_default else agents.OpenAIChatCompletionsModel
 
     def make(**fields: Any) -> Any:
         return agents.Agent(
             name="demo",
             instructions=INSTRUCTIONS,
-            model=agents.OpenAIChatCompletionsModel(model=MODEL, openai_client=client),
+            model=kind(model=MODEL, openai_client=client),
             model_settings=agents.ModelSettings(temperature=0),
             **fields,
         )

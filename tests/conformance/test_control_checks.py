@@ -199,7 +199,7 @@ def test_check_59_parse_function_call(server, parser):
     answer = server.client.post("/parse_function_call", json=body)
     assert answer.json() == {
         "normal_text": "Let me look.",
-        "calls": [{"tool_index": 1, "name": "weather", "parameters": '{"city":"Ghent"}'}],
+        "calls": [{"tool_index": 1, "name": "weather", "parameters": '{"city": "Ghent"}'}],
     }
     for path, wrong in (
         ("/parse_function_call", {**body, "tool_call_parser": "nope"}),

@@ -92,6 +92,25 @@ def test_calls_and_thoughts_are_parsed_without_flags(chat: Any) -> None:
     assert choice.message.reasoning_content
 
 
+def test_thoughts_have_a_budget(chat: Any) -> None:
+    free = chat.completions.create(**asked(SUM, extra_body=THINKING))
+    count = free.usage.completion_tokens_details.reasoning_tokens
+    assert count > 6
+    for budget in (0, 4):
+        body = {**THINKING, "max_thinking_tokens": budget}
+        answer = chat.completions.create(**asked(SUM, extra_body=body))
+        # The tag that ends them counts, and the line break before it, and the tag that begins them.
+        thoughts = answer.usage.completion_tokens_details
+        assert budget < thoughts.reasoning_tokens <= budget + 3
+        message = answer.choices[0].message
+        assert free.choices[0].message.reasoning.startswith(message.reasoning_content or "")
+        # So small a model goes on to think in its answer.
+        assert "15" in message.content
+    assert chat.completions.create(
+        **asked(SUM, extra_body={**THINKING, "max_thinking_tokens": 250})
+    )
+
+
 def test_a_strict_call_follows_its_schema(chat: Any) -> None:
     choice = whole(chat, WEATHER, tools=[STRICT])
     assert choice.finish_reason == "tool_calls"

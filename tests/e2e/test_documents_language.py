@@ -59,4 +59,4 @@ def test_a_batch_and_a_stream(printed):
 
 
 def test_a_model_that_sees_nothing_says_so(printed):
-    assert "image_data is not supported by this server" in printed[16]
+    assert "image_data: this model takes text only" in printed[16]

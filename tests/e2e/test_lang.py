@@ -206,7 +206,7 @@ def test_a_text_model_refuses_images_in_clear_words() -> None:
         s += user(sgl.image(b"\x89PNG\r\n\x1a\n") + "What is it?")
         s += assistant(gen("a"))
 
-    with pytest.raises(sgl.ProgramError, match="image_data is not supported"):
+    with pytest.raises(sgl.ProgramError, match="image_data: this model takes text only"):
         look()["a"]
 
 

@@ -152,3 +152,16 @@ def test_what_a_session_refuses(server, session):
     for rid in ("one", "two"):
         gone = {"id": session, "rid": rid}
         assert "no request" in refused(server, "/v1/completions", **body, session_params=gone)
+
+
+def test_best_of(server):
+    def mean(choice: dict) -> float:
+        values = choice["logprobs"]["token_logprobs"]
+        return sum(values) / len(values)
+
+    asked = {"prompt": TEXT, "max_tokens": 8, "temperature": 1, "seed": 3, "logprobs": 0}
+    every = post(server, "/v1/completions", **asked, n=6)["choices"]
+    ranked = sorted(every, key=mean, reverse=True)
+    best = post(server, "/v1/completions", **asked, n=2, best_of=6)["choices"]
+    assert [choice["text"] for choice in best] == [choice["text"] for choice in ranked[:2]]
+    assert [mean(choice) for choice in best] == pytest.approx([*map(mean, ranked[:2])], abs=1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.support.openapi_document import OpenAPIDocument, beyond, bounded
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_bert, tiny_model
 from tests.support.tiny_text_models import text_model
+from tests.support.waiting import until
 
 SHORT = {"max_new_tokens": 4, "temperature": 0}
 LOGPROBS = {"return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [7], "text": "The"}
@@ -35,6 +37,8 @@ STREAMED = {
     "stream": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
+OVER = ("completed", "failed")
+PAGE = {"limit": 3}
 WEIGHT = "model.norm.weight"
 # A group of which nobody else is part.
 GROUP = {"master_address": "127.0.0.1", "master_port": 9, "rank_offset": 2, "world_size": 2}
@@ -73,6 +77,12 @@ def chats(path: str) -> list[Ask]:
     if BACKENDS:
         forced = {**ASK, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 64}
         asks += [post(path, **forced), post(path, **forced, **STREAMED)]
+        custom = {"type": "custom", "custom": {"name": "note"}}
+        named = {"type": "custom", "custom": {"name": "note"}}
+        old = {"functions": [WEATHER["function"]], "function_call": {"name": "weather"}}
+        for tools in ({"tools": [custom], "tool_choice": named}, old):
+            forced = {**ASK, **tools, "max_tokens": 64, "service_tier": "auto"}
+            asks += [post(path, **forced), post(path, **forced, **STREAMED)]
     return asks
 
 
@@ -102,12 +112,33 @@ def responses() -> list[Ask]:
         post(path, **said, **logprobs, stream=True),
         post(path, 400, **said, previous_response_id="resp_unknown"),
         post(f"{path}/input_tokens", **said),
+        post(f"{path}/compact", input="Where?", model="m"),
         *(
             Ask("GET", f"{path}/{{response_id}}{each}", parts=kept, status=status)
             for each, status in (("", 404), ("/input_items", 404))
         ),
         Ask("DELETE", f"{path}/{{response_id}}", parts=kept, status=404),
         Ask("POST", f"{path}/{{response_id}}/cancel", {}, parts=kept, status=404),
+    ]
+
+
+def files_and_batches() -> list[Ask]:
+    """The flow is below; these are what is refused."""
+    file, batch = {"file_id": "file-unknown"}, {"batch_id": "batch_unknown"}
+    asked = {"input_file_id": "file-unknown", "endpoint": "/v1/completions"}
+    return [
+        *(get(path, **query) for path in ("/v1/files", "/v1/batches") for query in ({}, PAGE)),
+        *(get(path, 400, limit=0) for path in ("/v1/files", "/v1/batches")),
+        Ask("POST", "/v1/files", status=400),
+        *(
+            Ask("GET", f"/v1/files/{{file_id}}{each}", parts=file, status=404)
+            for each in ("", "/content")
+        ),
+        Ask("DELETE", "/v1/files/{file_id}", parts=file, status=404),
+        post("/v1/batches", 404, **asked, completion_window="24h"),
+        post("/v1/batches", 400, **asked, completion_window="1h"),
+        Ask("GET", "/v1/batches/{batch_id}", parts=batch, status=404),
+        Ask("POST", "/v1/batches/{batch_id}/cancel", parts=batch, status=404),
     ]
 
 
@@ -148,6 +179,7 @@ def asks(folder: Path) -> list[Ask]:
         post("/v1/completions", 400, prompt=[]),
         *messages(),
         *responses(),
+        *files_and_batches(),
         *ollama(),
         post("/v1/embeddings", 400, input="The"),
         post("/encode", 400, text="The"),
@@ -190,6 +222,10 @@ def asks(folder: Path) -> list[Ask]:
         post("/open_session", capacity_of_str_len=1000, session_id="mine"),
         post("/open_session", 400, capacity_of_str_len=0),
         post("/close_session", session_id="mine"),
+        post("/v1/chat/completions", **ASK, max_tokens=4, return_cache_break=True),
+        post("/explain_cache", body=ASK),
+        post("/explain_cache", body={"input": "Where?"}, route="/v1/responses"),
+        post("/explain_cache", 400, body={}),
         # What changes the server.
         Ask("POST", "/flush_cache", query={"timeout": 10}),
         Ask("POST", "/flush_cache", status=400, query={"timeout": -1}),
@@ -241,10 +277,11 @@ def folder() -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     traces = str(tmp_path_factory.mktemp("traces"))
-    options = ("--enable-metrics", "--enable-return-hidden-states", "--served-model-name", "MODEL")
+    reports = ("--enable-metrics", "--enable-cache-report")
+    options = ("--enable-return-hidden-states", "--served-model-name", "MODEL")
     parsers = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
     with ServerProcess(
-        *("--model-path", str(folder), *options, *parsers),
+        *("--model-path", str(folder), *reports, *options, *parsers),
         HF_HUB_OFFLINE="1",
         SGLANG_TORCH_PROFILER_DIR=traces,
     ) as process:
@@ -272,6 +309,37 @@ def test_every_route_answers_as_described(server, document, folder):
     assert {(ask.method, ask.path) for ask in wanted} == described
     for ask in wanted:
         check(server, document, ask)
+
+
+def test_files_and_batches_answer_as_described(server, document):
+    def asked(method: str, path: str, *given: str, **body: Any) -> Any:
+        answer = server.client.request(method, path.format(*given), **body)
+        name = "file_id" if path.startswith("/v1/files") else "batch_id"
+        document.check(method, path.replace("{}", f"{{{name}}}"), answer)
+        return answer.json() if answer.headers["content-type"] == "application/json" else answer
+
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
+    wrong = {**line, "custom_id": "b", "body": {"prompt": ""}}
+    content = b"".join(
+        json.dumps(each).encode() + b"\n" for each in ({**line, "body": {"prompt": "The"}}, wrong)
+    )
+    form: dict[str, Any] = {"files": {"file": ("a", content)}, "data": {"purpose": "batch"}}
+    batches = []
+    for sent in (form, {**form, "files": {"file": ("b", b"?")}}):
+        file = asked("POST", "/v1/files", **sent)
+        batch = {"input_file_id": file["id"], "endpoint": line["url"], "completion_window": "24h"}
+        batches.append(asked("POST", "/v1/batches", json=batch)["id"])
+    for batch_id in batches:
+        until(lambda each=batch_id: asked("GET", "/v1/batches/{}", each)["status"] in OVER)
+        asked("POST", "/v1/batches/{}/cancel", batch_id)
+    done, failed = (asked("GET", "/v1/batches/{}", each) for each in batches)
+    assert (done["status"], failed["status"]) == OVER
+    assert len(asked("GET", "/v1/batches", params={"limit": 1})["data"]) == 1
+    for file_id in (done["output_file_id"], done["error_file_id"]):
+        assert asked("GET", "/v1/files/{}", file_id)["purpose"] == "batch_output"
+        assert asked("GET", "/v1/files/{}/content", file_id).text.count("\n") == 1
+    assert len(asked("GET", "/v1/files")["data"]) == 4
+    assert asked("DELETE", "/v1/files/{}", done["output_file_id"])["deleted"]
 
 
 def test_bounds_of_the_weight_routes(server, document, folder):

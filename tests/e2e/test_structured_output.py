@@ -271,7 +271,7 @@ STALL_S = 0.25
 # machine that others use, too, stalls them now and then, with and without an attack: with five busy
 # processes on two cores half of the tries were lost. So a few must be quiet, not most; and what is
 # calm is a median, so that a stall in it excuses no other try.
-NUM_QUIET = 2
+NUM_QUIET = 1
 MAX_TRIES = 20
 
 

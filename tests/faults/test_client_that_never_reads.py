@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any, cast
+from collections.abc import AsyncGenerator
 
-import uvicorn
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from server.connection_limit import ConnectionLimit
 from server.event_stream import EventStream
-from server.protocol import GuardedProtocol
+from tests.support.served_app import served
 from tests.support.waiting import until_in_loop
 
 TIMEOUT_S = 0.5
@@ -53,30 +48,9 @@ class Events:
         await EventStream(self._make(), self._end, TIMEOUT_S)(scope, receive, send)
 
 
-@asynccontextmanager
-async def served(app: ASGIApp) -> AsyncGenerator[tuple[int, set[Any]], None]:
-    """Serve `app` by the protocol of the product; the port and the connections that are open."""
-    protocol: Callable[..., Any] = partial(
-        GuardedProtocol, limit=ConnectionLimit(100), take_timeout_s=TIMEOUT_S
-    )
-    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        serving = asyncio.create_task(server.serve([listener]))
-        await until_in_loop(lambda: server.started)
-        try:
-            yield listener.getsockname()[1], server.server_state.connections
-        finally:
-            for connection in list(server.server_state.connections):
-                cast("GuardedProtocol", connection).cut_off()
-            server.should_exit = server.force_exit = True
-            await serving
-
-
 async def test_its_stream_ends_and_others_go_on() -> None:
     events = Events()
-    async with served(events) as (port, connections):
+    async with served(events, take_timeout_s=TIMEOUT_S) as (port, connections):
         with socket.create_connection(("127.0.0.1", port)) as silent:
             silent.sendall(REQUEST)
             await until_in_loop(lambda: events.num_made > 0)
@@ -93,7 +67,7 @@ async def test_its_stream_ends_and_others_go_on() -> None:
 
 async def test_what_waits_for_it_is_bounded_and_goes() -> None:
     events = Events()
-    async with served(events) as (port, connections):
+    async with served(events, take_timeout_s=TIMEOUT_S) as (port, connections):
         with socket.create_connection(("127.0.0.1", port)) as silent:
             silent.sendall(REQUEST)
             await until_in_loop(lambda: events.num_closed == 1)
@@ -105,7 +79,7 @@ async def test_a_whole_answer_that_nobody_takes_goes() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await Response(EVENT * MAX_EVENTS)(scope, receive, send)
 
-    async with served(app) as (port, connections):
+    async with served(app, take_timeout_s=TIMEOUT_S) as (port, connections):
         with socket.create_connection(("127.0.0.1", port)) as silent:
             silent.sendall(REQUEST)
             await until_in_loop(lambda: bool(connections))

@@ -18,7 +18,7 @@ from tests.support.livez_prober import LivezProber, longest_of_a_thousand
 from tests.support.neighbours import Neighbours, bearable_s, greedy
 from tests.support.server import ROOT, ServerProcess
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 NUM_TRIES = 3
 TEXT = "The miller opens the gate and walks. " * 1622

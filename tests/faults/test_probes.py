@@ -22,6 +22,8 @@ from tests.support.waiting import until
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 Probe = tuple[str, Any, str]
+# Method, path, headers, content and the status of the answer.
+Call = tuple[str, str, dict[str, str], bytes, int]
 
 
 def sampling(word: str, **params: Any) -> Probe:
@@ -165,6 +167,73 @@ PROBES: dict[int, list[Probe]] = {
         raw("[]", "object"),
     ],
 }
+JSON = {"content-type": "application/json"}
+SIMPLE = b'{"text": "a", "sampling_params": {"max_new_tokens": 1}}'
+
+
+def grammar(**constraint: str) -> Call:
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 4, **constraint}}
+    return "POST", GENERATE, JSON, json.dumps(body).encode(), 400
+
+
+def posted(path: str, body: Any, status: int, **headers: str) -> Call:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return "POST", path, {**JSON, **named}, content, status
+
+
+# Those whose answer is another one than a 400, or that a test without neighbours looks at closely.
+OTHERS: dict[int, list[Call]] = {
+    3: [
+        *(
+            posted("/update_weights_from_disk", {"model_path": path}, 400)
+            for path in ("../../etc", "/dev/shm/../etc", "/etc/passwd", "owner/model")
+        ),
+        posted("/update_weights_from_tensor", {"serialized_named_tensors": ["gASVBAAAAA=="]}, 400),
+    ],
+    6: [
+        grammar(regex="(a+)+b"),
+        grammar(regex="(a|a){1,5000}"),
+        grammar(regex="x" * 10**6),
+        grammar(regex="(?<=a)b"),
+    ],
+    7: [
+        grammar(regex="(" * 30_000),
+        grammar(json_schema='{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#"}}}'),
+        grammar(json_schema=json.dumps({"properties": {f"p{i}": {} for i in range(10_000)}})),
+        grammar(json_schema=json.dumps({"enum": [*range(100_000)]})),
+    ],
+    17: [posted(GENERATE, SIMPLE, 200, x_request_id=name) for name in ("x" * 8000, '{"a": 1}')],
+    22: [
+        posted(CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": 1}, 200)
+        for text in ("<|im_end|>", "<|im_start|>system\n")
+    ],
+    26: [
+        posted(GENERATE, b" " * (65 * 2**20), 413),
+        posted(GENERATE, SIMPLE, 415, content_encoding="gzip"),
+    ],
+    27: [posted(GENERATE, body, 400) for body in (b"\xff", SIMPLE.decode().encode("utf-16"))],
+    28: [posted(GENERATE, SIMPLE, 431, x_long="a" * 10**6)],
+    29: [("GET", "/model_info", {"host": host}, b"", 200) for host in ("x/health?", "a b")],
+    30: [
+        ("POST", path, {}, b"", 404)
+        for path in ("/flush_cache%0a", "//flush_cache", "/Flush_cache")
+    ],
+    33: [posted("/start_profile", {"output_dir": path}, 400) for path in ("../x", "/", "a\nb")],
+    34: [("GET", "/a%0d%0a%1b[31mforged", {}, b"", 404)],
+    40: [
+        posted(
+            "/parse_function_call",
+            {"text": tag * 20_000, "tools": [TOOL], "tool_call_parser": "hermes"},
+            200,
+        )
+        for tag in ("<tool_call>", "((((")
+    ],
+    41: [
+        posted(GENERATE, SIMPLE, 403, origin="http://evil.example"),
+        ("POST", GENERATE, {"content-type": "text/plain"}, SIMPLE, 415),
+    ],
+}
 # What would tell of this machine or of objects in memory.
 LEAK = re.compile(r"object at 0x|Traceback|site-packages|\.py\b|/proc/|" + re.escape(str(ROOT)))
 
@@ -201,6 +270,22 @@ def test_refused_and_unnoticed(server: ServerProcess, solo: str, number: int) ->
             assert word in message, message
             assert len(answer.text) < 2000
             assert not LEAK.search(answer.text), answer.text
+        assert server.client.get("/health").status_code == 200
+    assert set(neighbours.texts) == {solo}
+    until_idle(server)
+
+
+@needs_grammars
+def test_other_probes_are_answered_and_unnoticed(server: ServerProcess, solo: str) -> None:
+    with Neighbours(server) as neighbours:
+        until_running(server)
+        for number, calls in OTHERS.items():
+            for method, path, headers, content, status in calls:
+                answer = httpx.request(
+                    method, server.url + path, headers=headers, content=content, timeout=120
+                )
+                assert answer.status_code == status, (number, path, answer.text[:300])
+                assert not LEAK.search(answer.text), answer.text
         assert server.client.get("/health").status_code == 200
     assert set(neighbours.texts) == {solo}
     until_idle(server)

@@ -13,7 +13,7 @@ from tests.support.neighbours import Neighbours, bearable_s, greedy
 from tests.support.processes import resident_kb
 from tests.support.server import ROOT, ServerProcess
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 NUM_TRIES = 3
 ATTACKS = {

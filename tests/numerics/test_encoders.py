@@ -204,6 +204,78 @@ def test_texts_fill_steps_up_to_the_budget_and_are_never_cut() -> None:
     assert lengths == [[1, 8], [15], [22], [29], [36]]
 
 
+QUERY = np.random.default_rng(99).integers(3, 500, 37).tolist()
+BEHIND = [[*QUERY, *text] for text in TEXTS[1:9]]
+
+
+@pytest.mark.parametrize("name", ["llama_scores", "qwen3_scores", "qwen3", "gemma3_causal"])
+@pytest.mark.parametrize("attention", ["auto", "torch"])
+def test_a_query_is_computed_once_a_step(name: str, attention: str) -> None:
+    """Documents behind it take its keys, and their numbers are those of each alone."""
+    folder, variant = text_model(name), TEXT_MODELS[name]
+    engine = InProcessEngine(folder, is_embedding=variant.is_embedding, attention_backend=attention)
+    given = [TEXTS[3], *BEHIND, TEXTS[2], *BEHIND[:2]]
+    computed: list[int] = []
+    compute = engine.model.compute
+
+    def note(batch):
+        computed.append(len(batch.input_ids))
+        return compute(batch)
+
+    engine.model.compute = note
+    for i, text in enumerate(given):
+        engine.add(i + 1, text, 0, extras=[VECTOR])
+    engine.run()
+    found = torch.stack([numbers_of(engine, i + 1) for i in range(len(given))])
+    if variant.pooling:
+        expected = their_vectors(folder, given, "last")
+    else:
+        expected = their_scores(folder, given)
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=5e-5)
+    # Two whole pages of the query's 37 tokens; another text came between those and the last two.
+    assert computed == [sum(map(len, given)) - 32 * (len(BEHIND) - 1) - 32]
+
+
+def test_steps_are_filled_by_what_they_compute() -> None:
+    engine = InProcessEngine(text_model("llama_scores"), chunked_prefill_size=96)
+    steps: list[tuple[int, int]] = []
+    compute = engine.model.compute
+
+    def note(batch):
+        steps.append((len(batch.lengths), len(batch.input_ids)))
+        return compute(batch)
+
+    engine.model.compute = note
+    texts = [[*QUERY, 9 + i, 10] for i in range(12)]
+    for i, text in enumerate(texts):
+        engine.add(i + 1, text, 0, extras=[VECTOR])
+    engine.run()
+    found = torch.stack([numbers_of(engine, i + 1) for i in range(len(texts))])
+    expected = their_scores(text_model("llama_scores"), texts)
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=5e-5)
+    # 39 tokens, then 7 of each text that takes two pages of another's.
+    assert steps == [(9, 39 + 8 * 7), (3, 39 + 2 * 7)]
+
+
+def numbers_of(engine: InProcessEngine, request: int) -> torch.Tensor:
+    (block,) = engine.blocks[request, "pooled"]
+    return torch.frombuffer(bytearray(block.data), dtype=torch.float32)
+
+
+@pytest.mark.parametrize(("name", "is_embedding"), [("llama_scores", False), ("qwen3", True)])
+def test_a_shared_query_changes_no_bit_where_none_may_change(name: str, is_embedding: bool) -> None:
+    def ask(texts: list[list[int]]) -> list[bytes]:
+        engine = InProcessEngine(
+            text_model(name), is_embedding=is_embedding, deterministic=True, overlap=True
+        )
+        for i, text in enumerate(texts):
+            engine.add(i + 1, text, 0, extras=[VECTOR])
+        engine.run()
+        return [engine.blocks[i + 1, "pooled"][0].data for i in range(len(texts))]
+
+    assert ask(BEHIND[:4]) == [ask([text])[0] for text in BEHIND[:4]]
+
+
 def test_a_vector_that_cannot_be_computed_ends_its_request_alone() -> None:
     engine = InProcessEngine(tiny_bert("bert"))
 

@@ -14,7 +14,7 @@ from headrace.demo import MODEL_PATH
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.messages import AbortRequests, FlushCache, GenerateRequest, StopHit
 from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import GrammarSpec, SamplingParams
+from runtime.requests.sampling_params import GrammarSpec, SamplingParams, ThinkingSpec
 from runtime.text.tokenizer import Tokenizer
 from tests.support.engine import InProcessEngine
 from tests.support.grammar_backends import BACKENDS, needs_grammars
@@ -191,7 +191,8 @@ def test_a_grammar_may_begin_after_a_token(backend: str) -> None:
     free = made.generate([7, 8, 9], 12, ignore_eos=True)
     after = free[3]
     at = free.index(after)
-    made.add(50, [7, 8, 9], 60, grammar=DATE, grammar_after=after, ignore_eos=True)
+    thinking = ThinkingSpec(end_ids=[after])
+    made.add(50, [7, 8, 9], 60, grammar=DATE, thinking=thinking, ignore_eos=True)
     made.run()
     tokens = made.tokens[50]
     assert tokens[: at + 1] == free[: at + 1]

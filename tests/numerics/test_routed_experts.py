@@ -140,7 +140,7 @@ def test_from_the_buffers_of_graphs() -> None:
             check(engine, i + 1, prompt)
 
 
-@pytest.mark.parametrize("mode", ["stat", "per_pass", "per_token"])
+@pytest.mark.parametrize("mode", ["stat", "stat_approx", "per_pass", "per_token"])
 @pytest.mark.parametrize("way", WAYS)
 def test_records_equal_a_hook(way: str, mode: str, tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR", str(tmp_path))
@@ -155,7 +155,7 @@ def test_records_equal_a_hook(way: str, mode: str, tmp_path: Any, monkeypatch: A
         assert engine.shared["num_retractions_total"] > 0
 
 
-@pytest.mark.parametrize("mode", ["stat", "per_pass", "per_token"])
+@pytest.mark.parametrize("mode", ["stat", "stat_approx", "per_pass", "per_token"])
 def test_records_of_graphs(mode: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding is not counted, and what graphs replay is counted without the layers' code."""
     monkeypatch.setenv("SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR", str(tmp_path))

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels.linear import LINEAR
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
+from tests.support.tiny_text_models import text_model, their_scores
 
 pytest.importorskip("triton")
 
@@ -79,6 +81,21 @@ def run(one_by_one, **options):
 
 alone = run(True, disable_radix_cache=True)
 assert run(False, chunked_prefill_size=11, overlap=True) == alone, "in chunks, in a batch"
+"""
+
+TEXTS_SCRIPT = """
+import json, sys
+from pathlib import Path
+from tests.support import interpreted_triton
+from tests.support.engine import InProcessEngine
+from runtime.extras.pooled.parts import VECTOR
+
+engine = InProcessEngine(Path(sys.argv[1]), attention_backend="triton")
+for i, text in enumerate(json.loads(sys.argv[2]), 1):
+    engine.add(i, text, 0, extras=[VECTOR])
+engine.run()
+blocks = [engine.blocks[i, "pooled"][0] for i in range(1, 5)]
+print(json.dumps([[*memoryview(block.data).cast("f")] for block in blocks]))
 """
 
 IMAGES_SCRIPT = """
@@ -158,3 +175,11 @@ def test_tokens_equal_those_of_the_default_back_end() -> None:
         # Whether a step's prompts see nothing but themselves is told of some, and rightly.
         assert all(said == is_so for said, is_so in told)
         assert keys == "plain" or {said for said, _ in told} == {True, False}
+
+
+def test_texts_behind_a_query_take_its_keys() -> None:
+    folder, query = text_model("qwen3_scores"), list(range(3, 40))
+    texts = [[9] * 5, [*query, 7], [*query, 8, 9], query]
+    found = json.loads(run(TEXTS_SCRIPT, str(folder), json.dumps(texts)).splitlines()[-1])
+    expected = their_scores(folder, texts)
+    torch.testing.assert_close(torch.tensor(found), expected, atol=5e-5, rtol=5e-5)

@@ -37,6 +37,7 @@ DATED = {
     "openai_api/endpoints/classify.py",
     "openai_api/endpoints/completions.py",
     "openai_api/openai_context.py",
+    "openai_api/responses/compaction.py",
     "openai_api/responses/response_run.py",
     "openai_api/template_sandbox.py",
     "runtime/executor/expert_recorder.py",

@@ -40,10 +40,14 @@ def test_the_wheel_holds_the_product_alone(files: set[str]) -> None:
     assert {path.split("/")[0] for path in files} == set(PRODUCT)
 
 
-def test_of_the_demo_model_the_wheel_holds_what_is_served(files: set[str]) -> None:
+def test_of_the_demo_models_the_wheel_holds_what_is_served(files: set[str]) -> None:
     demo = {path for path in files if path.startswith("headrace/demo/")}
-    model = {str(path.relative_to(ROOT)) for path in (ROOT / "headrace/demo/model").iterdir()}
-    assert demo == {"headrace/demo/__init__.py", *model}
+    models = {
+        str(path.relative_to(ROOT))
+        for name in ("model", "vision")
+        for path in (ROOT / "headrace/demo" / name).iterdir()
+    }
+    assert demo == {"headrace/demo/__init__.py", *models}
 
 
 def test_the_wheel_holds_every_module_and_what_is_read_at_run_time(files: set[str]) -> None:

@@ -42,6 +42,9 @@ from kernels.triton_support.device import SharedMemory
 # Bytes of shared memory that a program may have, by compute capability: CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability", less the kilobyte that the system keeps.
 LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+# Kernels that are the same whatever room there is are compiled where there is the least, and for
+# the two kinds of GPUs that have matrix instructions of their own.
+KINDS_OF_CODE = (89, 90, 100)
 DTYPE = torch.bfloat16
 HALVES = {
     *("x_ptr", "weight_ptr", "bias_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr", "residual_ptr"),
@@ -175,7 +178,7 @@ def products(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
 
 
 def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
-    """Attention of decoding rows and of chunks at the head sizes that take the most."""
+    """Attention of chunks at the head sizes that take the most."""
     for head_dim in (128, 256):
         layout = attention(head_dim)
         rows = tiles.block_rows_of(9.0, 4096.0, head_dim, shared.size, short_prompts=False)
@@ -205,6 +208,10 @@ def attentions(shared: SharedMemory, *, pdl: bool) -> Iterator[Kernel]:
             "PDL": pdl,
         }
         yield f"invariant {head_dim}", attention_kernel, layout | constants, cut.num_warps
+
+
+def shared_attentions(*, pdl: bool) -> Iterator[Kernel]:
+    """Attention of decoding rows, and of rows with a common prefix."""
     layout = attention(128)
     tile = tiles.decode_tile(DTYPE, 128, 1.0)
     constants = {
@@ -254,7 +261,7 @@ def sampling() -> Iterator[Kernel]:
 
 
 def mixtures(shared: SharedMemory) -> Iterator[Kernel]:
-    """Experts: the products that hold the most, and what chooses and sorts."""
+    """Experts: the products that hold the most."""
     for index in (0, -1):
         _, tile = experts.TILES[index]
         constants: dict[str, Any] = {
@@ -268,7 +275,11 @@ def mixtures(shared: SharedMemory) -> Iterator[Kernel]:
             "STAGES": experts.stages_of(tile, DTYPE, 2, shared),
         }
         yield f"experts {tile.tokens}", product_kernel, constants, tile.num_warps
-    constants = {"BLOCK_M": 16, "CHUNK": 1024, "BINS": 64}
+
+
+def choices_of_experts() -> Iterator[Kernel]:
+    """What chooses experts and sorts by them."""
+    constants: dict[str, Any] = {"BLOCK_M": 16, "CHUNK": 1024, "BINS": 64}
     yield "experts sorted", sort_kernel, constants, 4
     constants = {"NUM_CHOSEN": 4, "SUMS_TO_ONE": True, "PLACES": 4, "BLOCK": 64}
     yield "experts chosen", choose_kernel, constants, 1
@@ -281,6 +292,7 @@ def dependent() -> Iterator[Kernel]:
     for kernel in (
         *products(shared, pdl=True),
         *attentions(shared, pdl=True),
+        *shared_attentions(pdl=True),
         *layer_ops(pdl=True),
     ):
         if kernel[1] not in seen:
@@ -327,13 +339,17 @@ def main() -> None:
         for capability, limit in LIMITS.items():
             shared = SharedMemory.of_capability(limit, capability // 10)
             pdl = capability >= 90
-            for name, *kernel in (
+            kernels = [
                 *products(shared, pdl=pdl),
                 *attentions(shared, pdl=pdl),
-                *layer_ops(pdl=pdl),
-                *sampling(),
                 *mixtures(shared),
-            ):
+            ]
+            if capability in KINDS_OF_CODE:
+                kernels += layer_ops(pdl=pdl)
+                kernels += shared_attentions(pdl=pdl)
+                kernels += sampling()
+                kernels += choices_of_experts()
+            for name, *kernel in kernels:
                 if name in SMALL:
                     continue
                 size = compiled(*kernel, capability, "llir")

@@ -98,7 +98,7 @@ def echo(prompt: str) -> str:
 
 
 class FakeEngine:
-    """Answers each request with `reply(prompt)`, one character per step.
+    """Answers each request with `reply(prompt)`, one character per step or `step_tokens` tokens.
 
     Attributes:
         requests: every request that reached the scheduler.
@@ -115,6 +115,7 @@ class FakeEngine:
         step_s: float = 0.0,
         hold: str = "\0",
         dp_size: int = 1,
+        step_tokens: int = 1,
     ) -> None:
         """Make a client that is ready."""
         self.reply = reply
@@ -131,6 +132,7 @@ class FakeEngine:
         self.fail_after: int | None = None
         self.hold = hold
         self._step_s = step_s
+        self._step_tokens = step_tokens
         self._abort_seen = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -193,6 +195,15 @@ class FakeEngine:
         whole: list[str] = []
         whole_ids: list[int] = []
         steps, reason = self._steps(request, self.reply(prompt))
+        if self._step_tokens > 1:
+            # As speculation has it: several tokens are accepted at once.
+            groups = [
+                steps[at : at + self._step_tokens] for at in range(0, len(steps), self._step_tokens)
+            ]
+            steps = [
+                ("".join(text for text, _ in group), [i for _, ids in group for i in ids])
+                for group in groups
+            ]
         for at, (text, token_ids) in enumerate(steps):
             if request.request_id in self.aborted:
                 reason = FinishReason("abort")

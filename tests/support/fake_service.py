@@ -8,10 +8,11 @@ from runtime.client.status import EngineStatus
 from runtime.config.options import ModelArgs, ServerConfig
 from runtime.service.context import Lifecycle, ServiceContext
 from tests.support.fake_engine import FakeEngine, fake_model_config
+from tests.support.scripted_engine import ScriptedEngine
 
 
 def fake_service(
-    engine: FakeEngine,
+    engine: FakeEngine | ScriptedEngine,
     *,
     config: ServerConfig | None = None,
     status: EngineStatus | None = None,

@@ -76,12 +76,14 @@ class HashRunner:
                 everything = np.arange(start + length)
                 pages = self.page_table[row, everything // self.page_size]
                 sequence = self.slots[pages * self.page_size + everything % self.page_size]
-                token = (
-                    0
-                    if len(sequence) == self.eos_at.get(int(sequence[0]))
-                    else next_token(sequence)
-                )
+                token = self.sampled(sequence)
                 self.last_token[row] = token
                 tokens.append(token)
         assert offset == len(plan.chunk_tokens)
         return _Pending(StepResult(np.array(tokens, dtype=np.int32), failed), self.wait_error)
+
+    def sampled(self, sequence: np.ndarray) -> int:
+        """What follows `sequence`, as read back through its pages."""
+        if len(sequence) == self.eos_at.get(int(sequence[0])):
+            return 0
+        return next_token(sequence)

@@ -84,9 +84,9 @@ def until_idle(server: ServerProcess) -> None:
     until(lambda: not any(load(server)[key] for key in ("num_total_reqs", "num_used_tokens")))
 
 
-def run_example(name: str, server: ServerProcess) -> str:
-    """What a script of `examples/native_api` prints, run beside `server`."""
-    path = Path(__file__).resolve().parents[2] / "examples" / "native_api" / name
+def run_example(name: str, server: ServerProcess, folder: str = "native_api") -> str:
+    """What a script of a folder of `examples` prints, run beside `server`."""
+    path = Path(__file__).resolve().parents[2] / "examples" / folder / name
     done = subprocess.run(
         [sys.executable, str(path), "--url", server.url],
         capture_output=True,

@@ -46,8 +46,8 @@ class OpenAPIDocument:
                 yield method.upper(), path, operation
 
     def body_of(self, operation: dict[str, Any]) -> dict[str, Any] | None:
-        """The schema of a request's body, references followed at its top."""
-        if "requestBody" not in operation:
+        """The schema of a request's JSON, references followed at its top."""
+        if JSON not in operation.get("requestBody", {}).get("content", ()):
             return None
         schema = operation["requestBody"]["content"][JSON]["schema"]
         found: dict[str, Any] = self.resolve(schema)

@@ -13,7 +13,8 @@ from runtime.ipc.shared_state import SharedState
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 from runtime.scheduler.budget import TokenBudget
-from runtime.scheduler.scheduler import Scheduler, SchedulerOptions
+from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.scheduler_options import SchedulerOptions
 from runtime.scheduler.stats import SchedulerStats
 from tests.support.hash_runner import HashRunner, next_token
 

@@ -3,11 +3,12 @@
 import pytest
 
 from runtime.client.admission import EngineLimits
-from runtime.client.answer_size import MAX_NUMBERS, check_answer_size
+from runtime.client.answer_size import MAX_NUMBERS, MAX_PIXEL_BYTES, check_answer_size
 from runtime.client.generation_stream import GenerationInput
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.front import ALL, LAST
 from runtime.extras.logprobs.positions import LogprobSpec
+from runtime.requests.image_input import ImageInput, PreparedImage
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
 
@@ -73,3 +74,12 @@ def test_hidden_states_and_embeddings():
     embeds = bytes(4 * 4096 * 100)
     check_answer_size([sample(100, 1, input_embeds=embeds)] * 80, LIMITS)
     assert refused([sample(100, 1, input_embeds=embeds)] * 128).param == "input_embeds"
+
+
+def test_images_count_for_each_sample():
+    image = PreparedImage(b"", (3, 2048, 2048), 1, bytes(3 * 2048 * 2048))
+    spec = RequestSpec(sampling=SamplingParams(), images=[ImageInput(0, image)])
+    each = GenerationInput([1], spec)
+    most = MAX_PIXEL_BYTES // len(image.pixels)
+    check_answer_size([each] * most, LIMITS)
+    assert "at most 512 MiB" in refused([each] * (most + 1)).message

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+import numpy as np
 import pytest
 
 from runtime.client.admission import EngineLimits
@@ -17,6 +19,8 @@ from runtime.ipc.messages import (
     FinishReason,
     FlushCache,
     GenerateRequest,
+    MatchPrefix,
+    PrefixReport,
     SchedulerInbound,
     TextDelta,
     TextDeltas,
@@ -98,6 +102,37 @@ async def test_a_replica_that_says_nothing_is_a_failure() -> None:
     assert "did not answer" in reply.message
     # What comes late is nobody's.
     both.client.on_control_reply(1, ControlReply(call.call_id, True))
+
+
+async def test_a_prefix_is_looked_for_in_every_replica_that_is_ready() -> None:
+    both = TwoReplicas()
+    task = asyncio.create_task(both.client.match_prefix([1, 2, 3], "mine"))
+    await asyncio.sleep(0)
+    first, second = (sent[-1] for sent in both.sent)
+    assert isinstance(first, MatchPrefix)
+    assert first == second
+    assert (np.frombuffer(first.input_ids, np.int32).tolist(), first.namespace) == (
+        [1, 2, 3],
+        "mine",
+    )
+    reports = [PrefixReport(1, 0, True), PrefixReport(3, 2, False)]
+    for rank, report in enumerate(reports):
+        data = msgspec.msgpack.encode(report)
+        both.client.on_control_reply(rank, ControlReply(first.call_id, True, data=data))
+    assert await task == reports[1]
+    # One that is being started again holds nobody up.
+    both.client.links[1].ready = False
+    task = asyncio.create_task(both.client.match_prefix([1, 2, 3], ""))
+    await asyncio.sleep(0)
+    asked = both.sent[0][-1]
+    assert isinstance(asked, MatchPrefix)
+    assert both.sent[1][-1] is second
+    data = msgspec.msgpack.encode(reports[0])
+    both.client.on_control_reply(0, ControlReply(asked.call_id, True, data=data))
+    assert await task == reports[0]
+    both.client.ready = False
+    with pytest.raises(EngineNotReady):
+        await both.client.match_prefix([1], "")
 
 
 async def test_control_needs_every_replica() -> None:

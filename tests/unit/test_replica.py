@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-import zmq.asyncio
+import zmq
 
 from runtime.client.replica import Replica
 from runtime.client.status import ReplicaStatus
@@ -94,7 +94,7 @@ async def replica(tmp_path: Path, started: Children) -> AsyncIterator[Replica]:
         resolved.worker,
         resolved.detokenizer,
         FakeEngine().client,
-        zmq.asyncio.Context(),
+        zmq.Context(),
         owner,
         start_child=started.start,
         restart_delays_s=(0.0, 0.01),

@@ -121,6 +121,26 @@ def test_random_text_same_as_transformers(tmp_path, backends, kind):
     check()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_too_long_is_cut_as_transformers_cuts_it(tmp_path, backends, kind):
+    """The tokens that end every text stay; of a pair the longer text gives up its end first."""
+    from transformers import AutoTokenizer
+
+    folder = write_folder(tmp_path, backends[kind], bos_token="<s>", eos_token="</s>")
+    ours, theirs = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+    short, longer = "one two three", " ".join(CORPUS)
+    cut = 0
+    for most in (4, 7, 8, 15, 16, 10_000):
+        options = {"truncation": "longest_first", "max_length": most}
+        expected = theirs([short, longer], **options)["input_ids"]
+        assert ours.encode_batch([short, longer], most=most) == expected
+        for pair in ((short, longer), (longer, short), (longer, longer)):
+            (found,) = ours.encode_pairs([pair], most=most)
+            assert found[0] == theirs(*pair, **options)["input_ids"]
+            cut += len(found[0]) == most
+    assert cut > 9
+
+
 def test_special_tokens_map_names_tokens(tmp_path, backends):
     folder = write_folder(tmp_path, backends["llama3"])
     names = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}}

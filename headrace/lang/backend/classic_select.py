@@ -32,7 +32,7 @@ async def classic_select(
             "return_text_in_logprobs": True,
             "logprob_start_len": max(prompt_len - _BOUNDARY_TOKENS, 0),
             **(
-                {"image_data": [[one.wire for one in s.images_]] * len(choices)}
+                {"image_data": [[one.data for one in s.images_]] * len(choices)}
                 if s.images_
                 else {}
             ),
@@ -62,7 +62,7 @@ async def _cache_prompt(post: Post, s: Prompt) -> int:
         return 0
     payload: dict[str, Any] = {"text": s.text_, "sampling_params": {"max_new_tokens": 0}}
     if s.images_:
-        payload["image_data"] = [one.wire for one in s.images_]
+        payload["image_data"] = [one.data for one in s.images_]
     answer = await post("/generate", payload)
     return int(answer["meta_info"]["prompt_tokens"])
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.lang.backend.base import AsyncBackend, Generated, Meta, Prompt
+from headrace.lang.backend.classic_select import classic_select
 from headrace.lang.backend.runtime_endpoint import generate_payload
 from headrace.lang.backend.scored_select import decide, select_payload
 from headrace.lang.chat_template import (
@@ -78,8 +79,8 @@ class EngineBackend(AsyncBackend):
         choices_method: ChoicesSamplingMethod,
     ) -> ChoicesDecision:
         if s.images_:
-            # Scoring takes none; this computes the prompt with them, or says why it cannot.
-            await self.async_cache_prefix(s.text_, s.images_)
+            # Scoring takes none.
+            return await classic_select(self._post, s, choices, choices_method)
         prompt, options = _call_arguments(select_payload(s, choices, choices_method))
         answer = await self.engine.async_select(prompt, **options)
         return decide(answer, choices, choices_method)
@@ -87,7 +88,7 @@ class EngineBackend(AsyncBackend):
     async def async_cache_prefix(self, prefix_str: str, media: Sequence[Media] = ()) -> None:
         payload: dict[str, Any] = {"text": prefix_str, "sampling_params": {"max_new_tokens": 0}}
         if media:
-            payload["image_data"] = [one.wire for one in media]
+            payload["image_data"] = [one.data for one in media]
         await self._ask(payload)
 
     async def async_flush_cache(self) -> bool:
@@ -95,6 +96,9 @@ class EngineBackend(AsyncBackend):
 
     async def async_get_server_info(self) -> dict[str, Any] | None:
         return await core().threads.call(self.engine.get_server_info)
+
+    async def _post(self, path: str, payload: dict[str, Any]) -> Any:  # noqa: ARG002  always one
+        return await self._ask(payload)
 
     async def _ask(self, payload: dict[str, Any]) -> Any:
         prompt, options = _call_arguments(payload)

@@ -42,7 +42,7 @@ Asked = dict[str, Any]
 def _asked(kind: str, s: Prompt, **more: Any) -> Asked:
     asked: Asked = {"kind": kind, "text": s.text_, **more}
     if s.images_:
-        asked["media"] = [hashlib.sha256(one.wire.encode()).hexdigest() for one in s.images_]
+        asked["media"] = [hashlib.sha256(one.data.encode()).hexdigest() for one in s.images_]
     return asked
 
 

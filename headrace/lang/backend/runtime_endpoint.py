@@ -344,7 +344,7 @@ def generate_payload(s: Prompt, sampling_params: SglSamplingParams) -> dict[str,
 
 def _with_media(payload: dict[str, Any], media: Sequence[Media]) -> dict[str, Any]:
     if media:
-        wires = [one.wire for one in media]
+        wires = [one.data for one in media]
         payload["image_data"] = wires[0] if len(wires) == 1 else wires
     return payload
 

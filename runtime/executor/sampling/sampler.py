@@ -138,12 +138,13 @@ class Sampler:
         too_early: list[tuple[int, int]] = []
         biased: list[tuple[int, int]] = []
         num_outputs = positions - state.num_prompt[rows]
+        masked: frozenset[int] = frozenset() if masks is None else frozenset(masks.lines.tolist())
         for line in np.flatnonzero(state.has_token_rules[rows]).tolist():
             row = int(rows[line])
             sampling = state.sampling[row]
             assert sampling is not None
-            # A grammar's mask has that rule in it: it knows when there is nothing but the end.
-            if num_outputs[line] < sampling.min_new_tokens and not state.has_grammar[row]:
+            # A mask has that rule in it: a grammar knows when there is nothing but the end.
+            if num_outputs[line] < sampling.min_new_tokens and line not in masked:
                 too_early += [(line, token_id) for token_id in state.stop_ids[row]]
             if sampling.logit_bias:
                 biased.append((line, row))

@@ -37,13 +37,20 @@ class DecoderTextEncoder(TextEncoder):
     def forward(self, batch: EncoderBatch) -> Tensor:
         return self.model.forward(self._forward_batch(batch, None))
 
+    @property
+    def shared_grain(self) -> int:
+        return _PAGE_SIZE if self.sees_backward_only and self._reads_last_tokens() else 0
+
     def compute(self, batch: EncoderBatch) -> Tensor:
-        counts = self.context.expert_counts
-        # What is recorded of the last layer is of every token.
-        if self.spec.pooling.mode != "last" or (counts is not None and counts.is_on):
+        if not self._reads_last_tokens():
             return super().compute(batch)
         hidden = self.model.forward(self._forward_batch(batch, batch.indptr[1:] - 1))
         return self.head.finish(hidden.float())
+
+    def _reads_last_tokens(self) -> bool:
+        """Whether nothing else is wanted; what is recorded of experts is of every token."""
+        counts = self.context.expert_counts
+        return self.spec.pooling.mode == "last" and not (counts is not None and counts.is_on)
 
     def _forward_batch(self, batch: EncoderBatch, wanted: Tensor | None) -> ForwardBatch:
         if batch.attention is None:
@@ -52,6 +59,10 @@ class DecoderTextEncoder(TextEncoder):
         made = _whole_texts(batch, batch.attention, [cache] * self.spec.num_layers, wanted)
         made.page_table = table
         made.slots = batch.positions + firsts
+        if batch.shared is not None:
+            made.seq_lens = made.seq_lens + made.seq_lens.new_tensor(batch.shared.lengths)
+            # Of those that begin elsewhere keys lie on pages alone.
+            made.whole_prompts = ()
         batch.attention.plan(made)
         return made
 
@@ -80,8 +91,13 @@ class _Pages:
         self._cache: KVCache | None = None
 
     def hold(self, batch: EncoderBatch) -> tuple[KVCache, Tensor, Tensor]:
-        """Pages for every text, their table, and the slot of each token's text's first token."""
-        counts = torch.tensor([-(-length // _PAGE_SIZE) for length in batch.lengths])
+        """Pages for every text, their table, and the slot of each token's text's first token.
+
+        A text that begins as another one does has pages for its own tokens, behind the other's.
+        That one's keys are there when they are read: a layer writes all before it attends.
+        """
+        lengths = torch.tensor(list(batch.lengths))
+        counts = -(-lengths // _PAGE_SIZE)
         # Page 0 is nobody's.
         firsts = 1 + counts.cumsum(0) - counts
         num_pages = 1 + int(counts.sum())
@@ -92,7 +108,13 @@ class _Pages:
             )
             self._cache = KVCache(k, v)
         table = firsts[:, None] + torch.arange(int(counts.max()))
-        lengths = torch.tensor(list(batch.lengths))
+        if batch.shared is not None:
+            lent = torch.from_numpy(batch.shared.lengths) // _PAGE_SIZE
+            lenders = firsts[torch.from_numpy(batch.shared.lenders)]
+            columns = torch.arange(int((counts + lent).max()))
+            is_lent = columns < lent[:, None]
+            firsts = firsts - lent
+            table = torch.where(is_lent, lenders[:, None], firsts[:, None]) + columns
         slots = (firsts * _PAGE_SIZE).repeat_interleave(lengths)
         # Columns behind a text's own are not read; they name pages that there are.
         table = table.clamp_(max=num_pages - 1).to(self._device, torch.int32)

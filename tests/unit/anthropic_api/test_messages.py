@@ -39,12 +39,12 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
 
 def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
     """What a client makes of a stream."""
-    assert events[0]["type"] == "message_start"
+    assert [event["type"] for event in events[:2]] == ["message_start", "ping"]
     assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
     message: dict[str, Any] = events[0]["message"]
     is_open = False
     texts: list[str] = []
-    for event in events[1:-2]:
+    for event in events[2:-2]:
         if event["type"] == "content_block_start":
             assert not is_open
             assert event["index"] == len(message["content"])
@@ -57,7 +57,9 @@ def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
             delta = dict(event["delta"])
             kind = delta.pop("type")
             (text,) = delta.values()
-            if kind != "signature_delta":
+            if kind == "signature_delta":
+                block["signature"] = text
+            else:
                 texts.append(text)
         else:
             is_open = False
@@ -136,6 +138,38 @@ async def test_the_end(make_front: Any) -> None:
         stopped = put_together(events_of(answer)) if stream else answer.json()
         assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "lo")
         assert stopped["content"] == [{"type": "text", "text": "Hel"}]
+
+
+async def test_more_may_be_asked_for_than_fits(make_front: Any) -> None:
+    front = make_front(lambda _: "y" * 5000)
+    for stream in (False, True):
+        # As coding agents ask whatever the model is.
+        answer = await ask(front, max_tokens=32_000, stream=stream)
+        cut = put_together(events_of(answer)) if stream else answer.json()
+        assert cut["stop_reason"] == "model_context_window_exceeded"
+        usage = cut["usage"]
+        assert usage["input_tokens"] + usage["output_tokens"] == 4096
+    too_long = await ask(front, "x" * 5000)
+    assert too_long.status_code == 400
+    assert too_long.json()["error"]["message"].startswith("prompt is too long: ")
+
+
+async def test_thoughts_may_be_left_out_and_come_back(make_front: Any) -> None:
+    template = "{% for m in messages %}{{ m.reasoning_content or '' }}|{{ m.content }}{% endfor %}"
+    front = make_front(lambda _: THOUGHT, template=template, reasoning="qwen3")
+    thinking = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
+    for stream in (False, True):
+        answer = await ask(front, "Count", thinking=thinking, stream=stream)
+        message = put_together(events_of(answer)) if stream else answer.json()
+        thought, text = message["content"]
+        assert (thought["thinking"], text["text"]) == ("", "Three.")
+        turn = {"role": "assistant", "content": message["content"]}
+        await ask(front, [{"role": "user", "content": "Count"}, turn, *HELLO])
+        assert "One and two.|Three." in prompt_of(front)
+    # Another server's signature says nothing here.
+    strange = {"role": "assistant", "content": [{**thought, "signature": "AAAA"}, text]}
+    await ask(front, [{"role": "user", "content": "Count"}, strange, *HELLO])
+    assert "One and two" not in prompt_of(front)
 
 
 async def test_a_conversation_reaches_the_template(make_front: Any) -> None:
@@ -238,6 +272,7 @@ async def test_tokens_are_counted_as_they_are_used(make_front: Any) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice names"),
         ({"mcp_servers": [{"url": "http://a"}]}, "mcp_servers is not supported"),
         ({"temperature": -1}, "temperature"),
+        ({"thinking": {"type": "enabled", "display": "sometimes"}}, "thinking.display"),
     ],
 )
 async def test_refusals(make_front: Any, fields: dict[str, Any], words: str) -> None:

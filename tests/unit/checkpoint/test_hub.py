@@ -7,7 +7,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from runtime.checkpoint.hub import resolve_model_folder
+from runtime.checkpoint.hub import DEMO_MODELS, resolve_model_folder
 from runtime.errors import StartupError
 from tests.support.fake_checkpoint import write_config, write_model
 
@@ -121,3 +121,15 @@ def test_the_demo_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # A folder of that name is meant where there is one.
     (tmp_path / "headrace-demo").mkdir()
     assert resolve_model_folder("headrace-demo").resolve() == tmp_path / "headrace-demo"
+
+
+def test_a_demo_model_that_is_not_there_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(DEMO_MODELS) == {"headrace-demo", "demo-vision"}
+    monkeypatch.setitem(DEMO_MODELS, "demo-vision", tmp_path / "vision")
+    with pytest.raises(StartupError, match=r"demo-vision: this demo model is not installed"):
+        resolve_model_folder("demo-vision")
+    (tmp_path / "vision").mkdir()
+    (tmp_path / "vision" / "config.json").write_text("{}")
+    assert resolve_model_folder("demo-vision") == tmp_path / "vision"

@@ -1,4 +1,4 @@
-"""What a sentence-transformers folder says of prompts and pooling, in its old words and its new."""
+"""What a sentence-transformers folder says of its texts, in its old words and its new."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime.checkpoint.pooling_config import Pooling, read_pooling
+from runtime.checkpoint.text_limit import read_text_limit
 from runtime.checkpoint.text_prompts import TextPrompts, read_prompts
 from runtime.errors import StartupError
 
@@ -58,3 +59,20 @@ def test_pooling_in_both_spellings(tmp_path: Path) -> None:
 def test_pooling_that_is_not_supported(tmp_path: Path, mode: object) -> None:
     with pytest.raises(StartupError, match="one of mean, cls, lasttoken"):
         pooling_of(tmp_path, pooling_mode=mode)
+
+
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
+def test_the_length_of_texts(tmp_path: Path, name: str) -> None:
+    assert read_text_limit(tmp_path) is None
+    for written, found in (({"max_seq_length": 256, "do_lower_case": False}, 256), ({}, None)):
+        (tmp_path / name).write_text(json.dumps(written))
+        assert read_text_limit(tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    "written", [{"max_seq_length": "256"}, {"max_seq_length": -1}, {"do_lower_case": True}]
+)
+def test_a_length_that_makes_no_sense_is_one_line(tmp_path: Path, written: object) -> None:
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(written))
+    with pytest.raises(StartupError, match=r"sentence_bert_config.json: '(max_seq|do_lower).*; "):
+        read_text_limit(tmp_path)

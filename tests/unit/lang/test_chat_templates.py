@@ -175,3 +175,24 @@ def test_shapes_of_templates(case: str) -> None:
 )
 def test_what_no_markup_can_say_is_left_to_the_table(source: str) -> None:
     assert template_from_source(source, {}, "odd") is None
+
+
+@pytest.mark.parametrize(
+    ("written", "token"),
+    [
+        ("{% if part.type == 'image' %}<|see|>{% else %}{{ part.text }}{% endif %}", "<|see|>"),
+        ("{% if 'image' in part %}x{% endif %}{{ part.text }}", "<image>"),
+        ("{{ part.text }}", "<image>"),
+    ],
+)
+def test_what_a_template_writes_for_an_image(written: str, token: str) -> None:
+    source = (
+        "{% for message in messages %}[{{ message.role }}]{% if message.content is string %}"
+        "{{ message.content }}{% else %}{% for part in message.content %}"
+        f"{written}"
+        "{% endfor %}{% endif %}[end]{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    found = template_from_source(source, {}, "m")
+    assert found is not None
+    assert found.image_token == token

@@ -1,6 +1,7 @@
 """Reading a program while it runs: checks T33 to T42."""
 
 import asyncio
+import json
 import threading
 from typing import Any
 
@@ -200,6 +201,54 @@ def test_cancelling_a_program(stub: LangServer) -> None:
     with pytest.raises(sgl.ProgramCancelled):
         state += "more"
     stub.hold.set()
+
+
+def test_a_program_has_its_time(stub: LangServer) -> None:
+    stub.hold.clear()
+    state = one.run(timeout=0.1)
+    with pytest.raises(sgl.ProgramTimeout, match=r"not done within 0\.1 s"):
+        state["a"]
+    assert state.text() == "x"
+    stub.hold.set()
+
+
+def test_one_that_is_done_in_time_goes_on_afterwards(stub: LangServer) -> None:
+    stub.answer = lambda _: "in time"
+    state = one.run(timeout=30)
+    assert state["a"] == "in time"
+    state += gen("b")
+    assert state["b"] == "in time"
+
+
+def test_of_a_batch_each_program_has_its_time(stub: LangServer) -> None:
+    stub.hold.clear()
+    first, second = one.run_batch([{}, {}], timeout=0.1)
+    stub.hold.set()
+    assert isinstance(first.error(), sgl.ProgramTimeout)
+    assert isinstance(second.error(), sgl.ProgramTimeout)
+
+
+def test_what_a_program_made_can_be_written(stub: LangServer) -> None:
+    stub.answer = lambda _: "an answer"
+    state = two.run()
+    state.set_var("kept", [1, 2])
+    told = json.loads(json.dumps(state.to_dict()))
+    assert told["function"] == "two"
+    assert told["text"] == state.text()
+    assert told["messages"][-1] == {"role": "assistant", "content": "an answer and an answer"}
+    assert told["variables"] == {"a": "an answer", "b": "an answer", "kept": [1, 2]}
+    assert told["meta_info"].keys() == {"a", "b"}
+    assert told["usage"]["num_requests"] == 2
+    assert told["error"] is None
+
+
+async def test_what_a_program_that_failed_made_can_be_written_too(stub: LangServer) -> None:
+    stub.hold.clear()
+    state = one.run(timeout=0.1)
+    told = await state.aio.to_dict()
+    stub.hold.set()
+    assert told["text"] == "x"
+    assert "not done within" in told["error"]
 
 
 def test_what_the_body_of_a_stream_raises_is_told() -> None:

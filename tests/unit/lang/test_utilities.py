@@ -201,12 +201,16 @@ def test_what_is_no_picture() -> None:
         utils.encode_image_base64(3)
 
 
-def test_a_video_says_what_it_needs() -> None:
+def test_a_video_says_what_it_needs(tmp_path: Path) -> None:
+    path = tmp_path / "film.mp4"
+    with pytest.raises(OSError, match=r"film\.mp4"):
+        utils.encode_video_base64(path)
+    path.write_bytes(bytes(100))
     try:
         import cv2  # noqa: F401
     except ImportError:
         with pytest.raises(ImportError, match="pip install opencv-python-headless"):
-            utils.encode_video_base64("film.mp4")
+            utils.encode_video_base64(path)
     else:
         with pytest.raises(OSError, match=r"film\.mp4"):
-            utils.encode_video_base64("film.mp4")
+            utils.encode_video_base64(path)

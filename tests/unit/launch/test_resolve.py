@@ -178,6 +178,17 @@ def test_the_names_default_to_the_path_as_typed():
     assert config.model.served_model_name == "qwen/x"
 
 
+@pytest.mark.parametrize(
+    ("limit", "asked", "chosen"),
+    [(None, None, 4096), (256, None, 256), (256, 512, 512), (8192, None, 4096)],
+)
+def test_texts_are_as_long_as_their_folder_says(limit, asked, chosen):
+    model = dataclasses.replace(fake_model_config(), text_limit=limit)
+    config = ServerConfig(model=ModelArgs(context_length=asked))
+    resolved = resolve(config, model, CPU, FOLDERS, seed=7)
+    assert resolved.worker.context_len == chosen
+
+
 def test_deterministic_inference_fixes_the_seed_of_requests_without_one():
     kernels = KernelArgs(enable_deterministic_inference=True)
     resolved = choose(kernels=kernels)

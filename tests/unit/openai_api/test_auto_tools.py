@@ -9,7 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
+from openai_api.output_parser import Call, OutputParser, WholeCalls
 from openai_api.tool_parsers.registry import TOOL_PARSERS
+from runtime.requests.sampling_params import ThinkingSpec
 from tests.support.fake_engine import EOS_ID, byte_tokenizer
 from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.grammar_walk import InProcessCompiler
@@ -87,7 +89,7 @@ async def test_strict_holds_for_calls_and_lets_text_pass(ask: Any) -> None:
     asked = await ask(f"Well.\n{GOOD}", tools=STRICT)
     assert asked.choice["message"]["tool_calls"][0]["function"] == {
         "name": "weather",
-        "arguments": '{"city":"Oslo"}',
+        "arguments": '{"city": "Oslo"}',
     }
     for text in ("Hello.", GOOD, f"Well.\n{GOOD}\n{LOOSE}\nDone.", ANSWER, "<think>x</think> a <"):
         assert asked.takes(text), text
@@ -217,10 +219,62 @@ async def test_thoughts_come_before_the_grammar(ask: Any) -> None:
             front_template=opens,
             **fields,
         )
-        assert asked.request.spec.sampling.grammar_after == byte_tokenizer().encode("</think>")[0]
+        thinking = asked.request.spec.sampling.thinking
+        assert thinking == ThinkingSpec(end_ids=byte_tokenizer().encode("</think>"))
         assert asked.choice["message"]["reasoning_content"] == "hm"
         assert asked.choice["finish_reason"] == "tool_calls"
         assert asked.takes(GOOD)
+
+
+ARGUMENTS = {
+    "json": '{"a": [1]}',
+    "qwen_xml": "<parameter=a>\n[1]\n</parameter>",
+    "glm_xml": "\n<arg_key>a</arg_key>\n<arg_value>[1]</arg_value>\n",
+    "minimax_xml": '<parameter name="a">[1]</parameter>\n',
+}
+OSLO, ROME = (
+    {
+        "json": f'{{"city": "{city}"}}',
+        "qwen_xml": f"<parameter=city>\n{city}\n</parameter>",
+        "glm_xml": f"\n<arg_key>city</arg_key>\n<arg_value>{city}</arg_value>\n",
+        "minimax_xml": f'<parameter name="city">{city}</parameter>\n',
+    }
+    for city in ("Oslo", "Rome")
+)
+
+
+@pytest.mark.parametrize("name", [n for n in TOOL_PARSERS if TOOL_PARSERS.load(n).call_form])
+async def test_every_form_that_a_grammar_describes(
+    ask: Any, name: str, request: pytest.FixtureRequest
+) -> None:
+    """Strict holds inside the family's own tags, and what it lets pass is read back."""
+    form = TOOL_PARSERS.load(name).call_form
+    assert form is not None
+
+    def written(function: str, arguments: dict[str, str]) -> str:
+        return f"{form.begin(function)}{arguments[form.style]}{form.end}"
+
+    fields = {"front_tools": name, "tools": STRICT}
+    reply = written("weather", OSLO)
+    if form.style != "json" and request.node.callspec.params["ask"] == "llguidance":
+        # It knows no arguments but JSON, and says so.
+        error = await ask(reply, refused=True, response_format=AS_NUMBER, **fields)
+        assert "not known to llguidance" in error["message"]
+        assert (await ask(reply, **fields)).is_free
+        return
+    asked = await ask(reply, response_format=AS_NUMBER, **fields)
+    (call,) = asked.choice["message"]["tool_calls"]
+    assert orjson.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+    two = form.separator.join([reply, written("now", ROME)])
+    for text in (ANSWER, reply, written("now", ROME), two):
+        assert asked.takes(text), text
+    for text in ("Hello.", written("weather", ROME), written("unknown", OSLO), reply[:-1]):
+        assert not asked.takes(text), text
+    asked = await ask(reply, **fields)
+    for text in ("Hello.", f"Well.\n{reply}", f"{two}\nDone."):
+        assert asked.takes(text), text
+    for text in (written("weather", ROME), written("unknown", OSLO), reply[:-1]):
+        assert not asked.takes(text), text
 
 
 @pytest.mark.parametrize("name", list(TOOL_PARSERS))
@@ -228,11 +282,12 @@ def test_what_a_call_form_writes_is_read_back(name: str) -> None:
     parser = TOOL_PARSERS.load(name)
     form = parser.call_form
     if form is None:
-        pytest.skip("its arguments are not JSON")
-    names = ["f", 'with "quotes"', "naïve"]
-    written = form.separator.join(f'{form.begin(each)}{{"a": [1]}}{form.end}' for each in names)
+        pytest.skip("no grammar describes its calls")
+    names = ["f", 'with "quotes"', "naïve"] if form.style == "json" else ["f", "f-2", "naïve"]
+    inside = ARGUMENTS[form.style]
+    written = form.separator.join(f"{form.begin(each)}{inside}{form.end}" for each in names)
     assert written.startswith(form.trigger)
-    reader = parser(names, max_calls=None)
-    parts = reader.feed(written) + reader.finish()
-    assert [(part if isinstance(part, str) else part.name) for part in parts] == names
+    reader = OutputParser(tools=parser({name: {} for name in names}, max_calls=None))
+    parts = list(WholeCalls().feed(reader.feed(written) + reader.finish()))
+    assert parts == [Call(at, name, '{"a": [1]}', True) for at, name in enumerate(names)]
     assert form.trigger in parser.markers[0]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import array
 import re
 from typing import Any
 
 import pytest
 
+from openai_api.best_of import SampleScores
+from runtime.client.generation_stream import GenerationChunk
+from runtime.extras.logprobs.positions import LogprobArrays
 from runtime.ipc.messages import FinishReason
+from runtime.requests.extra_spec import ExtraBlock
 from tests.support.fake_engine import EOS_ID
 
 
@@ -96,7 +101,12 @@ async def test_characters_of_several_tokens(make_front: Any, events: Any) -> Non
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"suffix": "end"}, "suffix"),
-        ({"best_of": 3}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": 1000}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"best_of": 100, "prompt": ["a"] * 100}, "prompt"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"rid": ["a", "b"]}, "rid"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
     ],
@@ -179,3 +189,36 @@ async def test_log_probabilities_have_their_own_name_in_refusals(make_front: Any
     assert answer.status_code == 400
     assert answer.json()["param"] == "logprobs"
     assert "top_logprobs_num" not in answer.json()["message"]
+
+
+async def test_best_of_answers_the_most_probable(make_front: Any) -> None:
+    front = make_front()
+    answer = (await front.complete(["ab", "c"], n=1, best_of=3)).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["ab", "c"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    assert len(front.engine.requests) == 6
+    # The prompts count once, what was made for nothing as well.
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert answer["usage"]["completion_tokens"] == 3 * (3 + 2)
+    same = (await front.complete("ab", n=2, best_of=2, stream=False)).json()
+    assert len(same["choices"]) == 2
+    assert not front.engine.requests[-1].spec.extras
+
+
+def test_scores_are_means() -> None:
+    scores = SampleScores(4)
+
+    def add(index: int, values: list[float]) -> None:
+        data = LogprobArrays(array.array("f", values).tobytes()).encode()
+        block = ExtraBlock(1, "logprobs", False, data)
+        ids = [5] * len(values)
+        scores.add(index, GenerationChunk("", ids, None, 1, 0, extras=[block]))
+
+    add(0, [-1.0, -1.0])
+    add(0, [-1.0])
+    add(1, [-0.5, -2.5])
+    add(2, [-0.25] * 8)
+    add(3, [-1.0])
+    assert scores.best(range(4), 4) == [2, 0, 3, 1]
+    assert scores.best([0, 1, 3], 2) == [0, 3]

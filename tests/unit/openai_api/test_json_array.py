@@ -2,33 +2,38 @@
 
 import pytest
 
+from openai_api.output_parser import Call, ContentText, OutputParser, WholeCalls
 from openai_api.tool_parsers.json_array import JsonArrayParser
-from openai_api.tool_parsers.tool_parser import ParsedCall
 
 TEXT = (
     '[ {"name": "f", "parameters": {"a": "}{\\\\\\"]", "b": {"c": [1]}}},\n'
     '{"name":"g","parameters":{}}]'
 )
-CALLS = [ParsedCall("f", '{"a":"}{\\\\\\"]","b":{"c":[1]}}'), ParsedCall("g", "{}")]
+CALLS = [
+    Call(0, "f", '{"a": "}{\\\\\\"]", "b": {"c": [1]}}', True),
+    Call(1, "g", "{}", True),
+]
+FUNCTIONS = {"f": {}, "g": {}}
+
+
+def read(pieces, functions=FUNCTIONS, max_calls=None):
+    parser = OutputParser(tools=JsonArrayParser(functions, max_calls=max_calls))
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return list(WholeCalls().feed(events + parser.finish()))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_pieces_of_any_size(size):
-    parser = JsonArrayParser(["f", "g"], max_calls=None)
-    out = []
-    for begin in range(0, len(TEXT), size):
-        out += parser.feed(TEXT[begin : begin + size])
-    assert out + parser.finish() == CALLS
+    assert read([TEXT[at : at + size] for at in range(0, len(TEXT), size)]) == CALLS
 
 
 def test_at_most_so_many():
-    parser = JsonArrayParser(["f", "g"], max_calls=1)
-    assert parser.feed(TEXT) + parser.finish() == CALLS[:1]
+    assert read([TEXT], max_calls=1) == CALLS[:1]
 
 
-def test_what_is_cut_off_or_unknown_is_text():
-    parser = JsonArrayParser(["f"], max_calls=None)
-    assert parser.feed('[{"name":"h","parameters":{}},{"name":"f","par') == [
-        '{"name":"h","parameters":{}}'
-    ]
-    assert parser.finish() == ['{"name":"f","par']
+def test_what_is_unknown_is_text_and_what_is_cut_off_ends_there():
+    for text in ('[{"name":"h","parameters":{}},', '[{"name":"f","par'):
+        parts = read([text])
+        assert all(isinstance(part, ContentText) for part in parts)
+        assert "".join(part.text for part in parts) == text
+    assert read(['[{"name":"f","parameters":{"a']) == [Call(0, "f", '{"a', False)]

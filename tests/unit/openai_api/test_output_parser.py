@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_api.output_parser import Call, ContentText, OutputParser, ReasoningText
+from openai_api.output_parser import (
+    BeginCall,
+    Call,
+    ContentText,
+    OutputParser,
+    ReasoningText,
+    WholeCalls,
+)
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.reasoning_parsers.think_tags import ThinkTags
 from openai_api.tag_scan import UntilTag
@@ -48,13 +55,15 @@ TEXTS = st.lists(PIECES, max_size=12).map("".join)
 
 def parse(pieces: list[str], *, is_open: bool = False, **options: bool) -> Parts:
     parser = OutputParser(
-        ThinkTags(prompt_is_open=is_open), HermesParser(["f", "g"], max_calls=None), **options
+        ThinkTags(prompt_is_open=is_open),
+        HermesParser({"f": {}, "g": {}}, max_calls=None),
+        **options,
     )
-    events = [event for piece in pieces for event in parser.feed(piece)]
-    events += parser.finish()
+    parts = [event for piece in pieces for event in parser.feed(piece)]
+    events = list(WholeCalls().feed(parts + parser.finish()))
     reasoning = "".join(event.text for event in events if isinstance(event, ReasoningText))
     content = "".join(event.text for event in events if isinstance(event, ContentText))
-    calls = [(event.call.name, event.call.arguments) for event in events if isinstance(event, Call)]
+    calls = [(event.name, event.arguments) for event in events if isinstance(event, Call)]
     assert [event.index for event in events if isinstance(event, Call)] == list(range(len(calls)))
     return reasoning, content, calls
 
@@ -97,7 +106,7 @@ def test_nothing_but_tags_and_space_is_lost(text: str) -> None:
             '<think>x</think>\nSure.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n'
             '</tool_call>\n<tool_call>\n{"name": "g"}\n</tool_call>\n',
             False,
-            ("x", "Sure.", [("f", '{"a":1}'), ("g", "{}")]),
+            ("x", "Sure.", [("f", '{"a": 1}'), ("g", "{}")]),
         ),
         ('<tool_call>{"name": "f", "arguments": {}}', False, ("", "", [("f", "{}")])),
         ("<tool_call>{oops</tool_call> on", False, ("", "<tool_call>{oops</tool_call> on", [])),
@@ -114,8 +123,8 @@ def test_examples(text: str, is_open: bool, expected: Parts) -> None:
 
 def test_one_call_at_most() -> None:
     text = '<tool_call>{"name": "f"}</tool_call>' * 3
-    parser = OutputParser(None, HermesParser(["f"], max_calls=1))
-    assert len([e for e in parser.feed(text) + parser.finish() if isinstance(e, Call)]) == 1
+    parser = OutputParser(None, HermesParser({"f": {}}, max_calls=1))
+    assert len([e for e in parser.feed(text) + parser.finish() if isinstance(e, BeginCall)]) == 1
 
 
 def test_held_reasoning_comes_in_one_piece() -> None:
@@ -142,11 +151,11 @@ def test_floods_take_linear_time(flood: str) -> None:
 
 
 def _hermes() -> ToolParser:
-    return HermesParser(["f"], max_calls=None)
+    return HermesParser({"f": {}}, max_calls=None)
 
 
 def _json_array() -> ToolParser:
-    return JsonArrayParser(["f"], max_calls=None)
+    return JsonArrayParser({"f": {}}, max_calls=None)
 
 
 def _thoughts() -> OutputParser:
@@ -196,7 +205,7 @@ def test_many_tags_take_linear_time(
 
 
 def test_an_unknown_function_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    parser = HermesParser(["f"], max_calls=None)
+    parser = HermesParser({"f": {}}, max_calls=None)
     parser.feed('<tool_call>{"name":"unknown"}</tool_call>' * 1000)
     assert len(caplog.records) == 1
 
@@ -228,4 +237,4 @@ def test_every_registered_parser_loads() -> None:
     for name in REASONING_PARSERS:
         assert REASONING_PARSERS.load(name)(prompt_is_open=False).close_tag
     for name in TOOL_PARSERS:
-        assert TOOL_PARSERS.load(name)(["f"], max_calls=None).markers
+        assert TOOL_PARSERS.load(name)({"f": {}}, max_calls=None).markers

@@ -1,5 +1,7 @@
 """The parsers that `auto` finds, for templates as the families write them."""
 
+# ruff: noqa: E501  # Lines of templates are as long as they are.
+
 from __future__ import annotations
 
 import logging
@@ -11,6 +13,7 @@ import pytest
 from headrace.demo import MODEL_PATH
 from openai_api.chat_template import ChatTemplate
 from openai_api.parser_choice import ParserNames, choose_parsers
+from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.text.tokenizer import Tokenizer
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "support" / "chat_templates"
@@ -22,6 +25,59 @@ PIECES = """
 # Tags of the same name around something that is not JSON.
 XML = "{{ '<tool_call>' + name + '<arg_key>' }}{{ '<think>' + text + '</think>' }}"
 FUNCTION = "{{ '<tool_call>\\n<function=' + call.name + '>' }}{{ call.arguments }}"
+# What each family's own template writes around calls and thoughts, in its pieces.
+EXCERPTS = {
+    ("qwen3", "qwen3_coder"): """
+{{- "<tools>" }}{{- '- Function calls MUST follow the format: an inner <function=...></function>' }}
+{%- if message.reasoning_content %}{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
+{%- endif %}{{- '\\n<tool_call>\\n<function=' + tool_call.name + '>\\n' }}
+{{- '<parameter=' + args_name + '>\\n' }}{{- args_value }}{{- '\\n</parameter>\\n' }}
+{{- '</function>\\n</tool_call>' }}""",
+    ("qwen3", "glm45"): """
+For each function call, output the function name and arguments within the following XML format:
+<tool_call>{function-name}
+<arg_key>{arg-key-1}</arg_key>
+<arg_value>{arg-value-1}</arg_value>
+</tool_call>{{ '\\n<think></think>' }}
+{{ '\\n<tool_call>' + tc.name }}{% for k, v in args.items() %}<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>{% endfor %}""",
+    ("qwen3", "deepseekv3"): """
+{%- if not ns.is_first %}{{'<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type']
+ + '<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json' + '\\n' + arguments + '\\n' + '```'
+ + '<｜tool▁call▁end｜>'}}{%- endif %}{% set content = content.split('</think>')[-1] %}
+{{'<｜tool▁calls▁end｜><｜end▁of▁sentence｜>'}}""",
+    ("qwen3", "deepseekv31"): """
+{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>' +
+ tool['function']['arguments'] + '<｜tool▁call▁end｜>'}}{%- if not thinking %}{{'</think>'}}{%- endif %}""",
+    (None, "kimi_k2"): """
+{%- macro render_toolcalls(message) -%}<|tool_calls_section_begin|>{%- for tool_call in calls -%}
+{%- set formatted_id = tool_call['id'] -%}<|tool_call_begin|>{{ formatted_id }}
+<|tool_call_argument_begin|>{{ arguments }}<|tool_call_end|>{%- endfor -%}
+<|tool_calls_section_end|>{%- endmacro -%}""",
+    ("kimi_k2", "kimi_k2"): """
+<think>{{ reasoning }}</think>{{ text }}<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}
+<|tool_call_argument_begin|>{{ arguments }}<|tool_call_end|><|tool_calls_section_end|>""",
+    ("kimi", None): "{%- if thinks -%}◁think▷{{ thoughts }}◁/think▷{%- endif -%}{{ text }}",
+    ("qwen3", "minimax-m2"): """
+{%- set toolcall_begin_token = '<minimax:tool_call>' -%}
+{{- '<think>' ~ '\\n' ~ reasoning ~ '\\n' ~ '</think>' ~ '\\n\\n' }}{{- toolcall_begin_token ~ '\\n' }}
+{{- '<invoke name="' + name + '">' }}{{- '<parameter name="' ~ k ~ '">' }}{{- v }}
+{{- '</parameter>' }}{{- '</invoke>\\n' }}""",
+    ("gpt-oss", "gpt-oss"): """
+{{- "# Valid channels: analysis, commentary, final. Channel must be included for every message." }}
+{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+{{- "<|start|>assistant to=" }}{{- "functions." + tool_call.name }}{{- "<|channel|>commentary " }}
+{{- "json<|message|>" }}{{- tool_call.arguments | tojson }}{{- "<|call|>" }}""",
+    (None, "mistral"): """
+{{- "[AVAILABLE_TOOLS]" + tools | tojson + "[/AVAILABLE_TOOLS]" }}
+{%- for tool in calls %}{{- '[TOOL_CALLS]' + tool.name + '[ARGS]' }}{{- arguments }}{%- endfor %}""",
+    (None, "llama3"): """
+{{- 'Respond in the format {"name": function name, "parameters": dictionary of arguments}.' }}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{{- "<|python_tag|>" + code }}
+{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}{{- arguments | tojson }}""",
+    (None, "pythonic"): """
+{{- "put it in the format of [func_name1(params_name1=params_value1, params_name2=params_value2...)]" }}""",
+}
 CUTS_REASONING = "{{ message.content.split('</think>')[-1] }}"
 HERMES: dict[str, Any] = {
     "start_anchor": "<|im_start|>assistant",
@@ -47,7 +103,7 @@ def chosen(
     ("name", "reasoning", "tools"),
     [
         ("qwen3", "qwen3", "hermes"),
-        ("llama3", None, None),
+        ("llama3", None, "llama3"),
         ("mistral", None, None),
         ("parts", None, None),
     ],
@@ -55,6 +111,18 @@ def chosen(
 def test_templates_of_families(name: str, reasoning: str | None, tools: str | None) -> None:
     source = (TEMPLATES / f"{name}.jinja").read_text()
     assert chosen(source) == ParserNames(reasoning, tools)
+
+
+@pytest.mark.parametrize(("names", "source"), EXCERPTS.items())
+def test_excerpts_of_templates(names: tuple[str | None, str | None], source: str) -> None:
+    assert chosen(source) == ParserNames(*names)
+
+
+def test_every_parser_that_is_recognised_has_an_excerpt() -> None:
+    shown = {tools for _, tools in EXCERPTS} | {"hermes"}
+    assert {TOOL_PARSERS.load(name) for name in shown if name} == {
+        TOOL_PARSERS.load(name) for name in TOOL_PARSERS
+    }
 
 
 def test_the_demo_model() -> None:

@@ -35,17 +35,20 @@ CLIENTS = {
     *("/", "/docs", "/openapi.json", "/ping", "/invocations"),
     *("/model_info", "/get_model_info", "/server_info", "/get_server_info", "/get_load"),
     *("/generate", "/encode", "/classify", "/tokenize", "/detokenize", "/vertex_generate"),
-    *("/pooling", "/tokenizer_info"),
+    *("/pooling", "/tokenizer_info", "/explain_cache"),
     *("/separate_reasoning", "/parse_function_call", "/open_session", "/close_session"),
     *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id:path}"),
     *("/v1/tokenize", "/v1/detokenize", "/v1/score", "/v1/select", "/v1/loads"),
     *("/v1/embeddings", "/v1/classify", "/v1/rerank"),
     *(f"/api/{name}" for name in ("chat", "generate", "tags", "ps", "show", "version")),
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/input_tokens"),
+    "/v1/responses/compact",
     *(
         f"/v1/responses/{{response_id:response_id}}{each}"
         for each in ("", "/cancel", "/input_items")
     ),
+    *("/v1/files", "/v1/files/{file_id:file_id}", "/v1/files/{file_id:file_id}/content"),
+    *("/v1/batches", "/v1/batches/{batch_id:batch_id}", "/v1/batches/{batch_id:batch_id}/cancel"),
 }
 
 USER, BOSS = b"Bearer user", b"Bearer boss"
@@ -101,7 +104,11 @@ CONFIGS = ((None, None), ("user", None), (None, "boss"), ("user", "boss"))
 
 
 def concrete(path: str) -> str:
-    return path.replace("{model_id:path}", "fake").replace("{response_id:response_id}", "resp_0")
+    ids = {"model_id:path": "fake", "response_id:response_id": "resp_0"}
+    ids |= {"file_id:file_id": "file-0", "batch_id:batch_id": "batch_0"}
+    for name, value in ids.items():
+        path = path.replace(f"{{{name}}}", value)
+    return path
 
 
 async def ask(server, method, target, authorization=(), **headers):

@@ -1,10 +1,15 @@
 """Keys: the table of levels, closed unless opened, whatever the header looks like."""
 
+import sys
+from types import FrameType, SimpleNamespace
+from typing import Any
+
 import pytest
 
 from runtime.config.options import HttpArgs, LoggingArgs
 from runtime.errors import StartupError
-from server.entry.keys import read_tenants
+from server.access import Access
+from server.entry.keys import Keys, read_tenants
 from tests.support.fake_server import FakeServer
 
 NORMAL = "/model_info"
@@ -189,6 +194,15 @@ async def test_keys_of_the_file_share_no_prefix(tmp_path):
         assert found["k",] == {""}
 
 
+def test_a_key_has_its_own_name_wherever_it_stands(tmp_path):
+    given = {"api_key": "k", "admin_api_key": "a"}
+    before = read_tenants(HttpArgs(api_keys_file=keys_file(tmp_path, "one", "two"), **given))
+    after = read_tenants(HttpArgs(api_keys_file=keys_file(tmp_path, "new", "two", "one"), **given))
+    assert before.items() < after.items()
+    assert len({*after.values()}) == 3
+    assert not any(key in name for name in after.values() for key in ("one", "two", "new"))
+
+
 @pytest.mark.parametrize(
     ("keys", "given", "word"),
     [
@@ -206,3 +220,33 @@ def test_files_of_keys_that_make_no_sense(tmp_path, keys, given, word):
     given = given or {"api_key": "k", "admin_api_key": "a"}
     with pytest.raises(StartupError, match=word):
         read_tenants(HttpArgs(api_keys_file=str(path), **given))
+
+
+def test_what_a_wrong_key_shares_with_the_right_one_costs_no_step(tmp_path):
+    """The same calls of the same functions, so that nothing can be learnt of a key by the clock."""
+    right = "0123456789abcdef" * 2
+    file = tmp_path / "keys"
+    file.write_text("another-key\n")
+    keys = Keys(HttpArgs(api_key=right, admin_api_key="admin", api_keys_file=str(file)))
+
+    def steps_of(key: str) -> list[str]:
+        route = SimpleNamespace(access=Access.KEY)
+        scope = {"headers": [(b"authorization", b"Bearer " + key.encode())], "route": route}
+        steps: list[str] = []
+
+        def note(frame: FrameType, event: str, arg: Any) -> None:
+            where = arg.__name__ if event.startswith("c_") else frame.f_code.co_name
+            steps.append(f"{event} {where}")
+
+        sys.setprofile(note)
+        try:
+            refusal = keys.refusal(scope)
+        finally:
+            sys.setprofile(None)
+        assert refusal is not None
+        return steps
+
+    wrong = [right[:count] + "x" * (32 - count) for count in (0, 1, 16, 31)]
+    found = [steps_of(key) for key in wrong]
+    assert any("compare_digest" in step for step in found[0])
+    assert found == [found[0]] * len(wrong)

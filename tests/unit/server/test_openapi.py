@@ -39,6 +39,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/classify": {"text": "a"},
     "/v1/classify": {"input": "a"},
     "/pooling": {"input": "a"},
+    "/explain_cache": {"body": {"messages": [{"role": "user", "content": "a"}]}},
     "/v1/rerank": {"query": "a", "documents": ["b"]},
     "/open_session": {"capacity_of_str_len": 10},
     "/separate_reasoning": {"text": "a", "reasoning_parser": "qwen3"},

@@ -14,22 +14,36 @@ from openai_api.call import Call, Whole
 from openai_api.endpoints.chat_completions import create_chat_completion
 from openai_api.endpoints.completions import create_completion
 from openai_api.endpoints.embeddings import create_embeddings
+from openai_api.endpoints.responses import create_response
 from openai_api.openai_context import OpenAIContext
 from openai_api.openai_errors import error_body
-from openai_api.router import Handler
 from runtime.client.json_pieces import all_pieces
 from runtime.service.error_table import describe_error
 
-HANDLERS: dict[str, Handler] = {
+HANDLERS = {
     "/v1/chat/completions": create_chat_completion,
     "/v1/completions": create_completion,
     "/v1/embeddings": create_embeddings,
+    "/v1/responses": create_response,
 }
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
+# Answers that are no line, or none yet.
+_LATER = ("stream", "background")
 
 
 class BadLine(ValueError):
-    """A line is no request of a batch."""
+    """A line is no request of a batch.
+
+    Attributes:
+        code: OpenAI's word for it.
+        param: the part of the line.
+    """
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        """Say what is wrong."""
+        super().__init__(message)
+        self.code = code
+        self.param = param
 
 
 def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -40,18 +54,30 @@ def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """
     unknown = sorted(set(request) - _KEYS)
     if unknown:
-        raise BadLine(f"Unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}.")
+        known = ", ".join(sorted(_KEYS))
+        raise BadLine("unknown_parameter", f"Unknown key {unknown[0]!r}; known are {known}.")
     if not isinstance(request.get("custom_id"), str):
-        raise BadLine("custom_id must be a string: it is what the answer is found by.")
+        raise BadLine(
+            "invalid_custom_id",
+            "custom_id must be a string: it is what the answer is found by.",
+            "custom_id",
+        )
     if request.get("method", "POST") != "POST":
-        raise BadLine(f"method must be POST, got {str(request['method'])[:32]!r}.")
+        shown = str(request["method"])[:32]
+        raise BadLine("invalid_method", f"method must be POST, got {shown!r}.", "method")
     url, body = request.get("url"), request.get("body")
-    if url not in HANDLERS:
-        raise BadLine(f"url must be one of {', '.join(HANDLERS)}, got {str(url)[:64]!r}.")
+    if not isinstance(url, str) or url not in HANDLERS:
+        known = ", ".join(HANDLERS)
+        raise BadLine("invalid_url", f"url must be one of {known}, got {str(url)[:64]!r}.", "url")
     if not isinstance(body, dict):
-        raise BadLine("body must be a JSON object.")
-    if body.get("stream"):
-        raise BadLine("stream is not possible in a batch: an answer is one line.")
+        raise BadLine("invalid_body", "body must be a JSON object.", "body")
+    for name in _LATER:
+        if body.get(name):
+            raise BadLine(
+                "invalid_body",
+                f"{name} is not possible in a batch: an answer is one line.",
+                f"body.{name}",
+            )
     return url, body
 
 
@@ -60,12 +86,20 @@ async def answer(context: OpenAIContext, url: str, body: dict[str, Any]) -> dict
 
     A request that is refused has a response too, with its status and OpenAI's error object.
     """
-    status = 200
     try:
         reply = await HANDLERS[url](Call(orjson.dumps(body)), context)
         assert isinstance(reply, Whole), "nothing is streamed in a batch"
         content = orjson.loads(b"".join(all_pieces(reply.content)))
     except Exception as error:
-        info = describe_error(error)
-        status, content = info.status, error_body(info)
+        return refused(error)
+    return _response(200, content)
+
+
+def refused(error: Exception) -> dict[str, Any]:
+    """The same for a request that failed."""
+    info = describe_error(error)
+    return _response(info.status, error_body(info))
+
+
+def _response(status: int, content: Any) -> dict[str, Any]:
     return {"status_code": status, "request_id": secrets.token_hex(16), "body": content}

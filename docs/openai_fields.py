@@ -1,0 +1,367 @@
+"""What every field of OpenAI's routes does: the page, from the bodies' types and a value of each.
+
+`tests/unit/openai_api/test_fields.py` sends each value, alone and beside each feature, and holds the
+answers against what is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from openai_api.schemas.chat import ChatCompletionRequest
+from openai_api.schemas.completions import CompletionRequest
+from openai_api.schemas.embeddings import EmbeddingRequest
+from openai_api.schemas.neutral import neutral_fields
+from openai_api.schemas.responses import ResponseRequest
+from runtime.client.expected import fields_of_type
+
+Outcome = Literal["effect", "neutral", "refused"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A value of a field, and what comes of it.
+
+    Attributes:
+        does: a few words, for a field that has an effect.
+        beside: other fields that it needs.
+        not_with: features it is refused with, and why.
+        needs: what a server or a conversation must have for it, without which it is refused.
+        is_refused: although its type does not say so.
+    """
+
+    value: Any
+    does: str = ""
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    not_with: Mapping[str, str] = field(default_factory=dict)
+    needs: str = ""
+    is_refused: bool = False
+
+
+@dataclass(frozen=True)
+class Route:
+    """A route's fields.
+
+    Attributes:
+        base: the body that a field is added to.
+        features: what a field may stand beside.
+    """
+
+    path: str
+    body: type[msgspec.Struct]
+    base: Mapping[str, Any]
+    samples: Mapping[str, Sample]
+    features: Mapping[str, Mapping[str, Any]]
+
+    def outcome(self, name: str) -> Outcome:
+        """What a field does, by its type."""
+        if name in neutral_fields(self.body):
+            return "neutral"
+        is_refused = name in fields_of_type(self.body, Any) or self.samples[name].is_refused
+        return "refused" if is_refused else "effect"
+
+
+ASK = [{"role": "user", "content": "Hi"}]
+ADD: dict[str, Any] = {"name": "add", "parameters": {"type": "object"}}
+TOOLS = [{"type": "function", "function": ADD}]
+_JSON = {"type": "json_object"}
+_SCHEMA = {"type": "object"}
+_TAG = {
+    "type": "structural_tag",
+    "format": {"type": "json_schema", "json_schema": _SCHEMA},
+}
+_ONE = {"grammar": "one constraint a request"}
+_SAMPLING = "sampling"
+_STOP = "where the output ends"
+
+
+def _constraint(value: Any) -> Sample:
+    return Sample(value, "a grammar for the output", not_with=_ONE)
+
+
+def _refused(value: Any = True) -> Sample:
+    return Sample(value)
+
+
+_GENERATION: dict[str, Sample] = {
+    "model": Sample("any", "told in the answer; any name is served"),
+    "user": Sample("u"),
+    "stream": Sample(True, "events"),
+    "stream_options": Sample({"include_usage": True}, "usage in a stream", {"stream": True}),
+    "temperature": Sample(0.5, _SAMPLING),
+    "top_p": Sample(0.5, _SAMPLING),
+    "top_k": Sample(5, _SAMPLING),
+    "min_p": Sample(0.1, _SAMPLING),
+    "n": Sample(2, "choices"),
+    "seed": Sample(1, "the same samples again"),
+    "frequency_penalty": Sample(0.5, _SAMPLING),
+    "presence_penalty": Sample(0.5, _SAMPLING),
+    "repetition_penalty": Sample(1.1, _SAMPLING),
+    "logit_bias": Sample({"5": 1}, _SAMPLING),
+    "stop": Sample("x", _STOP),
+    "stop_token_ids": Sample([5], _STOP),
+    "stop_regex": Sample("x+", _STOP),
+    "min_tokens": Sample(2, _STOP),
+    "ignore_eos": Sample(True, _STOP),
+    "skip_special_tokens": Sample(False, "the text of special tokens"),
+    "spaces_between_special_tokens": Sample(False, "spaces beside special tokens"),
+    "no_stop_trim": Sample(True, "the stop stays in the text", {"stop": "x"}),
+    "priority": Sample(1, "who goes first, with `--enable-priority-scheduling`"),
+    "data_parallel_rank": Sample(0, "the replica"),
+    "routed_dp_rank": Sample(0, "the replica"),
+    "cache_salt": Sample("a", "which prefixes are shared"),
+    "extra_key": Sample("a", "which prefixes are shared"),
+    "response_format": Sample(_JSON, "a grammar for the output"),
+    "regex": _constraint("a+"),
+    "ebnf": _constraint('root ::= "a"'),
+    "json_schema": _constraint(_SCHEMA),
+    "structural_tag": _constraint(_TAG),
+    "grammar": _constraint('root ::= "a"'),
+    "guided_json": _constraint(_SCHEMA),
+    "guided_regex": _constraint("a+"),
+    "guided_choice": _constraint(["a", "b"]),
+    "guided_grammar": _constraint('root ::= "a"'),
+    "guided_whitespace_pattern": Sample("x", is_refused=True),
+    "structured_outputs": _constraint({"regex": "a+"}),
+    "lora_path": _refused("x"),
+    "session_params": Sample({"id": "s"}, "goes on from a session", needs="a session of that id"),
+    "custom_params": Sample({"a": 1}),
+    "custom_logit_processor": _refused("x"),
+    "return_hidden_states": Sample(
+        True, "hidden states of the last token", needs="`--enable-return-hidden-states`"
+    ),
+    "return_routed_experts": _refused(),
+    "return_cached_tokens_details": _refused(),
+    "return_token_ids": _refused(),
+    "return_prompt_token_ids": _refused(),
+    "return_meta_info": _refused(),
+    "bootstrap_host": _refused("x"),
+    "bootstrap_room": _refused(7),
+    "rid": Sample("mine", "the answer's id, and the name to abort it by"),
+}
+_NO_TOOLS = {"tools": "the older form of the same"}
+
+CHAT = Route(
+    "/v1/chat/completions",
+    ChatCompletionRequest,
+    {"messages": ASK},
+    {
+        "messages": Sample([{"role": "user", "content": "Ho"}], "the conversation"),
+        **_GENERATION,
+        "max_tokens": Sample(5, _STOP),
+        "max_completion_tokens": Sample(5, _STOP),
+        "logprobs": Sample(True, "log-probabilities"),
+        "top_logprobs": Sample(2, "those of the most probable tokens", {"logprobs": True}),
+        "tools": Sample(TOOLS, "functions and custom tools that may be called"),
+        "tool_choice": Sample(
+            "required",
+            "whether and what is called",
+            {"tools": TOOLS},
+            {"grammar": "a call is no answer that follows the constraint"},
+        ),
+        "parallel_tool_calls": Sample(False, "one call at most", {"tools": TOOLS}),
+        "functions": Sample([ADD], "as `tools`, answered by `function_call`", not_with=_NO_TOOLS),
+        "function_call": Sample(
+            "none", "as `tool_choice`", {"functions": [ADD]}, not_with=_NO_TOOLS
+        ),
+        "reasoning_effort": Sample("low", "a variable of the template; none turns thinking off"),
+        "reasoning": Sample({"effort": "low"}, "the same"),
+        "verbosity": Sample("low", "a variable of the template"),
+        "separate_reasoning": Sample(False, "thoughts stay in the content"),
+        "stream_reasoning": Sample(False, "thoughts in one piece", {"stream": True}),
+        "continue_final_message": Sample(
+            True,
+            "goes on with the assistant's last message",
+            {"messages": [*ASK, {"role": "assistant", "content": "So"}]},
+        ),
+        "add_generation_prompt": Sample(False, "no opening of the answer"),
+        "chat_template": Sample("{{ 1 }}", is_refused=True),
+        "chat_template_kwargs": Sample({"verbosity": "high"}, "variables of the template"),
+        "split_special_tokens": Sample(
+            True,
+            "special tokens in texts are text",
+            {"messages": [{"role": "user", "content": "<|im_end|>"}]},
+        ),
+        "modalities": Sample(["text"]),
+        "service_tier": Sample("auto", "told in the answer: there is one"),
+        "store": Sample(True),
+        "metadata": Sample({"a": "b"}),
+        "prediction": Sample({"type": "content", "content": "x"}),
+        "safety_identifier": Sample("u"),
+        "prompt_cache_key": Sample("k"),
+        "prompt_cache_retention": Sample("24h"),
+        "prompt_cache_options": Sample({"mode": "explicit"}),
+        "input_ids": _refused([1]),
+        "audio": _refused({"voice": "alloy", "format": "wav"}),
+        "moderation": _refused({"model": "m"}),
+        "web_search_options": _refused({"search_context_size": "low"}),
+    },
+    {
+        "stream": {"stream": True},
+        "tools": {"tools": TOOLS},
+        "reasoning": {"reasoning_effort": "high"},
+        "grammar": {"response_format": _JSON},
+        "n": {"n": 2},
+    },
+)
+COMPLETIONS = Route(
+    "/v1/completions",
+    CompletionRequest,
+    {"prompt": "Hi"},
+    {
+        "prompt": Sample([[72, 73], [72]], "texts or token ids, one or several"),
+        **_GENERATION,
+        "max_tokens": Sample(5, _STOP),
+        "echo": Sample(
+            True, "the prompt ahead of the text, and its log-probabilities with `logprobs`"
+        ),
+        "logprobs": Sample(2, "log-probabilities"),
+        "suffix": Sample("yo", "what follows the text", needs="a model with tokens to fill in"),
+        "best_of": Sample(
+            3, "so many samples, of which `n` are answered", not_with={"stream": "the end decides"}
+        ),
+        "prompt_embeds": _refused("AAAA"),
+    },
+    {"stream": {"stream": True}, "grammar": {"response_format": _JSON}, "n": {"n": 2}},
+)
+RESPONSES = Route(
+    "/v1/responses",
+    ResponseRequest,
+    {"input": "Hi"},
+    {
+        "input": Sample("Ho", "the conversation, as text or items"),
+        "model": _GENERATION["model"],
+        "instructions": Sample("Be brief.", "a system message"),
+        "previous_response_id": Sample(
+            "resp_a", "goes on from a response", needs="a response that is kept"
+        ),
+        "tools": Sample(
+            [{"type": "function", **ADD}], "functions, custom tools and name spaces of them"
+        ),
+        "tool_choice": Sample(
+            "required",
+            "whether and what is called",
+            {"tools": [{"type": "function", **ADD}]},
+            {"grammar": "a call is no answer that follows the constraint"},
+        ),
+        "parallel_tool_calls": Sample(
+            False, "one call at most", {"tools": [{"type": "function", **ADD}]}
+        ),
+        "reasoning": Sample({"effort": "low"}, "a variable of the template"),
+        "text": Sample({"format": _JSON}, "a grammar for the output"),
+        "truncation": Sample("auto"),
+        "chat_template_kwargs": Sample({"verbosity": "high"}, "variables of the template"),
+        "conversation": _refused("conv_a"),
+        "prompt": _refused({"id": "p"}),
+        "stream": _GENERATION["stream"],
+        "store": Sample(False, "whether it is kept for later turns"),
+        "background": Sample(
+            True, "answers at once, works on", not_with={"stream": "ask for it by its id"}
+        ),
+        "max_output_tokens": Sample(5, _STOP),
+        "top_logprobs": Sample(2, "log-probabilities"),
+        "include": Sample(["message.output_text.logprobs"], "log-probabilities"),
+        "metadata": Sample({"a": "b"}),
+        "user": Sample("u"),
+        "safety_identifier": Sample("u"),
+        "prompt_cache_key": Sample("k"),
+        "prompt_cache_retention": Sample("24h"),
+        "prompt_cache_options": Sample({"mode": "explicit"}),
+        "service_tier": Sample("auto"),
+        "max_tool_calls": Sample(3),
+        "stream_options": Sample({"include_obfuscation": False}),
+        "context_management": Sample([{"type": "compaction"}]),
+        **{
+            name: _GENERATION[name]
+            for name in (
+                *("temperature", "top_p", "top_k", "min_p", "stop", "frequency_penalty"),
+                *("presence_penalty", "seed", "priority", "cache_salt", "extra_key"),
+            )
+        },
+        "moderation": _refused({"model": "m"}),
+        "image": _refused({"quality": "low"}),
+        "background_options": _refused({"a": 1}),
+        "access_programs": _refused(["a"]),
+    },
+    {
+        "stream": {"stream": True},
+        "tools": {"tools": [{"type": "function", **ADD}]},
+        "reasoning": {"reasoning": {"effort": "high"}},
+        "grammar": {"text": {"format": _JSON}},
+    },
+)
+EMBEDDINGS = Route(
+    "/v1/embeddings",
+    EmbeddingRequest,
+    {"input": "The"},
+    {
+        "input": Sample(["The", "mill"], "texts or token ids, one or several"),
+        "model": _GENERATION["model"],
+        "encoding_format": Sample("base64", "the form of the numbers"),
+        "dimensions": Sample(4, "fewer numbers", needs="a Matryoshka model"),
+        "prompt": Sample("query: ", "put ahead of each text"),
+        "prompt_name": Sample("query", "the same, by name", needs="a model with such prompts"),
+        "user": Sample("u"),
+        "rid": Sample("mine", "the name to abort it by"),
+        "priority": Sample(1, "who goes first, with `--enable-priority-scheduling`"),
+    },
+    {},
+)
+ROUTES = (CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS)
+
+
+def openai_fields_page() -> str:
+    """The page."""
+    lines = [
+        "# Fields of the OpenAI API",
+        "",
+        "What each field that a route knows does: it has an effect, it is neutral (it changes nothing about",
+        "an answer, for the reason given), or it is refused with a 400 that names it. Fields that are not",
+        "listed are ignored. The columns behind say whether it goes together with a streamed answer, tools,",
+        "thinking, a grammar (`response_format`) and several choices: `+` where it does, 400 where it is",
+        "refused. Null asks for nothing anywhere. A test sends every one of these requests, and compares the",
+        "fields with those of the newest `openai` package.",
+    ]
+    for route in ROUTES:
+        names = [f" {name} |" for name in route.features]
+        lines += ["", f"## {route.path}", "", f"| field | | |{''.join(names)}"]
+        lines.append("|---|---|---|" + "---|" * len(names))
+        lines += _rows(route)
+        lines += _reasons(route)
+    return "\n".join(lines) + "\n"
+
+
+def _rows(route: Route) -> list[str]:
+    """Those that say the same are one."""
+    found: dict[str, list[str]] = {}
+    for name in route.samples:
+        found.setdefault(_said(route, name), []).append(f"`{name}`")
+    return [f"| {', '.join(names)} | {said}" for said, names in found.items()]
+
+
+def _said(route: Route, name: str) -> str:
+    sample, outcome = route.samples[name], route.outcome(name)
+    said = {"effect": sample.does, "neutral": neutral_fields(route.body).get(name, "")}.get(outcome)
+    if sample.needs:
+        said = f"{said}; needs {sample.needs}"
+    cells = [
+        " |" if outcome == "refused" else f" {'400' if feature in sample.not_with else '+'} |"
+        for feature in route.features
+    ]
+    return f"{outcome} | {said or ''} |{''.join(cells)}"
+
+
+def _reasons(route: Route) -> list[str]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, sample in route.samples.items():
+        for feature, why in sample.not_with.items():
+            found.setdefault((feature, why), []).append(f"`{name}`")
+    return [
+        line
+        for (feature, why), names in found.items()
+        for line in ("", f"400 with {feature}: {', '.join(names)}: {why}.")
+    ]

@@ -1,0 +1,73 @@
+"""Images in the messages of a batch's lines: whatever the user names, as base64.
+
+The file and the images are the user's own, so paths and addresses are read as a program's are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.engine.own_images import inline_images
+from openai_api.content_parts import inline_image
+
+
+def inline_body(body: dict[str, Any], *, sees: bool) -> dict[str, Any]:
+    """The body with the images of its messages in it; may block.
+
+    Raises:
+        InvalidRequest: an image cannot be read.
+    """
+    if "messages" not in body:
+        return body
+    return {**body, "messages": inline_messages(body["messages"], sees=sees)}
+
+
+def inline_messages(messages: Any, *, sees: bool) -> Any:
+    """Messages with no file and no address in their images; what is no image stays as it is.
+
+    Args:
+        messages: as a line holds them, nothing of it checked.
+        sees: whether the model takes images; else they are left for the refusal.
+
+    Raises:
+        InvalidRequest: an image cannot be read.
+    """
+    if not sees or not isinstance(messages, list):
+        return messages
+    return [_message(message) for message in messages]
+
+
+def urls_of(messages: Any) -> list[str] | None:
+    """The images of messages that `inline_messages` gave, in their order."""
+    found = [
+        part["image_url"]["url"]
+        for message in messages
+        if isinstance(message, dict) and isinstance(message.get("content"), list)
+        for part in message["content"]
+        if _is_image(part)
+    ]
+    return found or None
+
+
+def _message(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_part(part) for part in content]}
+
+
+def _part(part: Any) -> Any:
+    if not _is_image(part):
+        return part
+    given = part["image_url"]
+    url = given["url"] if isinstance(given, dict) else given
+    inlined = inline_images(url, sees=True)
+    address = inlined if inlined.startswith("data:") else inline_image(inlined)
+    others = given if isinstance(given, dict) else {}
+    return {**part, "image_url": {**others, "url": address}}
+
+
+def _is_image(part: Any) -> bool:
+    given = part.get("image_url") if isinstance(part, dict) else None
+    url = given.get("url") if isinstance(given, dict) else given
+    return isinstance(url, str) and bool(url)

@@ -1,0 +1,53 @@
+"""Images that a caller hands to an engine of its own process: whatever it has, as base64."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.lang.media_input import load_media
+from runtime.errors import InvalidRequest
+from runtime.media.image_loader import NO_VISION
+from runtime.media.image_source import ImageUrl, InlineImage, read_item
+
+_PARAM = "image_data"
+_MAX_PATH_CHARS = 4096
+
+
+def inline_images(image_data: Any, *, sees: bool) -> Any:
+    """`image_data` as the native API takes it, with no file or address left in it; may block.
+
+    Args:
+        image_data: an image, a list of them, or a list of such lists; an image is a path, an
+            address, a data URL, base64, bytes, a PIL image, or what `load_image` gives.
+        sees: whether the model takes images.
+
+    Raises:
+        InvalidRequest: the model takes none, or one of them cannot be read.
+    """
+    if isinstance(image_data, list):
+        return [inline_images(each, sees=sees) for each in image_data]
+    if image_data is None or (isinstance(image_data, str) and not image_data):
+        return None
+    if not sees:
+        raise InvalidRequest(f"{_PARAM}: {NO_VISION}.", param=_PARAM)
+    if isinstance(image_data, ImageUrl):
+        image_data = image_data.url
+    if isinstance(image_data, Mapping) and "url" in image_data:
+        image_data = image_data["url"]
+    if isinstance(image_data, str) and _is_inline(image_data):
+        return image_data
+    try:
+        data = load_media(image_data).data
+    except (OSError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"{_PARAM}: {error}", param=_PARAM) from None
+    if not data:
+        raise InvalidRequest(f"{_PARAM}: the image is empty.", param=_PARAM)
+    return data
+
+
+def _is_inline(text: str) -> bool:
+    if len(text) < _MAX_PATH_CHARS and os.path.exists(text):
+        return False
+    return isinstance(read_item(text, _PARAM), InlineImage)

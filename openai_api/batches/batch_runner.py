@@ -1,0 +1,281 @@
+"""The work of batches: their lines are answered beside what others ask, who go first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import orjson
+
+from openai_api.batches.batch_lines import BadLine, answer, check_line
+from openai_api.batches.batch_store import OVER, BatchRecord, BatchStore, LineError, Status
+from openai_api.batches.file_store import FileStore
+from runtime.client.tenant import TENANT
+
+if TYPE_CHECKING:
+    # It knows the service that holds this.
+    from openai_api.openai_context import OpenAIContext
+
+logger = logging.getLogger(__name__)
+
+MAX_LINES = 50_000
+_MAX_ERRORS = 100
+_READ_LINES = 64
+# Of the rows of all replicas, batches take up to one in so many: others find room at once.
+_ROWS_PER_LINE = 4
+# Where priorities count, those of others are higher.
+_PRIORITY = -1
+# A line that finds the engine dead so often may be what kills it.
+_MAX_ATTEMPTS = 4
+_POLL_S = 0.05
+_WATCH_S = 0.25
+_UNAVAILABLE = 503
+
+
+class BatchRunner:
+    """Runs every batch that is not over; the next server goes on with what is left.
+
+    Attributes:
+        running: records of the batches that are being worked on, by their ids.
+    """
+
+    def __init__(
+        self, batches: BatchStore, files: FileStore, now: Callable[[], float] = time.time
+    ) -> None:
+        """Work on `batches`, whose input is among `files`."""
+        self.running: dict[str, BatchRecord] = {}
+        self._batches = batches
+        self._files = files
+        self._now = now
+        self._new: asyncio.Queue[BatchRecord] = asyncio.Queue()
+        self._work: dict[str, asyncio.Task[None]] = {}
+        self._num_lines = 0
+
+    def add(self, record: BatchRecord) -> None:
+        """Work on a new batch, which is kept already."""
+        self.running[record.id] = record
+        self._new.put_nowait(record)
+
+    async def cancel(self, record: BatchRecord) -> None:
+        """Answer no further line of a batch that is not over."""
+        if record.status == "cancelling":
+            return
+        await self._begin(record, "cancelling")
+        if (work := self._work.get(record.id)) is not None:
+            work.cancel()
+
+    async def run(self, context: OpenAIContext) -> None:
+        """Work without an end, until the server is told to leave."""
+        work = asyncio.create_task(self._run_all(context))
+        try:
+            while not context.service.lifecycle.draining:
+                await asyncio.wait([work], timeout=_WATCH_S)
+                if work.done():
+                    work.result()
+        finally:
+            # The lines that run are answered by the next server.
+            work.cancel()
+            await asyncio.wait([work])
+        await asyncio.Event().wait()
+
+    async def _run_all(self, context: OpenAIContext) -> None:
+        worker = context.service.status.worker
+        while worker is None or not context.service.client.ready:
+            await asyncio.sleep(_POLL_S)
+            worker = context.service.status.worker
+        rows = worker.max_running_requests * len(context.service.status.replicas)
+        slots = asyncio.Semaphore(max(rows // _ROWS_PER_LINE, 1))
+        for record in await self._batches.unfinished():
+            if record.id not in self.running:
+                self.add(record)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self._process(await self._new.get(), slots, context))
+
+    async def _process(
+        self, record: BatchRecord, slots: asyncio.Semaphore, context: OpenAIContext
+    ) -> None:
+        try:
+            if record.status == "validating":
+                await self._validate(record)
+            if record.status == "in_progress":
+                await self._answer_in_time(record, slots, context)
+            if record.status not in OVER:
+                await self._finish(record)
+        except Exception:
+            logger.exception("%s failed", record.id)
+            error = LineError("internal_error", "The server failed; its log says more.")
+            record.errors = [error]
+            await self._begin(record, "failed")
+        finally:
+            self.running.pop(record.id, None)
+
+    async def _begin(self, record: BatchRecord, status: Status) -> None:
+        record.status = status
+        record.times[status] = int(self._now())
+        await self._batches.put(record)
+
+    # ---- the input ----
+
+    async def _validate(self, record: BatchRecord) -> None:
+        try:
+            content = self._files.path(record.input_file_id).open("rb")
+        except OSError:
+            record.errors = [LineError("missing_file", "The input file is no longer there.")]
+        else:
+            with content:
+                errors, num_lines = await asyncio.to_thread(_check_input, content, record.endpoint)
+            record.errors, record.total = errors, num_lines
+        if record.status != "cancelling":
+            await self._begin(record, "failed" if record.errors else "in_progress")
+
+    # ---- the lines ----
+
+    async def _answer_in_time(
+        self, record: BatchRecord, slots: asyncio.Semaphore, context: OpenAIContext
+    ) -> None:
+        work = asyncio.create_task(self._answer_lines(record, slots, context))
+        self._work[record.id] = work
+        try:
+            await asyncio.wait([work], timeout=max(record.expires_at - self._now(), 0))
+            if not work.done():
+                record.outcome = "expired"
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+            del self._work[record.id]
+        if not work.cancelled():
+            work.result()
+        if record.outcome == "expired":
+            await self._give_up(record)
+
+    async def _answer_lines(
+        self, record: BatchRecord, slots: asyncio.Semaphore, context: OpenAIContext
+    ) -> None:
+        TENANT.set(record.tenant)
+        async with asyncio.TaskGroup() as group:
+            async for number, request in self._missing(record):
+                await self._wait_for_room(context)
+                await slots.acquire()
+                self._num_lines += 1
+                line = group.create_task(self._answer(record, number, request, context))
+                line.add_done_callback(lambda _: self._end_line(slots))
+
+    def _end_line(self, slots: asyncio.Semaphore) -> None:
+        self._num_lines -= 1
+        slots.release()
+
+    async def _wait_for_room(self, context: OpenAIContext) -> None:
+        """Wait until the engine works, and nobody who is not a batch waits for it."""
+        client, status = context.service.client, context.service.status
+        if client.num_in_flight > self._num_lines:
+            # What was sent last is counted only after a step.
+            await asyncio.sleep(_POLL_S)
+        while not client.ready or not client.accepting or status.total("num_queue_reqs"):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+
+    async def _missing(self, record: BatchRecord) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        answered = await self._batches.answered(record.id)
+        number = 0
+        with self._files.path(record.input_file_id).open("rb") as content:
+            while lines := await asyncio.to_thread(_read_some, content):
+                for raw in lines:
+                    if raw.strip():
+                        if number not in answered:
+                            yield number, orjson.loads(raw)
+                        number += 1
+
+    async def _answer(
+        self, record: BatchRecord, number: int, request: dict[str, Any], context: OpenAIContext
+    ) -> None:
+        url, body = check_line(request)
+        body.setdefault("priority", _PRIORITY)
+        response = await answer(context, url, body)
+        for _ in range(_MAX_ATTEMPTS - 1):
+            if response["status_code"] != _UNAVAILABLE:
+                break
+            await asyncio.sleep(1)
+            await self._wait_for_room(context)
+            response = await answer(context, url, body)
+        await self._keep(record, number, request, response, None)
+
+    async def _keep(
+        self,
+        record: BatchRecord,
+        number: int,
+        request: dict[str, Any],
+        response: dict[str, Any] | None,
+        error: dict[str, Any] | None,
+    ) -> None:
+        line = {
+            "id": f"batch_req_{record.id.removeprefix('batch_')}_{number}",
+            "custom_id": request["custom_id"],
+            "response": response,
+            "error": error,
+        }
+        is_good = response is not None and response["status_code"] == 200
+        await self._batches.add_answer(record.id, number, line, is_good=is_good)
+
+    async def _give_up(self, record: BatchRecord) -> None:
+        error = {
+            "code": "batch_expired",
+            "message": "The request was not answered before the completion window was over.",
+        }
+        async for number, request in self._missing(record):
+            await self._keep(record, number, request, None, error)
+
+    # ---- the end ----
+
+    async def _finish(self, record: BatchRecord) -> None:
+        if record.status == "cancelling":
+            record.outcome = "cancelled"
+        elif record.status != "finalizing":
+            await self._begin(record, "finalizing")
+        await self._batches.write_files(record, int(self._now()))
+        await self._begin(record, record.outcome)
+        await self._batches.clean()
+
+
+def _read_some(content: BinaryIO) -> list[bytes]:
+    return [line for _ in range(_READ_LINES) if (line := content.readline())]
+
+
+def _check_input(content: BinaryIO, endpoint: str) -> tuple[list[LineError], int]:
+    """What is wrong with an input file, and its number of requests."""
+    errors: list[LineError] = []
+    names: set[str] = set()
+    num_lines = 0
+    for at, raw in enumerate(content, 1):
+        if not raw.strip():
+            continue
+        num_lines += 1
+        try:
+            _check_input_line(raw, endpoint, names)
+        except BadLine as error:
+            errors.append(LineError(error.code, str(error), at, error.param))
+        if len(errors) == _MAX_ERRORS:
+            return errors, num_lines
+        if num_lines > MAX_LINES:
+            text = f"A batch may have at most {MAX_LINES} requests."
+            return [LineError("too_many_requests", text)], num_lines
+    if not num_lines:
+        errors.append(LineError("empty_file", "The input file has no requests."))
+    return errors, num_lines
+
+
+def _check_input_line(raw: bytes, endpoint: str, names: set[str]) -> None:
+    request: Any = None
+    with contextlib.suppress(orjson.JSONDecodeError):
+        request = orjson.loads(raw)
+    if not isinstance(request, dict):
+        raise BadLine("invalid_json_line", "This line is not a JSON object.")
+    url, _ = check_line(request)
+    if url != endpoint:
+        raise BadLine("mismatched_url", f"url must be {endpoint}, as the batch's endpoint.", "url")
+    if request["custom_id"] in names:
+        raise BadLine("duplicate_custom_id", "custom_id names an earlier line.", "custom_id")
+    names.add(request["custom_id"])

@@ -1,0 +1,56 @@
+"""Files and batches of a server: where they are kept, and who works on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from openai_api.batches.batch_runner import BatchRunner
+from openai_api.batches.batch_store import BatchStore
+from openai_api.batches.database import Database
+from openai_api.batches.file_store import FileStore
+from runtime.config.options import HttpArgs
+
+if TYPE_CHECKING:
+    # It holds this.
+    from openai_api.openai_context import OpenAIContext
+
+
+@dataclass(frozen=True)
+class BatchService:
+    """All that the routes of files and batches need."""
+
+    database: Database
+    files: FileStore
+    batches: BatchStore
+    runner: BatchRunner
+
+    async def run(self, context: OpenAIContext) -> None:
+        """Work on batches without an end."""
+        await self.files.clean()
+        await self.batches.clean()
+        await self.runner.run(context)
+
+    def close(self) -> None:
+        """Let another server have the folder."""
+        self.database.close()
+
+
+def open_batches(http: HttpArgs, default_folder: Path) -> BatchService | None:
+    """The service that the options ask for; None where nothing is kept.
+
+    Args:
+        http: says where, and how much.
+        default_folder: in a folder that goes away with the server.
+
+    Raises:
+        StartupError: the folder cannot be used.
+    """
+    max_bytes = int(http.file_store_mb * 2**20)
+    if max_bytes <= 0:
+        return None
+    database = Database(Path(http.file_store) if http.file_store else default_folder)
+    files = FileStore(database, max_bytes)
+    batches = BatchStore(database, files)
+    return BatchService(database, files, batches, BatchRunner(batches, files))

@@ -1,0 +1,227 @@
+"""Batches and the answers to their lines, as the database keeps them."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from openai_api.batches.database import Database
+from openai_api.batches.file_store import OUTPUT, FileStore, StoredFile
+from openai_api.batches.pages import Page
+from runtime.errors import HeadraceError
+
+WINDOW_S = 24 * 3600
+Status = Literal[
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+OVER = frozenset({"failed", "completed", "expired", "cancelled"})
+
+
+class UnknownBatch(HeadraceError):
+    """No batch of this id is kept for whoever asks."""
+
+    status_code = 404
+
+
+class LineError(msgspec.Struct):
+    """Why the input of a batch is refused; `line` counts from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Sums over the answers of a batch."""
+
+    completed: int
+    failed: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+
+
+class BatchRecord(msgspec.Struct, kw_only=True):
+    """A batch.
+
+    Attributes:
+        tenant: whose it is; see `runtime.client.tenant`.
+        times: when each status began, Unix times in seconds.
+        outcome: what it ends as once its files are written.
+        total: lines; 0 until they are counted.
+        counts: of its answers, once it is over.
+        output_expiry_s: how long its files are kept; None for as long as nobody deletes them.
+    """
+
+    id: str
+    tenant: str
+    endpoint: str
+    input_file_id: str
+    created_at: int
+    status: Status = "validating"
+    times: dict[str, int] = {}
+    outcome: Status = "completed"
+    metadata: dict[str, str] | None = None
+    errors: list[LineError] = []
+    total: int = 0
+    counts: Counts | None = None
+    output_expiry_s: int | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+
+    @property
+    def expires_at(self) -> int:
+        """When what is not answered will not be answered any more."""
+        return self.created_at + WINDOW_S
+
+
+def new_batch_id() -> str:
+    """An id that nobody guesses."""
+    return f"batch_{secrets.token_hex(16)}"
+
+
+_DECODER = msgspec.json.Decoder(BatchRecord)
+
+
+class BatchStore:
+    """All batches; a line is answered once, whatever ends and begins again."""
+
+    def __init__(self, database: Database, files: FileStore) -> None:
+        """Keep them in `database`, and what they leave behind among `files`."""
+        self._database = database
+        self._files = files
+
+    async def put(self, record: BatchRecord) -> None:
+        """Keep, or replace."""
+        await self._database.run(_put, record)
+
+    async def get(self, batch_id: str, tenant: str) -> BatchRecord:
+        """Find a batch.
+
+        Raises:
+            UnknownBatch: there is none that `tenant` may see.
+        """
+        found = await self._database.run(_select, "id = ? AND tenant = ?", (batch_id, tenant))
+        if not found:
+            raise UnknownBatch(f"No batch found with id '{batch_id[:64]}'.")
+        return found[0]
+
+    async def page(self, tenant: str, page: Page) -> list[BatchRecord]:
+        """What `page` asks for of the batches of `tenant`; see `Page.of`."""
+        return page.of(await self._database.run(_select, "tenant = ?", (tenant,)))
+
+    async def unfinished(self) -> list[BatchRecord]:
+        """Those of all tenants that are not over, the oldest first."""
+        return await self._database.run(_select, "NOT is_over", ())
+
+    async def answered(self, batch_id: str) -> set[int]:
+        """Numbers of the lines that have their answers."""
+        return await self._database.run(_answered, batch_id)
+
+    async def add_answer(
+        self, batch_id: str, line: int, answer: dict[str, Any], *, is_good: bool
+    ) -> None:
+        """Keep the answer to a line; it is on its way to the disk when this returns."""
+        usage = ((answer["response"] or {}).get("body") or {}).get("usage") or {}
+        row = (batch_id, line, is_good, msgspec.json.encode(answer) + b"\n", *_tokens(usage))
+        await self._database.run(_add_answer, row)
+
+    async def counts(self, record: BatchRecord) -> Counts:
+        """Sums over the answers so far."""
+        if record.counts is not None:
+            return record.counts
+        return await self._database.run(_counts, record.id)
+
+    async def write_files(self, record: BatchRecord, now: int) -> None:
+        """Make the files of good and of failed answers, where there are some, and count these.
+
+        The same ids come out of it when it is done again.
+        """
+        await self._database.run(self._write_files, record, now)
+
+    async def clean(self) -> None:
+        """Forget answers that are in files by now."""
+        await self._database.run(_clean)
+
+    def _write_files(self, connection: sqlite3.Connection, record: BatchRecord, now: int) -> None:
+        stem = record.id.removeprefix("batch_")
+        expiry_s = record.output_expiry_s
+        for is_good, word in ((1, "output"), (0, "error")):
+            found = "FROM results WHERE batch_id = ? AND is_good = ?"
+            given = (record.id, is_good)
+            if connection.execute(f"SELECT 1 {found} LIMIT 1", given).fetchone() is None:
+                continue
+            file = StoredFile(
+                f"file-{word}{stem}",
+                record.tenant,
+                f"{record.id}_{word}.jsonl",
+                OUTPUT,
+                0,
+                now,
+                None if expiry_s is None else now + expiry_s,
+            )
+            rows = connection.execute(f"SELECT answer {found} ORDER BY line", given)
+            self._files.write(connection, file, (answer for (answer,) in rows))
+            setattr(record, f"{word}_file_id", file.id)
+        record.counts = _counts(connection, record.id)
+
+
+def _put(connection: sqlite3.Connection, record: BatchRecord) -> None:
+    encoded = msgspec.json.encode(record)
+    connection.execute(
+        "INSERT INTO batches VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+        "is_over = excluded.is_over, record = excluded.record",
+        (record.id, record.tenant, record.status in OVER, encoded),
+    )
+
+
+def _select(
+    connection: sqlite3.Connection, where: str, given: tuple[str, ...]
+) -> list[BatchRecord]:
+    rows = connection.execute(f"SELECT record FROM batches WHERE {where} ORDER BY rowid", given)
+    return [_DECODER.decode(record) for (record,) in rows]
+
+
+def _answered(connection: sqlite3.Connection, batch_id: str) -> set[int]:
+    rows = connection.execute("SELECT line FROM results WHERE batch_id = ?", (batch_id,))
+    return {line for (line,) in rows}
+
+
+def _add_answer(connection: sqlite3.Connection, row: tuple[Any, ...]) -> None:
+    connection.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def _clean(connection: sqlite3.Connection) -> None:
+    over = "SELECT id FROM batches WHERE is_over"
+    connection.execute(f"DELETE FROM results WHERE batch_id IN ({over})")
+
+
+def _counts(connection: sqlite3.Connection, batch_id: str) -> Counts:
+    sums = connection.execute(
+        "SELECT TOTAL(is_good), TOTAL(NOT is_good), TOTAL(input_tokens), TOTAL(cached_tokens), "
+        "TOTAL(output_tokens), TOTAL(reasoning_tokens) FROM results WHERE batch_id = ?",
+        (batch_id,),
+    ).fetchone()
+    return Counts(*map(int, sums))
+
+
+def _tokens(usage: dict[str, Any]) -> Iterator[int]:
+    """Input, cached, output and reasoning tokens, in the words of any of the routes."""
+    for word, detail in (("input", "cached_tokens"), ("output", "reasoning_tokens")):
+        other = {"input": "prompt", "output": "completion"}[word]
+        yield int(usage.get(f"{word}_tokens", usage.get(f"{other}_tokens")) or 0)
+        details = usage.get(f"{word}_tokens_details") or usage.get(f"{other}_tokens_details") or {}
+        yield int(details.get(detail) or 0)

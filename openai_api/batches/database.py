@@ -1,0 +1,78 @@
+"""The folder that files and batches are kept in: one SQLite file, and the files' contents."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from runtime.errors import StartupError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, "
+    "filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL, "
+    "created_at INTEGER NOT NULL, expires_at INTEGER)",
+    "CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, "
+    "is_over INTEGER NOT NULL, record BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS results (batch_id TEXT NOT NULL, line INTEGER NOT NULL, "
+    "is_good INTEGER NOT NULL, answer BLOB NOT NULL, input_tokens INTEGER NOT NULL, "
+    "cached_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL, "
+    "reasoning_tokens INTEGER NOT NULL, PRIMARY KEY (batch_id, line)) WITHOUT ROWID",
+)
+
+
+class Database:
+    """Both, held by one server at a time.
+
+    Attributes:
+        contents: folder of the files' contents, named by their ids.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open or make the folder.
+
+        Raises:
+            StartupError: it cannot be used, or another server uses it.
+        """
+        self.contents = folder / "contents"
+        self._turn = asyncio.Lock()
+        try:
+            self.contents.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path = folder / "batches.sqlite"
+            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            for table in _TABLES:
+                self._connection.execute(table)
+        except BlockingIOError:
+            raise StartupError(f"--file-store {folder}: another server uses it.") from None
+        except (OSError, sqlite3.Error) as error:
+            raise StartupError(f"--file-store {folder}: {error}.") from None
+
+    async def run(
+        self,
+        work: Callable[Concatenate[sqlite3.Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Call `work` on a thread, alone: the event loop does not wait for a slow disk."""
+
+        async def alone() -> T:
+            async with self._turn:
+                return await asyncio.to_thread(work, self._connection, *args, **kwargs)
+
+        # What has begun ends, also where nobody waits for it any more.
+        return await asyncio.shield(asyncio.create_task(alone()))
+
+    def close(self) -> None:
+        """Let another server have it."""
+        self._connection.close()
+        os.close(self._lock)

@@ -1,0 +1,176 @@
+"""Files that clients upload, and those that batches leave behind."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from openai_api.batches.database import Database
+from openai_api.batches.pages import Page
+from runtime.errors import HeadraceError, InvalidRequest
+
+INPUT, OUTPUT = "batch", "batch_output"
+_COLUMNS = "id, tenant, filename, purpose, bytes, created_at, expires_at"
+
+
+class UnknownFile(HeadraceError):
+    """No file of this id is kept for whoever asks."""
+
+    status_code = 404
+
+
+class StoredFile(msgspec.Struct):
+    """What is known of a file.
+
+    Attributes:
+        tenant: whose it is; see `runtime.client.tenant`.
+        purpose: one of `INPUT` and `OUTPUT`.
+        created_at, expires_at: Unix times in seconds.
+    """
+
+    id: str
+    tenant: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+
+    def wire(self) -> dict[str, Any]:
+        """OpenAI's object."""
+        found = {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+        return found if self.expires_at is None else {**found, "expires_at": self.expires_at}
+
+
+def new_file_id() -> str:
+    """An id that nobody guesses."""
+    return f"file-{secrets.token_hex(12)}"
+
+
+class FileStore:
+    """Files in a folder, their descriptions in its database; bounded together with results."""
+
+    def __init__(
+        self, database: Database, max_bytes: int, now: Callable[[], float] = time.time
+    ) -> None:
+        """Keep up to `max_bytes`."""
+        self._database = database
+        self._max_bytes = max_bytes
+        self._now = now
+
+    async def add(
+        self, content: bytes | bytearray, filename: str, tenant: str, expiry_s: int | None
+    ) -> StoredFile:
+        """Keep an uploaded file.
+
+        Raises:
+            InvalidRequest: there is no room for it.
+        """
+        created_at = int(self._now())
+        expires_at = None if expiry_s is None else created_at + expiry_s
+        file = StoredFile(new_file_id(), tenant, filename, INPUT, 0, created_at, expires_at)
+        return await self._database.run(self._add, file, content)
+
+    def write(
+        self, connection: sqlite3.Connection, file: StoredFile, pieces: Iterable[bytes | bytearray]
+    ) -> StoredFile:
+        """Write the content, then let it be found; what has its id already is replaced."""
+        path = self.path(file.id)
+        with path.open("wb") as out:
+            out.writelines(pieces)
+        file.bytes = path.stat().st_size
+        row = msgspec.structs.astuple(file)
+        connection.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        return file
+
+    async def get(self, file_id: str, tenant: str) -> StoredFile:
+        """Describe a file.
+
+        Raises:
+            UnknownFile: there is none that `tenant` may see.
+        """
+        rows = await self._database.run(self._rows, tenant, " AND id = ?", (file_id,))
+        if not rows:
+            raise UnknownFile(f"No such File object: {file_id[:64]}")
+        return rows[0]
+
+    async def page(self, tenant: str, page: Page, purpose: str | None) -> list[StoredFile]:
+        """What `page` asks for of the files of `tenant`; see `Page.of`."""
+        extra, given = (" AND purpose = ?", (purpose,)) if purpose else ("", ())
+        return page.of(await self._database.run(self._rows, tenant, extra, given))
+
+    async def delete(self, file_id: str) -> None:
+        """Forget a file and its content."""
+        await self._database.run(self._delete, file_id)
+
+    async def check_room(self) -> None:
+        """Refuse what would need more room when there is none left.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        await self._database.run(self._check_room, 1)
+
+    def path(self, file_id: str) -> Path:
+        """Where the content of a file that exists is; its id is one of ours."""
+        return self._database.contents / file_id
+
+    async def clean(self) -> None:
+        """Drop contents that no file has: a server ended while it wrote them."""
+        await self._database.run(self._clean)
+
+    def _add(
+        self, connection: sqlite3.Connection, file: StoredFile, content: bytes | bytearray
+    ) -> StoredFile:
+        self._check_room(connection, len(content))
+        return self.write(connection, file, [content])
+
+    def _check_room(self, connection: sqlite3.Connection, num_bytes: int) -> None:
+        self._drop_expired(connection)
+        (files,) = connection.execute("SELECT TOTAL(bytes) FROM files").fetchone()
+        (results,) = connection.execute("SELECT TOTAL(LENGTH(answer)) FROM results").fetchone()
+        if files + results + num_bytes > self._max_bytes:
+            raise InvalidRequest(
+                f"Files and answers of batches may take {self._max_bytes} bytes together "
+                "(--file-store-mb), and there is no room left: delete some."
+            )
+
+    def _rows(
+        self, connection: sqlite3.Connection, tenant: str, extra: str, given: tuple[Any, ...]
+    ) -> list[StoredFile]:
+        self._drop_expired(connection)
+        rows = connection.execute(
+            f"SELECT {_COLUMNS} FROM files WHERE tenant = ?{extra} ORDER BY rowid",
+            (tenant, *given),
+        )
+        return [StoredFile(*row) for row in rows]
+
+    def _drop_expired(self, connection: sqlite3.Connection) -> None:
+        over = "SELECT id FROM files WHERE expires_at <= ?"
+        for (file_id,) in connection.execute(over, (self._now(),)).fetchall():
+            self._delete(connection, file_id)
+
+    def _delete(self, connection: sqlite3.Connection, file_id: str) -> None:
+        connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
+        self.path(file_id).unlink(missing_ok=True)
+
+    def _clean(self, connection: sqlite3.Connection) -> None:
+        known = {file_id for (file_id,) in connection.execute("SELECT id FROM files")}
+        for path in self._database.contents.iterdir():
+            if path.name not in known:
+                path.unlink()

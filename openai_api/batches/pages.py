@@ -1,0 +1,68 @@
+"""Lists that come in pages: what a query asks for, and OpenAI's form of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is asked for.
+
+    Attributes:
+        after: id of the last item of the page before.
+        limit: most items.
+        newest_first: the order.
+    """
+
+    after: str | None
+    limit: int
+    newest_first: bool
+
+    @classmethod
+    def asked(cls, query: Mapping[str, str], *, default: int, most: int) -> Page:
+        """Of a query string.
+
+        Raises:
+            InvalidRequest: a limit that is none, or an unknown order.
+        """
+        limit = query.get("limit", str(default))
+        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= most):
+            raise InvalidRequest(f"limit must be in [1, {most}].", param="limit")
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest("order must be asc or desc.", param="order")
+        return cls(query.get("after") or None, int(limit), order == "desc")
+
+    def of(self, items: list[Any]) -> list[Any]:
+        """The items of this page and one more, if there is one.
+
+        Args:
+            items: all, the oldest first, each with an `id`.
+
+        Raises:
+            InvalidRequest: `after` is none of them.
+        """
+        ordered = items[::-1] if self.newest_first else items
+        begin = 0
+        if self.after is not None:
+            places = [at for at, item in enumerate(ordered) if item.id == self.after]
+            if not places:
+                raise InvalidRequest("after names nothing in this list.", param="after")
+            begin = places[0] + 1
+        return ordered[begin : begin + self.limit + 1]
+
+    def answer(self, wire: list[dict[str, Any]]) -> dict[str, Any]:
+        """OpenAI's form of what `of` gave, told as the wire has it."""
+        data = wire[: self.limit]
+        return {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "has_more": len(wire) > self.limit,
+        }

@@ -1,0 +1,27 @@
+"""`best_of`: more samples than are asked for, of which the most probable ones are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.client.generation_stream import GenerationChunk
+from runtime.extras.logprobs.positions import outputs_of
+
+
+class SampleScores:
+    """The mean log-probability of the tokens of each sample."""
+
+    def __init__(self, num_samples: int) -> None:
+        """Begin with empty samples."""
+        self._sums = [0.0] * num_samples
+        self._counts = [0] * num_samples
+
+    def add(self, index: int, chunk: GenerationChunk) -> None:
+        """Take in what a sample goes on with."""
+        chosen = outputs_of(chunk).chosen[: len(chunk.token_ids)]
+        self._sums[index] += sum(chosen)
+        self._counts[index] += len(chosen)
+
+    def best(self, samples: Sequence[int], num: int) -> list[int]:
+        """The `num` best of `samples`, the best one first; of equals the earlier one."""
+        return sorted(samples, key=lambda at: -self._sums[at] / max(self._counts[at], 1))[:num]

@@ -1,0 +1,217 @@
+"""The forms of tools that chat takes become one, and calls are told in the form that was asked.
+
+Everything behind knows functions in `tools` alone. What differs is converted on the way in, in the
+request, and on the way out, in deltas: `functions` and `function_call`, which came before tools;
+tools of type `custom`; a `tool_choice` of type `allowed_tools`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from openai_api.custom_tools import arguments_of, custom_function, text_of
+from openai_api.schemas.chat import (
+    AllowedTools,
+    ChatCompletionRequest,
+    ChatMessage,
+    CustomSpec,
+    FunctionCall,
+    NamedFunction,
+    NamedToolChoice,
+    ToolCall,
+)
+from runtime.errors import InvalidRequest
+
+Delta = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CallForms:
+    """How the calls of an answer are told.
+
+    Attributes:
+        customs: names of the tools that are called with text.
+        is_old: there is one call, in `function_call`.
+    """
+
+    customs: frozenset[str] = frozenset()
+    is_old: bool = False
+
+    def writer(self) -> CallWriter | None:
+        """What rewrites the deltas of one choice; None where they stay as they are."""
+        return CallWriter(self) if self.customs or self.is_old else None
+
+
+def settle_tools(request: ChatCompletionRequest) -> CallForms:
+    """Leave only functions in `tools`, a name or a word in `tool_choice`, and calls like these.
+
+    Raises:
+        InvalidRequest: a form that is malformed, or two that exclude each other.
+    """
+    for index, message in enumerate(request.messages):
+        _settle_message(message, f"messages[{index}]")
+    is_old = request.functions is not None or request.function_call is not None
+    if is_old:
+        _replace_functions(request)
+    customs = _replace_customs(request)
+    if isinstance(request.tool_choice, NamedToolChoice):
+        request.tool_choice = _settled_choice(request, request.tool_choice)
+    return CallForms(customs, is_old)
+
+
+def _settle_message(message: ChatMessage, where: str) -> None:
+    if message.role.lower() == "function":
+        # Templates of today know results of tools, and drop a role that they do not know.
+        message.role = "tool"
+    if message.function_call is not None:
+        call = ToolCall(type="function", function=message.function_call)
+        message.tool_calls = [*(message.tool_calls or ()), call]
+        message.function_call = None
+    for index, call in enumerate(message.tool_calls or ()):
+        if call.function is None and call.custom is not None:
+            arguments = arguments_of(call.custom.input)
+            call.function = FunctionCall(name=call.custom.name, arguments=dict(arguments))
+            call.type, call.custom = "function", None
+        if call.function is None:
+            place = f"{where}.tool_calls[{index}]"
+            raise InvalidRequest(f"{place} must have function or custom.", param=place)
+
+
+def _replace_functions(request: ChatCompletionRequest) -> None:
+    if request.tools is not None or request.tool_choice is not None:
+        raise InvalidRequest(
+            "functions and function_call do not go with tools and tool_choice, which took their "
+            "place.",
+            param="functions" if request.functions is not None else "function_call",
+        )
+    if not request.functions:
+        raise InvalidRequest("function_call needs functions.", param="function_call")
+    choice = request.function_call
+    if isinstance(choice, str) and choice not in ("none", "auto"):
+        raise InvalidRequest(
+            "function_call must be none, auto or an object with a function's name.",
+            param="function_call",
+        )
+    request.tools = [{"type": "function", "function": each} for each in request.functions]
+    request.tool_choice = (
+        NamedToolChoice(type="function", function=choice)
+        if isinstance(choice, NamedFunction)
+        else choice
+    )
+    # There is room for one.
+    request.parallel_tool_calls = False
+    request.functions = request.function_call = None
+
+
+def _replace_customs(request: ChatCompletionRequest) -> frozenset[str]:
+    names: set[str] = set()
+    tools = request.tools or []
+    for index, tool in enumerate(tools):
+        if tool.get("type") != "custom":
+            continue
+        custom = _custom_of(tool, f"tools[{index}].custom")
+        form = custom.format
+        definition = form.grammar.definition if form is not None and form.grammar else None
+        function = custom_function(custom.name, custom.description, definition)
+        tools[index] = {"type": "function", "function": function}
+        names.add(custom.name)
+    return frozenset(names)
+
+
+def _custom_of(tool: dict[str, Any], where: str) -> CustomSpec:
+    try:
+        return msgspec.convert(tool.get("custom"), CustomSpec)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{where}: {error}", param=where) from None
+
+
+def _settled_choice(
+    request: ChatCompletionRequest, choice: NamedToolChoice
+) -> str | NamedToolChoice:
+    match choice.type:
+        case "function" if choice.function is not None:
+            return choice
+        case "custom" if choice.custom is not None:
+            return NamedToolChoice(type="function", function=choice.custom)
+        case "allowed_tools" if choice.allowed_tools is not None:
+            return _keep_allowed(request, choice.allowed_tools)
+    raise InvalidRequest(
+        "tool_choice as an object has type function, custom or allowed_tools, and a key of that "
+        f"name; got type {choice.type[:64]!r}.",
+        param="tool_choice",
+    )
+
+
+def _keep_allowed(request: ChatCompletionRequest, allowed: AllowedTools) -> str:
+    offered = {_name_of(tool): tool for tool in request.tools or ()}
+    names = [_name_of(tool) for tool in allowed.tools]
+    for index, name in enumerate(names):
+        if name is None or name not in offered:
+            raise InvalidRequest(
+                f"tool_choice.allowed_tools.tools[{index}] is not among the tools.",
+                param="tool_choice",
+            )
+    request.tools = [tool for name, tool in offered.items() if name in names]
+    if not request.tools:
+        raise InvalidRequest("tool_choice.allowed_tools has no tools.", param="tool_choice")
+    return allowed.mode
+
+
+def _name_of(tool: dict[str, Any]) -> str | None:
+    described = tool.get("function", tool.get("custom"))
+    name = described.get("name") if isinstance(described, dict) else None
+    return name if isinstance(name, str) else None
+
+
+@dataclass
+class CallWriter:
+    """Rewrites the deltas of one choice; those without calls stay as they are."""
+
+    forms: CallForms
+    _open: dict[str, Any] | None = None
+    _arguments: list[str] = field(default_factory=list)
+
+    def rewritten(self, deltas: list[Delta], *, over: bool) -> list[Delta]:
+        """The deltas in the form that was asked for.
+
+        Args:
+            deltas: of tool calls, in the form of functions.
+            over: nothing follows.
+        """
+        found: list[Delta] = []
+        for delta in deltas:
+            found += self._delta(delta) if "tool_calls" in delta else [delta]
+        return found + self._close() if over else found
+
+    def _delta(self, delta: Delta) -> list[Delta]:
+        (part,) = delta["tool_calls"]
+        if self.forms.is_old:
+            call = {key: value for key, value in part["function"].items() if value is not None}
+            return [_with(delta, function_call=call)]
+        found: list[Delta] = []
+        if part.get("id") is not None:
+            found = self._close()
+            if part["function"]["name"] in self.forms.customs:
+                self._open = delta
+        if self._open is None:
+            return [*found, delta]
+        # What JSON holds is known once it is complete.
+        self._arguments.append(part["function"]["arguments"])
+        return found
+
+    def _close(self) -> list[Delta]:
+        if self._open is None:
+            return []
+        delta, self._open = self._open, None
+        arguments, self._arguments = "".join(self._arguments), []
+        (part,) = delta["tool_calls"]
+        custom = {"name": part["function"]["name"], "input": text_of(arguments)}
+        call = {"index": part["index"], "id": part["id"], "type": "custom", "custom": custom}
+        return [_with(delta, tool_calls=[call])]
+
+
+def _with(delta: Delta, **call: Any) -> Delta:
+    return {**{key: value for key, value in delta.items() if key != "tool_calls"}, **call}

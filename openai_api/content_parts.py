@@ -1,0 +1,54 @@
+"""Parts of a message that other wires' texts and images become."""
+
+from __future__ import annotations
+
+from openai_api.schemas.chat import ContentPart
+from runtime.errors import InvalidRequest
+from runtime.media.image_loader import NO_VISION
+
+Content = str | list[ContentPart]
+
+
+def text_part(text: str) -> ContentPart:
+    """A text among other parts."""
+    return ContentPart(type="text", text=text)
+
+
+def image_part(url: str | None, where: str, *, sees: bool) -> ContentPart:
+    """An image among other parts.
+
+    Args:
+        url: an address, a data URL or base64; `None` where the request names none.
+        where: its place in the request, for errors.
+        sees: whether the model takes images.
+
+    Raises:
+        InvalidRequest: the model takes none, or there is no address.
+    """
+    if not sees:
+        raise InvalidRequest(f"{where}: {NO_VISION}.", param=where)
+    if not url:
+        raise InvalidRequest(f"{where}: an image needs an address, or its data.", param=where)
+    return ContentPart(type="image_url", image_url=url)
+
+
+def inline_image(data: str) -> str:
+    """The address of an image in base64; its kind is told by its content alone."""
+    return f"data:image/any;base64,{data}"
+
+
+def joined(parts: list[ContentPart]) -> Content:
+    """A message's content: one text, a line for each part, unless images are among them."""
+    if all(part.text is not None for part in parts):
+        return "\n".join(part.text or "" for part in parts)
+    return parts
+
+
+def appended(content: Content | None, part: ContentPart) -> Content:
+    """What a message says with one more part."""
+    if not content:
+        return joined([part])
+    before = [text_part(content)] if isinstance(content, str) else content
+    if part.text is not None and before[-1].text is not None:
+        return joined([*before[:-1], text_part(f"{before[-1].text}\n{part.text}")])
+    return joined([*before, part])

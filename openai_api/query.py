@@ -1,0 +1,48 @@
+"""Parameters of a route's query: texts, read as what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from runtime.errors import InvalidRequest
+
+
+def flag_in(query: Mapping[str, str], name: str) -> bool:
+    """A parameter that is true or false; false where it is absent.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    return word_in(query, name, ("true", "false")) == "true"
+
+
+def word_in(query: Mapping[str, str], name: str, allowed: Sequence[str]) -> str | None:
+    """A parameter that is one of some words; None where it is absent.
+
+    Raises:
+        InvalidRequest: it is another one.
+    """
+    found = query.get(name)
+    if found is not None and found not in allowed:
+        raise InvalidRequest(
+            f"{name} must be {' or '.join(allowed)}, got {found[:64]!r}.", param=name
+        )
+    return found
+
+
+def number_in(query: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    """A parameter that is a whole number; None where it is absent.
+
+    Raises:
+        InvalidRequest: it is no number, or out of bounds.
+    """
+    found = query.get(name)
+    if found is None:
+        return None
+    # No more digits than a number within any bounds has.
+    number = int(found) if found.isascii() and found.isdecimal() and len(found) < 20 else -1
+    if not least <= number <= most:
+        raise InvalidRequest(
+            f"{name} must be a number in [{least}, {most}], got {found[:64]!r}.", param=name
+        )
+    return number

@@ -1,0 +1,103 @@
+"""gpt-oss: messages in channels. What is in `analysis` is reasoning, the rest is the answer.
+
+A message to a function leaves with its header, for the parser of calls; other headers are dropped.
+"""
+
+from __future__ import annotations
+
+import re
+
+from openai_api.parser_signs import Signs
+from openai_api.reasoning_parsers.reasoning_parser import SplitText
+from openai_api.tag_scan import UntilTag
+from openai_api.tool_parsers.gpt_oss import CALL, CHANNEL, END, MESSAGE, RETURN, START
+
+# Characters of a header: a role, a channel, a recipient, a type.
+MAX_HEADER = 512
+_ANALYSIS = f"{CHANNEL}analysis"
+_CHANNEL_NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=")
+_BODY_TAGS = (START, CHANNEL, END, CALL, RETURN)
+
+
+class HarmonyChannels:
+    """Reasons before every answer, and may go on between messages."""
+
+    open_tag = ""
+    close_tag = END
+    ends_before: tuple[str, ...] = ()
+    forced_end = END
+    bridge = f"{START}assistant{CHANNEL}final{MESSAGE}"
+    reopen_tag = _ANALYSIS
+    markers: tuple[str, ...] = (CHANNEL, MESSAGE, START, END)
+    signs = Signs(template=(_ANALYSIS, MESSAGE, END))
+
+    def __init__(self, *, prompt_is_open: bool) -> None:  # noqa: ARG002  # it never is
+        """Wait for the first message."""
+        self.has_reasoned = False
+        self.is_reasoning = True
+        self._body = UntilTag(*_BODY_TAGS, keep_space=True)
+        # Of the message: whether it reasons, and whether its header was handed on.
+        self._reasons = False
+        self._is_call = False
+        self._header: list[str] | None = None
+        self._num_read = 0
+        self._until_message = UntilTag(MESSAGE, keep_space=True)
+
+    def feed(self, text: str) -> list[SplitText]:
+        """Take more output: what it adds, in its order."""
+        parts: list[SplitText] = []
+        place = 0
+        while place < len(text):
+            if self._header is None:
+                place = self._in_body(text, place, parts)
+            else:
+                place = self._in_header(text, place, parts)
+        return parts
+
+    def finish(self) -> list[SplitText]:
+        """The output is over: what was held back."""
+        if self._header is None:
+            return [self._part(self._body.finish())]
+        header, self._header = [*self._header, self._until_message.finish()], None
+        return [SplitText("", "".join(header))]
+
+    def _part(self, text: str) -> SplitText:
+        return SplitText(text, "") if self._reasons else SplitText("", text)
+
+    def _in_body(self, text: str, place: int, parts: list[SplitText]) -> int:
+        passed, end = self._body.feed(text, place)
+        tag = "" if end is None else self._body.found
+        if self._is_call and tag in (END, CALL, RETURN):
+            passed += tag
+        if passed:
+            parts.append(self._part(passed))
+        if end is None:
+            return len(text)
+        self._reasons = self._is_call = False
+        if tag in (START, CHANNEL):
+            self._header, self._num_read = [tag], 0
+            self._until_message = UntilTag(MESSAGE, keep_space=True)
+        return end
+
+    def _in_header(self, text: str, place: int, parts: list[SplitText]) -> int:
+        assert self._header is not None
+        piece = text[place : place + MAX_HEADER - self._num_read]
+        passed, end = self._until_message.feed(piece)
+        self._num_read += len(piece)
+        self._header.append(passed)
+        if end is None and self._num_read < MAX_HEADER:
+            return len(text)
+        header = "".join(self._header)
+        self._header = None
+        if end is None:
+            parts.append(SplitText("", header + self._until_message.finish()))
+            return place + len(piece)
+        channel = _CHANNEL_NAME.search(header)
+        self._is_call = _RECIPIENT.search(header) is not None
+        self._reasons = not self._is_call and channel is not None and channel[1] == "analysis"
+        self.has_reasoned = self.has_reasoned or self._reasons
+        self.is_reasoning = self._reasons
+        if self._is_call:
+            parts.append(SplitText("", header + MESSAGE))
+        return place + end

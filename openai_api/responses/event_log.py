@@ -1,0 +1,83 @@
+"""Events of responses in the background: kept to be read again, from any one on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+# Of responses that are complete, together; those that grow are kept whatever they weigh.
+MAX_BYTES = 32 * 2**20
+
+
+@dataclass
+class EventLog:
+    """The events of one response, each encoded; its place is its sequence number."""
+
+    events: list[bytes] = field(default_factory=list)
+    is_over: bool = False
+    num_bytes: int = 0
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def add(self, event: bytes) -> None:
+        """Append an event, and wake who waits for it."""
+        self.events.append(event)
+        self.num_bytes += len(event)
+        await self._wake()
+
+    async def end(self) -> None:
+        """Nothing comes any more."""
+        self.is_over = True
+        await self._wake()
+
+    async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
+        """The events from number `start` on, as they come, up to the last one."""
+        while True:
+            if start < len(self.events):
+                ready, start = self.events[start:], len(self.events)
+                yield b"".join(ready)
+            elif self.is_over:
+                return
+            else:
+                await self._more_than(start)
+
+    async def _more_than(self, num_events: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.is_over or num_events < len(self.events))
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+class EventLogs:
+    """The logs of the newest responses, by their ids."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        """Keep up to `max_bytes` of those that are over."""
+        self._max_bytes = max_bytes
+        self._logs: OrderedDict[str, EventLog] = OrderedDict()
+
+    def open(self, response_id: str) -> EventLog:
+        """A log that grows."""
+        log = self._logs[response_id] = EventLog()
+        return log
+
+    def get(self, response_id: str) -> EventLog | None:
+        """The log of a response, if it is kept."""
+        return self._logs.get(response_id)
+
+    def drop(self, response_id: str) -> None:
+        """Forget one."""
+        self._logs.pop(response_id, None)
+
+    def make_room(self) -> None:
+        """Forget the oldest that are over, where all of these weigh too much."""
+        over = {key: log.num_bytes for key, log in self._logs.items() if log.is_over}
+        excess = sum(over.values()) - self._max_bytes
+        for key, num_bytes in over.items():
+            if excess <= 0:
+                return
+            excess -= num_bytes
+            del self._logs[key]

@@ -1,0 +1,61 @@
+"""The shell of the client's machine: a tool with a kind of its own, a function for the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+NAME = "local_shell"
+FUNCTION = {
+    "name": NAME,
+    "description": "Run a command on the user's machine, and get what it prints.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "command": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "The program and its arguments.",
+            },
+            "working_directory": {"type": "string"},
+            "timeout_ms": {"type": "integer"},
+        },
+        "required": ["command"],
+        "additionalProperties": False,
+    },
+}
+
+
+class ShellAction(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is run; `env` and `user` are of clients that set them themselves."""
+
+    command: list[str]
+    working_directory: str | None = None
+    timeout_ms: int | None = None
+    env: dict[str, str] | None = None
+    user: str | None = None
+
+
+_DECODER = msgspec.json.Decoder(ShellAction)
+
+
+def arguments_of(action: ShellAction) -> str:
+    """The function's arguments for a call, JSON."""
+    return msgspec.json.encode(action).decode()
+
+
+def action_of(arguments: str) -> dict[str, Any] | None:
+    """The action of a call; None where the model wrote something else."""
+    try:
+        found = _DECODER.decode(arguments)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return {
+        "type": "exec",
+        "command": found.command,
+        "env": found.env or {},
+        "timeout_ms": found.timeout_ms,
+        "user": found.user,
+        "working_directory": found.working_directory,
+    }

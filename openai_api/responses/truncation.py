@@ -1,0 +1,80 @@
+"""`truncation: auto`: a conversation that is too long loses its oldest items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
+from openai_api.openai_context import OpenAIContext
+from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request
+from runtime.errors import TooLong
+
+Items = list[dict[str, Any]]
+MakeChat = Callable[[Items], ChatCompletionRequest]
+
+
+async def fitted(
+    make: MakeChat, items: Items, num_output: int, context: OpenAIContext
+) -> tuple[ChatCompletionRequest, ChatPrompt | None]:
+    """The chat of as many of the newest items as fit, and its prompt.
+
+    What the system says at the beginning stays, and no result is left without its call.
+
+    Args:
+        make: the chat of some items.
+        items: the whole conversation.
+        num_output: tokens that must have room behind the prompt.
+        context: the server's.
+
+    Returns:
+        The chat of all items, without a prompt, where not even the last of them fit.
+    """
+    room = context.service.client.limits.max_req_len - num_output
+    whole = make(items)
+    prompt = await _prompt(whole, room, context)
+    if prompt is not None:
+        return whole, prompt
+    head, starts = _starts(items)
+    found: tuple[ChatCompletionRequest, ChatPrompt | None] = (whole, None)
+    # A rendering is dear, and of two cuts the later one is the shorter prompt.
+    low, high = 0, len(starts)
+    while low < high:
+        middle = (low + high) // 2
+        chat = make(items[:head] + items[starts[middle] :])
+        prompt = await _prompt(chat, room, context)
+        if prompt is None:
+            low = middle + 1
+        else:
+            found, high = (chat, prompt), middle
+    return found
+
+
+async def _prompt(
+    chat: ChatCompletionRequest, room: int, context: OpenAIContext
+) -> ChatPrompt | None:
+    check_chat_request(chat)
+    try:
+        prompt = await build_chat_prompt(chat, context)
+    except TooLong:
+        return None
+    return prompt if len(prompt.input_ids) <= room else None
+
+
+def _starts(items: Sequence[dict[str, Any]]) -> tuple[int, list[int]]:
+    """Items that always stay, and the places behind them at which a conversation may begin."""
+    head = 0
+    while head < len(items) and items[head].get("role") in ("system", "developer"):
+        head += 1
+    starts = []
+    pending: set[str] = set()
+    for index in range(head, len(items)):
+        if not pending and index > head:
+            starts.append(index)
+        item = items[index]
+        kind = str(item.get("type"))
+        if kind.endswith("_call"):
+            pending.add(str(item.get("call_id")))
+        elif kind.endswith("_call_output"):
+            pending.discard(str(item.get("call_id", item.get("id"))))
+    return head, starts

@@ -1,0 +1,82 @@
+"""Thoughts as tokens: where they begin and end for the scheduler, and what that makes possible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from openai_api.chat_prompt import ChatPrompt
+from openai_api.openai_context import OpenAIContext
+from openai_api.schemas.chat import ChatCompletionRequest, tool_names
+from runtime.errors import InvalidRequest
+from runtime.requests.sampling_params import SamplingParams, ThinkingSpec
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """Who needs to know where thoughts end, by the name of the field that asks for it."""
+
+    field: str
+    budget: int | None
+
+
+def with_thoughts(
+    sampling: SamplingParams,
+    body: ChatCompletionRequest,
+    prompt: ChatPrompt,
+    context: OpenAIContext,
+) -> SamplingParams:
+    """Let a grammar hold for the answer only, and thoughts have their budget.
+
+    Raises:
+        InvalidRequest: the model's thoughts cannot be told by tokens, or a negative budget.
+    """
+    if body.max_thinking_tokens is not None and body.max_thinking_tokens < 0:
+        raise InvalidRequest(
+            f"max_thinking_tokens must be at least 0, got {body.max_thinking_tokens}.",
+            param="max_thinking_tokens",
+        )
+    wish = _wish(sampling, body)
+    if wish is None:
+        return sampling
+    kind, tokens = context.parsers.reasoning, context.parsers.thinking
+    if kind is None:
+        if wish.budget is None:
+            return sampling
+        raise InvalidRequest(
+            "max_thinking_tokens: this server splits no thoughts off, for which it needs a parser "
+            "(--reasoning-parser).",
+            param="max_thinking_tokens",
+        )
+    begins_inside = kind(prompt_is_open=prompt.is_open).is_reasoning
+    if tokens is None:
+        if not begins_inside and wish.budget is None:
+            return sampling
+        raise InvalidRequest(
+            f"{wish.field}: this model's end of reasoning is not one token, so a prompt is needed "
+            "that turns reasoning off.",
+            param=wish.field,
+        )
+    open_id = None if begins_inside else tokens.open_id
+    if not begins_inside and (open_id is None or not prompt.may_think):
+        return sampling
+    # Tools may be called from elsewhere than the place of an answer.
+    leads_on = sampling.grammar is not None or not tool_names(body)
+    bridge = tokens.bridge_ids if leads_on else ()
+    thinking = ThinkingSpec(
+        open_id=open_id,
+        end_ids=[tokens.close_id],
+        bridge_ids=list(bridge),
+        budget=wish.budget,
+        forced_ids=[] if wish.budget is None else [*tokens.forced_ids, *bridge],
+    )
+    return msgspec.structs.replace(sampling, thinking=thinking)
+
+
+def _wish(sampling: SamplingParams, body: ChatCompletionRequest) -> _Wish | None:
+    if body.max_thinking_tokens is not None:
+        return _Wish("max_thinking_tokens", body.max_thinking_tokens)
+    if sampling.grammar is not None:
+        return _Wish(sampling.grammar.kind, None)
+    return None

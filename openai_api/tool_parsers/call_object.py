@@ -1,0 +1,195 @@
+"""The JSON of a call: an object with its name and its arguments, or the arguments alone."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+
+import msgspec
+
+from openai_api.json_scan import JsonValue
+from openai_api.tool_parsers.call_writer import CallWriter
+
+NAME_KEYS = frozenset({"name"})
+ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
+_OTHER_KEYS = frozenset({"id", "type"})
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+class _Place(Enum):
+    OPEN = auto()
+    FIRST_KEY = auto()
+    KEY = auto()
+    IN_KEY = auto()
+    COLON = auto()
+    BEFORE_VALUE = auto()
+    IN_VALUE = auto()
+    AFTER = auto()
+
+
+class CallObject:
+    """An object such as `{"name": "f", "arguments": {...}}`.
+
+    Where the name comes first, as models write it, the call begins with its arguments, and these
+    leave as they come; else it leaves as a whole.
+
+    Attributes:
+        is_done: the object is complete.
+        is_broken: it is no call, or none any more.
+        read: what was read while no call has begun; empty once one has.
+    """
+
+    def __init__(self, writer: CallWriter) -> None:
+        """Tell the call to `writer`."""
+        self.is_done = False
+        self.is_broken = False
+        self.read: list[str] = []
+        self._writer = writer
+        self._has_begun = False
+        self._place = _Place.OPEN
+        self._value = JsonValue()
+        self._key = ""
+        self._name: str | None = None
+        # The text of the key or value that is being read, and arguments that wait for their name.
+        self._text: list[str] = []
+        self._arguments: str | None = None
+
+    def feed(self, text: str, begin: int) -> int:
+        """Read `text` from `begin` on; where reading ended, as `JsonValue.feed`."""
+        place, end = begin, len(text)
+        while place < end and not (self.is_done or self.is_broken):
+            before = place
+            place = self._read(text, place)
+            if self._has_begun:
+                self.read = []
+            else:
+                self.read.append(text[before:place])
+        return place
+
+    def finish(self) -> None:
+        """The output is over: what has begun ends, complete or not."""
+        if self._writer.is_open:
+            self._writer.end(is_complete=False)
+
+    def _read(self, text: str, place: int) -> int:
+        if self._place in (_Place.IN_KEY, _Place.IN_VALUE):
+            return self._read_value(text, place)
+        space = _SPACE.match(text, place)
+        assert space is not None
+        place = space.end()
+        return place if place == len(text) else self._token(text[place], place)
+
+    def _token(self, char: str, place: int) -> int:
+        match self._place:
+            case _Place.OPEN if char == "{":
+                self._place = _Place.FIRST_KEY
+                return place + 1
+            case _Place.KEY | _Place.FIRST_KEY if char == '"':
+                self._begin_value(_Place.IN_KEY)
+                return place
+            case _Place.COLON if char == ":":
+                self._place = _Place.BEFORE_VALUE
+                return place + 1
+            case _Place.BEFORE_VALUE:
+                self._begin_value(_Place.IN_VALUE)
+                if self._key in ARGUMENT_KEYS and char == "{" and self._name is not None:
+                    # Offered: else reading has stopped at the name.
+                    self._has_begun = self._has_begun or self._writer.begin(self._name)
+                return place
+            case _Place.AFTER if char == ",":
+                self._place = _Place.KEY
+                return place + 1
+            case _Place.AFTER if char == "}":
+                self._close()
+                return place + 1
+        if self._has_begun:
+            # Its arguments are complete: what is wrong behind them changes nothing.
+            self.is_done = True
+        else:
+            self.is_broken = True
+        return place
+
+    def _begin_value(self, place: _Place) -> None:
+        self._place, self._value, self._text = place, JsonValue(), []
+
+    def _read_value(self, text: str, begin: int) -> int:
+        end = self._value.feed(text, begin)
+        if self._writer.is_open:
+            self._writer.arguments(text[begin:end])
+        else:
+            self._text.append(text[begin:end])
+        if self._value.is_broken:
+            self.is_broken = True
+            self.finish()
+        elif self._value.is_done:
+            self._end_value()
+        return end
+
+    def _end_value(self) -> None:
+        value = "".join(self._text)
+        if self._place is _Place.IN_KEY:
+            self._key, self._place = _string(value) or "", _Place.COLON
+            known = NAME_KEYS | ARGUMENT_KEYS | _OTHER_KEYS
+            self.is_broken = not self._has_begun and self._key not in known
+            return
+        self._place = _Place.AFTER
+        if self._writer.is_open:
+            self._writer.end(is_complete=True)
+        elif self._has_begun:
+            return
+        elif self._key in NAME_KEYS:
+            self._name = _string(value)
+            self.is_broken = not self._writer.offers(self._name)
+        elif self._key in ARGUMENT_KEYS:
+            self._arguments = value if value.startswith("{") else _string(value)
+
+    def _close(self) -> None:
+        if self._has_begun:
+            self.is_done = True
+            return
+        arguments = "{}" if self._arguments is None else self._arguments
+        if self._name is None or not is_object(arguments):
+            self.is_broken = True
+            return
+        self._has_begun = self.is_done = self._writer.call(self._name, arguments)
+
+
+class CallArgumentsObject:
+    """The arguments of a call that has begun, alone; a `CallObject` otherwise."""
+
+    def __init__(self, writer: CallWriter) -> None:
+        """Tell them to `writer`."""
+        self.is_done = False
+        self.is_broken = False
+        self.read: list[str] = []
+        self._writer = writer
+        self._value = JsonValue()
+
+    def feed(self, text: str, begin: int) -> int:
+        """Read `text` from `begin` on, at first a brace; see `CallObject.feed`."""
+        end = self._value.feed(text, begin)
+        self._writer.arguments(text[begin:end])
+        self.is_done, self.is_broken = self._value.is_done, self._value.is_broken
+        if self.is_done or self.is_broken:
+            self._writer.end(is_complete=self.is_done)
+        return end
+
+    def finish(self) -> None:
+        """The output is over."""
+        if self._writer.is_open:
+            self._writer.end(is_complete=False)
+
+
+def is_object(text: str) -> bool:
+    """Whether `text` is a JSON object and nothing else."""
+    value = JsonValue()
+    end = value.feed(text)
+    return text.startswith("{") and value.is_done and not text[end:].strip()
+
+
+def _string(text: str) -> str | None:
+    try:
+        return msgspec.json.decode(text, type=str)
+    except (msgspec.DecodeError, UnicodeError):
+        return None

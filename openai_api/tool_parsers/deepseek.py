@@ -1,0 +1,39 @@
+"""Calls between DeepSeek's tokens: `type sep name` and a fenced block in V3, `name sep` in V3.1."""
+
+# ruff: noqa: RUF001  # DeepSeek spells its tokens with fullwidth bars.
+
+from __future__ import annotations
+
+import re
+
+from openai_api.parser_signs import Signs
+from openai_api.tool_parsers.json_calls import JsonCalls
+
+SECTION = "<｜tool▁calls▁begin｜>"
+SECTION_END = "<｜tool▁calls▁end｜>"
+CALL = "<｜tool▁call▁begin｜>"
+CALL_END = "<｜tool▁call▁end｜>"
+SEPARATOR = "<｜tool▁sep｜>"
+_FENCE = "```json"
+_NAME = r"(?P<name>[^\s<`{}]+)"
+
+
+class DeepSeekV3Parser(JsonCalls):
+    """V3 and R1: the name on a line of its own, the arguments in a fence."""
+
+    markers = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
+    signs = Signs(template=(SECTION, CALL, SEPARATOR, _FENCE))
+    opens = (SECTION, CALL)
+    header = re.compile(rf"(?:{CALL}\s*)?[a-z]*\s*{SEPARATOR}\s*{_NAME}\s*(?:```(?:json)?)?")
+    tails = ("```", CALL_END, SECTION_END)
+
+
+class DeepSeekV31Parser(JsonCalls):
+    """V3.1: the name, then the arguments as they are."""
+
+    markers = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
+    signs = Signs(template=(SECTION, CALL, SEPARATOR))
+    opens = (SECTION, CALL)
+    header = re.compile(rf"(?:{CALL})?\s*{_NAME}\s*{SEPARATOR}")
+    header_end = SEPARATOR
+    tails = (CALL_END, SECTION_END)

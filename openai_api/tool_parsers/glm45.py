@@ -1,0 +1,31 @@
+"""`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.5 on."""
+
+from __future__ import annotations
+
+import re
+
+from openai_api.parser_signs import Signs
+from openai_api.tool_parsers.tagged_calls import TaggedCalls
+from openai_api.tool_parsers.tool_parser import CallForm
+
+OPEN_TAG = "<tool_call>"
+CLOSE_TAG = "</tool_call>"
+
+
+class Glm45Parser(TaggedCalls):
+    """With line breaks between the tags, as GLM 4.5 writes, or without, as GLM 4.7 does."""
+
+    markers = (OPEN_TAG, CLOSE_TAG)
+    signs = Signs(template=(OPEN_TAG, "<arg_key>", "<arg_value>", "</arg_value>"))
+    call_form = CallForm(
+        OPEN_TAG, lambda name: f"{OPEN_TAG}{name}", CLOSE_TAG, separator="\n", style="glm_xml"
+    )
+    opens = (OPEN_TAG,)
+    header = re.compile(r"\s*(?P<name>[^\s<>{}]+)\s*")
+    name_end = "<"
+    keeps_name_end = True
+    key_open = "<arg_key>"
+    key_end = "</arg_key>"
+    value_open = "<arg_value>"
+    value_end = "</arg_value>"
+    close = CLOSE_TAG

@@ -1,0 +1,191 @@
+"""Calls whose arguments are JSON: the machine that most families' parsers are a table for."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from openai_api.tag_scan import UntilTag
+from openai_api.tool_parsers.call_object import CallArgumentsObject, CallObject
+from openai_api.tool_parsers.call_writer import CallWriter
+from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
+
+# Characters between the beginning of a call and its arguments: tags, a name, perhaps an id.
+MAX_HEADER = 512
+
+_SPACE = re.compile(r"\s*")
+
+
+class JsonCalls:
+    """Reads `open [header] {...} [tail]`; the object is a call, or, after a header, its arguments.
+
+    Attributes:
+        opens: tags, one of which begins a call or a series of calls.
+        header: matches what may stand between such a tag and the brace, with groups `name` and
+            perhaps `id`; `None` where the name is always in the object.
+        header_end: ends every header: what does not match by then is text. Empty: only the brace
+            tells.
+        tails: texts that may follow a call, and belong to it.
+        separators: texts between a call and one that follows without a tag.
+        bare: characters with which an output may begin in the place of a tag.
+        has_array: whether several objects may stand in brackets.
+    """
+
+    markers: tuple[str, ...] = ()
+    call_form: CallForm | None = None
+    opens: ClassVar[tuple[str, ...]] = ()
+    header: ClassVar[re.Pattern[str] | None] = None
+    header_end: ClassVar[str] = ""
+    tails: ClassVar[tuple[str, ...]] = ()
+    separators: ClassVar[tuple[str, ...]] = ()
+    bare: ClassVar[str] = ""
+    has_array: ClassVar[bool] = False
+
+    def __init__(self, functions: Functions, *, max_calls: int | None) -> None:
+        """Accept calls of these functions only, and at most `max_calls` of them."""
+        self._writer = CallWriter(functions, max_calls)
+        self._outside = UntilTag(*self.opens) if self.opens else None
+        self._behind = sorted((*self.opens, *self.tails, *self.separators), key=len, reverse=True)
+        self._object: CallObject | CallArgumentsObject | None = None
+        self._in_array = False
+        # Read, and not yet known to be of a call: space and tags, then the header.
+        self._lead: list[str] = []
+        self._header: list[str] = []
+        # The end of the last piece, where it may be the beginning of a text behind a call.
+        self._held = ""
+        self._state = self._at_start if self.bare else self._in_text
+
+    def feed(self, text: str) -> list[ToolPart]:
+        """Take more output: texts and parts of calls in their order."""
+        if self._held:
+            text, self._held = self._held + text, ""
+        place = 0
+        while place < len(text):
+            place = self._state(text, place)
+        return self._writer.take()
+
+    def finish(self) -> list[ToolPart]:
+        """The output is over: what was held back, and the end of a call that is open."""
+        if self._object is not None:
+            self._object.finish()
+            self._header = self._object.read
+        rest = "".join([*self._lead, *self._header, self._held])
+        if self._outside is not None:
+            rest += self._outside.finish()
+        if not (self._writer.has_called and rest.isspace()):
+            self._writer.text(rest)
+        self._lead, self._header, self._held, self._object = [], [], "", None
+        return self._writer.take()
+
+    # ---- states: each reads from a place, and says where it ended ----
+
+    def _at_start(self, text: str, place: int) -> int:
+        place = self._skip_space(text, place)
+        if place < len(text):
+            if text[place] in self.bare:
+                self._state = self._at_call
+            else:
+                self._give_back()
+        return place
+
+    def _in_text(self, text: str, place: int) -> int:
+        if self._outside is None:
+            self._writer.text(text[place:])
+            return len(text)
+        passed, end = self._outside.feed(text, place)
+        self._writer.text(passed)
+        if end is None:
+            return len(text)
+        self._lead = [self._outside.space, self._outside.found]
+        self._state = self._at_call
+        return end
+
+    def _at_call(self, text: str, place: int) -> int:
+        place = self._skip_space(text, place)
+        if place == len(text):
+            return place
+        if self.has_array and text[place] == "[" and not self._in_array:
+            self._in_array = True
+            self._lead.append("[")
+            return place + 1
+        if text[place] == "{":
+            self._object = CallObject(self._writer)
+            self._state = self._in_object
+        elif self.header is None or self._in_array:
+            self._give_back()
+        else:
+            self._state = self._in_header
+        return place
+
+    def _in_header(self, text: str, place: int) -> int:
+        assert self.header is not None
+        most = place + MAX_HEADER - sum(map(len, self._header))
+        brace = text.find("{", place, most)
+        end = min(len(text), most) if brace < 0 else brace
+        self._header.append(text[place:end])
+        header = "".join(self._header)
+        found = None
+        if brace >= 0 or (self.header_end and self.header_end in header):
+            found = self.header.fullmatch(header.rstrip())
+        elif end < most:
+            return end
+        if found is None or (
+            brace >= 0 and not self._writer.begin(found["name"], found.groupdict().get("id"))
+        ):
+            self._give_back()
+        elif brace >= 0:
+            self._lead, self._header = [], []
+            self._object = CallArgumentsObject(self._writer)
+            self._state = self._in_object
+        return end
+
+    def _in_object(self, text: str, place: int) -> int:
+        assert self._object is not None
+        end = self._object.feed(text, place)
+        if not self._object.read:
+            self._lead = []
+        if self._object.is_done:
+            self._object, self._state = None, self._behind_call
+        elif self._object.is_broken:
+            self._header, self._object = self._object.read, None
+            self._give_back()
+        return end
+
+    def _behind_call(self, text: str, place: int) -> int:
+        place = self._skip_space(text, place)
+        if place == len(text):
+            return place
+        if self._in_array and text[place] in ",]":
+            self._in_array = text[place] == ","
+            if self._in_array:
+                self._lead.append(",")
+                self._state = self._at_call
+            else:
+                self._lead = []
+            return place + 1
+        for tag in self._behind:
+            if text.startswith(tag, place):
+                self._lead.append(tag)
+                if tag in self.tails:
+                    self._lead = []
+                else:
+                    self._state = self._at_call
+                return place + len(tag)
+            if tag.startswith(text[place : place + len(tag)]):
+                self._held = text[place:]
+                return len(text)
+        self._give_back()
+        return place
+
+    def _skip_space(self, text: str, place: int) -> int:
+        space = _SPACE.match(text, place)
+        assert space is not None
+        if space[0]:
+            self._lead.append(space[0])
+        return space.end()
+
+    def _give_back(self) -> None:
+        """What was read is text after all."""
+        self._writer.text("".join([*self._lead, *self._header]))
+        self._lead, self._header, self._in_array = [], [], False
+        self._state = self._in_text

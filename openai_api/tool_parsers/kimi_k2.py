@@ -1,0 +1,27 @@
+"""Kimi K2's calls: a section of them, each with an id that holds the function's name."""
+
+from __future__ import annotations
+
+import re
+
+from openai_api.parser_signs import Signs
+from openai_api.tool_parsers.json_calls import JsonCalls
+
+SECTION = "<|tool_calls_section_begin|>"
+SECTION_END = "<|tool_calls_section_end|>"
+CALL = "<|tool_call_begin|>"
+CALL_END = "<|tool_call_end|>"
+ARGUMENTS = "<|tool_call_argument_begin|>"
+
+
+class KimiK2Parser(JsonCalls):
+    """`functions.NAME:INDEX`, where the index counts the calls of the conversation, is the id."""
+
+    markers = (SECTION, SECTION_END, CALL, CALL_END, ARGUMENTS)
+    signs = Signs(template=(SECTION, CALL, ARGUMENTS))
+    opens = (SECTION, CALL)
+    header = re.compile(
+        rf"(?:{re.escape(CALL)}\s*)?(?P<id>(?:functions\.)?(?P<name>[^\s:<>{{}}]+)(?::[0-9]+)?)"
+        rf"\s*{re.escape(ARGUMENTS)}"
+    )
+    tails = (CALL_END, SECTION_END)

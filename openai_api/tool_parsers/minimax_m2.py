@@ -1,0 +1,37 @@
+"""`<invoke name="f"><parameter name="key">value</parameter></invoke>` in a section: MiniMax M2."""
+
+from __future__ import annotations
+
+import re
+
+from openai_api.parser_signs import Signs
+from openai_api.tool_parsers.tagged_calls import TaggedCalls
+from openai_api.tool_parsers.tool_parser import CallForm
+
+SECTION = "<minimax:tool_call>"
+SECTION_END = "</minimax:tool_call>"
+_INVOKE = '<invoke name="'
+
+
+class MiniMaxM2Parser(TaggedCalls):
+    """Any number of calls in a section."""
+
+    markers = (SECTION, SECTION_END)
+    signs = Signs(template=("minimax:tool_call", _INVOKE, '<parameter name="'))
+    # A section for each call.
+    call_form = CallForm(
+        SECTION,
+        lambda name: f'{SECTION}\n{_INVOKE}{name}">\n',
+        f"</invoke>\n{SECTION_END}",
+        separator="\n",
+        style="minimax_xml",
+    )
+    opens = (SECTION,)
+    header = re.compile(rf'\s*(?:{_INVOKE})?(?P<name>[^\s<>"]+)"')
+    name_end = ">"
+    key_open = '<parameter name="'
+    key_end = '">'
+    value_end = "</parameter>"
+    close = "</invoke>"
+    tails = (SECTION_END,)
+    separators = (_INVOKE,)

@@ -1,0 +1,221 @@
+"""Calls whose arguments are text between tags: one machine for the families that write so."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+import orjson
+
+from openai_api.tag_scan import UntilTag
+from openai_api.tool_parsers.call_writer import CallWriter
+from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
+from openai_api.tool_parsers.typed_values import json_of, types_of
+
+# Characters between a tag that opens a call and the end of its name.
+MAX_HEADER = 512
+_TEXT = frozenset({"string"})
+_SPACE = re.compile(r"\s*")
+
+
+class TaggedCalls:
+    """Reads `open name (key value)* close`; each argument leaves as JSON when it is complete.
+
+    An argument whose schema says that it is a string leaves as it comes.
+
+    Attributes:
+        opens: tags, one of which begins a call or a series of calls.
+        header: matches what may stand between such a tag and `name_end`, with a group `name`.
+        name_end: ends the name.
+        keeps_name_end: it is also the beginning of what follows.
+        key_open, key_end: stand around an argument's name.
+        value_open: begins its value; empty where `key_end` does.
+        value_end: ends it.
+        close: ends the call.
+        tails: texts that may follow a call, and belong to it.
+        separators: texts between a call and one that follows in the same series.
+    """
+
+    markers: tuple[str, ...] = ()
+    call_form: CallForm | None = None
+    opens: ClassVar[tuple[str, ...]]
+    header: ClassVar[re.Pattern[str]]
+    name_end: ClassVar[str]
+    keeps_name_end: ClassVar[bool] = False
+    key_open: ClassVar[str]
+    key_end: ClassVar[str]
+    value_open: ClassVar[str] = ""
+    value_end: ClassVar[str]
+    close: ClassVar[str]
+    tails: ClassVar[tuple[str, ...]] = ()
+    separators: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, functions: Functions, *, max_calls: int | None) -> None:
+        """Accept calls of these functions only, and at most `max_calls` of them."""
+        self._writer = CallWriter(functions, max_calls)
+        self._outside = UntilTag(*self.opens)
+        self._inside: UntilTag | None = None
+        self._behind = sorted((*self.opens, *self.tails, *self.separators), key=len, reverse=True)
+        self._lead: list[str] = []
+        self._header: list[str] = []
+        self._held = ""
+        self._name = self._key = ""
+        self._types: frozenset[str] = frozenset()
+        self._num_arguments = 0
+        self._is_first_line = False
+        self._value: list[str] = []
+        self._state = self._in_text
+
+    def feed(self, text: str) -> list[ToolPart]:
+        """Take more output: texts and parts of calls in their order."""
+        if self._held:
+            text, self._held = self._held + text, ""
+        place = 0
+        while place < len(text):
+            place = self._state(text, place)
+        return self._writer.take()
+
+    def finish(self) -> list[ToolPart]:
+        """The output is over: what was held back, and the end of a call that is open."""
+        rest = "".join([*self._lead, *self._header, self._held, self._outside.finish()])
+        if self._writer.is_open:
+            self._break_off()
+        elif not (self._writer.has_called and rest.isspace()):
+            self._writer.text(rest)
+        self._lead, self._header, self._held = [], [], ""
+        return self._writer.take()
+
+    # ---- states: each reads from a place, and says where it ended ----
+
+    def _in_text(self, text: str, place: int) -> int:
+        passed, end = self._outside.feed(text, place)
+        self._writer.text(passed)
+        if end is None:
+            return len(text)
+        self._lead = [self._outside.space, self._outside.found]
+        self._state = self._in_header
+        return end
+
+    def _in_header(self, text: str, place: int) -> int:
+        most = place + MAX_HEADER - sum(map(len, self._header))
+        found = text.find(self.name_end, place, most)
+        end = min(len(text), most) if found < 0 else found
+        self._header.append(text[place:end])
+        if found < 0:
+            if end == most:
+                self._give_back()
+            return end
+        header = self.header.fullmatch("".join(self._header))
+        if header is None or not self._writer.begin(header["name"]):
+            self._give_back()
+            return end
+        self._lead, self._header = [], []
+        self._name, self._num_arguments = header["name"], 0
+        self._state = self._in_call
+        return end + (0 if self.keeps_name_end else len(self.name_end))
+
+    def _in_call(self, text: str, place: int) -> int:
+        """Between arguments."""
+        place, tag = self._tag(text, place, (self.key_open, self.close))
+        if tag == self.close:
+            self._writer.arguments("}" if self._num_arguments else "{}")
+            self._writer.end(is_complete=True)
+            self._state = self._behind_call
+        elif tag:
+            self._inside = UntilTag(self.key_end, keep_space=True)
+            self._value, self._state = [], self._in_key
+        elif place < len(text):
+            self._break_off()
+        return place
+
+    def _in_key(self, text: str, place: int) -> int:
+        passed, end = self._feed_inside(text, place)
+        self._value.append(passed)
+        if end is None:
+            return len(text)
+        self._key = "".join(self._value).strip()
+        if self.value_open:
+            self._state = self._before_value
+        else:
+            self._begin_value()
+        return end
+
+    def _before_value(self, text: str, place: int) -> int:
+        place, tag = self._tag(text, place, (self.value_open,))
+        if tag:
+            self._begin_value()
+        elif place < len(text):
+            self._break_off()
+        return place
+
+    def _begin_value(self) -> None:
+        self._types = types_of(self._writer.functions[self._name], self._key)
+        opening = ", " if self._num_arguments else "{"
+        self._num_arguments += 1
+        quote = '"' if self._types == _TEXT else ""
+        self._writer.arguments(f"{opening}{_quoted(self._key)}: {quote}")
+        self._inside = UntilTag(self.value_end, keep_space=True)
+        self._value, self._is_first_line, self._state = [], True, self._in_value
+
+    def _in_value(self, text: str, place: int) -> int:
+        passed, end = self._feed_inside(text, place)
+        if passed and self._is_first_line:
+            # The line breaks at both ends belong to the tags.
+            passed, self._is_first_line = passed.removeprefix("\n"), False
+        if end is not None:
+            # Whitespace is held back until it is known whether the tag follows.
+            passed = passed.removesuffix("\n")
+        if self._types == _TEXT:
+            self._writer.arguments(_quoted(passed)[1:-1])
+        else:
+            self._value.append(passed)
+        if end is None:
+            return len(text)
+        is_text = self._types == _TEXT
+        self._writer.arguments('"' if is_text else json_of("".join(self._value), self._types))
+        self._state = self._in_call
+        return end
+
+    def _behind_call(self, text: str, place: int) -> int:
+        place, tag = self._tag(text, place, self._behind)
+        if not tag:
+            if place < len(text):
+                self._give_back()
+        elif tag in self.tails:
+            self._lead = []
+        else:
+            self._lead.append(tag)
+            self._state = self._in_header
+        return place
+
+    def _feed_inside(self, text: str, place: int) -> tuple[str, int | None]:
+        assert self._inside is not None
+        return self._inside.feed(text, place)
+
+    def _tag(self, text: str, place: int, tags: tuple[str, ...] | list[str]) -> tuple[int, str]:
+        """Skip whitespace and one of `tags`; an empty tag at the end of `text` is no decision."""
+        space = _SPACE.match(text, place)
+        assert space is not None
+        place = space.end()
+        if not self._writer.is_open and space[0]:
+            self._lead.append(space[0])
+        for tag in tags:
+            if text.startswith(tag, place):
+                return place + len(tag), tag
+            if place < len(text) and tag.startswith(text[place : place + len(tag)]):
+                self._held = text[place:]
+                return len(text), ""
+        return place, ""
+
+    def _break_off(self) -> None:
+        self._writer.end(is_complete=False)
+        self._state = self._in_text
+
+    def _give_back(self) -> None:
+        """What was read is text after all."""
+        self._writer.text("".join([*self._lead, *self._header]))
+        self._lead, self._header, self._state = [], [], self._in_text
+
+
+def _quoted(text: str) -> str:
+    return orjson.dumps(text).decode()

@@ -1,0 +1,219 @@
+"""The front's side of images: read from wherever they are, prepared in a process with limits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from runtime.checkpoint.vision_spec import VisionSpec
+from runtime.client.offload import OffloadPool
+from runtime.client.tenant import TENANT
+from runtime.errors import InvalidRequest, Overloaded
+from runtime.grammar.cache import ByteCache
+from runtime.ipc.fork_server import ForkServer
+from runtime.media.image_job import ImageJob, ScaledImage
+from runtime.media.image_size import max_scaled_pixels, num_image_tokens
+from runtime.media.image_source import (
+    FileImage,
+    ImageItem,
+    ImageSource,
+    InlineImage,
+    RemoteImage,
+    read_item,
+)
+from runtime.media.local_image import read_file
+from runtime.media.media_policy import MediaPolicy
+from runtime.media.remote_image import Fetcher
+from runtime.requests.image_input import PreparedImage
+
+CACHE_BYTES = 128 * 2**20
+# Of the files and pixels of all requests whose images are being prepared.
+MAX_BYTES_AT_WORK = 2**30
+_DIGEST_BYTES = 16
+_CHANNELS = 3
+NO_VISION = "this model takes text only"
+
+# The process limits itself; a thread only waits for it.
+_PREPARING = OffloadPool("preparation of an image", workers=8, max_queued=1024, timeout_s=110.0)
+# Files, and hashes of what is large.
+_READING = OffloadPool("reading of an image", workers=4, max_queued=1024, timeout_s=20.0)
+# Of one request: others have their turn between.
+_AT_A_TIME = 8
+
+_encode = msgspec.msgpack.Encoder().encode
+_scaled = msgspec.msgpack.Decoder(ScaledImage)
+
+
+@dataclass(frozen=True)
+class NamedItem:
+    """An image of a request.
+
+    Attributes:
+        param: its place there, for errors.
+    """
+
+    item: ImageItem
+    param: str
+
+
+class ImageLoader:
+    """Makes images of requests ready for the model.
+
+    Attributes:
+        vision: how the model takes images; `None` of one that takes none.
+        policy: which sources are open.
+        num_decoded: files that were decoded; others were known.
+    """
+
+    def __init__(
+        self,
+        vision: VisionSpec | None,
+        policy: MediaPolicy,
+        *,
+        fetcher: Fetcher | None = None,
+        max_bytes_at_work: int = MAX_BYTES_AT_WORK,
+    ) -> None:
+        """Prepare; the process starts with the first image.
+
+        Args:
+            vision: of the model.
+            policy: of the operator.
+            fetcher: gets what is elsewhere; one by `policy` when absent.
+            max_bytes_at_work: of files and pixels that are being prepared.
+        """
+        self.vision = vision
+        self.policy = policy
+        self.num_decoded = 0
+        self._fetcher = fetcher or Fetcher(policy)
+        self._process = ForkServer("runtime.media.image_process", "decoding images")
+        self._known: ByteCache[PreparedImage] = ByteCache(CACHE_BYTES)
+        self._bytes_at_work = 0
+        self._max_bytes_at_work = max_bytes_at_work
+
+    @property
+    def pid(self) -> int | None:
+        """The process that decodes, once it was started."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stop()
+
+    def require_vision(self, param: str) -> VisionSpec:
+        """How the model takes images.
+
+        Raises:
+            InvalidRequest: it takes none.
+        """
+        if self.vision is None:
+            raise InvalidRequest(f"{param}: {NO_VISION}.", param=param)
+        return self.vision
+
+    async def load(self, items: Sequence[NamedItem]) -> list[PreparedImage]:
+        """Every image, prepared; one that stands there twice is prepared once.
+
+        Raises:
+            InvalidRequest: the model sees nothing, or something is wrong with one of them.
+            Overloaded: too many are being prepared.
+            EngineDead: the process that decodes died twice.
+        """
+        if not items:
+            return []
+        vision = self.require_vision(items[0].param)
+        once = {id(each.item): each for each in items}
+        sources = {key: read_item(each.item, each.param) for key, each in once.items()}
+        slots = asyncio.Semaphore(_AT_A_TIME)
+
+        async def prepare(key: int) -> PreparedImage:
+            async with slots:
+                return await self._prepare(sources[key], once[key].param, vision)
+
+        tasks = {key: asyncio.create_task(prepare(key)) for key in sources}
+        try:
+            await asyncio.gather(*tasks.values())
+        except BaseException:
+            # One refuses the request: nobody waits for the others.
+            for task in tasks.values():
+                task.cancel()
+            raise
+        return [tasks[id(each.item)].result() for each in items]
+
+    async def _prepare(self, source: ImageSource, param: str, vision: VisionSpec) -> PreparedImage:
+        match source:
+            case InlineImage():
+                content = source
+            case RemoteImage():
+                content = InlineImage(await self._fetcher.fetch(source.url, param), False)
+            case FileImage():
+                file = await _READING.run(read_file, source, self.policy, param)
+                content = InlineImage(file, False)
+        size = len(content.content) + _CHANNELS * max_scaled_pixels(vision)
+        if self._bytes_at_work + size > self._max_bytes_at_work:
+            raise Overloaded("The server is preparing images of too many other requests.")
+        self._bytes_at_work += size
+        try:
+            return await self._known_or_decoded(content, param, vision)
+        finally:
+            self._bytes_at_work -= size
+
+    async def _known_or_decoded(
+        self, content: InlineImage, param: str, vision: VisionSpec
+    ) -> PreparedImage:
+        # How fast it is there must not tell one tenant what another one sent.
+        key = await _READING.run(_key_of, content.content, TENANT.get())
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        prepared = await _PREPARING.run(self._decode, content, param, vision)
+        self.num_decoded += 1
+        self._known.put(key, prepared, len(prepared.pixels) + len(key))
+        return prepared
+
+    def _decode(self, content: InlineImage, param: str, vision: VisionSpec) -> PreparedImage:
+        """On a thread: what the process makes of a file."""
+        job = ImageJob(
+            content=content.content,
+            is_base64=content.is_base64,
+            resizing=vision.resizing,
+            factor=vision.patch_size * vision.merge_size,
+            min_pixels=vision.min_pixels,
+            max_pixels=vision.max_pixels,
+            side=vision.side,
+            resample=vision.resample,
+        )
+        found = _scaled.decode(self._process.ask(_encode(job)))
+        if found.is_busy:
+            raise Overloaded(f"{param}: {found.error}; please try again.")
+        if found.error:
+            raise InvalidRequest(f"{param}: the image cannot be used: {found.error}.", param=param)
+        size = _CHANNELS, found.height, found.width
+        num_tokens = num_image_tokens(vision, found.height, found.width)
+        # What a decoder that was taken over says is checked like a client's words.
+        if not num_tokens or len(found.pixels) != size[0] * size[1] * size[2]:
+            raise InvalidRequest(f"{param}: the image cannot be used.", param=param)
+        return PreparedImage(digest_of(vision, size, found.pixels), size, num_tokens, found.pixels)
+
+
+def digest_of(vision: VisionSpec, size: tuple[int, int, int], pixels: bytes) -> bytes:
+    """What an image is known by: its pixels, their shape and what will be done with them.
+
+    Computed here of what the model will see: no client and no decoder chooses it.
+    """
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    numbers = (vision.rescale_factor, *vision.mean, *vision.std)
+    digest.update(struct.pack("<5q", *size, vision.patch_size, vision.merge_size))
+    digest.update(struct.pack(f"<{len(numbers)}d", *numbers))
+    digest.update(pixels)
+    return digest.digest()
+
+
+def _key_of(content: bytes, tenant: str) -> bytes:
+    # Apart, so that the content is not copied.
+    key = hashlib.sha256(hashlib.sha256(tenant.encode()).digest())
+    key.update(content)
+    return key.digest()

@@ -1,0 +1,148 @@
+"""Where an image comes from, as requests say it: inline, an address, or a file."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from runtime.errors import InvalidRequest
+
+# Of a file, compressed.
+MAX_IMAGE_BYTES = 32 * 2**20
+FORMATS = "PNG, JPEG, WebP or GIF"
+# How the files of these formats begin. WebP's four letters follow a size.
+SIGNATURES = {
+    "PNG": b"\x89PNG\r\n\x1a\n",
+    "JPEG": b"\xff\xd8\xff",
+    "GIF": b"GIF8",
+    "WEBP": b"RIFF",
+}
+_WEBP_AT = 8
+# Characters of base64 that hold the longest signature; a multiple of four.
+_LOOKED_AT = 16
+_SPACES = re.compile(r"\s")
+# What a path has and base64 has not. Of base64 only that of a JPEG begins with a slash.
+_OF_A_PATH = re.compile(r"[^A-Za-z0-9+/=\s]")
+_MAX_PATH_CHARS = 4096
+
+
+class ImageUrl(msgspec.Struct, kw_only=True):
+    """An image as an object.
+
+    Attributes:
+        url: an address (http, https), a data URL, base64, or a file (`file://`, a path).
+        detail: a wish of OpenAI's clients; the model's own sizes hold.
+        max_dynamic_patch: of models that cut images into tiles, which none here does.
+    """
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+    max_dynamic_patch: int | None = None
+
+
+ImageItem = str | ImageUrl
+ImageData = str | ImageUrl | list[str | ImageUrl | list[str | ImageUrl | None] | None]
+
+
+@dataclass(frozen=True)
+class InlineImage:
+    """A file's bytes, or their base64 text."""
+
+    content: bytes
+    is_base64: bool = True
+
+
+@dataclass(frozen=True)
+class RemoteImage:
+    """An address that is to be fetched."""
+
+    url: str
+
+
+@dataclass(frozen=True)
+class FileImage:
+    """A file of the server's machine."""
+
+    path: str
+
+
+ImageSource = InlineImage | RemoteImage | FileImage
+
+
+def format_of(content: bytes) -> str | None:
+    """Pillow's name of the format that a file begins like; `None` of one that is not read."""
+    for name, signature in SIGNATURES.items():
+        if content.startswith(signature):
+            if name == "WEBP" and content[_WEBP_AT : _WEBP_AT + 4] != b"WEBP":
+                return None
+            return name
+    return None
+
+
+def read_item(item: ImageItem, param: str) -> ImageSource:
+    """What kind of source `item` is; nothing is fetched or opened.
+
+    Args:
+        item: as the request holds it.
+        param: its place, for errors.
+
+    Raises:
+        InvalidRequest: too large, or a form that is not taken.
+    """
+    text = item if isinstance(item, str) else item.url
+    head = text[:16].lower()
+    if head.startswith(("http://", "https://")):
+        return RemoteImage(text)
+    if head.startswith("file:"):
+        return FileImage(text[len("file:") :].removeprefix("//"))
+    if head.startswith("data:"):
+        kind, comma, data = text.partition(",")
+        if not comma or not kind.lower().endswith(";base64"):
+            raise InvalidRequest(
+                f"{param}: a data URL must be data:image/...;base64, and base64.", param=param
+            )
+        return _inline(data, param)
+    if head.startswith("video:"):
+        raise InvalidRequest(
+            f"{param}: videos are not taken; send their frames as a list of images.", param=param
+        )
+    if _is_path(text):
+        return FileImage(text)
+    return _inline(text, param)
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text that is no address is rather a path than base64."""
+    if len(text) > _MAX_PATH_CHARS or not text:
+        return False
+    try:
+        beginning = base64.b64decode(_SPACES.sub("", text[:_LOOKED_AT])[:_LOOKED_AT])
+    except (binascii.Error, ValueError):
+        beginning = b""
+    if format_of(beginning) is not None:
+        return False
+    return text.startswith("/") or _OF_A_PATH.search(text) is not None
+
+
+def _inline(text: str, param: str) -> InlineImage:
+    if len(text) * 3 // 4 > MAX_IMAGE_BYTES:
+        raise too_many_bytes(param)
+    try:
+        content = text.encode("ascii")
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{param}: this is not base64.", param=param) from None
+    if not content.strip():
+        raise InvalidRequest(f"{param}: the image is empty.", param=param)
+    return InlineImage(content)
+
+
+def too_many_bytes(param: str) -> InvalidRequest:
+    """The refusal of a file that is too large."""
+    return InvalidRequest(
+        f"{param}: an image may have at most {MAX_IMAGE_BYTES >> 20} MiB.", param=param
+    )

@@ -1,0 +1,131 @@
+"""Placeholders of images in prompts: counted, and expanded to one token for each vector."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from runtime.checkpoint.vision_spec import VisionSpec
+from runtime.errors import InvalidRequest
+from runtime.requests.image_input import ImageInput, PreparedImage
+
+Encode = Callable[[str], list[int]]
+
+
+def write_expansions(text: str, vision: VisionSpec, num_images: int, param: str) -> str:
+    """A prompt's text with what the tokenizer is to read for each image.
+
+    Args:
+        text: holds a marker for each image.
+        vision: of the model.
+        num_images: of the prompt.
+        param: the field that holds the images, for errors.
+
+    Raises:
+        InvalidRequest: more markers, or fewer.
+    """
+    found = text.count(vision.marker)
+    if found != num_images:
+        raise _mismatch(vision, found, num_images, param)
+    return text.replace(vision.marker, vision.expansion)
+
+
+def expand_text(
+    input_ids: list[int], images: Sequence[PreparedImage], vision: VisionSpec, param: str
+) -> tuple[list[int], list[ImageInput]]:
+    """Token ids of `write_expansions`'s text, with a token for each vector; and where they stand.
+
+    Raises:
+        InvalidRequest: the tokenizer found another number of placeholders: one was spelled.
+    """
+    spans = [(at, at + 1) for at in _places(input_ids, vision.image_token_id)]
+    if len(spans) != len(images):
+        raise _mismatch(vision, len(spans), len(images), param)
+    return _expand(input_ids, spans, images, vision.image_token_id)
+
+
+def expand_ids(
+    input_ids: list[int],
+    images: Sequence[PreparedImage],
+    vision: VisionSpec,
+    encode: Encode,
+    param: str,
+) -> tuple[list[int], list[ImageInput]]:
+    """The same for a prompt that came as token ids.
+
+    Each image is there as its marker's token, as one placeholder token, or as all of them.
+
+    Args:
+        input_ids: the prompt.
+        images: in the order of their places.
+        vision: of the model.
+        encode: gives the token ids of a text, without any around it.
+        param: the field that holds the images, for errors.
+
+    Raises:
+        InvalidRequest: another number of placeholders.
+    """
+    placeholder = vision.image_token_id
+    if vision.marker != vision.image_token and placeholder not in input_ids:
+        (marker,) = encode(vision.marker)
+        written = encode(vision.expansion)
+        spans = [(at, at + 1) for at in _places(input_ids, marker)]
+        for start, end in reversed(spans):
+            input_ids = [*input_ids[:start], *written, *input_ids[end:]]
+    runs = _runs(input_ids, placeholder)
+    if len(runs) != len(images):
+        return expand_text(input_ids, images, vision, param)
+    for (start, end), image in zip(runs, images, strict=True):
+        if end - start not in (1, image.num_tokens):
+            raise InvalidRequest(
+                f"{param}: {end - start} placeholder tokens ({vision.image_token}) stand in a row, "
+                f"and their image takes {image.num_tokens}; one will do.",
+                param=param,
+            )
+    return _expand(input_ids, runs, images, placeholder)
+
+
+def _expand(
+    input_ids: list[int],
+    spans: Sequence[tuple[int, int]],
+    images: Sequence[PreparedImage],
+    placeholder: int,
+) -> tuple[list[int], list[ImageInput]]:
+    """Put each image's tokens in the place of its span."""
+    expanded: list[int] = []
+    placed: list[ImageInput] = []
+    done = 0
+    for (start, end), image in zip(spans, images, strict=True):
+        expanded += input_ids[done:start]
+        placed.append(ImageInput(len(expanded), image))
+        expanded += [placeholder] * image.num_tokens
+        done = end
+    return expanded + input_ids[done:], placed
+
+
+def _places(input_ids: list[int], token_id: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(ValueError):
+        while True:
+            found.append(input_ids.index(token_id, found[-1] + 1 if found else 0))
+    return found
+
+
+def _runs(input_ids: list[int], token_id: int) -> list[tuple[int, int]]:
+    """Where the token stands, each time from its first one in a row to behind the last one."""
+    runs: list[tuple[int, int]] = []
+    for at in _places(input_ids, token_id):
+        if runs and runs[-1][1] == at:
+            runs[-1] = runs[-1][0], at + 1
+        else:
+            runs.append((at, at + 1))
+    return runs
+
+
+def _mismatch(vision: VisionSpec, found: int, num_images: int, param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{param}: the prompt has {found} placeholders for images ({vision.placeholder}), and "
+        f"{num_images} images came with it; each image needs its own, and no text may spell one "
+        "(in chats, split_special_tokens tells them apart).",
+        param=param,
+    )

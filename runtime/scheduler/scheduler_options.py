@@ -1,0 +1,34 @@
+"""What the scheduler is told about its bounds and rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.scheduler.budget import TokenBudget
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions:
+    """Bounds and rules of scheduling.
+
+    Attributes:
+        max_running_requests: rows of the running batch.
+        max_queued_requests: so many may wait, newcomers are refused; `None` for no bound.
+        context_len: most tokens of a request.
+        token_budget: prompt tokens computed in one step.
+        policy: name in `runtime.scheduler.waiting.POLICIES`.
+        eos_token_ids: ids that end a text.
+        stream_interval: tokens between two events of a stream.
+        overlap: launch a step before the last one's tokens are read.
+        splits_prompts: a prompt may be computed in several steps.
+    """
+
+    max_running_requests: int
+    max_queued_requests: int | None = None
+    context_len: int
+    token_budget: TokenBudget
+    policy: str = "fcfs"
+    eos_token_ids: list[int]
+    stream_interval: int = 1
+    overlap: bool = False
+    splits_prompts: bool = True

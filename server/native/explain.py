@@ -1,0 +1,109 @@
+"""`/explain_cache`: where a request's prompt leaves what the prefix cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypedDict
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from anthropic_api.conversation import prompt_request
+from anthropic_api.message_request import CountTokensRequest
+from openai_api.call import Call
+from openai_api.chat_prompt import build_chat_prompt
+from openai_api.chat_tools import settle_tools
+from openai_api.endpoints.responses import prompt_of_response
+from openai_api.openai_context import OpenAIContext
+from openai_api.operation import json_of, operation
+from openai_api.request_body import read_body
+from openai_api.responses.chat_of_items import set_generation
+from openai_api.schemas.chat import DECODER, ChatCompletionRequest, check_chat_request
+from openai_api.schemas.common import cache_namespace
+from openai_api.schemas.responses import DECODER as RESPONSE_DECODER
+from runtime.service.cache_break import CacheBreak, cached_prefix, check_reported
+from server.access import Access, AccessRouter
+from server.event_stream import json_answer
+from server.request_body import check_media_type, read_raw
+
+Route = Literal["/v1/chat/completions", "/v1/responses", "/v1/messages"]
+
+
+class ExplainCacheBody(msgspec.Struct, kw_only=True):
+    """`/explain_cache` as it arrives.
+
+    Attributes:
+        body: of a request, as it is sent to `route`.
+    """
+
+    body: dict[str, Any]
+    route: Route = "/v1/chat/completions"
+
+
+class CacheExplained(TypedDict):
+    """What the cache holds of the prompt; `cache_break` is null where it holds all of it."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    cache_break: CacheBreak | None
+
+
+ReadChat = Callable[[bytes, OpenAIContext], Awaitable[ChatCompletionRequest]]
+_DECODER = msgspec.json.Decoder(ExplainCacheBody)
+_MESSAGES = msgspec.json.Decoder(CountTokensRequest)
+
+
+def create_router(openai: OpenAIContext) -> AccessRouter:
+    """The route."""
+    router = AccessRouter(Access.KEY, tags=["native"])
+
+    @router.post(
+        "/explain_cache", openapi_extra=operation(ExplainCacheBody, ok=json_of(CacheExplained))
+    )
+    async def explain_cache(request: Request) -> Response:
+        """Say how much of a prompt is cached, and which token is the first that is not."""
+        check_media_type(request)
+        asked = await read_body(Call(await read_raw(request)), _DECODER)
+        check_reported(openai.service, "/explain_cache")
+        chat = await _READERS[asked.route](msgspec.json.encode(asked.body), openai)
+        prompt = await build_chat_prompt(chat, openai)
+        namespace = cache_namespace(chat)
+        found = await cached_prefix(openai.service, prompt.input_ids, namespace, prompt.images)
+        explained: CacheExplained = {
+            "prompt_tokens": len(prompt.input_ids),
+            "cached_tokens": found.num_cached,
+            "cache_break": found.broken,
+        }
+        return json_answer(explained)
+
+    return router
+
+
+async def _chat(data: bytes, openai: OpenAIContext) -> ChatCompletionRequest:
+    del openai
+    chat = await read_body(Call(data), DECODER)
+    settle_tools(chat)
+    check_chat_request(chat)
+    return chat
+
+
+async def _response(data: bytes, openai: OpenAIContext) -> ChatCompletionRequest:
+    asked = await read_body(Call(data), RESPONSE_DECODER)
+    chat = await prompt_of_response(asked, openai)
+    set_generation(chat, asked)
+    return chat
+
+
+async def _message(data: bytes, openai: OpenAIContext) -> ChatCompletionRequest:
+    asked = await read_body(Call(data), _MESSAGES)
+    chat = prompt_request(asked, sees=openai.sees)
+    check_chat_request(chat)
+    return chat
+
+
+_READERS: dict[Route, ReadChat] = {
+    "/v1/chat/completions": _chat,
+    "/v1/responses": _response,
+    "/v1/messages": _message,
+}

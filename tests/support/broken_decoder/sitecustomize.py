@@ -1,0 +1,17 @@
+"""In the process that decodes images: a PNG of one size breaks the decoder, as real ones did."""
+
+import os
+import signal
+import sys
+
+if "runtime.media.image_process" in sys.orig_argv:
+    from PIL import PngImagePlugin
+
+    _load = PngImagePlugin.PngImageFile.load
+
+    def _crash(self: PngImagePlugin.PngImageFile) -> object:
+        if self.size == (101, 101):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return _load(self)
+
+    PngImagePlugin.PngImageFile.load = _crash

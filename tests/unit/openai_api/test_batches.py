@@ -1,0 +1,262 @@
+"""Batches over a fake engine: how many lines at once, who goes first, whose they are, their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from openai_api.batches.batch_lines import check_line
+from openai_api.batches.batch_runner import MAX_LINES, BatchRunner
+from openai_api.batches.batch_service import BatchService
+from openai_api.batches.batch_store import WINDOW_S, BatchStore
+from openai_api.batches.database import Database
+from openai_api.batches.file_store import FileStore, UnknownFile
+from openai_api.openai_context import OpenAIContext, make_context
+from openai_api.schemas.batches import ENDPOINTS
+from runtime.client.tenant import TENANT
+from runtime.ipc.messages import FinishReason
+from server.app import create_app
+from tests.support.fake_server import WORKER, FakeServer
+from tests.support.waiting import until_in_loop
+
+TEXT = "/v1/completions"
+
+
+class Batches:
+    """A fake server whose batches run, on a clock of its own."""
+
+    def __init__(self, folder: Path, max_bytes: int = 10**6, **options: Any) -> None:
+        self.server = FakeServer(folder, **options)
+        self.engine = self.server.engine
+        self.now = 1_000_000.0
+        database = Database(folder / "files")
+        self.files = FileStore(database, max_bytes, lambda: self.now)
+        self.store = BatchStore(database, self.files)
+        self.runner = BatchRunner(self.store, self.files, lambda: self.now)
+        self.service = BatchService(database, self.files, self.store, self.runner)
+        context = make_context(self.server.context)
+        self.context: OpenAIContext = dataclasses.replace(context, batch_service=self.service)
+        transport = httpx.ASGITransport(app=create_app(self.context))
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:30000")
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.service.run(self.context))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def close(self) -> None:
+        if not self.client.is_closed:
+            await self.client.aclose()
+            self.service.close()
+
+    async def submit(self, *bodies: dict[str, Any]) -> str:
+        content = b"".join(
+            orjson.dumps({"custom_id": f"n{at}", "method": "POST", "url": TEXT, "body": body})
+            + b"\n"
+            for at, body in enumerate(bodies)
+        )
+        answer = await self.client.post(
+            "/v1/files", files={"file": ("a", content)}, data={"purpose": "batch"}
+        )
+        assert answer.status_code == 200, answer.text
+        asked = {"input_file_id": answer.json()["id"], "endpoint": TEXT, "completion_window": "24h"}
+        answer = await self.client.post("/v1/batches", json=asked)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["id"])
+
+    async def batch(self, batch_id: str) -> Any:
+        return (await self.client.get(f"/v1/batches/{batch_id}")).json()
+
+    async def ended(self, batch_id: str) -> Any:
+        await until_in_loop(lambda: batch_id not in self.runner.running)
+        return await self.batch(batch_id)
+
+    async def lines(self, file_id: str) -> list[Any]:
+        content = (await self.client.get(f"/v1/files/{file_id}/content")).content
+        return [orjson.loads(line) for line in content.splitlines()]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Any]:
+    made: list[Batches] = []
+
+    def build(**options: Any) -> Batches:
+        made.append(Batches(tmp_path, **options))
+        return made[-1]
+
+    yield build
+    for each in made:
+        await each.close()
+
+
+async def test_lines_at_once_are_bounded(make: Any) -> None:
+    batches = make(engine_options={"hold": "HOLD"})
+    most = WORKER.max_running_requests // 4
+    async with batches.running():
+        first = await batches.submit(*[{"prompt": f"HOLD{at}"} for at in range(9)])
+        second = await batches.submit(*[{"prompt": f"HOLD x{at}"} for at in range(9)])
+        await until_in_loop(lambda: len(batches.engine.requests) == most)
+        # All others find room, and are answered meanwhile.
+        answer = await batches.client.post(TEXT, json={"prompt": "Hi"})
+        assert answer.json()["choices"][0]["text"] == "Hi"
+        assert len(batches.engine.requests) == most + 1
+        mine = [each for each in batches.engine.requests if each.spec.priority < 0]
+        assert len(mine) == most
+        for batch_id in (first, second):
+            await batches.client.post(f"/v1/batches/{batch_id}/cancel")
+            assert (await batches.ended(batch_id))["status"] == "cancelled"
+        # Whatever was in the engine was ended there.
+        assert len(batches.engine.aborted) == len(batches.engine.requests) - 1
+
+
+async def test_nothing_begins_while_others_wait(make: Any) -> None:
+    batches = make()
+    batches.server.shared["num_queue_reqs"] = 1
+    async with batches.running():
+        batch_id = await batches.submit({"prompt": "a"}, {"prompt": "b"})
+        await until_in_loop(lambda: batches.runner.running[batch_id].status == "in_progress")
+        await asyncio.sleep(0.2)
+        assert not batches.engine.requests
+        batches.server.shared["num_queue_reqs"] = 0
+        assert (await batches.ended(batch_id))["request_counts"]["completed"] == 2
+
+
+async def test_refusals_for_lack_of_room_are_tried_again(make: Any) -> None:
+    batches = make()
+    batches.engine.refuse = FinishReason("abort", message="Full.", status_code=503)
+    async with batches.running():
+        batch_id = await batches.submit({"prompt": "a"})
+        await until_in_loop(lambda: batches.engine.requests)
+        batches.engine.refuse = None
+        done = await batches.ended(batch_id)
+    assert (done["status"], done["request_counts"]["completed"]) == ("completed", 1)
+    assert len(batches.engine.requests) == 2
+
+
+async def test_what_is_not_answered_in_time_expires(make: Any) -> None:
+    batches = make(engine_options={"hold": "HOLD"})
+    batch_id = await batches.submit({"prompt": "HOLD"}, {"prompt": "HOLD"})
+    record = batches.runner.running[batch_id]
+    record.created_at = int(batches.now) - WINDOW_S
+    async with batches.running():
+        done = await batches.ended(batch_id)
+    assert done["status"] == "expired"
+    assert done["expired_at"] == batches.now
+    assert done["request_counts"] == {"total": 2, "completed": 0, "failed": 2}
+    for line in await batches.lines(done["error_file_id"]):
+        assert line["response"] is None
+        assert line["error"]["code"] == "batch_expired"
+
+
+async def test_the_next_server_goes_on(make: Any) -> None:
+    batches = make(engine_options={"hold": "HOLD"})
+    bodies = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "HOLD"}]
+    async with batches.running():
+        batch_id = await batches.submit(*bodies)
+        await until_in_loop(lambda: len(batches.engine.requests) == 3)
+        record = batches.runner.running[batch_id]
+        while len(await batches.store.answered(batch_id)) < 2:
+            await until_in_loop(lambda: True)
+    await batches.close()
+    after = make()
+    async with after.running():
+        await until_in_loop(lambda: batch_id in after.runner.running)
+        done = await after.ended(batch_id)
+    assert record.total == done["request_counts"]["total"] == 3
+    assert len(after.engine.requests) == 1
+    names = [line["custom_id"] for line in await after.lines(done["output_file_id"])]
+    assert names == ["n0", "n1", "n2"]
+
+
+async def test_a_tenant_sees_what_is_its_own(make: Any) -> None:
+    batches = make()
+    batch_id = await batches.submit({"prompt": "a"})
+    file_id = batches.runner.running[batch_id].input_file_id
+    paths = (f"/v1/batches/{batch_id}", f"/v1/files/{file_id}", f"/v1/files/{file_id}/content")
+    for path in paths:
+        assert (await batches.client.get(path)).status_code == 200
+    with pytest.raises(UnknownFile):
+        await batches.files.get(file_id, "somebody")
+    assert not TENANT.get()
+
+
+async def test_the_store_is_bounded(make: Any) -> None:
+    batches = make(max_bytes=1000)
+
+    async def upload(size: int) -> int:
+        form: dict[str, Any] = {"files": {"file": ("a", b"x" * size)}, "data": {"purpose": "batch"}}
+        return (await batches.client.post("/v1/files", **form)).status_code
+
+    assert [await upload(600), await upload(600), await upload(300)] == [200, 400, 200]
+    form: dict[str, Any] = {
+        "files": {"file": ("b", b"x" * 50)},
+        "data": {
+            "purpose": "batch",
+            "expires_after[anchor]": "created_at",
+            "expires_after[seconds]": "3600",
+        },
+    }
+    assert (await batches.client.post("/v1/files", **form)).status_code == 200
+    assert await upload(60) == 400
+    batches.now += 3600
+    assert await upload(60) == 200
+    names = [file["filename"] for file in (await batches.client.get("/v1/files")).json()["data"]]
+    assert names == ["a", "a", "a"]
+
+
+async def test_more_lines_than_there_may_be(make: Any) -> None:
+    batches = make(max_bytes=10**8)
+    content = b'{"custom_id": "%d", "method": "POST", "url": "/v1/completions", "body": {}}\n'
+    lines = b"".join(content % at for at in range(MAX_LINES + 1))
+    answer = await batches.client.post(
+        "/v1/files", files={"file": ("a", lines)}, data={"purpose": "batch"}
+    )
+    asked = {"input_file_id": answer.json()["id"], "endpoint": TEXT, "completion_window": "24h"}
+    batch_id = (await batches.client.post("/v1/batches", json=asked)).json()["id"]
+    async with batches.running():
+        done = await batches.ended(batch_id)
+    assert done["status"] == "failed"
+    assert done["errors"]["data"][0]["code"] == "too_many_requests"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"input_file_id": None}, "input_file_id"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after"),
+    ],
+)
+async def test_requests_that_are_refused(make: Any, change: dict[str, Any], param: str) -> None:
+    batches = make()
+    asked = {"input_file_id": "file-a", "endpoint": TEXT, "completion_window": "24h", **change}
+    answer = await batches.client.post("/v1/batches", json=asked)
+    assert (answer.status_code, answer.json()["param"]) == (400, param)
+
+
+async def test_a_server_without_files_says_so(tmp_path: Path) -> None:
+    async with FakeServer(tmp_path).client as client:
+        for path in ("/v1/files", "/v1/batches", "/v1/files/file-a", "/v1/batches/batch_a"):
+            answer = await client.get(path)
+            assert answer.status_code == 400
+            assert "--file-store-mb" in answer.json()["error"]["message"]
+        assert (await client.get("/v1/files/other")).status_code == 404
+
+
+def test_every_endpoint_has_a_handler() -> None:
+    for url in ENDPOINTS:
+        assert check_line({"custom_id": "a", "url": url, "body": {}}) == (url, {})

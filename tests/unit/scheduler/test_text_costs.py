@@ -1,0 +1,31 @@
+"""What texts take of a step's budget."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from runtime.scheduler.budget import TextCosts
+
+QUERY = list(range(100, 140))
+
+
+def request(*behind: int, reports: bool = False) -> Any:
+    tokens = np.array([*QUERY, *behind], dtype=np.int32)
+    return SimpleNamespace(tokens=tokens, reports=[object()] if reports else [])
+
+
+def test_what_is_computed_once_counts_once() -> None:
+    costs = TextCosts(16)
+    assert costs.of(request(1, 2)) == costs.add(request(1, 2)) == 42
+    # 32 of the query's 40 tokens are there already.
+    assert costs.of(request(3)) == costs.add(request(3)) == 9
+    assert costs.of(request(4, 5, 6)) == 11
+    # Somebody who is told of all tokens has the others compute theirs, too.
+    assert costs.of(request(7, reports=True)) == costs.add(request(7, reports=True)) == 41 + 32
+    assert costs.of(request(8)) == 41
+
+
+def test_nothing_is_shared_where_a_model_shares_nothing() -> None:
+    costs = TextCosts(0)
+    assert [costs.add(request(each)) for each in (1, 2)] == [41, 41]

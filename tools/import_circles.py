@@ -1,0 +1,89 @@
+"""Modules that import one another in a circle, and files that lie loose in `runtime/`.
+
+`python -m tools.import_circles [--base REV]`. What counts is what an import executes: the imports
+of a module and of its classes, not those inside of functions, nor those for a type checker alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from pathlib import PurePosixPath
+
+from tools.code_lines import PRODUCT, Source, files_here, files_of
+
+# Those that a room is none of: the package, its errors.
+_IN_NO_ROOM = {"__init__.py", "errors.py"}
+
+
+def imports(source: str) -> Iterator[tuple[str, str]]:
+    """Yield what a file imports when it is imported: a module, and perhaps a name in it."""
+    left: list[ast.AST] = [ast.parse(source)]
+    while left:
+        node = left.pop()
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                continue
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                left += node.orelse
+                continue
+            case ast.Import():
+                yield from ((alias.name, "") for alias in node.names)
+            case ast.ImportFrom(module=str(module)):
+                yield from ((module, alias.name) for alias in node.names)
+        left += ast.iter_child_nodes(node)
+
+
+def graph_of(files: Sequence[Source]) -> dict[str, set[str]]:
+    """The modules among `files`, each with those of them that it imports."""
+    sources = {module_name(path): text for path, text in files if path.suffix == ".py"}
+    graph: dict[str, set[str]] = {}
+    for name, text in sources.items():
+        found = graph[name] = set()
+        for module, member in imports(text):
+            inner = f"{module}.{member}"
+            found |= {inner if inner in sources else module} & sources.keys() - {name}
+    return graph
+
+
+def module_name(path: PurePosixPath) -> str:
+    """The name by which a file is imported."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def first_circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """The modules of a circle, the first one again at the end; empty where there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def loose_files(files: Sequence[Source]) -> list[str]:
+    """Files of `runtime/` that are in none of its rooms."""
+    paths = [path for path, _ in files if path.parent == PurePosixPath("runtime")]
+    return sorted(str(path) for path in paths if path.name not in _IN_NO_ROOM)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print both; 1 where there is one or the other."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--base", metavar="REV", help="look at another revision")
+    base = parser.parse_args(arguments).base
+    sources = files_here() if base is None else files_of(base)
+    files = [(path, text) for path, text in sources if path.parts[0] in PRODUCT]
+    graph = graph_of(files)
+    circle, loose = first_circle(graph), loose_files(files)
+    print(f"{len(graph)} modules; circle: {' -> '.join(circle) or 'none'}")
+    print(f"{len(loose)} loose files in runtime/", *loose, sep="\n  ")
+    return int(bool(circle or loose))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
