@@ -23,8 +23,8 @@ class JsonCalls:
         opens: tags, one of which begins a call or a series of calls.
         header: matches what may stand between such a tag and the brace, with groups `name` and
             perhaps `id`; `None` where the name is always in the object.
-        header_end: ends every header: what does not match by then is text. Empty: only the brace
-            tells.
+        header_end: ends every header, so that what follows is looked at no further where that is
+            none. Empty: only the brace tells.
         tails: texts that may follow a call, and belong to it.
         separators: texts between a call and one that follows without a tag.
         bare: characters with which an output may begin in the place of a tag.
@@ -118,26 +118,42 @@ class JsonCalls:
         return place
 
     def _in_header(self, text: str, place: int) -> int:
+        before = sum(map(len, self._header))
+        piece = text[place : place + MAX_HEADER - before]
+        header = "".join([*self._header, piece])
+        ends = [header.find("{")]
+        if self.header_end and self.header_end in header:
+            ends.append(header.index(self.header_end) + len(self.header_end))
+        end = min((end for end in ends if end >= 0), default=None)
+        if end is not None:
+            self._header, self._state = [header[:end]], self._at_arguments
+            return place + end - before
+        self._header = [header]
+        if len(header) == MAX_HEADER:
+            self._give_back()
+        return place + len(piece)
+
+    def _at_arguments(self, text: str, place: int) -> int:
+        """Behind a header: a brace follows, or it was none."""
         assert self.header is not None
-        most = place + MAX_HEADER - sum(map(len, self._header))
-        brace = text.find("{", place, most)
-        end = min(len(text), most) if brace < 0 else brace
-        self._header.append(text[place:end])
-        header = "".join(self._header)
-        found = None
-        if brace >= 0 or (self.header_end and self.header_end in header):
-            found = self.header.fullmatch(header.rstrip())
-        elif end < most:
-            return end
-        if found is None or (
-            brace >= 0 and not self._writer.begin(found["name"], found.groupdict().get("id"))
+        space = _SPACE.match(text, place)
+        assert space is not None
+        self._header.append(space[0])
+        place = space.end()
+        if place == len(text):
+            return place
+        found = self.header.fullmatch("".join(self._header).rstrip())
+        if (
+            text[place] != "{"
+            or found is None
+            or not self._writer.begin(found["name"], found.groupdict().get("id"))
         ):
             self._give_back()
-        elif brace >= 0:
-            self._lead, self._header = [], []
-            self._object = CallArgumentsObject(self._writer)
-            self._state = self._in_object
-        return end
+            return place
+        self._lead, self._header = [], []
+        self._object = CallArgumentsObject(self._writer)
+        self._state = self._in_object
+        return place
 
     def _in_object(self, text: str, place: int) -> int:
         assert self._object is not None

@@ -24,4 +24,5 @@ class KimiK2Parser(JsonCalls):
         rf"(?:{re.escape(CALL)}\s*)?(?P<id>(?:functions\.)?(?P<name>[^\s:<>{{}}]+)(?::[0-9]+)?)"
         rf"\s*{re.escape(ARGUMENTS)}"
     )
+    header_end = ARGUMENTS
     tails = (CALL_END, SECTION_END)

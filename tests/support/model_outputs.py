@@ -240,6 +240,13 @@ TOOL_OUTPUTS: dict[str, list[Recorded]] = {
             "<|start|>assistant" + _harmony("search", SEARCH),
             [*_NOW, *_THREE[2:]],
         ),
+        # A message to the user before it, whose header is no call's.
+        Recorded(
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+            + _harmony("search", SEARCH),
+            _THREE[2:],
+            "<|channel|>commentary<|message|>I look.<|end|>",
+        ),
     ],
     "pythonic": [
         Recorded(f"[{_python('get_weather', WEATHER)}]", _THREE[:1]),
