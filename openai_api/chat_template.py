@@ -35,8 +35,8 @@ _RENDERING = OffloadPool(
 # Rendered on the event loop: so many characters, where a value that is no text counts for some of
 # them, and within this time.
 _INLINE_CHARS = 32 * 1024
-_CHARS_PER_VALUE = 32
-_INLINE_S = 0.002
+_CHARS_PER_VALUE = 128
+_INLINE_S = 0.005
 
 # Started by the first template that needs it.
 _PROCESS = TemplateProcess()
@@ -64,7 +64,12 @@ RESERVED = frozenset(
 # As the models that answer so were trained to be asked.
 _YES_OR_NO = 'can only be "yes" or "no"'
 # Names that `--chat-template` knows.
-NAMED_TEMPLATES = {"qwen3-reranker": "qwen3_reranker.jinja"}
+NAMED_TEMPLATES = {
+    "chatml": "chatml.jinja",
+    "llama-3": "llama_3.jinja",
+    "gemma": "gemma.jinja",
+    "qwen3-reranker": "qwen3_reranker.jinja",
+}
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -351,7 +356,8 @@ def load_chat_template(
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise StartupError(
-            f"--chat-template {option}: no such file, and the text is no Jinja template."
+            f"--chat-template {option}: no such file, none of {', '.join(NAMED_TEMPLATES)}, and "
+            "the text is no Jinja template."
         ) from None
     if option.endswith(".json"):
         try:

@@ -33,8 +33,8 @@ AUTO_LIVE = 512
 # An iterator is read so far ahead of whoever takes the results.
 AHEAD = 200
 _SLOW_BODY_S = 0.01
-# Programs that end so soon after one another are followed by others in one go: to wake the thread
-# of the bodies for each took longer than the program, as it and the loop's thread share the GIL.
+# Programs that end so soon after one another are followed by others in one go: each waking of the
+# thread of the bodies is two switches between threads that share the GIL.
 _GATHER_S = 0.002
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

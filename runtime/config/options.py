@@ -117,7 +117,10 @@ class HttpArgs:
     ssl_ca_certs: str | None = option(
         None, "Authorities that complete the certificate's chain; clients need no certificate."
     )
-    chat_template: str | None = option(None, "Chat template: a file, or the text itself.")
+    chat_template: str | None = option(
+        None,
+        "Chat template: a file, the text, or a name (chatml, llama-3, gemma, qwen3-reranker).",
+    )
     split_special_tokens: bool = option(
         False,
         "Special tokens in the texts of a chat are text: no message can end a turn. "

@@ -83,13 +83,13 @@ def packs(images: Sequence[PreparedImage], most_pixels: int) -> Iterator[list[Pr
 
 
 @torch.inference_mode()
-def see_the_largest(model: SeeingDecoder) -> None:
-    """Have the tower compute what takes the most memory: one large image, or a full pack."""
+def see_the_largest(model: SeeingDecoder, pack_pixels: int = PACK_PIXELS) -> None:
+    """Have the tower compute what takes the most memory: a full pack of the largest images."""
     vision = model.spec.vision
     assert vision is not None, "it takes images"
     device, cell = model.context.device, vision.patch_size * vision.merge_size
-    side = vision.side or math.isqrt(max(vision.max_pixels, PACK_PIXELS)) // cell * cell
-    count = max(1, PACK_PIXELS // side**2)
+    side = vision.side or max(1, math.isqrt(vision.max_pixels) // cell) * cell
+    count = max(1, pack_pixels // side**2)
     pixels = torch.zeros(3, side, side, dtype=torch.uint8, device=device)
     model.visual.see([pixels] * count)
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import zmq
@@ -63,8 +63,11 @@ class ForkServer:
         """The process id, once it was started."""
         return None if self._process is None else self._process.pid
 
-    def ask(self, payload: bytes) -> bytes:
+    def ask(self, *parts: bytes | memoryview) -> bytes:
         """Have one job done; blocks.
+
+        Args:
+            parts: of the job, sent one behind the other: what is large need not be copied.
 
         Raises:
             EngineDead: the process died, and so did the one after it.
@@ -72,7 +75,7 @@ class ForkServer:
         """
         for _ in range(_MAX_ATTEMPTS):
             with contextlib.suppress(ConnectionError):
-                if answer := self._exchange(payload):
+                if answer := self._exchange(parts):
                     return answer
         raise EngineDead(f"The process for {self._doing} died; please try again.")
 
@@ -86,7 +89,7 @@ class ForkServer:
                 self._process.wait()
                 self._process = None
 
-    def _exchange(self, payload: bytes) -> bytes:
+    def _exchange(self, job: Sequence[bytes | memoryview]) -> bytes:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             self._hand_over(theirs)
@@ -95,7 +98,8 @@ class ForkServer:
             ours.settimeout(_ANSWER_TIMEOUT_S)
             parts = []
             try:
-                ours.sendall(payload)
+                for piece in job:
+                    ours.sendall(piece)
                 ours.shutdown(socket.SHUT_WR)
                 while part := ours.recv(_READ_BYTES):
                     parts.append(part)

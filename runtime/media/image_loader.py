@@ -16,7 +16,7 @@ from runtime.client.tenant import TENANT
 from runtime.errors import InvalidRequest, Overloaded
 from runtime.grammar.cache import ByteCache
 from runtime.ipc.fork_server import ForkServer
-from runtime.media.image_job import ImageJob, ScaledImage
+from runtime.media.image_job import ImageJob, ScaledImage, head_of
 from runtime.media.image_size import max_scaled_pixels, num_image_tokens
 from runtime.media.image_source import (
     FileImage,
@@ -45,7 +45,6 @@ _READING = OffloadPool("reading of an image", workers=4, max_queued=1024, timeou
 # Of one request: others have their turn between.
 _AT_A_TIME = 8
 
-_encode = msgspec.msgpack.Encoder().encode
 _scaled = msgspec.msgpack.Decoder(ScaledImage)
 
 
@@ -177,7 +176,6 @@ class ImageLoader:
     def _decode(self, content: InlineImage, param: str, vision: VisionSpec) -> PreparedImage:
         """On a thread: what the process makes of a file."""
         job = ImageJob(
-            content=content.content,
             is_base64=content.is_base64,
             resizing=vision.resizing,
             factor=vision.patch_size * vision.merge_size,
@@ -186,7 +184,7 @@ class ImageLoader:
             side=vision.side,
             resample=vision.resample,
         )
-        found = _scaled.decode(self._process.ask(_encode(job)))
+        found = _scaled.decode(self._process.ask(head_of(job), content.content))
         if found.is_busy:
             raise Overloaded(f"{param}: {found.error}; please try again.")
         if found.error:
@@ -212,7 +210,7 @@ def digest_of(vision: VisionSpec, size: tuple[int, int, int], pixels: bytes) -> 
     return digest.digest()
 
 
-def _key_of(content: bytes, tenant: str) -> bytes:
+def _key_of(content: bytes | memoryview, tenant: str) -> bytes:
     # Apart, so that the content is not copied.
     key = hashlib.sha256(hashlib.sha256(tenant.encode()).digest())
     key.update(content)

@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 
 from runtime.ipc.fork_server import serve
 from runtime.ipc.limited_forks import ForkEnd, ForkLimits
-from runtime.media.image_job import ImageJob, ScaledImage
+from runtime.media.image_job import ImageJob, ScaledImage, split
 from runtime.media.image_size import MAX_ASPECT_RATIO, MAX_PIXELS, scaled_size
 from runtime.media.image_source import FORMATS, MAX_IMAGE_BYTES, format_of
 
@@ -31,17 +31,16 @@ _DAMAGED = "the file is damaged or cut off"
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_job = msgspec.msgpack.Decoder(ImageJob)
 
 
 class _Refused(Exception):
     """The file is not taken; the message is for the client."""
 
 
-def scale(job: ImageJob) -> ScaledImage:
+def scale(job: ImageJob, content: bytes) -> ScaledImage:
     """Decode and scale; what is wrong with the file is in the answer."""
     try:
-        image = _scaled(_decoded(_file(job)), job)
+        image = _scaled(_decoded(_file(job, content)), job)
     except _Refused as error:
         return ScaledImage(error=str(error))
     # The bands one behind the other.
@@ -49,8 +48,7 @@ def scale(job: ImageJob) -> ScaledImage:
     return ScaledImage(image.height, image.width, pixels)
 
 
-def _file(job: ImageJob) -> bytes:
-    content = job.content
+def _file(job: ImageJob, content: bytes) -> bytes:
     if job.is_base64:
         joined = b"".join(content.split())
         try:
@@ -137,7 +135,7 @@ def _scaled(image: Any, job: ImageJob) -> Any:
 def work(payload: bytes) -> bytes:
     """In a fork: a job's answer."""
     try:
-        return _encode(scale(_job.decode(payload)))
+        return _encode(scale(*split(payload)))
     except MemoryError:
         return _encode(ScaledImage(error="decoding it takes too much memory"))
 

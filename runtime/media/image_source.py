@@ -13,7 +13,7 @@ import msgspec
 from runtime.errors import InvalidRequest
 
 # Of a file, compressed.
-MAX_IMAGE_BYTES = 32 * 2**20
+MAX_IMAGE_BYTES = 20 * 2**20
 FORMATS = "PNG, JPEG, WebP or GIF"
 # How the files of these formats begin. WebP's four letters follow a size.
 SIGNATURES = {
@@ -29,6 +29,8 @@ _SPACES = re.compile(r"\s")
 # What a path has and base64 has not. Of base64 only that of a JPEG begins with a slash.
 _OF_A_PATH = re.compile(r"[^A-Za-z0-9+/=\s]")
 _MAX_PATH_CHARS = 4096
+# In front of a data URL's data.
+_MAX_KIND_CHARS = 256
 
 
 class ImageUrl(msgspec.Struct, kw_only=True):
@@ -53,7 +55,7 @@ ImageData = str | ImageUrl | list[str | ImageUrl | list[str | ImageUrl | None] |
 class InlineImage:
     """A file's bytes, or their base64 text."""
 
-    content: bytes
+    content: bytes | memoryview
     is_base64: bool = True
 
 
@@ -101,19 +103,19 @@ def read_item(item: ImageItem, param: str) -> ImageSource:
     if head.startswith("file:"):
         return FileImage(text[len("file:") :].removeprefix("//"))
     if head.startswith("data:"):
-        kind, comma, data = text.partition(",")
-        if not comma or not kind.lower().endswith(";base64"):
+        comma = text.find(",", 0, _MAX_KIND_CHARS)
+        if comma < 0 or not text[:comma].lower().endswith(";base64"):
             raise InvalidRequest(
                 f"{param}: a data URL must be data:image/...;base64, and base64.", param=param
             )
-        return _inline(data, param)
+        return _inline(text, comma + 1, param)
     if head.startswith("video:"):
         raise InvalidRequest(
             f"{param}: videos are not taken; send their frames as a list of images.", param=param
         )
     if _is_path(text):
         return FileImage(text)
-    return _inline(text, param)
+    return _inline(text, 0, param)
 
 
 def _is_path(text: str) -> bool:
@@ -129,14 +131,15 @@ def _is_path(text: str) -> bool:
     return text.startswith("/") or _OF_A_PATH.search(text) is not None
 
 
-def _inline(text: str, param: str) -> InlineImage:
-    if len(text) * 3 // 4 > MAX_IMAGE_BYTES:
+def _inline(text: str, begin: int, param: str) -> InlineImage:
+    """The base64 from `begin` on; it may be tens of megabytes, which are copied once."""
+    if (len(text) - begin) * 3 // 4 > MAX_IMAGE_BYTES:
         raise too_many_bytes(param)
     try:
-        content = text.encode("ascii")
+        content = memoryview(text.encode("ascii"))[begin:]
     except UnicodeEncodeError:
         raise InvalidRequest(f"{param}: this is not base64.", param=param) from None
-    if not content.strip():
+    if not content[:_LOOKED_AT].tobytes().strip():
         raise InvalidRequest(f"{param}: the image is empty.", param=param)
     return InlineImage(content)
 

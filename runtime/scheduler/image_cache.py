@@ -70,7 +70,7 @@ class ImageCache:
         """Bytes of all vectors that are kept."""
         return self._used
 
-    def __contains__(self, digest: bytes) -> bool:
+    def __contains__(self, digest: object) -> bool:
         return digest in self._kept
 
     def plan(self, touched: Sequence[PreparedImage]) -> tuple[list[bytes], list[PreparedImage]]:

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # A prompt that shares this much with one being computed waits a step for it instead.
 SHARED_PREFIX_TOKENS = 64
+# Of the budget of a step in which streams decode, this part may go into the tower.
+BESIDE_STREAMS = 4
 _NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 
@@ -290,15 +292,16 @@ class Planner:
         budget = self._token_budget.next(num_decodes)
         chunks: list[_Chunk] = []
         costs = TextCosts(self._token_budget.shared_grain)
-        tower = None if self._images is None else TowerTime(self._images)
+        # Streams wait for a whole image, so beside them few are computed together.
+        most = budget // BESIDE_STREAMS if num_decodes else budget
+        tower = TowerTime(self._images or (), most)
 
         def add(request: Request) -> None:
             nonlocal budget
             length = self._length(request, budget, chunks)
-            if tower is not None:
-                start = int(table.num_computed[request.row])
-                length, spent = tower.fit(request, start, length, budget)
-                budget -= spent
+            start = int(table.num_computed[request.row])
+            length, spent = tower.fit(request, start, length, budget)
+            budget -= spent
             if length:
                 chunks.append(self._chunk(request, length))
                 budget -= length if self._splits_prompts else costs.add(request)

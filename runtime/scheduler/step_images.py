@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from runtime.executor.step_plan import ImageSpan, StepPlan
 from runtime.requests.image_input import ImageInput, PreparedImage
@@ -62,9 +62,10 @@ class TowerTime:
     always fits, since it cannot be computed in parts.
     """
 
-    def __init__(self, cache: ImageCache) -> None:
-        """Count images that are not in `cache`."""
+    def __init__(self, cache: Container[bytes], most: int) -> None:
+        """Take at most `most` tokens for images whose digests are not in `cache`."""
         self._cache = cache
+        self._left = most
         self._computed: set[bytes] = set()
 
     def fit(self, request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
@@ -80,9 +81,11 @@ class TowerTime:
             if digest in self._cache or digest in self._computed:
                 continue
             ahead = begin - start
-            if self._computed and ahead + spent + num_tokens > budget:
+            is_late = num_tokens > self._left or ahead + spent + num_tokens > budget
+            if self._computed and is_late:
                 return ahead, spent
             self._computed.add(digest)
+            self._left -= num_tokens
             spent += num_tokens
         return length, spent
 

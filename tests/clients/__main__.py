@@ -17,7 +17,8 @@ from xml.etree import ElementTree
 from tests.clients.environments import ENVIRONMENTS, clients, prepare, python_of, version_of
 from tests.support.server import ROOT, ServerProcess, python_path
 
-TIMEOUT_S = 900
+# Schemathesis asks some forty thousand times.
+TIMEOUT_S = 5400
 
 
 @dataclass

@@ -114,7 +114,7 @@ def test_lines_of_openais_batch_files(tmp_path):
         {"id": "ours", "text": "Hello", "sampling_params": GREEDY},
         openai_line("refused", CHAT, messages=ASK, max_tokens=-1),
         openai_line("vector", "/v1/embeddings", input="Hello"),
-        openai_line("elsewhere", "/v1/responses", input="Hello"),
+        openai_line("elsewhere", "/v1/moderations", input="Hello"),
         openai_line("stream", CHAT, messages=ASK, stream=True),
         {"custom_id": "get", "method": "GET", "url": CHAT, "body": {}},
         {"custom_id": "no body", "method": "POST", "url": CHAT},

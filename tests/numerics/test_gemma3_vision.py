@@ -66,6 +66,8 @@ def test_pixels_and_features_equal_transformers() -> None:
         scale = float(wanted.abs().max())
         torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-5 * scale)
         torch.testing.assert_close(single, wanted, rtol=0, atol=1e-5 * scale)
+        # What is kept of one image keeps no other's memory.
+        assert ours.untyped_storage().nbytes() == ours.nbytes
 
 
 # Chunk borders before images, behind them, and where one would be cut at either end.

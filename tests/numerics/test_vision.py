@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.executor.image_store import see_the_largest
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.weight_messages import LoadFolder, ReleaseMemory, ResumeMemory
 from tests.support.engine import InProcessEngine
@@ -214,15 +215,28 @@ def test_a_burst_of_images_is_shared_out_among_steps(monkeypatch: pytest.MonkeyP
         return see(images)
 
     monkeypatch.setattr(tower, "see", count)
-    # Of 28 tokens each, and three more: two of them take most of a step.
+    # Of 28 tokens each, and three more: two of them take most of a step. Then these are streams,
+    # beside which images take a quarter.
     for number in range(1, 5):
         add(engine, number, prompt_of(picture(4, 7, number), 1, seed=number))
     engine.run()
-    assert packs == [2, 2]
+    assert packs == [2, 1, 1]
+    # One is never too large.
     add(engine, 9, prompt_of(picture(8, 9, 9), 1, picture(1, 1, 8)))
     engine.run()
-    # One is never too large.
-    assert packs[2:] == [1, 1]
+    assert packs[3:] == [1, 1]
+
+
+def test_the_largest_that_a_tower_computes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU leaves room for: as many of the largest images as a pack has, or one."""
+    model = InProcessEngine(tiny_vision("qwen3_vl")).model
+    seen: list[list[torch.Size]] = []
+    monkeypatch.setattr(
+        model.visual, "see", lambda images: seen.append([image.shape for image in images])
+    )
+    see_the_largest(model)
+    see_the_largest(model, 64)
+    assert seen == [[(3, 64, 64)] * 512, [(3, 64, 64)]]
 
 
 def test_images_for_a_model_that_sees_none_are_refused() -> None:

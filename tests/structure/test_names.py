@@ -30,6 +30,7 @@ KINDS = {
     "openai_api": {
         "registry.py": "openai_api/*_parsers",
         # An endpoint and its schema.
+        "batches.py": "openai_api/*",
         "classify.py": "openai_api/*",
         "completions.py": "openai_api/*",
         "embeddings.py": "openai_api/*",

@@ -70,7 +70,9 @@ class Gemma3Tower(Tower):
         pooled = pool_squares(self.siglip.forward(images), self._pool)
         num_images, num_tokens, width = pooled.shape
         normed = self.norm.forward(pooled.view(-1, width))
-        return list(self.projection.apply(normed).view(num_images, 1, num_tokens, -1))
+        vectors = self.projection.apply(normed).view(num_images, 1, num_tokens, -1)
+        # Each in memory of its own: one may be kept longer than the others.
+        return [each.clone() for each in vectors]
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         yield from self.siglip.holders(f"{prefix}.{TOWER}")

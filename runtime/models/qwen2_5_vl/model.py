@@ -13,6 +13,7 @@ from runtime.models.layers.norm import RMSNorm
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.qwen2_5_vl.spec import Qwen2_5_VLSpec, Qwen2_5_VLVision
 from runtime.models.vision.model import SeeingDecoder
+from runtime.models.vision.one_thread import one_thread
 from runtime.models.vision.qwen_tower import (
     Grid,
     Patches,
@@ -82,15 +83,17 @@ class Qwen2_5_VLTower(Tower):
 
     def see(self, images: Sequence[Tensor]) -> list[Tensor]:
         vision, device = self._vision, self._context.device
-        grids = [self.patches.grid(image) for image in images]
-        joined = vision.merge_size**2
-        order, windows = windowed(grids, vision.merge_size, vision.window)
-        order = order.to(device)
-        patches = (order[:, None] * joined + torch.arange(joined, device=device)).flatten()
-        places = patch_places(grids, vision.merge_size, device).index_select(1, patches)
-        run = start_run(vision, self._context, grids, places)
+        with one_thread(device):
+            grids = [self.patches.grid(image) for image in images]
+            joined = vision.merge_size**2
+            order, windows = windowed(grids, vision.merge_size, vision.window)
+            order = order.to(device)
+            patches = (order[:, None] * joined + torch.arange(joined, device=device)).flatten()
+            places = patch_places(grids, vision.merge_size, device).index_select(1, patches)
+            run = start_run(vision, self._context, grids, places)
+            pixels = self.patches.cut(images).index_select(0, patches)
         of_windows = [count * joined for count in windows]
-        stream = self.patches.embed(images).index_select(0, patches)
+        stream = self.patches.proj.apply(pixels)
         hidden: Tensor | None = None
         for index, block in enumerate(self.blocks):
             lengths = run.lengths if index in vision.full_blocks else of_windows
@@ -98,11 +101,11 @@ class Qwen2_5_VLTower(Tower):
         assert hidden is not None, "a tower has blocks"
         normed = self.norm.add_forward(hidden, stream).view(-1, vision.merged_width)
         vectors = self.outer.apply(self.inner.activated(normed, "gelu"))
-        # Back to the order of rows.
-        vectors = torch.empty_like(vectors).index_copy_(0, order, vectors)
-        return [
-            part.clone()[None] for part in vectors.split([each // joined for each in run.lengths])
-        ]
+        with one_thread(device):
+            # Back to the order of rows.
+            vectors = torch.empty_like(vectors).index_copy_(0, order, vectors)
+            counts = [each // joined for each in run.lengths]
+            return [part.clone()[None] for part in vectors.split(counts)]
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         yield f"{prefix}.patch_embed.proj", self.patches.proj

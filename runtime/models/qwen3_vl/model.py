@@ -14,6 +14,7 @@ from runtime.models.layers.linear import Linear
 from runtime.models.layers.parameter import WeightHolder
 from runtime.models.qwen3_vl.spec import Qwen3VLSpec, Qwen3VLVision
 from runtime.models.vision.model import SeeingDecoder
+from runtime.models.vision.one_thread import one_thread
 from runtime.models.vision.qwen_tower import (
     Grid,
     Patches,
@@ -38,11 +39,18 @@ class Block:
         self.linear_fc1 = Linear.replicated(width, inner, True, context)
         self.linear_fc2 = Linear.replicated(inner, width, True, context)
 
-    def forward(self, stream: Tensor, run: Run) -> None:
-        """Change `stream`, `[num_patches, width]`, in place."""
-        attended = self.attn.forward(self.norm1.forward(stream), run, run.lengths)
+    def forward(self, hidden: Tensor | None, stream: Tensor, run: Run) -> Tensor:
+        """Return what `stream`, `[num_patches, width]` and changed in place, then still lacks.
+
+        Args:
+            hidden: what it lacked so far, if anything.
+            stream: of all patches.
+            run: of these.
+        """
+        normed = self.norm1.forward(stream) if hidden is None else self.norm1.add(hidden, stream)
+        attended = self.attn.forward(normed, run, run.lengths)
         inner = self.linear_fc1.activated(self.norm2.add(attended, stream), "gelu_tanh")
-        stream.add_(self.linear_fc2.apply(inner))
+        return self.linear_fc2.apply(inner)
 
     def holders(self, prefix: str) -> Iterator[tuple[str, WeightHolder]]:
         """Yield the owners of weights under `prefix`."""
@@ -94,19 +102,27 @@ class Qwen3VLTower(Tower):
 
     def see(self, images: Sequence[Tensor]) -> list[Tensor]:
         vision, device = self._vision, self._context.device
-        grids = [self.patches.grid(image) for image in images]
-        places = patch_places(grids, vision.merge_size, device)
-        run = start_run(vision, self._context, grids, places)
-        stream = self.patches.embed(images).add_(self._learned(grids, places))
+        with one_thread(device):
+            grids = [self.patches.grid(image) for image in images]
+            places = patch_places(grids, vision.merge_size, device)
+            run = start_run(vision, self._context, grids, places)
+            pixels, learned = self.patches.cut(images), self._learned(grids, places)
+        stream = self.patches.proj.apply(pixels)
+        hidden: Tensor | None = learned
         deep: list[Tensor] = []
         for index, block in enumerate(self.blocks):
-            block.forward(stream, run)
+            hidden = block.forward(hidden, stream, run)
+            if index in vision.deep_blocks or index == vision.depth - 1:
+                with one_thread(device):
+                    stream.add_(hidden)
+                hidden = None
             if index in vision.deep_blocks:
                 deep.append(self.deep_mergers[len(deep)].forward(stream))
-        vectors = torch.stack([self.merger.forward(stream), *deep])
-        joined = vision.merge_size**2
-        counts = [each // joined for each in run.lengths]
-        return [part.clone() for part in vectors.split(counts, dim=1)]
+        vectors = [self.merger.forward(stream), *deep]
+        counts = [each // vision.merge_size**2 for each in run.lengths]
+        with one_thread(device):
+            split = [each.split(counts) for each in vectors]
+            return [torch.stack(parts) for parts in zip(*split, strict=True)]
 
     def _learned(self, grids: Sequence[Grid], places: Tensor) -> Tensor:
         """`[num_patches, width]`: the square of learned places, stretched over each image."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -40,9 +41,9 @@ class Patches:
             context,
         )
 
-    def embed(self, images: Sequence[Tensor]) -> Tensor:
-        """Map images, `[3, height, width]` uint8 each, to `[num_patches, width]`, in order."""
-        return self.proj.apply(torch.cat([self._patches(image) for image in images]))
+    def cut(self, images: Sequence[Tensor]) -> Tensor:
+        """Map images, `[3, height, width]` uint8 each, to what `proj` takes, a row for a patch."""
+        return torch.cat([self._patches(image) for image in images])
 
     def _patches(self, pixels: Tensor) -> Tensor:
         """`[num_patches, 3 * frames * side * side]` of the model's dtype."""
@@ -84,10 +85,15 @@ def rotation(places: Tensor, head_dim: int, theta: float) -> Tensor:
         `[num_patches, head_dim]` float32: cosines then sines, of each first the row's angles, then
         as many of the column's.
     """
-    exponents = torch.arange(0, head_dim // 2, 2, dtype=torch.float32) / (head_dim // 2)
-    frequencies = (1.0 / theta**exponents).to(places.device)
+    frequencies = _frequencies(head_dim, theta, places.device)
     angles = (places.T[:, :, None].float() * frequencies).flatten(1)
     return torch.cat((angles.cos(), angles.sin()), dim=1)
+
+
+@cache
+def _frequencies(head_dim: int, theta: float, device: torch.device) -> Tensor:
+    exponents = torch.arange(0, head_dim // 2, 2, dtype=torch.float32) / (head_dim // 2)
+    return (1.0 / theta**exponents).to(device)
 
 
 @dataclass(frozen=True)

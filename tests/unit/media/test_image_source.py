@@ -46,7 +46,7 @@ def test_every_form() -> None:
         ("video:AAAA", "frames as a list of images"),
         ("", "empty"),
         ("data:image/png;base64,\u00e4", "not base64"),
-        ("A" * (MAX_IMAGE_BYTES * 4 // 3 + 8), "at most 32 MiB"),
+        ("A" * (MAX_IMAGE_BYTES * 4 // 3 + 8), "at most 20 MiB"),
     ],
 )
 def test_what_is_none(text: str, words: str) -> None:

@@ -68,7 +68,7 @@ def test_nothing_outside(root: Path, tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_read(root: Path) -> None:
     with (root / "large.png").open("wb") as file:
         file.truncate(MAX_IMAGE_BYTES + 1)
-    with pytest.raises(InvalidRequest, match="at most 32 MiB"):
+    with pytest.raises(InvalidRequest, match="at most 20 MiB"):
         read("large.png", root)
 
 

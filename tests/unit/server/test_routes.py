@@ -460,3 +460,36 @@ async def test_an_unknown_sampling_parameter_is_told_its_neighbour(tmp_path):
     assert "Did you mean 'temperature'?" in answer.json()["message"]
     # Beside it unknown keys are ignored, as SGLang does.
     assert (await server.generate(text="a", txet="b")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [
+        ("/v1/moderations", "/v1/classify"),
+        ("/v1/audio/speech", "speech"),
+        ("/v1/audio/transcriptions", "speech"),
+        ("/v1/audio/translations", "speech"),
+        ("/v1/images/generations", "pictures"),
+        ("/v1/images/edits", "pictures"),
+        ("/v1/realtime/sessions", "/v1/responses"),
+        ("/v1/videos", "pictures"),
+        ("/v1/uploads", "/v1/files"),
+        ("/v1/fine_tuning/jobs", "rl.md"),
+        ("/v1/assistants", "previous_response_id"),
+        ("/v1/threads/runs", "previous_response_id"),
+        ("/v1/conversations", "previous_response_id"),
+        ("/v1/vector_stores", "/v1/embeddings"),
+        ("/v1/evals", "lm-eval"),
+        ("/v1/containers", "nothing is run"),
+        ("/chat/completions", "/v1"),
+        ("/v1/v1/messages", "twice"),
+    ],
+)
+async def test_routes_of_other_apis_say_what_there_is(tmp_path, path, word):
+    async with FakeServer(tmp_path).client as client:
+        for method in ("GET", "POST"):
+            answer = await client.request(method, path, json={})
+            assert answer.status_code == 404
+            assert word in answer.json()["message"]
+            if path.startswith("/v1/"):
+                assert answer.json()["error"]["type"] == "invalid_request_error"

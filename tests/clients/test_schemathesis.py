@@ -1,0 +1,77 @@
+"""Schemathesis: bodies made from the OpenAPI document, good and bad, while others are served.
+
+It starts a server of its own: the routes that would change it have a key that is not told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.server import ServerProcess
+from tests.support.tiny_models import tiny_model
+
+NUM_EXAMPLES = 300
+NUM_STREAMS = 4
+# Not the events of streams: it takes their names for a part of what the document describes.
+CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess(
+        *("--model-path", str(tiny_model("qwen3")), "--admin-api-key", "untold"),
+        *("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--enable-metrics"),
+    ) as started:
+        yield started.wait_ready()
+
+
+@pytest.fixture
+def load(server: ServerProcess) -> Iterator[list[int]]:
+    """Streams that go on all the while; tokens of each that is over."""
+    counts: list[int] = []
+    over = threading.Event()
+
+    async def stream(client: httpx.AsyncClient, index: int) -> None:
+        body = {"prompt": [index] * 20, "max_tokens": 100, "ignore_eos": True, "stream": True}
+        while not over.is_set():
+            async with client.stream("POST", "/v1/completions", json=body) as answer:
+                assert answer.status_code == 200
+                counts.append(len([line async for line in answer.aiter_lines() if line]))
+
+    async def run() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+            await asyncio.gather(*(stream(client, index) for index in range(NUM_STREAMS)))
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    yield counts
+    over.set()
+    thread.join(120)
+    assert not thread.is_alive()
+
+
+def test_no_body_breaks_the_server(server: ServerProcess, load: list[int], tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
+        *("--checks", ",".join(CHECKS), "--max-examples", str(NUM_EXAMPLES), "--mode", "all"),
+        *("--phases", "examples,coverage,fuzzing", "--workers", "8", "--continue-on-failure"),
+        *("--suppress-health-check", "all", "--generation-database", "none"),
+        *("--report", "json", "--report-json-path", str(tmp_path / "report.json")),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    print(done.stdout[-3000:])
+    assert done.returncode == 0, done.stdout[-20_000:]
+    assert json.loads((tmp_path / "report.json").read_text())
+    assert "Traceback" not in server.log
+    # All the others got what they asked for.
+    assert load
+    assert min(load) >= 100
