@@ -173,6 +173,7 @@ CHAT = Route(
         "verbosity": Sample("low", "a variable of the template"),
         "separate_reasoning": Sample(False, "thoughts stay in the content"),
         "stream_reasoning": Sample(False, "thoughts in one piece", {"stream": True}),
+        "max_thinking_tokens": Sample(5, "their end is written behind so many tokens of thoughts"),
         "continue_final_message": Sample(
             True,
             "goes on with the assistant's last message",
