@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from runtime.service.events import DONE, Chunk
 
@@ -36,9 +35,10 @@ class Whole:
 
 @dataclass(frozen=True)
 class FileContent:
-    """The bytes of a file."""
+    """The bytes of a file, open: it may be deleted while they are sent."""
 
-    path: Path
+    file: BinaryIO
+    num_bytes: int
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import BinaryIO, cast
 
 from fastapi import Request
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response, StreamingResponse
 
 import anthropic_api.endpoint_table
 import ollama_api.ollama_table
@@ -26,6 +26,8 @@ from server.dialect import Dialect
 from server.error_responses import error_response
 from server.event_stream import EventStream, json_answer, unless_disconnected, with_errors
 from server.request_body import check_media_type, read_raw
+
+_PIECE_BYTES = 256 * 1024
 
 
 class _Id(Convertor[str]):
@@ -135,5 +137,14 @@ def _response(reply: Reply, wire: Wire) -> Response:
         events = with_errors(reply.events, wire.error_event, reply.end)
         return EventStream(events, reply.on_end, media_type=reply.media_type)
     if isinstance(reply, FileContent):
-        return FileResponse(reply.path, media_type="application/octet-stream")
+        headers = {"content-length": str(reply.num_bytes)}
+        return StreamingResponse(
+            _pieces(reply.file), headers=headers, media_type="application/octet-stream"
+        )
     return json_answer(reply.content)
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from openai_api.batches.batch_service import BatchService
-from openai_api.batches.file_store import INPUT
+from openai_api.batches.file_store import INPUT, UnknownFile
 from openai_api.batches.multipart import MAX_FILENAME_CHARS, Form, Upload, read_form
 from openai_api.batches.pages import Page
 from openai_api.call import Call, FileContent, Whole
@@ -61,7 +61,11 @@ async def file_content(call: Call, context: OpenAIContext) -> FileContent:
     """Answer `GET /v1/files/{file_id}/content`."""
     service = batch_service(context)
     file = await service.files.get(call.path["file_id"], TENANT.get())
-    return FileContent(service.files.path(file.id))
+    try:
+        opened = await asyncio.to_thread(service.files.path(file.id).open, "rb")
+    except FileNotFoundError:
+        raise UnknownFile(f"No such File object: {file.id}") from None
+    return FileContent(opened, file.bytes)
 
 
 async def delete_file(call: Call, context: OpenAIContext) -> Whole:

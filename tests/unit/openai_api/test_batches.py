@@ -194,6 +194,18 @@ async def test_a_tenant_sees_what_is_its_own(make: Any) -> None:
     assert not TENANT.get()
 
 
+async def test_a_file_that_vanishes_while_it_is_asked_for(make: Any) -> None:
+    batches = make()
+    batch_id = await batches.submit({"prompt": "a"})
+    file_id = batches.runner.running[batch_id].input_file_id
+    batches.files.path(file_id).unlink()
+    answer = await batches.client.get(f"/v1/files/{file_id}/content")
+    assert answer.status_code == 404
+    async with batches.running():
+        done = await batches.ended(batch_id)
+    assert (done["status"], done["errors"]["data"][0]["code"]) == ("failed", "missing_file")
+
+
 async def test_the_store_is_bounded(make: Any) -> None:
     batches = make(max_bytes=1000)
 
