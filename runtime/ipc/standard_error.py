@@ -19,8 +19,8 @@ from typing import NoReturn, TextIO
 MAX_BYTES = 2**19
 # For the last lines of a process that ends.
 DRAIN_S = 1.0
-# What comes so soon after a line is written with it: each waking of the writer switches threads
-# that share the GIL.
+# What comes so soon after a line is written with it: each waking of the writer is a switch of
+# threads that share the GIL.
 _GATHER_S = 0.002
 
 

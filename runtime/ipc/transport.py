@@ -241,8 +241,8 @@ class Inbox(_BoundSocket[M]):
 class AsyncInbox(_BoundSocket[M]):
     """The receiving end of an asyncio process, read by one task.
 
-    The loop watches the socket's own descriptor: a message takes 4 microseconds. `zmq.asyncio`,
-    which makes futures and asks for the socket's state each time, takes 12.
+    The loop watches the socket's own descriptor: a message takes 4 microseconds. It takes 12 with
+    `zmq.asyncio`, which makes futures and asks for the socket's state each time.
     """
 
     # The loop that watches, once something was waited for.
