@@ -69,8 +69,13 @@ def test_no_body_breaks_the_server(server: ServerProcess, load: list[int], tmp_p
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     print(done.stdout[-3000:])
-    assert done.returncode == 0, done.stdout[-20_000:]
-    assert json.loads((tmp_path / "report.json").read_text())
+    report = json.loads((tmp_path / "report.json").read_text())
+    # Its own generator may stumble on a busy machine, which is no failure of a test case.
+    assert report["complete"]
+    assert report["operations"]["tested"] == report["operations"]["total"]
+    assert report["test_cases"]["generated"] > NUM_EXAMPLES
+    assert not report["failures"], done.stdout[-20_000:]
+    assert report["phases"]["fuzzing"]["status"] == "success"
     assert "Traceback" not in server.log
     # All the others got what they asked for.
     assert load
