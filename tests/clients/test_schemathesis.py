@@ -42,10 +42,14 @@ def load(server: ServerProcess) -> Iterator[list[int]]:
 
     async def stream(client: httpx.AsyncClient, index: int) -> None:
         body = {"prompt": [index] * 20, "max_tokens": 100, "ignore_eos": True, "stream": True}
+        body["stream_options"] = {"include_usage": True}
         while not over.is_set():
             async with client.stream("POST", "/v1/completions", json=body) as answer:
                 assert answer.status_code == 200
-                counts.append(len([line async for line in answer.aiter_lines() if line]))
+                lines = [line async for line in answer.aiter_lines() if line]
+            # The last one says that it was.
+            usage = json.loads(lines[-2].removeprefix("data: "))["usage"]
+            counts.append(usage["completion_tokens"])
 
     async def run() -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
@@ -69,9 +73,14 @@ def test_no_body_breaks_the_server(server: ServerProcess, load: list[int], tmp_p
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     print(done.stdout[-3000:])
-    assert done.returncode == 0, done.stdout[-20_000:]
-    assert json.loads((tmp_path / "report.json").read_text())
+    report = json.loads((tmp_path / "report.json").read_text())
+    # Its own generator may stumble on a busy machine, which is no failure of a test case.
+    assert report["complete"]
+    assert report["operations"]["tested"] == report["operations"]["total"]
+    assert report["test_cases"]["generated"] > NUM_EXAMPLES
+    assert not report["failures"], done.stdout[-20_000:]
+    assert report["phases"]["fuzzing"]["status"] == "success"
     assert "Traceback" not in server.log
     # All the others got what they asked for.
     assert load
-    assert min(load) >= 100
+    assert set(load) == {100}
