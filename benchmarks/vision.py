@@ -121,6 +121,8 @@ async def largest_gap(url: str, rng: random.Random, options: Any, num_images: in
         # From when all run: the streams' own prompts are no disturbance by images.
         late = [at for at in stream if at > options.lead_s / 2]
         found += [after - before for before, after in itertools.pairwise(late)]
+    if not found:
+        raise SystemExit("The streams ended before images came: raise --tokens.")
     return found
 
 
