@@ -87,6 +87,9 @@ def _refused(value: Any = True) -> Sample:
     return Sample(value)
 
 
+_CACHE_BREAK = Sample(
+    True, "where the prompt left what was cached", needs="`--enable-cache-report`"
+)
 _GENERATION: dict[str, Sample] = {
     "model": Sample("any", "told in the answer; any name is served"),
     "user": Sample("u"),
@@ -164,6 +167,7 @@ CHAT = Route(
             {"grammar": "a call is no answer that follows the constraint"},
         ),
         "parallel_tool_calls": Sample(False, "one call at most", {"tools": TOOLS}),
+        "return_cache_break": _CACHE_BREAK,
         "functions": Sample([ADD], "as `tools`, answered by `function_call`", not_with=_NO_TOOLS),
         "function_call": Sample(
             "none", "as `tool_choice`", {"functions": [ADD]}, not_with=_NO_TOOLS
@@ -260,9 +264,8 @@ RESPONSES = Route(
         "prompt": _refused({"id": "p"}),
         "stream": _GENERATION["stream"],
         "store": Sample(False, "whether it is kept for later turns"),
-        "background": Sample(
-            True, "answers at once, works on", not_with={"stream": "ask for it by its id"}
-        ),
+        "background": Sample(True, "answers at once, works on"),
+        "return_cache_break": _CACHE_BREAK,
         "max_output_tokens": Sample(5, _STOP),
         "top_logprobs": Sample(2, "log-probabilities"),
         "include": Sample(["message.output_text.logprobs"], "log-probabilities"),
