@@ -68,7 +68,7 @@ async def ask(front: Any, route: Route, body: Mapping[str, Any]) -> httpx.Respon
     if answer.status_code == 200 and body.get("background") and not body.get("stream"):
         kept = f"{route.path}/{answer.json()['id']}"
         async with front.client() as client, asyncio.timeout(30):
-            while (status := (await client.get(kept)).json()["status"]) in (
+            while (status := (await client.get(kept)).json()["status"]) in (  # noqa: ASYNC110
                 "queued",
                 "in_progress",
             ):
