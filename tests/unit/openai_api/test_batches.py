@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ import httpx
 import orjson
 import pytest
 
-from openai_api.batches.batch_lines import check_line
+from openai_api.batches.batch_lines import BadLine, check_line
 from openai_api.batches.batch_runner import MAX_LINES, BatchRunner
 from openai_api.batches.batch_service import BatchService
-from openai_api.batches.batch_store import WINDOW_S, BatchStore
+from openai_api.batches.batch_store import WINDOW_S, BatchRecord, BatchStore
 from openai_api.batches.database import Database
 from openai_api.batches.file_store import FileStore, UnknownFile
 from openai_api.openai_context import OpenAIContext, make_context
@@ -252,6 +253,9 @@ async def test_more_lines_than_there_may_be(make: Any) -> None:
         ({"completion_window": "1h"}, "completion_window"),
         ({"input_file_id": None}, "input_file_id"),
         ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {f"n{at}": "" for at in range(17)}}, "metadata"),
+        ({"metadata": {"a" * 65: ""}}, "metadata"),
+        ({"metadata": {"a": "b" * 513}}, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after"),
     ],
 )
@@ -260,6 +264,44 @@ async def test_requests_that_are_refused(make: Any, change: dict[str, Any], para
     asked = {"input_file_id": "file-a", "endpoint": TEXT, "completion_window": "24h", **change}
     answer = await batches.client.post("/v1/batches", json=asked)
     assert (answer.status_code, answer.json()["param"]) == (400, param)
+
+
+async def test_a_batch_that_is_over_is_not_cancelled(make: Any) -> None:
+    batches = make()
+    batch_id = await batches.submit({"prompt": "a"})
+    # It is among those that run until its answers are cleaned away.
+    record = batches.runner.running[batch_id]
+    record.status = "completed"
+    answer = await batches.client.post(f"/v1/batches/{batch_id}/cancel")
+    assert answer.status_code == 400
+    assert "completed" in answer.json()["error"]["message"]
+    assert record.status == "completed"
+
+
+async def test_a_batch_that_cannot_be_kept_ends_no_other(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = make()
+    lost = await batches.submit({"prompt": "a"})
+    found = await batches.submit({"prompt": "b"})
+    put = batches.store.put
+
+    async def full(record: BatchRecord) -> None:
+        if record.id == lost:
+            raise sqlite3.OperationalError("database or disk is full")
+        await put(record)
+
+    monkeypatch.setattr(batches.store, "put", full)
+    async with batches.running():
+        assert (await batches.ended(found))["status"] == "completed"
+        await until_in_loop(lambda: lost not in batches.runner.running)
+
+
+def test_what_is_said_of_a_line_is_short() -> None:
+    # A hundred of these are kept with a batch, and every list of batches reads them.
+    with pytest.raises(BadLine) as told:
+        check_line({"a" * 10**6: 1})
+    assert len(str(told.value)) < 300
 
 
 async def test_a_server_without_files_says_so(tmp_path: Path) -> None:
