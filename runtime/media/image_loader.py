@@ -164,16 +164,19 @@ class ImageLoader:
         self, content: InlineImage, param: str, vision: VisionSpec
     ) -> PreparedImage:
         # How fast it is there must not tell one tenant what another one sent.
-        key = await _READING.run(_key_of, content.content, TENANT.get())
+        tenant = TENANT.get()
+        key = await _READING.run(_key_of, content.content, tenant)
         known = self._known.get(key)
         if known is not None:
             return known
-        prepared = await _PREPARING.run(self._decode, content, param, vision)
+        prepared = await _PREPARING.run(self._decode, content, param, vision, tenant)
         self.num_decoded += 1
         self._known.put(key, prepared, len(prepared.pixels) + len(key))
         return prepared
 
-    def _decode(self, content: InlineImage, param: str, vision: VisionSpec) -> PreparedImage:
+    def _decode(
+        self, content: InlineImage, param: str, vision: VisionSpec, tenant: str
+    ) -> PreparedImage:
         """On a thread: what the process makes of a file."""
         job = ImageJob(
             is_base64=content.is_base64,
@@ -194,15 +197,19 @@ class ImageLoader:
         # What a decoder that was taken over says is checked like a client's words.
         if not num_tokens or len(found.pixels) != size[0] * size[1] * size[2]:
             raise InvalidRequest(f"{param}: the image cannot be used.", param=param)
-        return PreparedImage(digest_of(vision, size, found.pixels), size, num_tokens, found.pixels)
+        digest = digest_of(vision, size, found.pixels, tenant)
+        return PreparedImage(digest, size, num_tokens, found.pixels)
 
 
-def digest_of(vision: VisionSpec, size: tuple[int, int, int], pixels: bytes) -> bytes:
-    """What an image is known by: its pixels, their shape and what will be done with them.
+def digest_of(
+    vision: VisionSpec, size: tuple[int, int, int], pixels: bytes, tenant: str = ""
+) -> bytes:
+    """What an image is known by: its pixels, their shape, what will be done with them, and whose.
 
-    Computed here of what the model will see: no client and no decoder chooses it.
+    Computed here of what the model will see: no client and no decoder chooses it. Tenants share no
+    vectors of the tower: it takes long enough for its time to tell who has sent an image before.
     """
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=tenant.encode())
     numbers = (vision.rescale_factor, *vision.mean, *vision.std)
     digest.update(struct.pack("<5q", *size, vision.patch_size, vision.merge_size))
     digest.update(struct.pack(f"<{len(numbers)}d", *numbers))
