@@ -60,6 +60,18 @@ class NamedItem:
     param: str
 
 
+@dataclass
+class _Share:
+    """What one request has of the bytes at work.
+
+    Attributes:
+        num_ready: those of images that wait for the others.
+    """
+
+    num_bytes: int = 0
+    num_ready: int = 0
+
+
 class ImageLoader:
     """Makes images of requests ready for the model.
 
@@ -117,7 +129,8 @@ class ImageLoader:
         """Every image, prepared; one that stands there twice is prepared once.
 
         Raises:
-            InvalidRequest: the model sees nothing, or something is wrong with one of them.
+            InvalidRequest: the model sees nothing, something is wrong with one of them, or together
+                they take more than there may ever be.
             Overloaded: too many are being prepared.
             EngineDead: the process that decodes died twice.
         """
@@ -127,10 +140,14 @@ class ImageLoader:
         once = {id(each.item): each for each in items}
         sources = {key: read_item(each.item, each.param) for key, each in once.items()}
         slots = asyncio.Semaphore(_AT_A_TIME)
+        share = _Share()
 
         async def prepare(key: int) -> PreparedImage:
             async with slots:
-                return await self._prepare(sources[key], once[key].param, vision)
+                image = await self._prepare(sources[key], once[key].param, vision, share)
+            self._take(len(image.pixels), once[key].param, share)
+            share.num_ready += len(image.pixels)
+            return image
 
         tasks = {key: asyncio.create_task(prepare(key)) for key in sources}
         try:
@@ -140,9 +157,13 @@ class ImageLoader:
             for task in tasks.values():
                 task.cancel()
             raise
+        finally:
+            self._bytes_at_work -= share.num_ready
         return [tasks[id(each.item)].result() for each in items]
 
-    async def _prepare(self, source: ImageSource, param: str, vision: VisionSpec) -> PreparedImage:
+    async def _prepare(
+        self, source: ImageSource, param: str, vision: VisionSpec, share: _Share
+    ) -> PreparedImage:
         match source:
             case InlineImage():
                 content = source
@@ -152,13 +173,24 @@ class ImageLoader:
                 file = await _READING.run(read_file, source, self.policy, param)
                 content = InlineImage(file, False)
         size = len(content.content) + _CHANNELS * max_scaled_pixels(vision)
-        if self._bytes_at_work + size > self._max_bytes_at_work:
-            raise Overloaded("The server is preparing images of too many other requests.")
-        self._bytes_at_work += size
+        self._take(size, param, share)
         try:
             return await self._known_or_decoded(content, param, vision)
         finally:
-            self._bytes_at_work -= size
+            self._take(-size, param, share)
+
+    def _take(self, num_bytes: int, param: str, share: _Share) -> None:
+        """Count bytes for a request, or give them back where they are negative."""
+        if num_bytes > 0 and self._bytes_at_work + num_bytes > self._max_bytes_at_work:
+            if self._bytes_at_work > share.num_bytes:
+                raise Overloaded("The server is preparing images of too many other requests.")
+            raise InvalidRequest(
+                f"{param}: the images of this request take more than "
+                f"{self._max_bytes_at_work >> 20} MiB once they are scaled; send fewer of them.",
+                param=param,
+            )
+        self._bytes_at_work += num_bytes
+        share.num_bytes += num_bytes
 
     async def _known_or_decoded(
         self, content: InlineImage, param: str, vision: VisionSpec
