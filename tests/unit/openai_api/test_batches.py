@@ -266,6 +266,16 @@ async def test_requests_that_are_refused(make: Any, change: dict[str, Any], para
     assert (answer.status_code, answer.json()["param"]) == (400, param)
 
 
+async def test_answers_on_disk_are_for_the_servers_user_alone(make: Any, tmp_path: Path) -> None:
+    batches = make()
+    await batches.submit({"prompt": "a"})
+    folder = tmp_path / "files"
+    assert (folder / "contents").stat().st_mode & 0o777 == 0o700
+    kept = [each for each in folder.iterdir() if each.is_file()]
+    assert "batches.sqlite-wal" in {each.name for each in kept}
+    assert {each.stat().st_mode & 0o777 for each in kept} == {0o600}
+
+
 async def test_a_batch_that_is_over_is_not_cancelled(make: Any) -> None:
     batches = make()
     batch_id = await batches.submit({"prompt": "a"})
