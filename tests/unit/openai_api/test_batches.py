@@ -14,12 +14,13 @@ import httpx
 import orjson
 import pytest
 
+from openai_api.batches import batch_store
 from openai_api.batches.batch_lines import BadLine, check_line
 from openai_api.batches.batch_runner import MAX_LINES, BatchRunner
 from openai_api.batches.batch_service import BatchService
 from openai_api.batches.batch_store import WINDOW_S, BatchRecord, BatchStore
 from openai_api.batches.database import Database
-from openai_api.batches.file_store import FileStore, UnknownFile
+from openai_api.batches.file_store import FILE_BYTES, FileStore, UnknownFile
 from openai_api.openai_context import OpenAIContext, make_context
 from openai_api.schemas.batches import ENDPOINTS
 from runtime.client.tenant import TENANT
@@ -208,13 +209,13 @@ async def test_a_file_that_vanishes_while_it_is_asked_for(make: Any) -> None:
 
 
 async def test_the_store_is_bounded(make: Any) -> None:
-    batches = make(max_bytes=1000)
+    batches = make(max_bytes=1000 + 3 * FILE_BYTES)
 
     async def upload(size: int) -> int:
         form: dict[str, Any] = {"files": {"file": ("a", b"x" * size)}, "data": {"purpose": "batch"}}
         return (await batches.client.post("/v1/files", **form)).status_code
 
-    assert [await upload(600), await upload(600), await upload(300)] == [200, 400, 200]
+    assert [await upload(600), await upload(600 + FILE_BYTES), await upload(300)] == [200, 400, 200]
     form: dict[str, Any] = {
         "files": {"file": ("b", b"x" * 50)},
         "data": {
@@ -229,6 +230,37 @@ async def test_the_store_is_bounded(make: Any) -> None:
     assert await upload(60) == 200
     names = [file["filename"] for file in (await batches.client.get("/v1/files")).json()["data"]]
     assert names == ["a", "a", "a"]
+
+
+async def test_files_without_content_take_room_too(make: Any) -> None:
+    batches = make(max_bytes=2 * FILE_BYTES)
+    form: dict[str, Any] = {"files": {"file": ("a", b"")}, "data": {"purpose": "batch"}}
+    found = [(await batches.client.post("/v1/files", **form)).status_code for _ in range(3)]
+    assert found == [200, 200, 400]
+
+
+async def test_of_batches_that_are_over_the_newest_stay(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = make()
+    monkeypatch.setattr(batch_store, "MAX_OVER", 2)
+
+    def record(name: str, tenant: str, status: Any) -> BatchRecord:
+        return BatchRecord(
+            id=name, tenant=tenant, endpoint=TEXT, input_file_id="f", created_at=1, status=status
+        )
+
+    await batches.store.put(record("runs", "", "in_progress"))
+    await batches.store.put(record("other", "somebody", "failed"))
+    for at in range(4):
+        await batches.store.put(record(f"b{at}", "", "validating"))
+        await batches.store.put(record(f"b{at}", "", "failed"))
+    found = (await batches.client.get("/v1/batches?limit=2&order=asc")).json()
+    assert [each["id"] for each in found["data"]] == ["runs", "b2"]
+    assert found["has_more"]
+    found = (await batches.client.get("/v1/batches?after=b2&order=asc")).json()
+    assert [each["id"] for each in found["data"]] == ["b3"]
+    assert (await batches.store.get("other", "somebody")).status == "failed"
 
 
 async def test_more_lines_than_there_may_be(make: Any) -> None:
