@@ -164,7 +164,12 @@ class FileStore:
         return [StoredFile(*row) for row in rows]
 
     def _drop_expired(self, connection: sqlite3.Connection) -> None:
-        over = "SELECT id FROM files WHERE expires_at <= ?"
+        # The input of a batch stays until that is over: the next server may have to read it again.
+        read = (
+            "SELECT json_extract(CAST(record AS TEXT), '$.input_file_id') "
+            "FROM batches WHERE NOT is_over"
+        )
+        over = f"SELECT id FROM files WHERE expires_at <= ? AND id NOT IN ({read})"
         for (file_id,) in connection.execute(over, (self._now(),)).fetchall():
             self._delete(connection, file_id)
 

@@ -208,6 +208,19 @@ async def test_a_file_that_vanishes_while_it_is_asked_for(make: Any) -> None:
     assert (done["status"], done["errors"]["data"][0]["code"]) == ("failed", "missing_file")
 
 
+async def test_an_input_that_expires_stays_while_it_is_read(make: Any) -> None:
+    batches = make()
+    line = orjson.dumps({"custom_id": "n", "url": TEXT, "body": {"prompt": "a"}})
+    file = await batches.files.add(line, "a", "", 3600)
+    asked = {"input_file_id": file.id, "endpoint": TEXT, "completion_window": "24h"}
+    batch_id = (await batches.client.post("/v1/batches", json=asked)).json()["id"]
+    batches.now += 3600
+    assert (await batches.client.get(f"/v1/files/{file.id}")).status_code == 200
+    async with batches.running():
+        assert (await batches.ended(batch_id))["status"] == "completed"
+    assert (await batches.client.get(f"/v1/files/{file.id}")).status_code == 404
+
+
 async def test_the_store_is_bounded(make: Any) -> None:
     batches = make(max_bytes=1000 + 3 * FILE_BYTES)
 
