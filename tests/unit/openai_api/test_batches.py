@@ -359,6 +359,12 @@ def test_what_is_said_of_a_line_is_short() -> None:
     assert len(str(told.value)) < 300
 
 
+@pytest.mark.parametrize("limit", ["0", "101", "00000000199", "000000001" + "0" * 5000, "-1", "a"])
+async def test_no_page_is_larger_than_it_may_be(make: Any, limit: str) -> None:
+    answer = await make().client.get("/v1/batches", params={"limit": limit})
+    assert (answer.status_code, answer.json()["param"]) == (400, "limit")
+
+
 async def test_a_server_without_files_says_so(tmp_path: Path) -> None:
     async with FakeServer(tmp_path).client as client:
         for path in ("/v1/files", "/v1/batches", "/v1/files/file-a", "/v1/batches/batch_a"):
