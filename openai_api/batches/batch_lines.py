@@ -55,7 +55,7 @@ def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     unknown = sorted(set(request) - _KEYS)
     if unknown:
         known = ", ".join(sorted(_KEYS))
-        raise BadLine("unknown_parameter", f"Unknown key {unknown[0]!r}; known are {known}.")
+        raise BadLine("unknown_parameter", f"Unknown key {unknown[0][:64]!r}; known are {known}.")
     if not isinstance(request.get("custom_id"), str):
         raise BadLine(
             "invalid_custom_id",

@@ -108,11 +108,17 @@ class BatchRunner:
                 await self._finish(record)
         except Exception:
             logger.exception("%s failed", record.id)
-            error = LineError("internal_error", "The server failed; its log says more.")
-            record.errors = [error]
-            await self._begin(record, "failed")
+            await self._fail(record)
         finally:
             self.running.pop(record.id, None)
+
+    async def _fail(self, record: BatchRecord) -> None:
+        record.errors = [LineError("internal_error", "The server failed; its log says more.")]
+        try:
+            await self._begin(record, "failed")
+        except Exception:
+            # A full disk, perhaps: no reason to end the other batches, and the server with them.
+            logger.exception("%s is left to the next server", record.id)
 
     async def _begin(self, record: BatchRecord, status: Status) -> None:
         record.status = status

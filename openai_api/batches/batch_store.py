@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,9 @@ Status = Literal[
     "cancelling",
     "cancelled",
 ]
+# Of those that are over, of each tenant: nobody can delete one, and one may have a mistake in every
+# line.
+MAX_OVER = 10_000
 OVER = frozenset({"failed", "completed", "expired", "cancelled"})
 
 
@@ -105,7 +108,7 @@ class BatchStore:
         self._files = files
 
     async def put(self, record: BatchRecord) -> None:
-        """Keep, or replace."""
+        """Keep, or replace; of those that are over the oldest make room."""
         await self._database.run(_put, record)
 
     async def get(self, batch_id: str, tenant: str) -> BatchRecord:
@@ -121,7 +124,7 @@ class BatchStore:
 
     async def page(self, tenant: str, page: Page) -> list[BatchRecord]:
         """What `page` asks for of the batches of `tenant`; see `Page.of`."""
-        return page.of(await self._database.run(_select, "tenant = ?", (tenant,)))
+        return await self._database.run(_page, tenant, page)
 
     async def unfinished(self) -> list[BatchRecord]:
         """Those of all tenants that are not over, the oldest first."""
@@ -186,6 +189,23 @@ def _put(connection: sqlite3.Connection, record: BatchRecord) -> None:
         "is_over = excluded.is_over, record = excluded.record",
         (record.id, record.tenant, record.status in OVER, encoded),
     )
+    if record.status in OVER:
+        over = "FROM batches WHERE tenant = ? AND is_over"
+        last = f"SELECT rowid {over} ORDER BY rowid DESC LIMIT 1 OFFSET ?"
+        connection.execute(
+            f"DELETE {over} AND rowid <= ({last})", (record.tenant, record.tenant, MAX_OVER)
+        )
+
+
+class _Named(NamedTuple):
+    id: str
+
+
+def _page(connection: sqlite3.Connection, tenant: str, page: Page) -> list[BatchRecord]:
+    ids = connection.execute("SELECT id FROM batches WHERE tenant = ? ORDER BY rowid", (tenant,))
+    # Only these are read: there may be thousands.
+    found = page.of([_Named(*row) for row in ids])
+    return [record for each in found for record in _select(connection, "id = ?", (each.id,))]
 
 
 def _select(
@@ -205,8 +225,8 @@ def _add_answer(connection: sqlite3.Connection, row: tuple[Any, ...]) -> None:
 
 
 def _clean(connection: sqlite3.Connection) -> None:
-    over = "SELECT id FROM batches WHERE is_over"
-    connection.execute(f"DELETE FROM results WHERE batch_id IN ({over})")
+    running = "SELECT id FROM batches WHERE NOT is_over"
+    connection.execute(f"DELETE FROM results WHERE batch_id NOT IN ({running})")
 
 
 def _counts(connection: sqlite3.Connection, batch_id: str) -> Counts:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+from openai_api.private_database import connect
 from runtime.errors import StartupError
 
 P = ParamSpec("P")
@@ -47,9 +48,7 @@ class Database:
             self.contents.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path = folder / "batches.sqlite"
-            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection = connect(folder / "batches.sqlite")
             for table in _TABLES:
                 self._connection.execute(table)
         except BlockingIOError:

@@ -16,6 +16,8 @@ from openai_api.batches.pages import Page
 from runtime.errors import HeadraceError, InvalidRequest
 
 INPUT, OUTPUT = "batch", "batch_output"
+# What a file takes besides its content: its row, and the disk's smallest piece.
+FILE_BYTES = 4096
 _COLUMNS = "id, tenant, filename, purpose, bytes, created_at, expires_at"
 
 
@@ -137,12 +139,13 @@ class FileStore:
     def _add(
         self, connection: sqlite3.Connection, file: StoredFile, content: bytes | bytearray
     ) -> StoredFile:
-        self._check_room(connection, len(content))
+        self._check_room(connection, len(content) + FILE_BYTES)
         return self.write(connection, file, [content])
 
     def _check_room(self, connection: sqlite3.Connection, num_bytes: int) -> None:
         self._drop_expired(connection)
-        (files,) = connection.execute("SELECT TOTAL(bytes) FROM files").fetchone()
+        size = f"SELECT TOTAL(bytes + {FILE_BYTES}) FROM files"
+        (files,) = connection.execute(size).fetchone()
         (results,) = connection.execute("SELECT TOTAL(LENGTH(answer)) FROM results").fetchone()
         if files + results + num_bytes > self._max_bytes:
             raise InvalidRequest(
@@ -161,7 +164,12 @@ class FileStore:
         return [StoredFile(*row) for row in rows]
 
     def _drop_expired(self, connection: sqlite3.Connection) -> None:
-        over = "SELECT id FROM files WHERE expires_at <= ?"
+        # The input of a batch stays until that is over: the next server may have to read it again.
+        read = (
+            "SELECT json_extract(CAST(record AS TEXT), '$.input_file_id') "
+            "FROM batches WHERE NOT is_over"
+        )
+        over = f"SELECT id FROM files WHERE expires_at <= ? AND id NOT IN ({read})"
         for (file_id,) in connection.execute(over, (self._now(),)).fetchall():
             self._delete(connection, file_id)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from openai_api.query import number_in, word_in
 from runtime.errors import InvalidRequest
 
 
@@ -30,13 +31,9 @@ class Page:
         Raises:
             InvalidRequest: a limit that is none, or an unknown order.
         """
-        limit = query.get("limit", str(default))
-        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= most):
-            raise InvalidRequest(f"limit must be in [1, {most}].", param="limit")
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise InvalidRequest("order must be asc or desc.", param="order")
-        return cls(query.get("after") or None, int(limit), order == "desc")
+        limit = number_in(query, "limit", 1, most) or default
+        newest_first = word_in(query, "order", ("asc", "desc")) != "asc"
+        return cls(query.get("after") or None, limit, newest_first)
 
     def of(self, items: list[Any]) -> list[Any]:
         """The items of this page and one more, if there is one.

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from openai_api.batches.batch_service import BatchService
-from openai_api.batches.batch_store import BatchRecord, new_batch_id
+from openai_api.batches.batch_store import OVER, BatchRecord, new_batch_id
 from openai_api.batches.file_store import INPUT
 from openai_api.batches.pages import Page
 from openai_api.call import Call, Whole
@@ -19,6 +19,9 @@ from openai_api.schemas.batches import (
     DECODER,
     ENDPOINTS,
     MAX_EXPIRY_S,
+    MAX_LABEL_CHARS,
+    MAX_LABELLED_CHARS,
+    MAX_LABELS,
     MIN_EXPIRY_S,
     BatchRequest,
 )
@@ -84,8 +87,10 @@ async def cancel_batch(call: Call, context: OpenAIContext) -> Whole:
     service = batch_service(context)
     record = await service.batches.get(call.path["batch_id"], TENANT.get())
     running = service.runner.running.get(record.id)
-    if running is None or running.status == "finalizing":
-        raise InvalidRequest(f"A batch that is {record.status} cannot be cancelled.")
+    # For a moment what runs is over already: it must not begin again.
+    if running is None or running.status in (*OVER, "finalizing"):
+        status = (running or record).status
+        raise InvalidRequest(f"A batch that is {status} cannot be cancelled.")
     await service.runner.cancel(running)
     return Whole(await _wire(running, service, context))
 
@@ -95,6 +100,16 @@ def _check(request: BatchRequest) -> None:
         raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}.", param="endpoint")
     if request.completion_window != "24h":
         raise InvalidRequest("completion_window must be 24h.", param="completion_window")
+    labels = request.metadata or {}
+    if len(labels) > MAX_LABELS or any(
+        len(name) > MAX_LABEL_CHARS or len(text) > MAX_LABELLED_CHARS
+        for name, text in labels.items()
+    ):
+        raise InvalidRequest(
+            f"metadata may have {MAX_LABELS} entries, their names {MAX_LABEL_CHARS} characters and "
+            f"their texts {MAX_LABELLED_CHARS}.",
+            param="metadata",
+        )
     expires = request.output_expires_after
     if expires is not None and not MIN_EXPIRY_S <= expires.seconds <= MAX_EXPIRY_S:
         raise InvalidRequest(

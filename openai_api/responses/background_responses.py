@@ -32,7 +32,12 @@ class BackgroundResponses:
 
     async def start(self, run: ResponseRun, *, is_streamed: bool) -> None:
         """Let `run` go on by itself; its events are kept where it `is_streamed`."""
-        await run.keep()
+        try:
+            await run.keep()
+        except BaseException:
+            # Nobody would ever read it, and the engine would make all of it.
+            run.close()
+            raise
         if is_streamed:
             self.logs.open(run.id)
         task = asyncio.create_task(self._finish(run))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from openai_api.private_database import connect
 from runtime.errors import StartupError
 
 EXPIRY_S = 24 * 3600.0
@@ -121,13 +122,12 @@ class FileStore:
         self._now = now
         self._turn = asyncio.Lock()
         try:
-            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file = connect(path)
             self._file.execute(
                 "CREATE TABLE IF NOT EXISTS responses "
                 "(id TEXT PRIMARY KEY, until REAL NOT NULL, size INTEGER NOT NULL, body BLOB)"
             )
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise StartupError(f"--response-store {path}: {error}.") from None
 
     async def put(self, response_id: str, stored: StoredResponse) -> None:

@@ -10,6 +10,8 @@ from runtime.requests.bounds import one_of, within
 
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+# OpenAI's bounds: what a batch is labelled with is kept, and read with every list.
+MAX_LABELS, MAX_LABEL_CHARS, MAX_LABELLED_CHARS = 16, 64, 512
 ExpirySeconds = Annotated[int, within(MIN_EXPIRY_S, MAX_EXPIRY_S)]
 
 

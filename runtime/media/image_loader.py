@@ -60,6 +60,18 @@ class NamedItem:
     param: str
 
 
+@dataclass
+class _Share:
+    """What one request has of the bytes at work.
+
+    Attributes:
+        num_ready: those of images that wait for the others.
+    """
+
+    num_bytes: int = 0
+    num_ready: int = 0
+
+
 class ImageLoader:
     """Makes images of requests ready for the model.
 
@@ -117,7 +129,8 @@ class ImageLoader:
         """Every image, prepared; one that stands there twice is prepared once.
 
         Raises:
-            InvalidRequest: the model sees nothing, or something is wrong with one of them.
+            InvalidRequest: the model sees nothing, something is wrong with one of them, or together
+                they take more than there may ever be.
             Overloaded: too many are being prepared.
             EngineDead: the process that decodes died twice.
         """
@@ -127,10 +140,14 @@ class ImageLoader:
         once = {id(each.item): each for each in items}
         sources = {key: read_item(each.item, each.param) for key, each in once.items()}
         slots = asyncio.Semaphore(_AT_A_TIME)
+        share = _Share()
 
         async def prepare(key: int) -> PreparedImage:
             async with slots:
-                return await self._prepare(sources[key], once[key].param, vision)
+                image = await self._prepare(sources[key], once[key].param, vision, share)
+            self._take(len(image.pixels), once[key].param, share)
+            share.num_ready += len(image.pixels)
+            return image
 
         tasks = {key: asyncio.create_task(prepare(key)) for key in sources}
         try:
@@ -140,9 +157,13 @@ class ImageLoader:
             for task in tasks.values():
                 task.cancel()
             raise
+        finally:
+            self._bytes_at_work -= share.num_ready
         return [tasks[id(each.item)].result() for each in items]
 
-    async def _prepare(self, source: ImageSource, param: str, vision: VisionSpec) -> PreparedImage:
+    async def _prepare(
+        self, source: ImageSource, param: str, vision: VisionSpec, share: _Share
+    ) -> PreparedImage:
         match source:
             case InlineImage():
                 content = source
@@ -152,28 +173,42 @@ class ImageLoader:
                 file = await _READING.run(read_file, source, self.policy, param)
                 content = InlineImage(file, False)
         size = len(content.content) + _CHANNELS * max_scaled_pixels(vision)
-        if self._bytes_at_work + size > self._max_bytes_at_work:
-            raise Overloaded("The server is preparing images of too many other requests.")
-        self._bytes_at_work += size
+        self._take(size, param, share)
         try:
             return await self._known_or_decoded(content, param, vision)
         finally:
-            self._bytes_at_work -= size
+            self._take(-size, param, share)
+
+    def _take(self, num_bytes: int, param: str, share: _Share) -> None:
+        """Count bytes for a request, or give them back where they are negative."""
+        if num_bytes > 0 and self._bytes_at_work + num_bytes > self._max_bytes_at_work:
+            if self._bytes_at_work > share.num_bytes:
+                raise Overloaded("The server is preparing images of too many other requests.")
+            raise InvalidRequest(
+                f"{param}: the images of this request take more than "
+                f"{self._max_bytes_at_work >> 20} MiB once they are scaled; send fewer of them.",
+                param=param,
+            )
+        self._bytes_at_work += num_bytes
+        share.num_bytes += num_bytes
 
     async def _known_or_decoded(
         self, content: InlineImage, param: str, vision: VisionSpec
     ) -> PreparedImage:
         # How fast it is there must not tell one tenant what another one sent.
-        key = await _READING.run(_key_of, content.content, TENANT.get())
+        tenant = TENANT.get()
+        key = await _READING.run(_key_of, content.content, tenant)
         known = self._known.get(key)
         if known is not None:
             return known
-        prepared = await _PREPARING.run(self._decode, content, param, vision)
+        prepared = await _PREPARING.run(self._decode, content, param, vision, tenant)
         self.num_decoded += 1
         self._known.put(key, prepared, len(prepared.pixels) + len(key))
         return prepared
 
-    def _decode(self, content: InlineImage, param: str, vision: VisionSpec) -> PreparedImage:
+    def _decode(
+        self, content: InlineImage, param: str, vision: VisionSpec, tenant: str
+    ) -> PreparedImage:
         """On a thread: what the process makes of a file."""
         job = ImageJob(
             is_base64=content.is_base64,
@@ -194,15 +229,19 @@ class ImageLoader:
         # What a decoder that was taken over says is checked like a client's words.
         if not num_tokens or len(found.pixels) != size[0] * size[1] * size[2]:
             raise InvalidRequest(f"{param}: the image cannot be used.", param=param)
-        return PreparedImage(digest_of(vision, size, found.pixels), size, num_tokens, found.pixels)
+        digest = digest_of(vision, size, found.pixels, tenant)
+        return PreparedImage(digest, size, num_tokens, found.pixels)
 
 
-def digest_of(vision: VisionSpec, size: tuple[int, int, int], pixels: bytes) -> bytes:
-    """What an image is known by: its pixels, their shape and what will be done with them.
+def digest_of(
+    vision: VisionSpec, size: tuple[int, int, int], pixels: bytes, tenant: str = ""
+) -> bytes:
+    """What an image is known by: its pixels, their shape, what will be done with them, and whose.
 
-    Computed here of what the model will see: no client and no decoder chooses it.
+    Computed here of what the model will see: no client and no decoder chooses it. Tenants share no
+    vectors of the tower: it takes long enough for its time to tell who has sent an image before.
     """
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=tenant.encode())
     numbers = (vision.rescale_factor, *vision.mean, *vision.std)
     digest.update(struct.pack("<5q", *size, vision.patch_size, vision.merge_size))
     digest.update(struct.pack(f"<{len(numbers)}d", *numbers))

@@ -6,8 +6,16 @@ import ipaddress
 
 # Networks in which an IPv6 address stands for the IPv4 address in its last 32 bits.
 _HOLD_IPV4 = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
-# Ask for nothing outside: benchmarks, the anycast of relays, addresses of no network.
-_REFUSED_IPV4 = tuple(map(ipaddress.IPv4Network, ("198.18.0.0/15", "192.88.99.0/24")))
+# Lead to nothing outside: benchmarks, the anycast of relays; and where clouds tell their machines
+# secrets: in the network of protocols (Oracle's), at an address of Azure's that looks like others.
+_REFUSED_IPV4 = tuple(
+    map(
+        ipaddress.IPv4Network,
+        ("198.18.0.0/15", "192.88.99.0/24", "192.0.0.0/24", "168.63.129.16/32"),
+    )
+)
+# Documentation, since 2024: not every Python knows it.
+_REFUSED_IPV6 = ipaddress.IPv6Network("3fff::/20")
 _LOW_32_BITS = 2**32 - 1
 
 
@@ -29,7 +37,7 @@ def is_public(text: str) -> bool:
         return False
     if address.ipv4_mapped is not None:
         return True
-    return _is_open(address) and not address.is_site_local
+    return _is_open(address) and not address.is_site_local and address not in _REFUSED_IPV6
 
 
 def _is_public_ipv4(address: ipaddress.IPv4Address) -> bool:

@@ -9,8 +9,8 @@ class PreparedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An image decoded, scaled and counted; not yet bound to a place in a prompt.
 
     Attributes:
-        digest: 16 bytes, a hash that the server computes of `pixels`, their shape and the numbers
-            of the processor. What the tower gives and cached prefixes are known by it.
+        digest: 16 bytes, a hash that the server computes of `pixels`, their shape, the numbers of
+            the processor and the tenant. What the tower gives and cached prefixes are known by it.
         size: `(channels, height, width)` of `pixels`; both sides fit the model's patches.
         num_tokens: placeholder tokens that it takes in the prompt.
         pixels: uint8, in the order of `size`, scaled to the size and not yet normalised: what

@@ -38,6 +38,19 @@ async def get(front: Any, response_id: str, **query: Any) -> httpx.Response:
         return answer
 
 
+async def test_what_cannot_be_kept_is_not_made(
+    front: Any, background: BackgroundResponses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: Any) -> None:
+        raise OSError("The disk is full.")
+
+    monkeypatch.setattr(MemoryStore, "put", full)
+    answer = await front.post("/v1/responses", {**ASKED, "input": "stay"})
+    assert answer.status_code == 500
+    (request,) = front.engine.requests
+    assert front.engine.aborted == {request.request_id}
+
+
 async def test_a_stream_is_read_again_from_any_event_on(front: Any) -> None:
     events = list(named_events((await front.post("/v1/responses", ASKED)).text))
     kinds = [event["type"] for event in events]

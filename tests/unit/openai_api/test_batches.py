@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ import httpx
 import orjson
 import pytest
 
-from openai_api.batches.batch_lines import check_line
+from openai_api.batches import batch_store
+from openai_api.batches.batch_lines import BadLine, check_line
 from openai_api.batches.batch_runner import MAX_LINES, BatchRunner
 from openai_api.batches.batch_service import BatchService
-from openai_api.batches.batch_store import WINDOW_S, BatchStore
+from openai_api.batches.batch_store import WINDOW_S, BatchRecord, BatchStore
 from openai_api.batches.database import Database
-from openai_api.batches.file_store import FileStore, UnknownFile
+from openai_api.batches.file_store import FILE_BYTES, FileStore, UnknownFile
 from openai_api.openai_context import OpenAIContext, make_context
 from openai_api.schemas.batches import ENDPOINTS
 from runtime.client.tenant import TENANT
@@ -206,14 +208,27 @@ async def test_a_file_that_vanishes_while_it_is_asked_for(make: Any) -> None:
     assert (done["status"], done["errors"]["data"][0]["code"]) == ("failed", "missing_file")
 
 
+async def test_an_input_that_expires_stays_while_it_is_read(make: Any) -> None:
+    batches = make()
+    line = orjson.dumps({"custom_id": "n", "url": TEXT, "body": {"prompt": "a"}})
+    file = await batches.files.add(line, "a", "", 3600)
+    asked = {"input_file_id": file.id, "endpoint": TEXT, "completion_window": "24h"}
+    batch_id = (await batches.client.post("/v1/batches", json=asked)).json()["id"]
+    batches.now += 3600
+    assert (await batches.client.get(f"/v1/files/{file.id}")).status_code == 200
+    async with batches.running():
+        assert (await batches.ended(batch_id))["status"] == "completed"
+    assert (await batches.client.get(f"/v1/files/{file.id}")).status_code == 404
+
+
 async def test_the_store_is_bounded(make: Any) -> None:
-    batches = make(max_bytes=1000)
+    batches = make(max_bytes=1000 + 3 * FILE_BYTES)
 
     async def upload(size: int) -> int:
         form: dict[str, Any] = {"files": {"file": ("a", b"x" * size)}, "data": {"purpose": "batch"}}
         return (await batches.client.post("/v1/files", **form)).status_code
 
-    assert [await upload(600), await upload(600), await upload(300)] == [200, 400, 200]
+    assert [await upload(600), await upload(600 + FILE_BYTES), await upload(300)] == [200, 400, 200]
     form: dict[str, Any] = {
         "files": {"file": ("b", b"x" * 50)},
         "data": {
@@ -228,6 +243,37 @@ async def test_the_store_is_bounded(make: Any) -> None:
     assert await upload(60) == 200
     names = [file["filename"] for file in (await batches.client.get("/v1/files")).json()["data"]]
     assert names == ["a", "a", "a"]
+
+
+async def test_files_without_content_take_room_too(make: Any) -> None:
+    batches = make(max_bytes=2 * FILE_BYTES)
+    form: dict[str, Any] = {"files": {"file": ("a", b"")}, "data": {"purpose": "batch"}}
+    found = [(await batches.client.post("/v1/files", **form)).status_code for _ in range(3)]
+    assert found == [200, 200, 400]
+
+
+async def test_of_batches_that_are_over_the_newest_stay(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = make()
+    monkeypatch.setattr(batch_store, "MAX_OVER", 2)
+
+    def record(name: str, tenant: str, status: Any) -> BatchRecord:
+        return BatchRecord(
+            id=name, tenant=tenant, endpoint=TEXT, input_file_id="f", created_at=1, status=status
+        )
+
+    await batches.store.put(record("runs", "", "in_progress"))
+    await batches.store.put(record("other", "somebody", "failed"))
+    for at in range(4):
+        await batches.store.put(record(f"b{at}", "", "validating"))
+        await batches.store.put(record(f"b{at}", "", "failed"))
+    found = (await batches.client.get("/v1/batches?limit=2&order=asc")).json()
+    assert [each["id"] for each in found["data"]] == ["runs", "b2"]
+    assert found["has_more"]
+    found = (await batches.client.get("/v1/batches?after=b2&order=asc")).json()
+    assert [each["id"] for each in found["data"]] == ["b3"]
+    assert (await batches.store.get("other", "somebody")).status == "failed"
 
 
 async def test_more_lines_than_there_may_be(make: Any) -> None:
@@ -252,6 +298,9 @@ async def test_more_lines_than_there_may_be(make: Any) -> None:
         ({"completion_window": "1h"}, "completion_window"),
         ({"input_file_id": None}, "input_file_id"),
         ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {f"n{at}": "" for at in range(17)}}, "metadata"),
+        ({"metadata": {"a" * 65: ""}}, "metadata"),
+        ({"metadata": {"a": "b" * 513}}, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after"),
     ],
 )
@@ -260,6 +309,60 @@ async def test_requests_that_are_refused(make: Any, change: dict[str, Any], para
     asked = {"input_file_id": "file-a", "endpoint": TEXT, "completion_window": "24h", **change}
     answer = await batches.client.post("/v1/batches", json=asked)
     assert (answer.status_code, answer.json()["param"]) == (400, param)
+
+
+async def test_answers_on_disk_are_for_the_servers_user_alone(make: Any, tmp_path: Path) -> None:
+    batches = make()
+    await batches.submit({"prompt": "a"})
+    folder = tmp_path / "files"
+    assert (folder / "contents").stat().st_mode & 0o777 == 0o700
+    kept = [each for each in folder.iterdir() if each.is_file()]
+    assert "batches.sqlite-wal" in {each.name for each in kept}
+    assert {each.stat().st_mode & 0o777 for each in kept} == {0o600}
+
+
+async def test_a_batch_that_is_over_is_not_cancelled(make: Any) -> None:
+    batches = make()
+    batch_id = await batches.submit({"prompt": "a"})
+    # It is among those that run until its answers are cleaned away.
+    record = batches.runner.running[batch_id]
+    record.status = "completed"
+    answer = await batches.client.post(f"/v1/batches/{batch_id}/cancel")
+    assert answer.status_code == 400
+    assert "completed" in answer.json()["error"]["message"]
+    assert record.status == "completed"
+
+
+async def test_a_batch_that_cannot_be_kept_ends_no_other(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = make()
+    lost = await batches.submit({"prompt": "a"})
+    found = await batches.submit({"prompt": "b"})
+    put = batches.store.put
+
+    async def full(record: BatchRecord) -> None:
+        if record.id == lost:
+            raise sqlite3.OperationalError("database or disk is full")
+        await put(record)
+
+    monkeypatch.setattr(batches.store, "put", full)
+    async with batches.running():
+        assert (await batches.ended(found))["status"] == "completed"
+        await until_in_loop(lambda: lost not in batches.runner.running)
+
+
+def test_what_is_said_of_a_line_is_short() -> None:
+    # A hundred of these are kept with a batch, and every list of batches reads them.
+    with pytest.raises(BadLine) as told:
+        check_line({"a" * 10**6: 1})
+    assert len(str(told.value)) < 300
+
+
+@pytest.mark.parametrize("limit", ["0", "101", "00000000199", "000000001" + "0" * 5000, "-1", "a"])
+async def test_no_page_is_larger_than_it_may_be(make: Any, limit: str) -> None:
+    answer = await make().client.get("/v1/batches", params={"limit": limit})
+    assert (answer.status_code, answer.json()["param"]) == (400, "limit")
 
 
 async def test_a_server_without_files_says_so(tmp_path: Path) -> None:

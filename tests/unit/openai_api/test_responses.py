@@ -326,6 +326,10 @@ class Clock:
         return self.now
 
 
+def rights_in(folder: Path) -> dict[str, int]:
+    return {each.name: each.stat().st_mode & 0o777 for each in folder.iterdir()}
+
+
 @pytest.mark.parametrize("kind", ["memory", "file"])
 async def test_a_store_is_bounded(kind: str, tmp_path: Path) -> None:
     clock = Clock()
@@ -346,6 +350,9 @@ async def test_a_store_is_bounded(kind: str, tmp_path: Path) -> None:
     assert await store.delete("c")
     assert not await store.delete("c")
     if kind == "file":
+        # What SQLite keeps beside it is nobody else's either.
+        names = ("responses.sqlite", "responses.sqlite-shm", "responses.sqlite-wal")
+        assert rights_in(tmp_path) == dict.fromkeys(names, 0o600)
         again = FileStore(path, 1000, 10.0, clock)
         assert await again.get("d") == stored
     clock.now += 20
