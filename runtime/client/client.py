@@ -185,7 +185,7 @@ class EngineClient:
         grammar = self._compile(sampling.grammar)
         request_id = next(self._ids)
         namespace = tenants_namespace(spec.cache_namespace)
-        link = self._router.choose(data, namespace, spec.dp_rank)
+        link = self._router.choose(data, namespace, spec.dp_rank, spec.images)
         stream = StreamState(
             request_id, spec.rid, len(input_ids), time.monotonic(), link, num_pixel_bytes
         )

@@ -8,6 +8,9 @@ longest unused first, once it stands for as many tokens as the replica's pool ho
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+
+from runtime.requests.image_input import ImageInput
 
 _BYTES_PER_ID = 4
 # Fine at the start, where short prompts differ; coarse behind, where hashing 100,000 tokens counts.
@@ -21,13 +24,16 @@ def block_len(index: int) -> int:
     return _FINE_BLOCK if index < _NUM_FINE else _COARSE_BLOCK
 
 
-def prefix_hashes(input_ids: bytes, namespace: str) -> list[int]:
+def prefix_hashes(input_ids: bytes, namespace: str, images: Sequence[ImageInput] = ()) -> list[int]:
     """A hash for each whole block of a prompt, of everything up to that block's end.
 
     Args:
         input_ids: int32 bytes. The last token is left out: it is computed whatever is cached.
         namespace: prompts of different name spaces share no hash.
+        images: of the prompt; their placeholders are alike, and what is cached of them is not.
     """
+    if images:
+        input_ids = _with_digests(input_ids, images)
     end = len(input_ids) - _BYTES_PER_ID
     value, hashes = hash(namespace), []
     start, stop = 0, _BYTES_PER_ID * block_len(0)
@@ -36,6 +42,16 @@ def prefix_hashes(input_ids: bytes, namespace: str) -> list[int]:
         hashes.append(value)
         start, stop = stop, stop + _BYTES_PER_ID * block_len(len(hashes))
     return hashes
+
+
+def _with_digests(input_ids: bytes, images: Sequence[ImageInput]) -> bytes:
+    """Token ids with each image's digest over its first placeholders, as far as they reach."""
+    known = bytearray(input_ids)
+    for each in images:
+        start = _BYTES_PER_ID * each.start
+        digest = each.image.digest[: _BYTES_PER_ID * each.image.num_tokens]
+        known[start : start + len(digest)] = digest
+    return bytes(known)
 
 
 class PrefixIndex:

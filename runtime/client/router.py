@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from runtime.client.prefix_index import prefix_hashes
 from runtime.client.replica_link import ReplicaLink
+from runtime.requests.image_input import ImageInput
 
 # What one more request in flight weighs, in prompt tokens that need not be computed: about as many
 # as a GPU computes in the time in which it reads the weights once for a decode step.
@@ -49,17 +50,24 @@ class Router:
         }
         self._cost = costs[method]
 
-    def choose(self, input_ids: bytes, namespace: str, rank: int | None = None) -> ReplicaLink:
+    def choose(
+        self,
+        input_ids: bytes,
+        namespace: str,
+        rank: int | None = None,
+        images: Sequence[ImageInput] = (),
+    ) -> ReplicaLink:
         """The replica for a prompt: `rank`, or the best of those that are ready; one must be.
 
         Args:
             input_ids: int32 bytes.
             namespace: of the prefix cache.
             rank: the caller's own choice.
+            images: of the prompt.
         """
         if len(self._links) == 1:
             return self._links[0]
-        hashes = prefix_hashes(input_ids, namespace) if self._is_cache_aware else []
+        hashes = prefix_hashes(input_ids, namespace, images) if self._is_cache_aware else []
         if rank is not None:
             link = self._links[rank]
         else:

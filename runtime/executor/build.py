@@ -133,11 +133,16 @@ def build_attention(config: WorkerConfig, backend: str, device_type: str) -> Att
 
 
 def with_images(budget: Budget, config: WorkerConfig, spec: ModelSpec) -> Budget:
-    """What a budget leaves beside vectors of images: those that are kept, or one large image's."""
+    """What a budget leaves beside vectors of images.
+
+    Those are what is kept, or one large image's, and a copy of what a step of prompts reads.
+    """
     if spec.vision is None:
         return budget
-    largest = spec.vision.max_tokens * image_token_bytes(config, spec)
-    return budget.without(max(config.image_cache_mb * 2**20, largest), "vectors of images")
+    per_token = image_token_bytes(config, spec)
+    kept = max(config.image_cache_mb * 2**20, spec.vision.max_tokens * per_token)
+    read = (chunk_tokens(config) or config.context_len) * per_token
+    return budget.without(kept + read, "vectors of images")
 
 
 def image_token_bytes(config: WorkerConfig, spec: ModelSpec) -> int:

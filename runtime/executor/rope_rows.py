@@ -35,6 +35,7 @@ class RopeRows:
         self._delta: Int64Array = np.zeros(num_rows, dtype=np.int64)
         # `[3, n]` of each row: the positions of its tokens up to the last image's end.
         self._places = [_NO_PLACES] * num_rows
+        self._ends: Int64Array = np.zeros(num_rows, dtype=np.int64)
         self.delta = torch.from_numpy(self._delta)
         if device.type != "cpu":
             self.delta = self.delta.to(device)
@@ -46,7 +47,7 @@ class RopeRows:
             ValueError: an image's size and its number of tokens do not fit.
         """
         places, delta = _positions(images, self._cell)
-        self._places[row] = places
+        self._places[row], self._ends[row] = places, places.shape[1]
         if delta != self._delta[row]:
             self._delta[row] = delta
             self.delta[row] = delta
@@ -80,12 +81,11 @@ class RopeRows:
         self, plan: StepPlan, indptr: NDArray[Any]
     ) -> Iterator[tuple[slice, Int64Array]]:
         """For rows whose images do not all lie behind: tokens up to there, and their positions."""
-        for index, (row, start) in enumerate(zip(plan.rows, plan.start_lens, strict=True)):
-            places = self._places[row]
-            if start < places.shape[1]:
-                first, length = int(indptr[index]), int(plan.query_lens[index])
-                part = places[:, start : start + length]
-                yield slice(first, first + part.shape[1]), part
+        for index in np.flatnonzero(plan.start_lens < self._ends[plan.rows]).tolist():
+            start, length = int(plan.start_lens[index]), int(plan.query_lens[index])
+            part = self._places[plan.rows[index]][:, start : start + length]
+            first = int(indptr[index])
+            yield slice(first, first + part.shape[1]), part
 
 
 def _positions(images: list[RowImage], cell: int) -> tuple[Int64Array, int]:

@@ -211,6 +211,7 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
             if first <= span.first < last
         ]
         wanted = {span.digest for span in image_spans}
+        loaded = {image.digest for image in self.image_loads}
         return StepPlan(
             rows=self.rows[one],
             num_decodes=int(index < self.num_decodes),
@@ -232,6 +233,9 @@ class StepPlan(msgspec.Struct, tag=True, array_like=True, gc=False):
                 if first <= span.first < last
             ],
             image_spans=image_spans,
+            # Each time: the step may have failed before it dropped any. What it computes anew is
+            # written over; another of its sequences may have done so already.
+            image_drops=[digest for digest in self.image_drops if digest not in loaded],
             image_loads=[image for image in self.image_loads if image.digest in wanted],
         )
 

@@ -204,6 +204,36 @@ def test_a_picture_that_cannot_be_computed_ends_its_request_alone(
     assert generate(engine, PROMPTS[2]) == expected(name)[2]
 
 
+def test_a_step_that_fails_gives_up_what_it_was_to_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything was dropped, so that those that are tried alone must."""
+    name = "qwen2_5_vl"
+    engine = InProcessEngine(tiny_vision(name), image_cache_mb=0)
+    rows, see, kept = engine.runner._rows, engine.model.visual.see, []
+
+    def note(images: list[torch.Tensor]) -> Any:
+        seen = see(images)
+        kept.extend(weakref.ref(vectors) for vectors in seen)
+        return seen
+
+    monkeypatch.setattr(engine.model.visual, "see", note)
+    add(engine, 1, prompt_of(2, WIDE, 2), count=1)
+    engine.run()
+    apply, is_planted = rows.apply, True
+
+    def fail_once(joins: Any, page_updates: Any) -> None:
+        nonlocal is_planted
+        if is_planted:
+            is_planted = False
+            raise RuntimeError("planted")
+        apply(joins, page_updates)
+
+    monkeypatch.setattr(rows, "apply", fail_once)
+    other = prompt_of(3, TALL, 2, SQUARE, 3)
+    assert generate(engine, other) == reference(name).greedy(other, NUM_NEW)
+    assert not is_planted
+    assert kept[0]() is None
+
+
 def test_a_burst_of_images_is_shared_out_among_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that streams beside it go on: a step's images count twice, for the tower and as tokens."""
     engine = InProcessEngine(tiny_vision("qwen2_5_vl"), chunked_prefill_size=128)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import msgspec
 import numpy as np
@@ -25,8 +26,10 @@ from runtime.ipc.messages import (
     TextDelta,
     TextDeltas,
 )
+from runtime.requests.image_input import ImageInput, PreparedImage
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams
+from tests.support.pictures import PATCHES
 
 LIMITS = EngineLimits(context_len=64, max_total_num_tokens=1024, vocab_size=32)
 
@@ -133,6 +136,25 @@ async def test_a_prefix_is_looked_for_in_every_replica_that_is_ready() -> None:
     both.client.ready = False
     with pytest.raises(EngineNotReady):
         await both.client.match_prefix([1], "")
+
+
+def test_requests_are_shared_out_by_their_pictures() -> None:
+    both = TwoReplicas()
+    both.client.limits = dataclasses.replace(LIMITS, vision=PATCHES)
+
+    def rank_of(picture: int) -> int:
+        image = PreparedImage(bytes([picture]) * 16, (3, 28, 56), 2, b"")
+        spec = RequestSpec(
+            sampling=SamplingParams(max_new_tokens=4), images=[ImageInput(0, image)], rid="a"
+        )
+        ids = [PATCHES.image_token_id] * 2 + [1] * 30
+        stream = both.client.generate(GenerationInput(ids, spec))
+        stream.close()
+        return stream.dp_rank
+
+    home = rank_of(1)
+    assert rank_of(2) != home
+    assert [rank_of(picture) for picture in (1, 1, 2, 2)] == [home, home, 1 - home, 1 - home]
 
 
 async def test_control_needs_every_replica() -> None:

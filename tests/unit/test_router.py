@@ -10,6 +10,7 @@ import pytest
 from runtime.client.prefix_index import PrefixIndex, prefix_hashes
 from runtime.client.replica_link import ReplicaLink
 from runtime.client.router import MAX_SURPLUS, TOKENS_PER_REQUEST, Router, wanted_rank
+from runtime.requests.image_input import ImageInput, PreparedImage
 
 
 def prompt(num_tokens: int, seed: int = 0) -> bytes:
@@ -64,6 +65,31 @@ def test_a_conversation_stays_where_its_prefix_is() -> None:
         assert router.choose(text[: 4 * 100 * turn], "") is home
     # The same words in another name space share no cache.
     assert {router.choose(text, f"tenant {each}").rank for each in range(4)} == {0, 1}
+
+
+def test_a_question_goes_where_its_own_picture_is() -> None:
+    """Placeholders are alike whatever the picture; its digest is not."""
+    router, text = Router(links()), prompt(900)
+    mine, other = (
+        [ImageInput(3, PreparedImage(bytes([number]) * 16, (3, 1, 1), 800, b""))]
+        for number in (1, 2)
+    )
+    home = router.choose(text, "", images=mine)
+    assert router.choose(text, "", images=other) is not home
+    for _ in range(3):
+        assert router.choose(text, "", images=mine) is home
+
+
+def test_hashes_know_pictures_by_their_digests() -> None:
+    text = prompt(100)
+    first, second = (
+        prefix_hashes(text, "", [ImageInput(20, PreparedImage(name * 16, (3, 1, 1), 2, b""))])
+        for name in (b"a", b"b")
+    )
+    # The text ahead is shared, nothing behind. A picture of two tokens covers no other.
+    assert first[0] == second[0] == prefix_hashes(text, "")[0]
+    assert not set(first[1:]) & set(second[1:])
+    assert first == prefix_hashes(text[: 4 * 20] + b"a" * 8 + text[4 * 22 :], "")
 
 
 def test_equal_replicas_take_turns() -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,6 +214,25 @@ def test_a_device_that_answers_no_more_does_not_hide_the_cause(
         memory_for("the KV pool", "lower it", torch.device("cuda")),
     ):
         no_memory()
+
+
+@pytest.mark.parametrize(
+    ("cache_mb", "chunk", "mebibytes"),
+    [(64, 1024, 64 + 32), (8, 1024, 16 + 32), (64, -1, 64 + 128)],
+)
+def test_vectors_of_images_leave_the_pool_less(cache_mb: int, chunk: int, mebibytes: int) -> None:
+    """The cache or the largest image, and what a step gathers of them."""
+    # Of 32 KiB a token: four vectors of 4096 numbers.
+    vision = SimpleNamespace(max_tokens=512, num_outputs=4)
+    config: Any = SimpleNamespace(
+        image_cache_mb=cache_mb, chunked_prefill_size=chunk, context_len=4096, dtype="bfloat16"
+    )
+    spec: Any = SimpleNamespace(vision=vision, hidden_size=4096)
+    left = build.with_images(Budget(GIB, GIB, "1.00 free"), config, spec)
+    assert (left.size_bytes, left.available_bytes) == (GIB - mebibytes * 2**20, GIB)
+    assert "for vectors of images" in left.arithmetic
+    spec.vision = None
+    assert build.with_images(left, config, spec) is left
 
 
 @pytest.fixture
