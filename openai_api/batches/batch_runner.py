@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LINES = 50_000
+# Of a line: it is decoded at once, and 64 MiB of numbers would hold the event loop for seconds.
+MAX_VALUES = 2**19
 _MAX_ERRORS = 100
 _READ_LINES = 64
 # Of the rows of all replicas, batches take up to one in so many: others find room at once.
@@ -275,6 +277,8 @@ def _check_input(content: BinaryIO, endpoint: str) -> tuple[list[LineError], int
 
 def _check_input_line(raw: bytes, endpoint: str, names: set[str]) -> None:
     request: Any = None
+    if raw.count(b",") >= MAX_VALUES:
+        raise BadLine("line_too_long", f"A line may have at most {MAX_VALUES} values.")
     with contextlib.suppress(orjson.JSONDecodeError):
         request = orjson.loads(raw)
     if not isinstance(request, dict):

@@ -38,9 +38,9 @@ _TIMES = (
 
 async def create_batch(call: Call, context: OpenAIContext) -> Whole:
     """Answer `POST /v1/batches`."""
-    service = batch_service(context)
     request = await read_body(call, DECODER)
     _check(request)
+    service = batch_service(context)
     file = await service.files.get(request.input_file_id, TENANT.get())
     if file.purpose != INPUT:
         raise InvalidRequest(f"{file.id} is no input of a batch.", param="input_file_id")

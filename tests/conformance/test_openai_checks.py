@@ -204,9 +204,9 @@ def test_48_messages(server: ServerProcess) -> None:
     assert (whole["type"], whole["stop_reason"]) == ("message", "max_tokens")
     answer = server.client.post(path, json={**body, "stream": True})
     names = re.findall("^event: (.*)$", answer.text, re.MULTILINE)
-    assert names[:2] == ["message_start", "content_block_start"]
+    assert names[:3] == ["message_start", "ping", "content_block_start"]
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    assert set(names[2:-3]) <= {"content_block_delta", "ping"}
+    assert set(names[3:-3]) <= {"content_block_delta", "ping"}
     assert "[DONE]" not in answer.text
     del body["max_tokens"]
     error = post(server, path, 400, **body)

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import headrace as sgl
-from openai_api.chat_template import NAMED_TEMPLATES, load_chat_template
+from openai_api.chat_template import load_chat_template
 from runtime.service.reranking import DEFAULT_INSTRUCTION
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import copy_of, edit_json, tiny_model
@@ -14,7 +14,7 @@ from tests.support.tiny_models import copy_of, edit_json, tiny_model
 PAGE = 16
 QUERY = "Does the text below say what the miller opens, and when he does it, and for whom? " * 2
 ITEMS = [f" The miller of mill number {i} opens gate {7 * i} at {i} o'clock." for i in range(24)]
-(TEMPLATE,) = NAMED_TEMPLATES
+TEMPLATE = "qwen3-reranker"
 
 
 def once(lengths, num_shared):

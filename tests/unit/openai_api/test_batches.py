@@ -16,7 +16,7 @@ import pytest
 
 from openai_api.batches import batch_store
 from openai_api.batches.batch_lines import BadLine, check_line
-from openai_api.batches.batch_runner import MAX_LINES, BatchRunner
+from openai_api.batches.batch_runner import MAX_LINES, MAX_VALUES, BatchRunner
 from openai_api.batches.batch_service import BatchService
 from openai_api.batches.batch_store import WINDOW_S, BatchRecord, BatchStore
 from openai_api.batches.database import Database
@@ -350,6 +350,14 @@ async def test_a_batch_that_cannot_be_kept_ends_no_other(
     async with batches.running():
         assert (await batches.ended(found))["status"] == "completed"
         await until_in_loop(lambda: lost not in batches.runner.running)
+
+
+async def test_a_line_of_too_many_values_is_not_decoded(make: Any) -> None:
+    batches = make(max_bytes=10**8)
+    batch_id = await batches.submit({"prompt": [1] * MAX_VALUES})
+    async with batches.running():
+        done = await batches.ended(batch_id)
+    assert (done["status"], done["errors"]["data"][0]["code"]) == ("failed", "line_too_long")
 
 
 def test_what_is_said_of_a_line_is_short() -> None:

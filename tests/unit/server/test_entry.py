@@ -122,7 +122,7 @@ async def test_unknown_routes_and_methods(tmp_path):
     [
         ("/v1/moderations", "/v1/classify"),
         ("/v1/audio/speech", "speech needs another server"),
-        ("/v1/batches/batch_1", "headrace batch"),
+        ("/v1/uploads/upload_1", "/v1/files"),
         ("/v1/v1/messages", "/v1 comes twice"),
         ("/chat/completions", "is /v1 missing"),
     ],
