@@ -32,6 +32,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/api/chat": {"model": "m", "stream": False, "messages": [{"role": "user", "content": "a"}]},
     "/api/generate": {"model": "m", "stream": False, "prompt": "a"},
     "/v1/responses": {"input": "a"},
+    "/v1/batches": {
+        "input_file_id": "file-a",
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    },
     "/v1/responses/input_tokens": {"input": "a"},
     "/v1/messages": {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]},
     "/v1/messages/count_tokens": {"model": "m", "messages": [{"role": "user", "content": "a"}]},
@@ -53,6 +58,8 @@ BESIDE = {
     # Nothing may be generated where the prompt is echoed.
     "max_tokens": {"echo": True},
 }
+# What an object in a body needs beside the field that is looked at.
+INSIDE = {"output_expires_after": {"anchor": "created_at"}}
 
 
 @pytest.fixture
@@ -221,7 +228,7 @@ async def test_bounds_are_those_of_the_code(server, document):
             continue
 
         async def ask(value: float, path=path, outer=outer, name=name, needed=needed) -> Any:
-            field = {outer: {name: value}} if outer else {name: value}
+            field = {outer: {**INSIDE.get(outer, {}), name: value}} if outer else {name: value}
             return await server.client.post(path, json={**needed, **field})
 
         for value in beyond(schema):
