@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.executor.batch_rows import BatchRows
 from runtime.executor.image_store import see_the_largest
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.weight_messages import LoadFolder, ReleaseMemory, ResumeMemory
@@ -208,7 +209,7 @@ def test_a_step_that_fails_gives_up_what_it_was_to_drop(monkeypatch: pytest.Monk
     """Before anything was dropped, so that those that are tried alone must."""
     name = "qwen2_5_vl"
     engine = InProcessEngine(tiny_vision(name), image_cache_mb=0)
-    rows, see, kept = engine.runner._rows, engine.model.visual.see, []
+    see, kept = engine.model.visual.see, []
 
     def note(images: list[torch.Tensor]) -> Any:
         seen = see(images)
@@ -218,16 +219,16 @@ def test_a_step_that_fails_gives_up_what_it_was_to_drop(monkeypatch: pytest.Monk
     monkeypatch.setattr(engine.model.visual, "see", note)
     add(engine, 1, prompt_of(2, WIDE, 2), count=1)
     engine.run()
-    apply, is_planted = rows.apply, True
+    apply, is_planted = BatchRows.apply, True
 
-    def fail_once(joins: Any, page_updates: Any) -> None:
+    def fail_once(rows: BatchRows, joins: Any, page_updates: Any) -> None:
         nonlocal is_planted
         if is_planted:
             is_planted = False
             raise RuntimeError("planted")
-        apply(joins, page_updates)
+        apply(rows, joins, page_updates)
 
-    monkeypatch.setattr(rows, "apply", fail_once)
+    monkeypatch.setattr(BatchRows, "apply", fail_once)
     other = prompt_of(3, TALL, 2, SQUARE, 3)
     assert generate(engine, other) == reference(name).greedy(other, NUM_NEW)
     assert not is_planted
