@@ -9,6 +9,7 @@ import weakref
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -208,7 +209,7 @@ def test_a_step_that_fails_gives_up_what_it_was_to_drop(monkeypatch: pytest.Monk
     """Before anything was dropped, so that those that are tried alone must."""
     name = "qwen2_5_vl"
     engine = InProcessEngine(tiny_vision(name), image_cache_mb=0)
-    rows, see, kept = engine.runner._rows, engine.model.visual.see, []
+    see, kept = engine.model.visual.see, []
 
     def note(images: list[torch.Tensor]) -> Any:
         seen = see(images)
@@ -218,19 +219,14 @@ def test_a_step_that_fails_gives_up_what_it_was_to_drop(monkeypatch: pytest.Monk
     monkeypatch.setattr(engine.model.visual, "see", note)
     add(engine, 1, prompt_of(2, WIDE, 2), count=1)
     engine.run()
-    apply, is_planted = rows.apply, True
-
-    def fail_once(joins: Any, page_updates: Any) -> None:
-        nonlocal is_planted
-        if is_planted:
-            is_planted = False
-            raise RuntimeError("planted")
-        apply(joins, page_updates)
-
-    monkeypatch.setattr(rows, "apply", fail_once)
+    # No size that has so many tokens: its request cannot take its row.
+    bad = msgspec.structs.replace(DOT, num_tokens=DOT.num_tokens + 1, digest=b"bad".ljust(16))
     other = prompt_of(3, TALL, 2, SQUARE, 3)
-    assert generate(engine, other) == reference(name).greedy(other, NUM_NEW)
-    assert not is_planted
+    add(engine, 2, prompt_of(4, bad, 2))
+    add(engine, 3, other)
+    engine.run()
+    assert engine.reasons[2].status_code == 500
+    assert engine.tokens[3] == reference(name).greedy(other, NUM_NEW)
     assert kept[0]() is None
 
 
