@@ -26,8 +26,9 @@ from headrace.engine.workers import run_workers
 from openai_api.batches.batch_lines import BadLine, check_line, refused
 from openai_api.batches.batch_lines import answer as batch_answer
 from openai_api.chat_prompt import build_chat_prompt
+from openai_api.chat_tools import settle_tools
 from openai_api.openai_context import OpenAIContext, make_context
-from openai_api.schemas.chat import ChatCompletionRequest
+from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request
 from runtime.errors import InvalidRequest
 from runtime.launch.command_line import parse_args
 
@@ -153,6 +154,8 @@ async def _render(chat: OpenAIContext, messages: Any, variables: Any) -> list[in
     except msgspec.ValidationError as error:
         raise ValueError(str(error).replace("`$.", "`")) from None
     with translated():
+        settle_tools(request)
+        check_chat_request(request)
         return (await build_chat_prompt(request, chat)).input_ids
 
 

@@ -44,13 +44,14 @@ class ItemWriter:
         self._open: Literal["message", "reasoning"] | None = None
         # Of the call that is being told, where the client has that tool as its shell.
         self._shell: Origin | None = None
+        self._call_id = ""
 
     def feed(self, outputs: Iterable[OutputEvent], logprobs: list[Any]) -> Iterator[Event]:
         """The events of more output; `logprobs` go with the first text of it."""
         for output in outputs:
             if isinstance(output, BeginCall):
                 yield from self.finish("completed")
-                yield from self._begin_call(output.name)
+                yield from self._begin_call(output)
             elif isinstance(output, MoreArguments):
                 yield from self._add_arguments(output.text)
             elif isinstance(output, EndCall):
@@ -66,6 +67,11 @@ class ItemWriter:
                 yield from self._begin("reasoning")
                 self._texts.append(output.text)
                 yield self._part("response.reasoning_text.delta", delta=output.text)
+
+    def add_logprobs(self, logprobs: list[Any]) -> None:
+        """Those of tokens without a text, behind the last text."""
+        if self._open == "message":
+            self._logprobs += logprobs
 
     def finish(self, status: Status) -> Iterator[Event]:
         """The events that end the last item."""
@@ -101,15 +107,17 @@ class ItemWriter:
         yield self._of_item("response.output_item.added")
         yield self._part("response.content_part.added", part=part)
 
-    def _begin_call(self, name: str) -> Iterator[Event]:
-        origin = self._tools.origins.get(name) or Origin(name)
+    def _begin_call(self, call: BeginCall) -> Iterator[Event]:
+        origin = self._tools.origins.get(call.name) or Origin(call.name)
+        # The model's own name for it, where it gives one: the next turn's template shows it again.
+        self._call_id = call.id or f"call_{secrets.token_hex(12)}"
         self._texts = []
         self._shell = origin if origin.is_command else None
         if self._shell is None:
             yield self._begin_item(origin)
 
     def _begin_item(self, origin: Origin) -> Event:
-        item = {"call_id": f"call_{secrets.token_hex(12)}", "name": origin.name}
+        item = {"call_id": self._call_id, "name": origin.name}
         if origin.namespace is not None:
             item["namespace"] = origin.namespace
         if origin.is_custom:
@@ -149,7 +157,7 @@ class ItemWriter:
         item = {
             "id": _id("lsh"),
             "type": "local_shell_call",
-            "call_id": f"call_{secrets.token_hex(12)}",
+            "call_id": self._call_id,
             "action": action,
         }
         self.output.append({**item, "status": "in_progress"})

@@ -71,6 +71,7 @@ class ResponseRun:
         self._context = context
         keeps = THOUGHTS in (request.include or ()) or not self.is_stored
         self._writer = ItemWriter(tools, keeps_thoughts=keeps)
+        self._num_scored = 0
 
     def close(self) -> None:
         """Stop; what still runs is aborted."""
@@ -125,8 +126,9 @@ class ResponseRun:
         async with contextlib.aclosing(chunks):
             async for _, chunk in chunks:
                 outputs = choice.read(chunk)
-                for each in writer.feed(outputs, _logprobs(choice) if outputs else []):
+                for each in writer.feed(outputs, self._logprobs(choice) if outputs else []):
                     yield each
+        writer.add_logprobs(self._logprobs(choice))
         reason = choice.reason
         is_cut = reason is not None and reason.type == "length"
         status = "incomplete" if is_cut else "completed"
@@ -140,6 +142,15 @@ class ResponseRun:
         # No event is called by the end that somebody else made.
         word = "incomplete" if status == "cancelled" else status
         yield {"type": f"response.{word}", "response": self.response}
+
+    def _logprobs(self, choice: ChatChoice) -> list[Any]:
+        """Those since the last call, thoughts left out; plain, for they are told three times."""
+        found = choice.take_logprobs()
+        logprobs: list[Any] = orjson.loads(b"".join(found["content"].pieces())) if found else []
+        num_thoughts = choice.count.reasoning if choice.count.has_reasoned else 0
+        first = max(num_thoughts - self._num_scored, 0)
+        self._num_scored += len(logprobs)
+        return logprobs[first:]
 
     async def fail(self, error: Exception) -> None:
         """End with what went wrong."""
@@ -206,13 +217,6 @@ def _failure(error: Exception) -> dict[str, str]:
     info = describe_error(error)
     code = "server_error" if info.status >= 500 else info.code or "invalid_prompt"
     return {"code": code, "message": info.message[:MAX_MESSAGE_CHARS]}
-
-
-def _logprobs(choice: ChatChoice) -> list[Any]:
-    """Those since the last call; a plain list, for they are told three times."""
-    found = choice.take_logprobs()
-    logprobs: list[Any] = orjson.loads(b"".join(found["content"].pieces())) if found else []
-    return logprobs
 
 
 def _new_object(

@@ -235,7 +235,8 @@ class ItemsRequest(msgspec.Struct, kw_only=True):
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
     truncation: Annotated[
-        Literal["auto", "disabled"] | None, neutral("a prompt that is too long is refused")
+        Literal["auto", "disabled"] | None,
+        neutral("auto leaves the oldest turns out of an input that is too long"),
     ] = None
     chat_template_kwargs: dict[str, Any] | None = None
 

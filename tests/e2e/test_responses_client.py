@@ -119,11 +119,17 @@ def test_in_the_background(responses: Any) -> None:
         responses.retrieve(begun.id)
 
 
-def test_logprobs(responses: Any) -> None:
-    ask = asked(CAPITAL, include=["message.output_text.logprobs"], top_logprobs=2)
+@pytest.mark.parametrize("body", [{}, THINKS], ids=["plain", "thinks"])
+def test_logprobs(responses: Any, body: dict[str, Any]) -> None:
+    ask = asked(CAPITAL, extra_body=body, include=["message.output_text.logprobs"], top_logprobs=2)
+    found = []
     for response in (responses.create(**ask), streamed(responses, **ask)):
-        (message,) = response.output
+        message = response.output[-1]
         logprobs = message.content[0].logprobs
-        # The token that ended it has no text.
-        assert response.output_text.startswith("".join(each.token for each in logprobs[:3]))
+        # The token that ended it has no text, nor have the lines between a thought and it.
+        said = "".join(each.token for each in logprobs[:3]).lstrip()
+        assert said
+        assert response.output_text.startswith(said)
         assert all(len(each.top_logprobs) == 2 for each in logprobs)
+        found.append([each.token for each in logprobs])
+    assert found[0] == found[1]

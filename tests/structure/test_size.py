@@ -15,11 +15,11 @@ MAX_CODE_LINES = {
     "kernels": 5_501,
     "kernels (C++)": 1_448,
     "runtime": 21_695,
-    "openai_api": 7_578,
+    "openai_api": 7_589,
     "anthropic_api": 543,
     "ollama_api": 384,
     "server": 3_552,
-    "headrace": 9_909,
+    "headrace": 9_911,
 }
 
 
