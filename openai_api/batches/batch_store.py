@@ -102,14 +102,21 @@ _DECODER = msgspec.json.Decoder(BatchRecord)
 class BatchStore:
     """All batches; a line is answered once, whatever ends and begins again."""
 
-    def __init__(self, database: Database, files: FileStore) -> None:
-        """Keep them in `database`, and what they leave behind among `files`."""
+    def __init__(self, database: Database, files: FileStore, max_over: int = MAX_OVER) -> None:
+        """Keep them in `database`, and what they leave behind among `files`.
+
+        Args:
+            database: their own.
+            files: of inputs and answers.
+            max_over: kept of those that are over, for each tenant.
+        """
         self._database = database
+        self._max_over = max_over
         self._files = files
 
     async def put(self, record: BatchRecord) -> None:
         """Keep, or replace; of those that are over the oldest make room."""
-        await self._database.run(_put, record)
+        await self._database.run(_put, record, self._max_over)
 
     async def get(self, batch_id: str, tenant: str) -> BatchRecord:
         """Find a batch.
@@ -182,7 +189,7 @@ class BatchStore:
         record.counts = _counts(connection, record.id)
 
 
-def _put(connection: sqlite3.Connection, record: BatchRecord) -> None:
+def _put(connection: sqlite3.Connection, record: BatchRecord, max_over: int) -> None:
     encoded = msgspec.json.encode(record)
     connection.execute(
         "INSERT INTO batches VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
@@ -193,7 +200,7 @@ def _put(connection: sqlite3.Connection, record: BatchRecord) -> None:
         over = "FROM batches WHERE tenant = ? AND is_over"
         last = f"SELECT rowid {over} ORDER BY rowid DESC LIMIT 1 OFFSET ?"
         connection.execute(
-            f"DELETE {over} AND rowid <= ({last})", (record.tenant, record.tenant, MAX_OVER)
+            f"DELETE {over} AND rowid <= ({last})", (record.tenant, record.tenant, max_over)
         )
 
 

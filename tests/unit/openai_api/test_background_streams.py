@@ -38,13 +38,19 @@ async def get(front: Any, response_id: str, **query: Any) -> httpx.Response:
         return answer
 
 
-async def test_what_cannot_be_kept_is_not_made(
-    front: Any, background: BackgroundResponses, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def full(*_: Any) -> None:
+class FullStore(MemoryStore):
+    async def put(self, *_: Any) -> None:
         raise OSError("The disk is full.")
 
-    monkeypatch.setattr(MemoryStore, "put", full)
+
+async def test_what_cannot_be_kept_is_not_made(
+    make_front: Any, background: BackgroundResponses
+) -> None:
+    front = make_front(
+        responses=FullStore(2**20, 3600),
+        background_responses=background,
+        engine_options={"hold": "stay"},
+    )
     answer = await front.post("/v1/responses", {**ASKED, "input": "stay"})
     assert answer.status_code == 500
     (request,) = front.engine.requests

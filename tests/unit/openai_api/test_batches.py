@@ -14,11 +14,10 @@ import httpx
 import orjson
 import pytest
 
-from openai_api.batches import batch_store
 from openai_api.batches.batch_lines import BadLine, check_line
 from openai_api.batches.batch_runner import MAX_LINES, MAX_VALUES, BatchRunner
 from openai_api.batches.batch_service import BatchService
-from openai_api.batches.batch_store import WINDOW_S, BatchRecord, BatchStore
+from openai_api.batches.batch_store import MAX_OVER, WINDOW_S, BatchRecord, BatchStore
 from openai_api.batches.database import Database
 from openai_api.batches.file_store import FILE_BYTES, FileStore, UnknownFile
 from openai_api.openai_context import OpenAIContext, make_context
@@ -35,13 +34,15 @@ TEXT = "/v1/completions"
 class Batches:
     """A fake server whose batches run, on a clock of its own."""
 
-    def __init__(self, folder: Path, max_bytes: int = 10**6, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, max_bytes: int = 10**6, max_over: int = MAX_OVER, **options: Any
+    ) -> None:
         self.server = FakeServer(folder, **options)
         self.engine = self.server.engine
         self.now = 1_000_000.0
         database = Database(folder / "files")
         self.files = FileStore(database, max_bytes, lambda: self.now)
-        self.store = BatchStore(database, self.files)
+        self.store = BatchStore(database, self.files, max_over)
         self.runner = BatchRunner(self.store, self.files, lambda: self.now)
         self.service = BatchService(database, self.files, self.store, self.runner)
         context = make_context(self.server.context)
@@ -253,11 +254,8 @@ async def test_files_without_content_take_room_too(make: Any) -> None:
     assert found == [200, 200, 400]
 
 
-async def test_of_batches_that_are_over_the_newest_stay(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches = make()
-    monkeypatch.setattr(batch_store, "MAX_OVER", 2)
+async def test_of_batches_that_are_over_the_newest_stay(make: Any) -> None:
+    batches = make(max_over=2)
 
     def record(name: str, tenant: str, status: Any) -> BatchRecord:
         return BatchRecord(
