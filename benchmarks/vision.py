@@ -171,7 +171,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-path", default="demo-vision")
     parser.add_argument("--side", type=int, default=640, help="pixels of a picture's side")
-    parser.add_argument("--tokens", type=int, default=256, help="of each text stream")
+    parser.add_argument("--tokens", type=int, default=900, help="of each text stream")
     parser.add_argument("--lead-s", type=float, default=1.0, help="of the streams before images")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
