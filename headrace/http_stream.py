@@ -22,6 +22,7 @@ OnEvent = Callable[[float, bytes], None]
 _OK = 200
 _LENGTH_HEADERS = (b"content-length", b"transfer-encoding")
 _MAX_ERROR_BYTES = 65536
+_UNLIMITED = contextlib.nullcontext()
 
 
 class HttpStatusError(HeadraceError):
@@ -226,7 +227,8 @@ class HttpClient:
         head = f"{method} {self._base}{path} HTTP/1.1\r\n".encode()
         request = head + self._headers + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
         # The wait for room is this process's own affair.
-        async with self._room or contextlib.nullcontext(), asyncio.timeout(self._timeout_s):
+        limit = _UNLIMITED if self._timeout_s is None else asyncio.timeout(self._timeout_s)
+        async with self._room or _UNLIMITED, limit:
             while True:
                 connection = self._take_idle()
                 is_reused = connection is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -17,13 +18,21 @@ class LoopClosed(RuntimeError):
     """The loop takes no more work."""
 
 
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """The server's loop; not the policy's: what the user's program installed stays the user's."""
+    if sys.platform == "win32":
+        return asyncio.SelectorEventLoop()
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
 class LoopThread:
     """Runs coroutines for other threads until it is stopped."""
 
     def __init__(self, name: str) -> None:
         """Start the thread."""
-        # Not the policy's loop: whatever the user's program installed stays the user's.
-        self._loop = asyncio.SelectorEventLoop()
+        self._loop = _new_loop()
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

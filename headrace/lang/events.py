@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.lang.sampling import SglSamplingParams
+
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
@@ -20,7 +22,7 @@ class Event:
         began_s: when it was begun, in seconds of `time.perf_counter()`.
         first_s: when its first piece came, or None.
         ended_s: when it was done, or None while it runs.
-        sampling: what was asked for, by name; None where nothing is generated.
+        asked: of a generation its sampling parameters, of a choice its options by name.
         meta: the back end's meta information.
         error: what went wrong.
     """
@@ -32,9 +34,30 @@ class Event:
     began_s: float
     first_s: float | None = None
     ended_s: float | None = None
-    sampling: dict[str, Any] | None = None
+    asked: SglSamplingParams | dict[str, Any] | None = None
     meta: Any = None
     error: BaseException | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any] | None:
+        """What was asked for, by name; None where nothing is generated."""
+        return self.asked.set_fields() if isinstance(self.asked, SglSamplingParams) else self.asked
+
+
+Mark = tuple[str, str | None, int, int, float, float]
+"""An event that is over: kind, name, start, end, when it was begun and done.
+
+Most are that, and a program keeps all of its own: a tuple of plain values is nothing that the
+garbage collector walks through.
+"""
+
+
+def as_event(one: Event | Mark) -> Event:
+    """The event of a mark."""
+    if isinstance(one, Event):
+        return one
+    kind, name, start, end, began_s, ended_s = one
+    return Event(kind, name, start, end, began_s, ended_s, ended_s)
 
 
 @dataclass(slots=True)

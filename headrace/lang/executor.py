@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.lang import ir
 from headrace.lang.core_loop import core
-from headrace.lang.events import Event
+from headrace.lang.events import Event, Mark, as_event
 from headrace.lang.family import Family
 from headrace.lang.generating import Fill, fill_and_close, generate, select
 from headrace.lang.media_input import Media, load_media, load_video
@@ -38,7 +38,7 @@ class StreamExecutor:
         messages_: the turns that are closed.
         images_: all images so far; `cur_images` are those of the open turn.
         error_: the first thing that went wrong.
-        events: what was executed.
+        log: what was executed; see `events`.
         first_request: awaited before the next request; a prefix that is being cached.
         uncached_from: where in `text_` begins what no request has held yet.
         fills: the parts of the open turn, where one call is to fill it.
@@ -59,13 +59,13 @@ class StreamExecutor:
         "cur_role_begin_pos",
         "default_sampling_para",
         "error_",
-        "events",
         "family",
         "fills",
         "first_request",
         "fork_start_text_pos",
         "images_",
         "is_running",
+        "log",
         "messages_",
         "num_api_spec_tokens",
         "sid",
@@ -100,7 +100,7 @@ class StreamExecutor:
         self.cur_images: list[Media] = []
         self.vars = Variables()
         self.error_: BaseException | None = None
-        self.events: list[Event] = []
+        self.log: list[Event | Mark] = []
         self.first_request: Awaitable[None] | None = None
         self.fork_start_text_pos = 0
         self.is_running = False
@@ -123,6 +123,12 @@ class StreamExecutor:
     def meta_info(self) -> dict[str, Any]:
         """The back end's meta information, by variable."""
         return self.vars.metas
+
+    @property
+    def events(self) -> list[Event]:
+        """What was executed so far, in order."""
+        with self.family.lock:
+            return [as_event(one) for one in self.log]
 
     # ---- appending: from any thread ----
 
@@ -258,12 +264,14 @@ class StreamExecutor:
 
     # ---- text and turns ----
 
-    def _append_text(self, kind: str, name: str | None, text: str) -> None:
+    def _append_text(
+        self, kind: str, name: str | None, text: str, began_s: float | None = None
+    ) -> None:
         now = time.perf_counter()
         with self.family.lock:
             start = len(self.text_)
             self.text_ += text
-            self.events.append(Event(kind, name, start, len(self.text_), now, now, now))
+            self.log.append((kind, name, start, len(self.text_), began_s or now, now))
             if self.fills is not None:
                 self.fills.append(Fill(text=text))
             if self.stream:
@@ -335,8 +343,8 @@ class StreamExecutor:
             self.images_ = [*self.images_, *media]
             self.cur_images = [*self.cur_images, *media]
             # A video is its frames, an image each.
-            self._append_text("image", None, self.chat_template.image_token * len(media))
-            self.events[-1].began_s = began
+            tokens = self.chat_template.image_token * len(media)
+            self._append_text("image", None, tokens, began)
 
     # ---- children ----
 
@@ -355,7 +363,7 @@ class StreamExecutor:
             self._children.update(children)
             now = time.perf_counter()
             at = len(self.text_)
-            self.events.append(Event("fork", str(size), at, at, now, now, now))
+            self.log.append(("fork", str(size), at, at, now, now))
         for child in children:
             self.backend.fork_program(self, child, position_ids_offset)
         return children

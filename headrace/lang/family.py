@@ -7,9 +7,8 @@ must hold then.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextvars import ContextVar, Token
 from typing import Any
 
 from headrace.lang.events import Usage
@@ -43,14 +42,9 @@ class Family(Waiters):
         self.usage = Usage()
         self.on_block: Callable[[], None] | None = None
 
-    @contextlib.contextmanager
-    def as_body(self) -> Iterator[None]:
+    def as_body(self) -> _AsBody:
         """What runs in here is the program's body."""
-        token = _bodies.set((*_bodies.get(), self))
-        try:
-            yield
-        finally:
-            _bodies.reset(token)
+        return _AsBody(self)
 
     @property
     def is_own_body(self) -> bool:
@@ -70,3 +64,16 @@ class Family(Waiters):
         for family in _bodies.get():
             if family.on_block is not None:
                 family.on_block()
+
+
+class _AsBody:
+    __slots__ = ("_family", "_token")
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+
+    def __enter__(self) -> None:
+        self._token: Token[tuple[Family, ...]] = _bodies.set((*_bodies.get(), self._family))
+
+    def __exit__(self, *raised: object) -> None:
+        _bodies.reset(self._token)

@@ -42,6 +42,8 @@ _SAMPLING = (
     "top_logprobs_num",
     "return_text_in_logprobs",
 )
+_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -98,6 +100,11 @@ class SglFunction(Generic[P, R]):
             if parameter.default is not parameter.empty
         )
         self._declared = {parameter.name for parameter in own}
+        # Keywords that need no look at the signature.
+        self._keywords = {one.name for one in own if one.kind in _BY_KEYWORD}
+        self._required = {
+            one.name for one in own if one.default is one.empty and one.kind not in _VARIADIC
+        }
         functools.update_wrapper(self, func)
 
     def __get__(self, owner: Any, kind: type[Any] | None = None) -> SglFunction[..., R]:
@@ -295,6 +302,8 @@ class SglFunction(Generic[P, R]):
         Raises:
             TypeError: too many, unknown or missing ones.
         """
+        if not args and self._required <= kwargs.keys() <= self._keywords:
+            return
         first = (None, None) if self._is_method else (None,)
         self._signature.bind(*first, *args, **{**self._bound_beside(args), **kwargs})
 

@@ -5,9 +5,8 @@ All of it runs on the core's loop, for one executor at a time.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.lang import ir
@@ -56,7 +55,7 @@ async def generate(executor: StreamExecutor, part: ir.SglGen[Any], reasoning: st
         executor.fills.append(Fill(sampling_params=params, part=part, splitter=splitter))
         return
     await _wait_for_prefix(executor)
-    with _request(executor, "gen", part.name, params.set_fields()) as event:
+    with _Request(executor, "gen", part.name, params) as event:
         # Several answers are no one stream.
         if executor.stream and (params.n or 1) == 1:
             await _generate_stream(executor, part, params, event, splitter)
@@ -157,7 +156,7 @@ def _take_piece(
 async def select(executor: StreamExecutor, part: ir.SglSelect, reasoning: str | None) -> None:
     """Decide between texts, and set the variable."""
     await _wait_for_prefix(executor)
-    with _request(executor, "select", part.name, {"choices": part.choices}) as event:
+    with _Request(executor, "select", part.name, {"choices": part.choices}) as event:
         decision = await executor.backend.async_select(
             executor, part.choices, part.temperature, part.choices_method
         )
@@ -180,7 +179,7 @@ async def fill_and_close(executor: StreamExecutor, role: str, fills: list[Fill])
     if gens:
         executor.text_ = executor.text_[: executor.cur_role_begin_pos]
         await _wait_for_prefix(executor)
-        with _request(executor, "gen", None, {"parts": len(gens)}) as event:
+        with _Request(executor, "gen", None, {"parts": len(gens)}) as event:
             results = await executor.backend.async_fill_turn(executor, fills)
             with executor.family.lock:
                 event.meta = [meta for _, meta in results]
@@ -206,21 +205,31 @@ async def _wait_for_prefix(executor: StreamExecutor) -> None:
         await waiting
 
 
-@contextlib.contextmanager
-def _request(
-    executor: StreamExecutor, kind: str, name: str | None, sampling: dict[str, Any]
-) -> Generator[Event, None, None]:
-    at = len(executor.text_)
-    event = Event(kind, name, at, at, time.perf_counter(), sampling=sampling)
-    with executor.family.lock:
-        executor.events.append(event)
-    try:
-        yield event
-    except BaseException as error:
-        event.error = error
-        raise
-    finally:
-        _end_event(executor, event)
+class _Request:
+    """The event of a request, which is over when this is left."""
+
+    __slots__ = ("_event", "_executor")
+
+    def __init__(
+        self,
+        executor: StreamExecutor,
+        kind: str,
+        name: str | None,
+        asked: SglSamplingParams | dict[str, Any],
+    ) -> None:
+        at = len(executor.text_)
+        self._executor = executor
+        self._event = Event(kind, name, at, at, time.perf_counter(), asked=asked)
+
+    def __enter__(self) -> Event:
+        with self._executor.family.lock:
+            self._executor.log.append(self._event)
+        return self._event
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._event.error = error
+        _end_event(self._executor, self._event)
 
 
 def _end_event(executor: StreamExecutor, event: Event) -> None:

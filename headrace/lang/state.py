@@ -154,7 +154,7 @@ class _State:
         """
         executor = self.stream_executor
         with executor.family.lock:
-            text, events = executor.text_, list(executor.events)
+            text, events = executor.text_, executor.events
         usage = self.usage()
         if html is not None:
             title = executor.family.name or "program"

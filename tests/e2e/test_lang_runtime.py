@@ -59,14 +59,15 @@ def test_t68_its_own_calls_answer_as_the_server_does(runtime: Runtime) -> None:
     both = json.loads(runtime.generate(["The capital of France is"] * 2, sampling))
     assert [each["text"] for each in both] == [answer["text"]] * 2
 
+    # Long, as a busy machine sends what has gathered as one piece.
+    long = {**sampling, "max_new_tokens": 300, "ignore_eos": True}
+
     async def read() -> list[str]:
-        return [
-            piece async for piece in runtime.async_generate("The capital of France is", sampling)
-        ]
+        return [piece async for piece in runtime.async_generate("The capital of France is", long)]
 
     pieces = asyncio.run(read())
     assert len(pieces) > 1
-    assert "".join(pieces) == answer["text"]
+    assert "".join(pieces).startswith(answer["text"])
     assert runtime.add_request.__func__ is runtime.async_generate.__func__
 
 
