@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -90,7 +91,6 @@ class Core:
 
     def __init__(self) -> None:
         """Start the loop's thread."""
-        self.pid = os.getpid()
         self.threads = Threads("headrace-body")
         self._loop = LoopThread("headrace-lang")
         self._starts: deque[Callable[[], object]] = deque()
@@ -159,10 +159,19 @@ _lock = threading.Lock()
 def core() -> Core:
     """The process's core; made when first asked for, and anew in a forked process."""
     global _core  # noqa: PLW0603 one loop a process is the point
-    found = _core
-    if found is not None and found.pid == os.getpid():
-        return found
+    if _core is not None:
+        return _core
     with _lock:
-        if _core is None or _core.pid != os.getpid():
+        if _core is None:
             _core = Core()
         return _core
+
+
+def _forget() -> None:
+    """In a forked process: the loop's thread is not in it, and the lock may be held for ever."""
+    global _core, _lock
+    _core, _lock = None, threading.Lock()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)
