@@ -18,15 +18,13 @@ from headrace.lang.generating import Fill, fill_and_close, generate, select
 from headrace.lang.media_input import Media, load_media, load_video
 from headrace.lang.program_errors import ProgramCancelled, ProgramError, ProgramTimeout, Source
 from headrace.lang.sampling import SglSamplingParams
+from headrace.lang.steps import Step, steps_of
 from headrace.lang.variables import Variables
 
 if TYPE_CHECKING:
     from headrace.lang.backend.base import BaseBackend, Message
 
 _sids = itertools.count(1)
-
-Step = tuple[ir.SglExpr, str | None]
-"""A part to execute, and the reasoning parser of a generation whose reasoning is taken out."""
 
 
 class StreamExecutor:
@@ -139,7 +137,7 @@ class StreamExecutor:
             TypeError: neither text nor an expression.
             ProgramError: the program has failed before.
         """
-        steps = _steps(ir.as_expression(value))
+        steps = steps_of(ir.as_expression(value))
         with self.family.lock:
             if self.error_ is not None:
                 raise self.error_
@@ -486,19 +484,3 @@ class StreamExecutor:
             f"The variable {name!r} was not made, as the program failed before: {error}",
             variable=name,
         ) from error
-
-
-def _steps(expression: ir.SglExpr) -> list[Step]:
-    """The parts in order; a `separate_reasoning` becomes a mark of its generation."""
-    parts = list(expression.parts())
-    marks = [part for part in parts if isinstance(part, ir.SglSeparateReasoning)]
-    if not marks:
-        return [(part, None) for part in parts]
-    reasoning = {mark.name: mark.model_type for mark in marks}
-    steps: list[Step] = []
-    for part in parts:
-        if isinstance(part, ir.SglSeparateReasoning):
-            continue
-        name = part.name if isinstance(part, (ir.SglGen, ir.SglSelect)) else None
-        steps.append((part, reasoning.get(name) if name else None))
-    return steps

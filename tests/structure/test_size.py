@@ -19,7 +19,7 @@ MAX_CODE_LINES = {
     "anthropic_api": 543,
     "ollama_api": 384,
     "server": 3_552,
-    "headrace": 9_911,
+    "headrace": 9_951,
 }
 
 

@@ -1,0 +1,24 @@
+"""What a program appends, as the steps that are executed one by one."""
+
+from __future__ import annotations
+
+from headrace.lang import ir
+
+Step = tuple[ir.SglExpr, str | None]
+"""A part to execute, and the reasoning parser of a generation whose reasoning is taken out."""
+
+
+def steps_of(expression: ir.SglExpr) -> list[Step]:
+    """The parts in order; a `separate_reasoning` becomes a mark of its generation."""
+    parts = list(expression.parts())
+    marks = [part for part in parts if isinstance(part, ir.SglSeparateReasoning)]
+    if not marks:
+        return [(part, None) for part in parts]
+    reasoning = {mark.name: mark.model_type for mark in marks}
+    steps: list[Step] = []
+    for part in parts:
+        if isinstance(part, ir.SglSeparateReasoning):
+            continue
+        name = part.name if isinstance(part, (ir.SglGen, ir.SglSelect)) else None
+        steps.append((part, reasoning.get(name) if name else None))
+    return steps
