@@ -97,6 +97,8 @@ async def first_tokens(url: str, rng: random.Random, options: Any) -> dict[str, 
 
 async def largest_gap(url: str, rng: random.Random, options: Any, num_images: int) -> list[float]:
     """The largest gaps between tokens of each text stream, while images come, seconds."""
+    # Made before: meanwhile this process would see no token.
+    pictures = [picture(rng, options.side) for _ in range(num_images)]
     texts = []
     for _ in range(STREAMS):
         # No prefix in common.
@@ -106,14 +108,8 @@ async def largest_gap(url: str, rng: random.Random, options: Any, num_images: in
         texts.append(asyncio.ensure_future(times(url, "/generate", body)))
     await asyncio.sleep(options.lead_s)
     images = [
-        asyncio.ensure_future(
-            times(
-                url,
-                "/v1/chat/completions",
-                question(picture(rng, options.side), QUESTIONS[0], 8),
-            )
-        )
-        for _ in range(num_images)
+        asyncio.ensure_future(times(url, "/v1/chat/completions", question(each, QUESTIONS[0], 8)))
+        for each in pictures
     ]
     await asyncio.gather(*images)
     found = []
