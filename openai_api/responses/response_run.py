@@ -93,6 +93,8 @@ class ResponseRun:
                 async for each in events:
                     yield {**each, "sequence_number": next(numbers)}
         except Exception as error:
+            for each in self._writer.finish("incomplete"):
+                yield {**each, "sequence_number": next(numbers)}
             await self.fail(error)
             yield {
                 "type": "response.failed",
@@ -131,11 +133,10 @@ class ResponseRun:
         writer.add_logprobs(self._logprobs(choice))
         reason = choice.reason
         is_cut = reason is not None and reason.type == "length"
-        status = "incomplete" if is_cut else "completed"
-        for each in writer.finish("incomplete" if is_cut else "completed"):
+        is_aborted = reason is not None and reason.type == "abort"
+        status = "incomplete" if is_cut else "cancelled" if is_aborted else "completed"
+        for each in writer.finish("completed" if status == "completed" else "incomplete"):
             yield each
-        if reason is not None and reason.type == "abort":
-            status = "cancelled"
         if is_cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         await self._end(status)

@@ -225,6 +225,36 @@ async def test_a_failure_ends_a_stream_and_is_kept(front: Any) -> None:
     assert (await _get(front, failed["id"])).json()["status"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("tool", "text", "kind"),
+    [
+        (ADD, CALL, "function_call"),
+        (CUSTOM, PATCH, "custom_tool_call"),
+        ({"type": "local_shell"}, CALL.replace("add", "local_shell"), "function_call"),
+    ],
+)
+@pytest.mark.parametrize("ends", ["fails", "is cut"])
+async def test_a_call_that_breaks_off_is_incomplete(
+    make_front: Any, tool: dict[str, Any], text: str, kind: str, ends: str
+) -> None:
+    """As it stood: in the events, in the last of them, and where it is read again."""
+    front = make_front(lambda _: text, responses=MemoryStore(2**20, 3600), tools="hermes")
+    begun = text.partition("Begin" if kind == "custom_tool_call" else '"b"')[0]
+    num_tokens = len(front.engine.tokenizer.encode(begun, add_special_tokens=False))
+    limit = {} if ends == "fails" else {"max_output_tokens": num_tokens}
+    if ends == "fails":
+        front.engine.fail_after = num_tokens
+    events = events_of(await ask(front, stream=True, tools=[tool], **limit))
+    last = events[-1]["response"]
+    assert last["status"] == ("failed" if ends == "fails" else "incomplete")
+    (item,) = last["output"]
+    assert (item["type"], item["status"]) == (kind, "incomplete")
+    told = item.get("arguments", item.get("input"))
+    assert told == ("*** " if kind == "custom_tool_call" else '{"a": 1, ')
+    assert put_together(events) == last["output"]
+    assert (await _get(front, last["id"])).json() == last
+
+
 async def test_in_the_background(make_front: Any) -> None:
     background = BackgroundResponses()
     front = make_front(
