@@ -326,15 +326,43 @@ async def test_an_unknown_response_has_openais_code(front: Any) -> None:
     )
 
 
-async def test_only_allowed_tools_are_offered(make_front: Any) -> None:
-    front = make_front(lambda _: f"{CALL}{PATCH}", tools="hermes")
+async def test_only_allowed_tools_are_called(make_front: Any) -> None:
+    template = "{{ tools | tojson }}{{ messages[0].content }}"
+    front = make_front(lambda _: f"{CALL}{PATCH}", tools="hermes", template=template)
     allowed = {
         "type": "allowed_tools",
         "mode": "auto",
-        "tools": [{"type": "custom", "name": "patch"}],
+        "tools": [{"type": "custom", "name": "patch"}, {"type": "web_search"}],
     }
-    output = (await answered(front, tools=[ADD, CUSTOM], tool_choice=allowed))["output"]
-    assert [item["type"] for item in output if "call" in item["type"]] == ["custom_tool_call"]
+    tools = [ADD, CUSTOM, {"type": "web_search"}]
+    response = await answered(front, tools=tools, tool_choice=allowed)
+    kinds = [item["type"] for item in response["output"]]
+    assert [kind for kind in kinds if "call" in kind] == ["custom_tool_call"]
+    assert (response["tool_choice"], response["tools"]) == (allowed, tools)
+    # All of them are shown.
+    await answered(front, tools=tools)
+    assert prompt_of(front, -1) == prompt_of(front, -2)
+    counted = {"input": "Hello", "tools": tools, "tool_choice": allowed}
+    assert (await front.post("/v1/responses/input_tokens", counted)).status_code == 200
+    hosted = {**allowed, "tools": [{"type": "web_search"}]}
+    response = await answered(front, tools=tools, tool_choice=hosted)
+    assert [item["type"] for item in response["output"]] == ["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mode": "perhaps"}, "auto or required"),
+        ({"tools": "add"}, "a list of tools"),
+        ({"tools": []}, "no tool that can be called"),
+        ({"tools": [{"type": "web_search"}], "mode": "required"}, "no tool that can be called"),
+        ({"tools": [{"type": "function", "name": "other"}]}, "tools[0] is not among"),
+    ],
+)
+async def test_allowed_tools_that_cannot_be(front: Any, change: dict[str, Any], words: str) -> None:
+    choice = {"type": "allowed_tools", "tools": [{"type": "function", "name": "add"}], **change}
+    error = (await ask(front, tools=[ADD], tool_choice=choice)).json()["error"]
+    assert (error["param"], words in error["message"]) == ("tool_choice", True)
 
 
 async def test_nothing_is_kept_without_a_store(make_front: Any) -> None:
