@@ -15,7 +15,12 @@ import orjson
 import pytest
 
 from openai_api.batches.batch_lines import BadLine, check_line
-from openai_api.batches.batch_runner import MAX_LINES, MAX_VALUES, BatchRunner
+from openai_api.batches.batch_runner import (
+    MAX_LINE_BYTES,
+    MAX_LINES,
+    MAX_VALUES,
+    BatchRunner,
+)
 from openai_api.batches.batch_service import BatchService
 from openai_api.batches.batch_store import MAX_OVER, WINDOW_S, BatchRecord, BatchStore
 from openai_api.batches.database import Database
@@ -406,6 +411,17 @@ async def test_a_line_of_too_many_values_is_not_decoded(make: Any) -> None:
     async with batches.running():
         done = await batches.ended(batch_id)
     assert (done["status"], done["errors"]["data"][0]["code"]) == ("failed", "line_too_long")
+
+
+async def test_a_line_of_too_many_bytes_is_not_decoded(make: Any) -> None:
+    batches = make(max_bytes=2**26)
+    async with batches.running():
+        batch = await batches.ended(
+            await batches.submit({"prompt": "a"}, {"prompt": "b" * MAX_LINE_BYTES * 2}, {})
+        )
+    assert (batch["status"], batch["request_counts"]["total"]) == ("failed", 3)
+    (error,) = batch["errors"]["data"]
+    assert (error["code"], error["line"]) == ("line_too_long", 2)
 
 
 def test_what_is_said_of_a_line_is_short() -> None:
