@@ -68,6 +68,12 @@ class ItemWriter:
                 self._texts.append(output.text)
                 yield self._part("response.reasoning_text.delta", delta=output.text)
 
+    def add(self, item: dict[str, Any]) -> Iterator[Event]:
+        """The events of an item that is complete, and no part of the model's output."""
+        self.output.append(item)
+        yield self._of_item("response.output_item.added")
+        yield self._of_item("response.output_item.done")
+
     def add_logprobs(self, logprobs: list[Any]) -> None:
         """Those of tokens without a text, behind the last text."""
         if self._open == "message":

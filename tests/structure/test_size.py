@@ -15,7 +15,7 @@ MAX_CODE_LINES = {
     "kernels": 5_501,
     "kernels (C++)": 1_448,
     "runtime": 21_725,
-    "openai_api": 7_700,
+    "openai_api": 7_770,
     "anthropic_api": 543,
     "ollama_api": 384,
     "server": 3_552,
