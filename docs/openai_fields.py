@@ -278,7 +278,11 @@ RESPONSES = Route(
         "service_tier": Sample("auto"),
         "max_tool_calls": Sample(3),
         "stream_options": Sample({"include_obfuscation": False}),
-        "context_management": Sample([{"type": "compaction"}]),
+        "context_management": Sample(
+            [{"type": "compaction", "compact_threshold": 1000}],
+            "a summary takes the place of a conversation with more tokens",
+            {"input": "Hi " * 500},
+        ),
         **{
             name: _GENERATION[name]
             for name in (

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
+import orjson
 
 from headrace.batch_files import BatchFileError, BatchLine, BatchOutput, has_failed, read_lines
 from headrace.batch_images import inline_body, inline_messages, urls_of
@@ -117,7 +118,7 @@ async def _openai_answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -
     except InvalidRequest as error:
         return {"response": refused(error), "error": None}
     # The routes belong to the engine's loop.
-    response = await engine.run(batch_answer(chat, url, body))
+    response = await engine.run(batch_answer(chat, url, orjson.dumps(body)))
     return {"response": response, "error": None}
 
 

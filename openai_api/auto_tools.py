@@ -1,7 +1,8 @@
 """`tool_choice` auto beside a grammar: what the model may write is an answer, or calls.
 
 Calls are in the form that the tool-call parser reads. The arguments of a function with `strict`
-follow its schema, those of others are any JSON object.
+follow its schema, those of others are any JSON object. Where only some of the tools are allowed, a
+call that begins is of one of these.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ import msgspec
 import orjson
 
 from openai_api.openai_context import OpenAIContext
-from openai_api.schemas.chat import ChatCompletionRequest, tool_names
+from openai_api.schemas.chat import (
+    ChatCompletionRequest,
+    NamedToolChoice,
+    callable_tools,
+    tool_names,
+)
 from openai_api.tool_parsers.tool_parser import CallForm
 from runtime.client.grammar_client import GrammarCompiler
 from runtime.client.offload import OffloadPool
@@ -37,15 +43,18 @@ _CHECKING = OffloadPool("checking of tools", workers=1, max_queued=1024, timeout
 async def strict_calls(
     request: ChatCompletionRequest, context: OpenAIContext
 ) -> GrammarSpec | None:
-    """Free text, and calls that follow the schemas of functions with `strict`.
+    """Free text, and calls of allowed functions that follow the schemas of those with `strict`.
 
     Returns:
-        `None` where no function asks for it, and where it cannot be had: `strict` is then a wish.
+        `None` where neither is asked for, and where it cannot be had: `strict` is then a wish, and
+        a call of another function is text.
     """
     grammars, form = context.service.client.grammars, context.parsers.call_form
     if form is None or grammars is None or not _lets_text_pass(context):
         return None
     tags = await _strict_tags(request, form)
+    if tags is None and isinstance(request.tool_choice, NamedToolChoice):
+        tags = _plain_tags(request, form)
     if tags is None:
         return None
     spec = _spec({"type": "triggered_tags", "triggers": [form.trigger], "tags": tags})
@@ -86,8 +95,7 @@ async def answer_or_calls(
             _log_unfollowed(error)
         else:
             return wished
-    functions = msgspec.json.encode([{"name": each} for each in tool_names(request)])
-    plain = _either(answer, _tags(functions, form)[0], form)
+    plain = _either(answer, _plain_tags(request, form), form)
     try:
         await _compile(grammars, plain)
     except InvalidRequest as error:
@@ -134,7 +142,7 @@ async def _strict_tags(request: ChatCompletionRequest, form: CallForm) -> orjson
     """The tags of a request's functions; `None` where none is to be called by its schema."""
     functions = [
         {key: tool["function"].get(key) for key in ("name", "parameters", "strict")}
-        for tool in request.tools or []
+        for tool in callable_tools(request)
     ]
     if not any(function["strict"] for function in functions):
         return None
@@ -147,6 +155,12 @@ async def _strict_tags(request: ChatCompletionRequest, form: CallForm) -> orjson
     else:
         tags, is_strict = await _CHECKING.run(_tags, encoded, form)
     return tags if is_strict else None
+
+
+def _plain_tags(request: ChatCompletionRequest, form: CallForm) -> orjson.Fragment:
+    """Tags of calls that follow no schema."""
+    functions = msgspec.json.encode([{"name": each} for each in tool_names(request)])
+    return _tags(functions, form)[0]
 
 
 @lru_cache(_NUM_KEPT)

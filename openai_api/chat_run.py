@@ -27,7 +27,7 @@ from openai_api.schemas.common import (
     refuse_adapter,
     session_of,
 )
-from openai_api.thinking import with_thoughts
+from openai_api.thinking import may_call, with_thoughts
 from openai_api.usage import TokenCount
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
@@ -132,7 +132,10 @@ async def open_chat(
             )
             for index, rid in enumerate(sample_rids(answer_id, sampling.n))
         ]
-        choices = [_choice(index, body, prompt, context) for index in range(sampling.n)]
+        calls_freely = may_call(body, sampling)
+        choices = [
+            _choice(index, body, prompt, context, calls_freely) for index in range(sampling.n)
+        ]
         for choice in choices:
             choice.count.cache_break, choice.calls = broken, forms.writer()
         generate = context.service.generator(session)
@@ -177,7 +180,11 @@ def _separates(body: ChatCompletionRequest) -> bool:
 
 
 def _choice(
-    index: int, body: ChatCompletionRequest, prompt: ChatPrompt, context: OpenAIContext
+    index: int,
+    body: ChatCompletionRequest,
+    prompt: ChatPrompt,
+    context: OpenAIContext,
+    calls_freely: bool,
 ) -> ChatChoice:
     parser: OutputParser = context.parsers.make(
         prompt_is_open=prompt.is_open,
@@ -186,8 +193,11 @@ def _choice(
         functions=offered_functions(body),
         max_calls=1 if body.parallel_tool_calls is False else None,
         forces_call=forces_call(body),
+        may_call=calls_freely,
     )
     thinking = context.parsers.thinking if _separates(body) else None
+    if thinking is not None:
+        thinking = thinking.where(may_call=calls_freely)
     count = TokenCount(thinking, images=sum(each.image.num_tokens for each in prompt.images))
     pieces = context.service.token_pieces if body.logprobs else None
     hidden = None

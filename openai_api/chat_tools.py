@@ -46,7 +46,7 @@ class CallForms:
 
 
 def settle_tools(request: ChatCompletionRequest) -> CallForms:
-    """Leave only functions in `tools`, a name or a word in `tool_choice`, and calls like these.
+    """Leave only functions in `tools` and `tool_choice`, and calls like these.
 
     Raises:
         InvalidRequest: a form that is malformed, or two that exclude each other.
@@ -128,16 +128,14 @@ def _custom_of(tool: dict[str, Any], where: str) -> CustomSpec:
         raise InvalidRequest(f"{where}: {error}", param=where) from None
 
 
-def _settled_choice(
-    request: ChatCompletionRequest, choice: NamedToolChoice
-) -> str | NamedToolChoice:
+def _settled_choice(request: ChatCompletionRequest, choice: NamedToolChoice) -> NamedToolChoice:
     match choice.type:
         case "function" if choice.function is not None:
-            return choice
+            return NamedToolChoice(type="function", function=choice.function)
         case "custom" if choice.custom is not None:
             return NamedToolChoice(type="function", function=choice.custom)
         case "allowed_tools" if choice.allowed_tools is not None:
-            return _keep_allowed(request, choice.allowed_tools)
+            return _settled_allowed(request, choice.allowed_tools)
     raise InvalidRequest(
         "tool_choice as an object has type function, custom or allowed_tools, and a key of that "
         f"name; got type {choice.type[:64]!r}.",
@@ -145,7 +143,7 @@ def _settled_choice(
     )
 
 
-def _keep_allowed(request: ChatCompletionRequest, allowed: AllowedTools) -> str:
+def _settled_allowed(request: ChatCompletionRequest, allowed: AllowedTools) -> NamedToolChoice:
     offered = {_name_of(tool): tool for tool in request.tools or ()}
     names = [_name_of(tool) for tool in allowed.tools]
     for index, name in enumerate(names):
@@ -154,10 +152,13 @@ def _keep_allowed(request: ChatCompletionRequest, allowed: AllowedTools) -> str:
                 f"tool_choice.allowed_tools.tools[{index}] is not among the tools.",
                 param="tool_choice",
             )
-    request.tools = [tool for name, tool in offered.items() if name in names]
-    if not request.tools:
+    if not names:
         raise InvalidRequest("tool_choice.allowed_tools has no tools.", param="tool_choice")
-    return allowed.mode
+    # The prompt shows all of them still: what the prefix cache holds of it is good for every turn.
+    tools = [tool for name, tool in offered.items() if name in names]
+    return NamedToolChoice(
+        type="allowed_tools", allowed_tools=AllowedTools(mode=allowed.mode, tools=tools)
+    )
 
 
 def _name_of(tool: dict[str, Any]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+from pydantic_core import from_json
 
 _INPUT = "input"
 _PARAMETERS = {
@@ -35,11 +35,15 @@ def arguments_of(text: str) -> dict[str, str]:
 
 
 def text_of(arguments: str) -> str:
-    """The text that the function is called with; all of its JSON where it has another form."""
+    """The text that the function is called with; all of its JSON where it has another form.
+
+    Args:
+        arguments: JSON, or the beginning of it where the output broke off.
+    """
     try:
-        given = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        # Broken off by the limit of tokens.
+        given = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        # Half a surrogate pair: JSON, but no text.
         return arguments
     text = given.get(_INPUT) if isinstance(given, dict) else None
     return text if isinstance(text, str) else arguments

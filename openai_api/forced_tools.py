@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from openai_api.schemas.chat import ChatCompletionRequest, NamedToolChoice
+from openai_api.schemas.chat import ChatCompletionRequest, NamedToolChoice, tool_names
 from runtime.errors import InvalidRequest
 from runtime.grammar.schema_check import check_schema
 from runtime.requests.sampling_params import GrammarSpec
@@ -20,7 +20,10 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 def forces_call(request: ChatCompletionRequest) -> bool:
     """Whether the answer must be a call."""
-    return request.tool_choice == "required" or isinstance(request.tool_choice, NamedToolChoice)
+    choice = request.tool_choice
+    if not isinstance(choice, NamedToolChoice):
+        return choice == "required"
+    return choice.allowed_tools is None or choice.allowed_tools.mode == "required"
 
 
 def call_constraint(request: ChatCompletionRequest) -> GrammarSpec:
@@ -30,12 +33,13 @@ def call_constraint(request: ChatCompletionRequest) -> GrammarSpec:
         InvalidRequest: a function's parameters are no schema that can be followed.
     """
     choice = request.tool_choice
-    wanted = choice.function.name if isinstance(choice, NamedToolChoice) and choice.function else ""
+    named = choice.function if isinstance(choice, NamedToolChoice) else None
+    wanted = {named.name} if named is not None else set(tool_names(request))
     calls: list[dict[str, Any]] = []
     shared: dict[str, Any] = {}
     for index, tool in enumerate(request.tools or []):
         function = tool["function"]
-        if wanted and function["name"] != wanted:
+        if function["name"] not in wanted:
             continue
         parameters = function.get("parameters") or _ANY_OBJECT
         check_schema(parameters, f"tools[{index}].function.parameters")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from openai_api.output_parser import OutputParser
-from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser
+from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser, implied_ends
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.tool_parsers.json_array import JsonArrayParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
@@ -35,20 +36,29 @@ class ThinkingTokens:
     """What marks thoughts, as the tokenizer writes it.
 
     Attributes:
-        open_id: begins them; `None` where that is no single token.
+        open_ids: begin them; empty where others could stand for the same text.
+        lead_ids: begin an answer without them.
         close_id: ends them.
-        end_ids: end them as well, and belong to what follows.
+        implied_ids: end them as well, and belong to what follows.
+        call_ids: do so where calls may come.
         forced_ids: end them where their budget is used up.
         bridge_ids: between their end and an answer.
         reopen_ids: begin them again.
     """
 
-    open_id: int | None
+    open_ids: tuple[int, ...]
+    lead_ids: tuple[int, ...]
     close_id: int
-    end_ids: frozenset[int]
+    implied_ids: tuple[int, ...]
+    call_ids: tuple[int, ...]
     forced_ids: tuple[int, ...]
     bridge_ids: tuple[int, ...]
     reopen_ids: tuple[int, ...]
+
+    def where(self, *, may_call: bool) -> ThinkingTokens:
+        """The same for a request whose answer may or may not have calls in the model's form."""
+        implied = (*self.implied_ids, *(self.call_ids if may_call else ()))
+        return dataclasses.replace(self, implied_ids=implied, call_ids=())
 
     @classmethod
     def of(cls, kind: type[ReasoningParser], tokenizer: Tokenizer) -> ThinkingTokens | None:
@@ -57,13 +67,23 @@ class ThinkingTokens:
         def ids(text: str) -> tuple[int, ...]:
             return tuple(tokenizer.encode(text, add_special_tokens=False))
 
-        opening, close = ids(kind.open_tag), ids(kind.close_tag)
+        def single(texts: Iterable[str]) -> tuple[int, ...]:
+            return tuple(each[0] for each in map(ids, texts) if len(each) == 1)
+
+        opening, lead, close = ids(kind.open_tag), ids(kind.lead), ids(kind.close_tag)
         if len(close) != 1:
             return None
-        open_id = opening[0] if len(opening) == 1 else None
-        ends = frozenset(each[0] for each in map(ids, kind.ends_before) if len(each) == 1)
-        forced = ids(kind.forced_end)
-        return cls(open_id, close[0], ends, forced, ids(kind.bridge), ids(kind.reopen_tag))
+        return cls(
+            # Behind a header's mark there is one way to go on; before an answer there are many.
+            open_ids=opening if lead or len(opening) == 1 else (),
+            lead_ids=lead,
+            close_id=close[0],
+            implied_ids=single(implied_ends(kind, may_call=False)),
+            call_ids=single(kind.call_opens),
+            forced_ids=ids(kind.forced_end),
+            bridge_ids=ids(kind.bridge),
+            reopen_ids=ids(kind.reopen_tag),
+        )
 
 
 @dataclass(frozen=True)
@@ -126,12 +146,23 @@ class ParserSet:
         functions: Functions,
         max_calls: int | None,
         forces_call: bool = False,
+        may_call: bool = True,
     ) -> OutputParser:
-        """A fresh machine for one choice; a forced call needs no parser of the model's family."""
+        """A fresh machine for one choice; a forced call needs no parser of the model's family.
+
+        Args:
+            prompt_is_open: the prompt ends inside reasoning.
+            separate_reasoning: reasoning comes apart from the content.
+            stream_reasoning: it comes piece by piece.
+            functions: that may be called.
+            max_calls: most calls.
+            forces_call: the output is a forced call.
+            may_call: the model may call in a form of its own.
+        """
         reasoning = None
         # A forced call begins where thoughts end, so that is looked for in any case.
         if self.reasoning is not None and (separate_reasoning or forces_call):
-            reasoning = self.reasoning(prompt_is_open=prompt_is_open)
+            reasoning = self.reasoning(prompt_is_open=prompt_is_open, may_call=may_call)
         tools: ToolParser | None = None
         if forces_call:
             tools = JsonArrayParser(functions, max_calls=max_calls)

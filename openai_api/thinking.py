@@ -8,6 +8,7 @@ import msgspec
 
 from openai_api.chat_prompt import ChatPrompt
 from openai_api.openai_context import OpenAIContext
+from openai_api.parsers import ThinkingTokens
 from openai_api.schemas.chat import ChatCompletionRequest, tool_names
 from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import SamplingParams, ThinkingSpec
@@ -28,6 +29,12 @@ def with_thoughts(
     context: OpenAIContext,
 ) -> SamplingParams:
     """Let a grammar hold for the answer only, and thoughts have their budget.
+
+    Args:
+        sampling: with the grammar of the answer, if it has one.
+        body: the request.
+        prompt: made of it.
+        context: the server's.
 
     Raises:
         InvalidRequest: the model's thoughts cannot be told by tokens, or a negative budget.
@@ -51,27 +58,45 @@ def with_thoughts(
         )
     begins_inside = kind(prompt_is_open=prompt.is_open).is_reasoning
     if tokens is None:
-        if not begins_inside and wish.budget is None:
+        if not begins_inside and not kind.lead and wish.budget is None:
             return sampling
         raise InvalidRequest(
             f"{wish.field}: this model's end of reasoning is not one token, so a prompt is needed "
             "that turns reasoning off.",
             param=wish.field,
         )
-    open_id = None if begins_inside else tokens.open_id
-    if not begins_inside and (open_id is None or not prompt.may_think):
+    if not begins_inside and not _may_begin(tokens, body, prompt):
         return sampling
     # Tools may be called from elsewhere than the place of an answer.
     leads_on = sampling.grammar is not None or not tool_names(body)
     bridge = tokens.bridge_ids if leads_on else ()
+    tokens = tokens.where(may_call=may_call(body, sampling))
     thinking = ThinkingSpec(
-        open_id=open_id,
+        open_ids=[] if begins_inside else list(tokens.open_ids),
+        lead_ids=[] if begins_inside else list(tokens.lead_ids),
         end_ids=[tokens.close_id],
+        implied_ids=list(tokens.implied_ids),
         bridge_ids=list(bridge),
         budget=wish.budget,
         forced_ids=[] if wish.budget is None else [*tokens.forced_ids, *bridge],
     )
     return msgspec.structs.replace(sampling, thinking=thinking)
+
+
+def may_call(body: ChatCompletionRequest, sampling: SamplingParams) -> bool:
+    """Whether calls may come in the model's own form from inside its thoughts, too.
+
+    A grammar would have to begin in the midst of a call, so with one they come behind thoughts.
+    """
+    return sampling.grammar is None and bool(tool_names(body))
+
+
+def _may_begin(tokens: ThinkingTokens, body: ChatCompletionRequest, prompt: ChatPrompt) -> bool:
+    """Whether an output that does not begin inside thoughts may begin with some."""
+    if tokens.lead_ids:
+        # Whatever the prompt says, the model chooses, unless its answer has begun already.
+        return not body.continue_final_message
+    return bool(tokens.open_ids) and prompt.may_think
 
 
 def _wish(sampling: SamplingParams, body: ChatCompletionRequest) -> _Wish | None:

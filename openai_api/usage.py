@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from openai_api.parsers import ThinkingTokens
@@ -31,8 +31,12 @@ class TokenCount:
     reasoning: int = 0
     has_reasoned: bool = False
     cache_break: CacheBreak | None = None
-    _is_inside: bool = True
+    _is_inside: bool = field(init=False)
     _last: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Begin inside, unless what begins reasoning again begins it the first time, too."""
+        self._is_inside = self.thinking is None or not self.thinking.reopen_ids
 
     def add(self, chunk: GenerationChunk) -> None:
         """Count a chunk."""
@@ -44,11 +48,14 @@ class TokenCount:
 
     def _follow(self, token_id: int, thinking: ThinkingTokens) -> None:
         if self._is_inside:
-            self._is_inside = token_id != thinking.close_id and token_id not in thinking.end_ids
-            self.reasoning += self._is_inside or token_id == thinking.close_id
-        elif thinking.reopen_ids:
+            is_implied = token_id in thinking.implied_ids
+            self._is_inside = token_id != thinking.close_id and not is_implied
+            self.reasoning += not is_implied
+        if not self._is_inside and thinking.reopen_ids:
             self._last = (*self._last, token_id)[-len(thinking.reopen_ids) :]
-            self._is_inside = self._last == thinking.reopen_ids
+            if self._last == thinking.reopen_ids:
+                self._is_inside = True
+                self.reasoning += len(thinking.reopen_ids)
 
 
 def break_of(count: TokenCount) -> dict[str, CacheBreak]:

@@ -81,13 +81,18 @@ def check_line(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return url, body
 
 
-async def answer(context: OpenAIContext, url: str, body: dict[str, Any]) -> dict[str, Any]:
+async def answer(context: OpenAIContext, url: str, body: bytes) -> dict[str, Any]:
     """`response` of the output line; runs on the engine's loop.
 
     A request that is refused has a response too, with its status and OpenAI's error object.
+
+    Args:
+        context: the server's.
+        url: the path of a handler.
+        body: of the request, JSON.
     """
     try:
-        reply = await HANDLERS[url](Call(orjson.dumps(body)), context)
+        reply = await HANDLERS[url](Call(body), context)
         assert isinstance(reply, Whole), "nothing is streamed in a batch"
         content = orjson.loads(b"".join(all_pieces(reply.content)))
     except Exception as error:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Container, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import orjson
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LINES = 50_000
-# Of a line: it is decoded at once, and 64 MiB of numbers would hold the event loop for seconds.
+# Of a line: it is decoded at once, on a thread that holds the GIL, two milliseconds for each MiB of
+# text. The same of numbers would take seconds.
+MAX_LINE_BYTES = 2**24
 MAX_VALUES = 2**19
 _MAX_ERRORS = 100
 _READ_LINES = 64
@@ -36,6 +40,16 @@ _MAX_ATTEMPTS = 4
 _POLL_S = 0.05
 _WATCH_S = 0.25
 _UNAVAILABLE = 503
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A request of an input that is in order; `body` is JSON."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: bytes
 
 
 class BatchRunner:
@@ -166,12 +180,12 @@ class BatchRunner:
     ) -> None:
         TENANT.set(record.tenant)
         async with asyncio.TaskGroup() as group:
-            async for number, request in self._missing(record):
+            async for line in self._missing(record):
                 await self._wait_for_room(context)
                 await slots.acquire()
                 self._num_lines += 1
-                line = group.create_task(self._answer(record, number, request, context))
-                line.add_done_callback(lambda _: self._end_line(slots))
+                work = group.create_task(self._answer(record, line, context))
+                work.add_done_callback(lambda _: self._end_line(slots))
 
     def _end_line(self, slots: asyncio.Semaphore) -> None:
         self._num_lines -= 1
@@ -186,55 +200,47 @@ class BatchRunner:
         while not client.ready or not client.accepting or status.total("num_queue_reqs"):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
 
-    async def _missing(self, record: BatchRecord) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+    async def _missing(self, record: BatchRecord) -> AsyncIterator[_Line]:
         answered = await self._batches.answered(record.id)
-        number = 0
         with self._files.path(record.input_file_id).open("rb") as content:
-            while lines := await asyncio.to_thread(_read_some, content):
-                for raw in lines:
-                    if raw.strip():
-                        if number not in answered:
-                            yield number, orjson.loads(raw)
-                        number += 1
+            lines = _lines(content, answered)
+            while some := await asyncio.to_thread(_take, lines):
+                for line in some:
+                    yield line
 
-    async def _answer(
-        self, record: BatchRecord, number: int, request: dict[str, Any], context: OpenAIContext
-    ) -> None:
-        url, body = check_line(request)
-        body.setdefault("priority", _PRIORITY)
-        response = await answer(context, url, body)
+    async def _answer(self, record: BatchRecord, line: _Line, context: OpenAIContext) -> None:
+        response = await answer(context, line.url, line.body)
         for _ in range(_MAX_ATTEMPTS - 1):
             if response["status_code"] != _UNAVAILABLE:
                 break
             await asyncio.sleep(1)
             await self._wait_for_room(context)
-            response = await answer(context, url, body)
-        await self._keep(record, number, request, response, None)
+            response = await answer(context, line.url, line.body)
+        await self._keep(record, line, response, None)
 
     async def _keep(
         self,
         record: BatchRecord,
-        number: int,
-        request: dict[str, Any],
+        line: _Line,
         response: dict[str, Any] | None,
         error: dict[str, Any] | None,
     ) -> None:
-        line = {
-            "id": f"batch_req_{record.id.removeprefix('batch_')}_{number}",
-            "custom_id": request["custom_id"],
+        kept = {
+            "id": f"batch_req_{record.id.removeprefix('batch_')}_{line.number}",
+            "custom_id": line.custom_id,
             "response": response,
             "error": error,
         }
         is_good = response is not None and response["status_code"] == 200
-        await self._batches.add_answer(record.id, number, line, is_good=is_good)
+        await self._batches.add_answer(record.id, line.number, kept, is_good=is_good)
 
     async def _give_up(self, record: BatchRecord) -> None:
         error = {
             "code": "batch_expired",
             "message": "The request was not answered before the completion window was over.",
         }
-        async for number, request in self._missing(record):
-            await self._keep(record, number, request, None, error)
+        async for line in self._missing(record):
+            await self._keep(record, line, None, error)
 
     # ---- the end ----
 
@@ -248,8 +254,28 @@ class BatchRunner:
         await self._batches.clean()
 
 
-def _read_some(content: BinaryIO) -> list[bytes]:
-    return [line for _ in range(_READ_LINES) if (line := content.readline())]
+def _lines(content: BinaryIO, answered: Container[int]) -> Iterator[_Line]:
+    """The lines of a checked input that have no answer; for a thread, as `_check_input`."""
+    requests = (raw for raw in content if raw.strip())
+    for number, raw in enumerate(requests):
+        if number in answered:
+            continue
+        request = orjson.loads(raw)
+        url, body = check_line(request)
+        body.setdefault("priority", _PRIORITY)
+        yield _Line(number, request["custom_id"], url, orjson.dumps(body))
+
+
+def _take(lines: Iterator[_Line]) -> list[_Line]:
+    return list(itertools.islice(lines, _READ_LINES))
+
+
+def _bounded_lines(content: BinaryIO) -> Iterator[bytes]:
+    """Lines up to their bound; one that is longer gives a byte more than it may have."""
+    while raw := content.readline(MAX_LINE_BYTES + 1):
+        yield raw
+        while len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
+            raw = content.readline(MAX_LINE_BYTES + 1)
 
 
 def _check_input(content: BinaryIO, endpoint: str) -> tuple[list[LineError], int]:
@@ -257,7 +283,7 @@ def _check_input(content: BinaryIO, endpoint: str) -> tuple[list[LineError], int
     errors: list[LineError] = []
     names: set[str] = set()
     num_lines = 0
-    for at, raw in enumerate(content, 1):
+    for at, raw in enumerate(_bounded_lines(content), 1):
         if not raw.strip():
             continue
         num_lines += 1
@@ -277,6 +303,8 @@ def _check_input(content: BinaryIO, endpoint: str) -> tuple[list[LineError], int
 
 def _check_input_line(raw: bytes, endpoint: str, names: set[str]) -> None:
     request: Any = None
+    if len(raw) > MAX_LINE_BYTES:
+        raise BadLine("line_too_long", f"A line may have at most {MAX_LINE_BYTES} bytes.")
     if raw.count(b",") >= MAX_VALUES:
         raise BadLine("line_too_long", f"A line may have at most {MAX_VALUES} values.")
     with contextlib.suppress(orjson.JSONDecodeError):

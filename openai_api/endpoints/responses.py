@@ -6,22 +6,24 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from openai_api.call import Call, Reply, Streamed, Whole
-from openai_api.chat_prompt import build_chat_prompt
+from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
 from openai_api.chat_run import ChatRun, open_chat
 from openai_api.openai_context import OpenAIContext
 from openai_api.query import flag_in, number_in
 from openai_api.request_body import read_body
 from openai_api.responses.chat_of_items import chat_of, set_generation
-from openai_api.responses.compaction import compacted
+from openai_api.responses.compaction import Compaction, compacted
+from openai_api.responses.context_management import managed
 from openai_api.responses.item_list import page_of
 from openai_api.responses.item_writer import Event
 from openai_api.responses.offered_tools import OfferedTools
 from openai_api.responses.response_run import ResponseRun, refused_stream
 from openai_api.responses.response_store import StoredResponse
-from openai_api.responses.truncation import fitted
+from openai_api.responses.truncation import Items, fitted
 from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request
 from openai_api.schemas.responses import (
     COMPACT_DECODER,
@@ -53,13 +55,21 @@ async def create_response(call: Call, context: OpenAIContext) -> Reply:
     response_id = f"{_PREFIX}{secrets.token_hex(24)}"
     try:
         with _wire_names():
-            items, tools, opened = await _open(response_id, request, context)
+            opened = await _open(response_id, request, context)
     except TooLong as error:
         if not request.stream or request.background:
             raise
         refused = refused_stream(response_id, request, error, context)
         return Streamed(_encoded(refused), lambda: None, end=b"")
-    run = ResponseRun(response_id, request, items, tools, opened, context)
+    run = ResponseRun(
+        response_id,
+        request,
+        opened.items,
+        opened.tools,
+        opened.run,
+        context,
+        opened.compaction,
+    )
     if request.background:
         background = context.background_responses
         await background.start(run, is_streamed=bool(request.stream))
@@ -67,13 +77,21 @@ async def create_response(call: Call, context: OpenAIContext) -> Reply:
             return _followed(response_id, 0, context)
         return Whole(run.response)
     if request.stream:
-        return Streamed(_encoded(run.streamed(await opened.begun())), run.close, end=b"")
+        return Streamed(_encoded(run.streamed(await opened.run.begun())), run.close, end=b"")
     return Whole(await run.whole())
 
 
-async def _open(
-    response_id: str, request: ResponseRequest, context: OpenAIContext
-) -> tuple[list[dict[str, Any]], OfferedTools, ChatRun]:
+@dataclass(frozen=True)
+class _Opened:
+    """A conversation whose answer has been admitted, and the summary that was made of it."""
+
+    items: Items
+    tools: OfferedTools
+    run: ChatRun
+    compaction: Compaction | None
+
+
+async def _open(response_id: str, request: ResponseRequest, context: OpenAIContext) -> _Opened:
     items, tools = await _conversation(request, context)
 
     def make(some: list[dict[str, Any]]) -> ChatCompletionRequest:
@@ -82,10 +100,16 @@ async def _open(
         chat.rid = response_id
         return chat
 
-    if request.truncation != "auto":
-        return items, tools, await open_chat(make(items), context)
-    chat, prompt = await fitted(make, items, request.max_output_tokens or 1, context)
-    return items, tools, await open_chat(chat, context, prompt=prompt)
+    prompt: ChatPrompt | None = None
+    compaction: Compaction | None = None
+    if request.context_management:
+        items, prompt, compaction = await managed(request, items, make, context)
+    whole = items if compaction is None else [*items, compaction.item]
+    chat = make(whole)
+    if request.truncation == "auto" and prompt is None:
+        chat, prompt = await fitted(make, whole, request.max_output_tokens or 1, context)
+    run = await open_chat(chat, context, prompt=prompt)
+    return _Opened(items, tools, run, compaction)
 
 
 async def count_input_tokens(call: Call, context: OpenAIContext) -> Whole:

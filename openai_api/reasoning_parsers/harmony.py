@@ -15,27 +15,30 @@ from openai_api.tool_parsers.gpt_oss import CALL, CHANNEL, END, MESSAGE, RETURN,
 # Characters of a header: a role, a channel, a recipient, a type.
 MAX_HEADER = 512
 _ANALYSIS = f"{CHANNEL}analysis"
+_FINAL = f"{CHANNEL}final{MESSAGE}"
 _CHANNEL_NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=")
 _BODY_TAGS = (START, CHANNEL, END, CALL, RETURN)
 
 
 class HarmonyChannels:
-    """Reasons before every answer, and may go on between messages."""
+    """Reasons before an answer as a rule, and may go on between messages."""
 
-    open_tag = ""
+    open_tag = f"{_ANALYSIS}{MESSAGE}"
     close_tag = END
-    ends_before: tuple[str, ...] = ()
+    lead = _FINAL
+    # Another message begins.
+    ends_before: tuple[str, ...] = (START, CHANNEL)
+    call_opens: tuple[str, ...] = ()
     forced_end = END
-    bridge = f"{START}assistant{CHANNEL}final{MESSAGE}"
+    bridge = f"{START}assistant{_FINAL}"
     reopen_tag = _ANALYSIS
     markers: tuple[str, ...] = (CHANNEL, MESSAGE, START, END)
     signs = Signs(template=(_ANALYSIS, MESSAGE, END))
 
-    def __init__(self, *, prompt_is_open: bool) -> None:  # noqa: ARG002  # it never is
+    def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:  # noqa: ARG002  # it never is
         """Wait for the first message."""
-        self.has_reasoned = False
-        self.is_reasoning = True
+        self.has_reasoned = self.is_reasoning = False
         self._body = UntilTag(*_BODY_TAGS, keep_space=True)
         # Of the message: whether it reasons, and whether its header was handed on.
         self._reasons = False

@@ -23,4 +23,4 @@ class KimiK2Thinking(ThinkTags):
     """The usual tags; a section of calls ends reasoning, too."""
 
     signs = Signs(template=("</think>", SECTION))
-    ends_before = (SECTION,)
+    call_opens = (SECTION,)

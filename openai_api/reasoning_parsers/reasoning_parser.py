@@ -18,9 +18,12 @@ class ReasoningParser(Protocol):
     """Splits a model's output into its reasoning and its answer.
 
     Attributes:
-        open_tag: the text that begins reasoning; empty where every output begins inside.
+        open_tag: the text that begins reasoning.
         close_tag: the text that ends reasoning.
-        ends_before: texts of the answer that end reasoning whose own close tag is left out.
+        lead: the text that an answer without reasoning begins with; empty where nothing must
+            stand there.
+        ends_before: texts of what follows that end reasoning whose own close tag is left out.
+        call_opens: texts that begin calls, and end reasoning in that way where calls may come.
         forced_end: the text that ends reasoning whose budget is used up.
         bridge: the text between that and an answer; empty where nothing must stand there.
         reopen_tag: the text that begins reasoning again after `close_tag`; empty: nothing does.
@@ -32,7 +35,9 @@ class ReasoningParser(Protocol):
 
     open_tag: str
     close_tag: str
+    lead: str
     ends_before: tuple[str, ...]
+    call_opens: tuple[str, ...]
     forced_end: str
     bridge: str
     reopen_tag: str
@@ -41,11 +46,22 @@ class ReasoningParser(Protocol):
     has_reasoned: bool
     is_reasoning: bool
 
-    def __init__(self, *, prompt_is_open: bool) -> None:
-        """Say whether the prompt itself ends inside reasoning."""
+    def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:
+        """Say whether the prompt itself ends inside reasoning, and whether calls may come."""
 
     def feed(self, text: str) -> list[SplitText]:
         """Take more output: what it adds, in its order."""
 
     def finish(self) -> list[SplitText]:
         """The output is over: what was held back."""
+
+
+def implied_ends(kind: type[ReasoningParser], *, may_call: bool) -> tuple[str, ...]:
+    """Texts that end reasoning without its close tag, for texts and for tokens alike.
+
+    Args:
+        kind: how the model reasons.
+        may_call: whether it may call tools in a form of its own; where it may not, what looks like
+            a call is a thought.
+    """
+    return (*kind.ends_before, *(kind.call_opens if may_call else ()))

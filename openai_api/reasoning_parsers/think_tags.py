@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openai_api.parser_signs import Signs
-from openai_api.reasoning_parsers.reasoning_parser import SplitText
+from openai_api.reasoning_parsers.reasoning_parser import SplitText, implied_ends
 from openai_api.tag_scan import UntilTag
 
 OPEN_TAG = "<think>"
@@ -22,7 +22,9 @@ class ThinkTags:
 
     open_tag = OPEN_TAG
     close_tag = CLOSE_TAG
+    lead = ""
     ends_before: tuple[str, ...] = ()
+    call_opens: tuple[str, ...] = ()
     forced_end = f"\n{CLOSE_TAG}\n\n"
     bridge = ""
     reopen_tag = ""
@@ -30,13 +32,13 @@ class ThinkTags:
     # Some templates cut earlier reasoning off and never write the open tag.
     signs = Signs(template=(CLOSE_TAG,), response={"open": OPEN_TAG, "content": "text"})
 
-    def __init__(self, *, prompt_is_open: bool) -> None:
-        """Say whether the prompt itself ends inside reasoning."""
+    def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:
+        """Say whether the prompt itself ends inside reasoning, and whether calls may come."""
         self.has_reasoned = prompt_is_open
         self.is_reasoning = prompt_is_open
         self._start: str | None = ""
         self._skip_space = False
-        self._until_close = UntilTag(self.close_tag, *self.ends_before)
+        self._until_close = UntilTag(self.close_tag, *implied_ends(type(self), may_call=may_call))
 
     def feed(self, text: str) -> list[SplitText]:
         """Take more output: what it adds, in its order."""
@@ -97,9 +99,14 @@ class AlwaysThinking(ThinkTags):
     # No template tells that: where it opens reasoning itself, `ThinkTags` sees it in the prompt.
     signs = Signs()
 
-    def __init__(self, *, prompt_is_open: bool) -> None:  # noqa: ARG002  # the models' habit wins
+    def __init__(
+        self,
+        *,
+        prompt_is_open: bool,  # noqa: ARG002  # the models' habit wins
+        may_call: bool = True,
+    ) -> None:
         """Start inside reasoning whatever the prompt says."""
-        super().__init__(prompt_is_open=True)
+        super().__init__(prompt_is_open=True, may_call=may_call)
 
 
 class AppendThink:
@@ -110,14 +117,16 @@ class AppendThink:
 
     open_tag = OPEN_TAG
     close_tag = CLOSE_TAG
+    lead = ""
     ends_before: tuple[str, ...] = ()
+    call_opens: tuple[str, ...] = ()
     forced_end = f"\n{CLOSE_TAG}\n\n"
     bridge = ""
     reopen_tag = ""
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
     signs = Signs()
 
-    def __init__(self, *, prompt_is_open: bool) -> None:  # noqa: ARG002  # these models always reason
+    def __init__(self, *, prompt_is_open: bool, may_call: bool = True) -> None:  # noqa: ARG002  # these models always reason
         """Start inside reasoning, which nothing reports as such."""
         self.has_reasoned = False
         self.is_reasoning = True

@@ -1,10 +1,12 @@
-"""`/v1/responses/compact`: a long conversation becomes its users' words and a summary."""
+"""A long conversation becomes its users' words and a summary: `/v1/responses/compact`."""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from openai_api.chat_run import ChatRun, open_chat
@@ -14,10 +16,11 @@ from openai_api.responses.chat_of_items import chat_of
 from openai_api.responses.item_list import listed
 from openai_api.responses.offered_tools import OfferedTools
 from openai_api.responses.opaque_text import wrapped
-from openai_api.responses.response_run import usage_of_response
+from openai_api.responses.response_usage import usage_of_response
 from openai_api.responses.truncation import Items, fitted
 from openai_api.schemas.chat import ChatCompletionRequest
-from openai_api.schemas.responses import ItemsRequest
+from openai_api.schemas.responses import ItemsRequest, ResponseRequest
+from openai_api.usage import TokenCount
 from runtime.errors import HeadraceError
 
 MAX_SUMMARY_TOKENS = 4096
@@ -32,8 +35,21 @@ class NoSummary(HeadraceError):
     """The model has written nothing that could stand for the conversation."""
 
 
+@dataclass(frozen=True)
+class Compaction:
+    """A summary.
+
+    Attributes:
+        item: for the client to keep.
+        count: what it took.
+    """
+
+    item: dict[str, Any]
+    count: TokenCount
+
+
 async def compacted(request: ItemsRequest, items: Items, context: OpenAIContext) -> dict[str, Any]:
-    """Have the model summarise a conversation.
+    """The answer of the route.
 
     Args:
         request: whose conversation it is.
@@ -41,17 +57,55 @@ async def compacted(request: ItemsRequest, items: Items, context: OpenAIContext)
         context: the server's.
 
     Raises:
+        InvalidRequest, NoSummary: see `summarised`.
+    """
+    made = await summarised(request, items, context)
+    return {
+        "id": f"resp_{secrets.token_hex(24)}",
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [*listed(spoken(items, ("user",))), made.item],
+        "usage": usage_of_response(made.count, context),
+    }
+
+
+def spoken(items: Items, roles: Sequence[str]) -> Items:
+    """The messages of `roles` in a conversation."""
+    messages = (each for each in items if each.get("type", "message") == "message")
+    return [each for each in messages if each.get("role") in roles]
+
+
+async def summarised(
+    request: ItemsRequest,
+    items: Items,
+    context: OpenAIContext,
+    namespace_of: ResponseRequest | None = None,
+) -> Compaction:
+    """Have the model summarise a conversation.
+
+    Args:
+        request: whose conversation it is.
+        items: all of it.
+        context: the server's.
+        namespace_of: says which prefixes may be shared, and how urgent it is.
+
+    Raises:
         InvalidRequest: the conversation is malformed, or not even its end fits the context.
         NoSummary: the model said nothing.
     """
+    # What the answer must look like, and what may be called for it, is not the summary's.
+    plain = ItemsRequest(input=[], model=request.model, instructions=request.instructions)
     tools = OfferedTools()
     limits = context.service.client.limits
     num_output = min(MAX_SUMMARY_TOKENS, max(limits.max_req_len // 4, 1))
 
     def make(some: Items) -> ChatCompletionRequest:
         asked = {"type": "message", "role": "user", "content": _ASK}
-        chat = chat_of(request, [*some, asked], tools, sees=context.sees)
+        chat = chat_of(plain, [*some, asked], tools, sees=context.sees)
         chat.max_completion_tokens = num_output
+        if namespace_of is not None:
+            chat.cache_salt, chat.extra_key = namespace_of.cache_salt, namespace_of.extra_key
+            chat.priority = namespace_of.priority
         return chat
 
     chat, prompt = await fitted(make, items, num_output, context)
@@ -64,14 +118,7 @@ async def compacted(request: ItemsRequest, items: Items, context: OpenAIContext)
         "type": "compaction",
         "encrypted_content": wrapped("summary", summary),
     }
-    said = [each for each in listed(items) if each["type"] == "message" and each["role"] == "user"]
-    return {
-        "id": run.id.replace("-", "_", 1),
-        "object": "response.compaction",
-        "created_at": int(time.time()),
-        "output": [*said, item],
-        "usage": usage_of_response(run.choices[0].count, context),
-    }
+    return Compaction(item, run.choices[0].count)
 
 
 async def _text(run: ChatRun) -> str:

@@ -41,7 +41,7 @@ class ItemWriter:
         self._keeps_thoughts = keeps_thoughts
         self._texts: list[str] = []
         self._logprobs: list[Any] = []
-        self._open: Literal["message", "reasoning"] | None = None
+        self._open: Literal["message", "reasoning", "call"] | None = None
         # Of the call that is being told, where the client has that tool as its shell.
         self._shell: Origin | None = None
         self._call_id = ""
@@ -68,14 +68,23 @@ class ItemWriter:
                 self._texts.append(output.text)
                 yield self._part("response.reasoning_text.delta", delta=output.text)
 
+    def add(self, item: dict[str, Any]) -> Iterator[Event]:
+        """The events of an item that is complete, and no part of the model's output."""
+        self.output.append(item)
+        yield self._of_item("response.output_item.added")
+        yield self._of_item("response.output_item.done")
+
     def add_logprobs(self, logprobs: list[Any]) -> None:
         """Those of tokens without a text, behind the last text."""
         if self._open == "message":
             self._logprobs += logprobs
 
     def finish(self, status: Status) -> Iterator[Event]:
-        """The events that end the last item."""
+        """The events that end the last item; a call that is open is never complete."""
         if self._open is None:
+            return
+        if self._open == "call":
+            yield from self._end_call(is_complete=False)
             return
         item, text = self.output[-1], "".join(self._texts)
         if self._open == "message":
@@ -111,7 +120,7 @@ class ItemWriter:
         origin = self._tools.origins.get(call.name) or Origin(call.name)
         # The model's own name for it, where it gives one: the next turn's template shows it again.
         self._call_id = call.id or f"call_{secrets.token_hex(12)}"
-        self._texts = []
+        self._open, self._texts = "call", []
         self._shell = origin if origin.is_command else None
         if self._shell is None:
             yield self._begin_item(origin)
@@ -133,7 +142,7 @@ class ItemWriter:
             yield self._named("response.function_call_arguments.delta", delta=text)
 
     def _end_call(self, *, is_complete: bool) -> Iterator[Event]:
-        told = "".join(self._texts)
+        told, self._open = "".join(self._texts), None
         if self._shell is not None:
             # A command is told whole; what the model wrote instead of one as a function's call.
             action = local_shell.action_of(told) if is_complete else None

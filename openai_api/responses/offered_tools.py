@@ -8,7 +8,7 @@ from typing import Any
 
 from openai_api.custom_tools import custom_function
 from openai_api.responses import local_shell
-from openai_api.schemas.chat import NamedFunction, NamedToolChoice
+from openai_api.schemas.chat import AllowedTools, NamedFunction, NamedToolChoice
 from runtime.errors import InvalidRequest
 
 # Between a name space and a function's name, which chat knows as one.
@@ -84,9 +84,7 @@ class OfferedTools:
                 name = self.name_in_chat(_name(choice, "tool_choice"), choice.get("namespace"))
                 return NamedToolChoice(type="function", function=NamedFunction(name=name))
             case "allowed_tools":
-                self._keep(choice)
-                mode = choice.get("mode", "auto")
-                return str(mode)
+                return self._allowed(choice)
             case other:
                 raise InvalidRequest(
                     "tool_choice.type must be function, custom or allowed_tools, got "
@@ -94,15 +92,32 @@ class OfferedTools:
                     param="tool_choice",
                 )
 
-    def _keep(self, choice: dict[str, Any]) -> None:
-        allowed = choice.get("tools")
+    def _allowed(self, choice: dict[str, Any]) -> str | NamedToolChoice:
+        allowed, mode = choice.get("tools"), choice.get("mode", "auto")
         if not isinstance(allowed, list) or not all(isinstance(each, dict) for each in allowed):
             raise InvalidRequest("tool_choice.tools must be a list of tools.", param="tool_choice")
-        names = {
-            self.name_in_chat(str(each.get("name", each.get("type"))), each.get("namespace"))
-            for each in allowed
-        }
-        self.functions = [each for each in self.functions if each["function"]["name"] in names]
+        if mode not in ("auto", "required"):
+            raise InvalidRequest("tool_choice.mode must be auto or required.", param="tool_choice")
+        names: list[str] = []
+        for index, each in enumerate(allowed):
+            name = self.name_in_chat(str(each.get("name", each.get("type"))), each.get("namespace"))
+            if name in self.origins:
+                names.append(name)
+            elif each.get("type") not in _HOSTED:
+                raise InvalidRequest(
+                    f"tool_choice.tools[{index}] is not among the tools.", param="tool_choice"
+                )
+        if not names and (mode == "required" or not allowed):
+            raise InvalidRequest(
+                "tool_choice.tools has no tool that can be called here.", param="tool_choice"
+            )
+        if not names:
+            # What OpenAI's servers run is not here to be called.
+            return "none"
+        tools: list[dict[str, Any]] = [{"function": {"name": name}} for name in names]
+        return NamedToolChoice(
+            type="allowed_tools", allowed_tools=AllowedTools(mode=mode, tools=tools)
+        )
 
     def _add(self, tool: Any, where: str, namespace: str | None) -> None:
         kind = tool.get("type") if isinstance(tool, dict) else None

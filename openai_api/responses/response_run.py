@@ -17,11 +17,12 @@ from openai_api.chat_run import ChatRun
 from openai_api.openai_context import OpenAIContext
 from openai_api.openai_errors import MAX_MESSAGE_CHARS
 from openai_api.responses.chat_of_items import THOUGHTS
+from openai_api.responses.compaction import Compaction
 from openai_api.responses.item_writer import Event, ItemWriter
 from openai_api.responses.offered_tools import OfferedTools
 from openai_api.responses.response_store import StoredResponse
+from openai_api.responses.response_usage import usage_of_response
 from openai_api.schemas.responses import ResponseRequest
-from openai_api.usage import TokenCount, break_of
 from runtime.client.tenant import TENANT
 from runtime.errors import HeadraceError, TooLong
 from runtime.service.error_table import describe_error
@@ -50,6 +51,7 @@ class ResponseRun:
         tools: OfferedTools,
         run: ChatRun,
         context: OpenAIContext,
+        compaction: Compaction | None = None,
     ) -> None:
         """Begin.
 
@@ -60,6 +62,7 @@ class ResponseRun:
             tools: of the request.
             run: the chat, admitted.
             context: the server's.
+            compaction: the summary that stands behind `items`, if one was made.
         """
         self.id = response_id
         self.response = _new_object(response_id, request, context)
@@ -71,6 +74,7 @@ class ResponseRun:
         self._context = context
         keeps = THOUGHTS in (request.include or ()) or not self.is_stored
         self._writer = ItemWriter(tools, keeps_thoughts=keeps)
+        self._compaction = compaction
         self._num_scored = 0
 
     def close(self) -> None:
@@ -93,6 +97,8 @@ class ResponseRun:
                 async for each in events:
                     yield {**each, "sequence_number": next(numbers)}
         except Exception as error:
+            for each in self._writer.finish("incomplete"):
+                yield {**each, "sequence_number": next(numbers)}
             await self.fail(error)
             yield {
                 "type": "response.failed",
@@ -123,6 +129,9 @@ class ResponseRun:
             if word == "in_progress" or len(begun) == 1:
                 self.response["status"] = "in_progress"
             yield {"type": f"response.{word}", "response": dict(self.response)}
+        if self._compaction is not None:
+            for each in writer.add(self._compaction.item):
+                yield each
         async with contextlib.aclosing(chunks):
             async for _, chunk in chunks:
                 outputs = choice.read(chunk)
@@ -131,11 +140,10 @@ class ResponseRun:
         writer.add_logprobs(self._logprobs(choice))
         reason = choice.reason
         is_cut = reason is not None and reason.type == "length"
-        status = "incomplete" if is_cut else "completed"
-        for each in writer.finish("incomplete" if is_cut else "completed"):
+        is_aborted = reason is not None and reason.type == "abort"
+        status = "incomplete" if is_cut else "cancelled" if is_aborted else "completed"
+        for each in writer.finish("completed" if status == "completed" else "incomplete"):
             yield each
-        if reason is not None and reason.type == "abort":
-            status = "cancelled"
         if is_cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         await self._end(status)
@@ -173,10 +181,11 @@ class ResponseRun:
     async def _end(self, status: str) -> None:
         # Of an answer that broke off the last item is still open.
         deque(self._writer.finish("incomplete"), maxlen=0)
+        before = None if self._compaction is None else self._compaction.count
         self.response |= {
             "status": status,
             "output": self._writer.output,
-            "usage": usage_of_response(self._run.choices[0].count, self._context),
+            "usage": usage_of_response(self._run.choices[0].count, self._context, before),
             "completed_at": int(time.time()) if status == "completed" else None,
         }
         await self.keep()
@@ -195,22 +204,6 @@ async def refused_stream(
     yield {"type": "response.created", "response": dict(response), "sequence_number": 0}
     response |= {"status": "failed", "error": _failure(error)}
     yield {"type": "response.failed", "response": response, "sequence_number": 1}
-
-
-def usage_of_response(count: TokenCount, context: OpenAIContext) -> dict[str, Any]:
-    """Token counts in this wire's words."""
-    reports = context.service.config.http.enable_cache_report
-    return {
-        "input_tokens": count.prompt,
-        "input_tokens_details": {
-            "cached_tokens": count.cached if reports else 0,
-            "cache_write_tokens": 0,
-            **break_of(count),
-        },
-        "output_tokens": count.completion,
-        "output_tokens_details": {"reasoning_tokens": count.reasoning if count.has_reasoned else 0},
-        "total_tokens": count.prompt + count.completion,
-    }
 
 
 def _failure(error: Exception) -> dict[str, str]:

@@ -32,7 +32,7 @@ async def fitted(
     """
     room = context.service.client.limits.max_req_len - num_output
     whole = make(items)
-    prompt = await _prompt(whole, room, context)
+    prompt = await prompt_within(whole, room, context)
     if prompt is not None:
         return whole, prompt
     head, starts = _starts(items)
@@ -42,7 +42,7 @@ async def fitted(
     while low < high:
         middle = (low + high) // 2
         chat = make(items[:head] + items[starts[middle] :])
-        prompt = await _prompt(chat, room, context)
+        prompt = await prompt_within(chat, room, context)
         if prompt is None:
             low = middle + 1
         else:
@@ -50,9 +50,10 @@ async def fitted(
     return found
 
 
-async def _prompt(
+async def prompt_within(
     chat: ChatCompletionRequest, room: int, context: OpenAIContext
 ) -> ChatPrompt | None:
+    """The prompt of a chat; `None` where it has more than `room` tokens."""
     check_chat_request(chat)
     try:
         prompt = await build_chat_prompt(chat, context)

@@ -256,18 +256,26 @@ def check_chat_request(request: ChatCompletionRequest) -> None:
     _check_tools(request)
 
 
-def tool_names(request: ChatCompletionRequest) -> list[str]:
-    """Names of the functions that this request offers and lets the model call."""
-    if request.tool_choice == "none":
+def callable_tools(request: ChatCompletionRequest) -> list[dict[str, Any]]:
+    """Those of the tools that the model may call; where there are any, it is shown all."""
+    choice, tools = request.tool_choice, request.tools or []
+    if choice == "none":
         return []
-    return [tool["function"]["name"] for tool in request.tools or []]
+    allowed = choice.allowed_tools if isinstance(choice, NamedToolChoice) else None
+    if allowed is None:
+        return tools
+    names = {tool["function"]["name"] for tool in allowed.tools}
+    return [tool for tool in tools if tool["function"]["name"] in names]
+
+
+def tool_names(request: ChatCompletionRequest) -> list[str]:
+    """Names of the functions that the model may call."""
+    return [tool["function"]["name"] for tool in callable_tools(request)]
 
 
 def offered_functions(request: ChatCompletionRequest) -> dict[str, dict[str, Any]]:
     """The same with the schemas of their parameters."""
-    if request.tool_choice == "none":
-        return {}
-    functions = [tool["function"] for tool in request.tools or []]
+    functions = [tool["function"] for tool in callable_tools(request)]
     return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
@@ -305,7 +313,7 @@ def _check_tool_choice(choice: str | NamedToolChoice | None, names: set[str]) ->
         )
     if not names:
         raise InvalidRequest("tool_choice needs tools to choose from.", param="tool_choice")
-    if isinstance(choice, NamedToolChoice):
+    if isinstance(choice, NamedToolChoice) and choice.allowed_tools is None:
         name = choice.function.name if choice.function else ""
         if name not in names:
             raise InvalidRequest(

@@ -222,6 +222,17 @@ class ReasoningConfig(msgspec.Struct, kw_only=True):
     generate_summary: str | None = None
 
 
+class ContextManagement(msgspec.Struct, kw_only=True):
+    """When the server is to put a summary in the place of a conversation.
+
+    Attributes:
+        compact_threshold: tokens of its prompt; `None`: two thirds of what fits.
+    """
+
+    type: Literal["compaction"]
+    compact_threshold: Annotated[int, within(1, INT64_MAX)] | None = None
+
+
 class ItemsRequest(msgspec.Struct, kw_only=True):
     """The body of `/v1/responses/input_tokens`: what makes the prompt."""
 
@@ -272,9 +283,7 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     stream_options: Annotated[
         dict[str, Any] | None, neutral("the usage always comes, obfuscation never")
     ] = None
-    context_management: Annotated[
-        list[dict[str, Any]] | None, neutral("nothing is compacted by the server")
-    ] = None
+    context_management: list[ContextManagement] | None = None
 
     # Ours, as in chat.
     top_k: TopK | None = None

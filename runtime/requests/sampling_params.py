@@ -33,15 +33,21 @@ class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Thoughts before the answer, which no grammar holds for.
 
     Attributes:
-        open_id: the token that may begin them, where the output does not begin inside.
+        open_ids: tokens that begin them, where the output does not begin inside.
+        lead_ids: tokens that an answer without them begins with, before its grammar holds; only
+            with `open_ids`.
         end_ids: tokens that end them, at least one.
+        implied_ids: tokens each of which ends them as well, and belongs to what follows; where the
+            answer has a grammar, each is one of `bridge_ids`.
         bridge_ids: tokens between that end and the answer; forced where the answer has a grammar.
         budget: most tokens of them; `None`: as many as the model likes.
         forced_ids: tokens that follow a budget that is used up, `end_ids` among them.
     """
 
-    open_id: int | None = None
+    open_ids: list[int] = []
+    lead_ids: list[int] = []
     end_ids: list[int]
+    implied_ids: list[int] = []
     bridge_ids: list[int] = []
     budget: int | None = None
     forced_ids: list[int] = []

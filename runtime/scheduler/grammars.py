@@ -212,9 +212,7 @@ class Grammars:
         """Go on by a token where thoughts may come; why the request ends with it, if it does."""
         state, end = _state(table, row), None
         assert state.thinking is not None
-        may_begin = state.thinking.open_id is not None
-        state.thinking.accept(token_id)
-        if may_begin and state.thinking.is_over and state.matcher is not None:
+        if state.thinking.accept(token_id):
             # The answer has begun in their place.
             end = self._follow(state.matcher, token_id)
         table.set_grammar(row, state)
@@ -340,14 +338,11 @@ class Grammars:
         """As `_made`, for rows some of which may think, or have to stop."""
         words = np.zeros((len(rows), self._num_words), dtype=np.int32)
         thoughts = [_state(table, row).thinking for row in rows.tolist()]
-        is_free = np.array([each is None or not each.forced for each in thoughts])
-        if is_free.any():
-            words[is_free] = self._made(table, rows[is_free], lengths[is_free], failed)
+        answers = np.array([each is None or each.may_answer for each in thoughts])
+        if answers.any():
+            words[answers] = self._made(table, rows[answers], lengths[answers], failed)
         for line, thinking in enumerate(thoughts):
-            if thinking is None or thinking.is_over:
-                continue
-            token_id = thinking.forced[0] if thinking.forced else thinking.open_id
-            if token_id is not None:
+            for token_id in () if thinking is None else thinking.next_ids:
                 words.view(np.uint32)[line, token_id // 32] |= np.uint32(1 << token_id % 32)
         return words
 

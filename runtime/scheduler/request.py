@@ -47,9 +47,7 @@ class GrammarState:
         """Whether the next token is not any."""
         if self.thinking is None or self.thinking.is_over:
             return self.matcher is not None
-        if self.thinking.forced:
-            return True
-        return self.thinking.open_id is not None and self.matcher is not None
+        return bool(self.thinking.next_ids)
 
     @property
     def is_done(self) -> bool:

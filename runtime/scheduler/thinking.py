@@ -14,9 +14,7 @@ class Thinking:
     """Follows the thoughts of one output.
 
     Attributes:
-        open_id: the token that may begin them here and now; `None` where none may.
         is_over: there are no more.
-        forced: tokens that must come next, in their order.
     """
 
     def __init__(self, spec: ThinkingSpec, *, has_grammar: bool) -> None:
@@ -26,37 +24,77 @@ class Thinking:
         self._num_tokens = 0
         # As many of the last tokens as one of the sequences is long.
         self._last: list[int] = []
-        self.open_id = spec.open_id
+        # What the output may begin with, and how much of that has come; none inside thoughts.
+        self._openings = [each for each in (spec.open_ids, spec.lead_ids) if each]
+        self._begun: list[int] = []
+        self._forced: list[int] = []
         self.is_over = False
-        self.forced: list[int] = []
-        if self.open_id is None:
+        if not self._openings:
             self._check_budget()
 
-    def accept(self, token_id: int) -> None:
-        """Go on by a token."""
-        if self.forced:
-            self.forced.pop(0)
-            self.is_over = not self.forced
-        elif self.open_id is not None:
-            self._wait(token_id)
+    @property
+    def next_ids(self) -> list[int]:
+        """The tokens that may come next; empty where any may."""
+        if self._forced:
+            return self._forced[:1]
+        if not self._has_grammar:
+            return []
+        place = len(self._begun)
+        return [each[place] for each in self._openings if each[:place] == self._begun]
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether an answer that follows a grammar may begin in the place of `next_ids`."""
+        if self.is_over:
+            return True
+        waits = bool(self._openings) and not self._begun
+        return waits and self._has_grammar and not self._spec.lead_ids
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token; whether it is the first one of an answer without thoughts."""
+        if self._forced:
+            self._forced.pop(0)
+            self.is_over = not self._forced
+        elif self._openings:
+            return self._wait(token_id)
         else:
-            self._num_tokens += 1
-            longest = max(len(self._spec.end_ids), len(self._spec.forced_ids))
-            self._last = [*self._last, token_id][-longest:]
-            if _ends_with(self._last, self._spec.end_ids):
-                self.forced = list(self._spec.bridge_ids) if self._has_grammar else []
-                self.is_over = not self.forced
-            else:
-                self._check_budget()
+            self._think(token_id)
+        return False
 
-    def _wait(self, token_id: int) -> None:
+    def _think(self, token_id: int) -> None:
+        spec = self._spec
         self._num_tokens += 1
-        if token_id == self.open_id:
-            self.open_id, self._num_tokens = None, 0
+        longest = max(len(spec.end_ids), len(spec.forced_ids))
+        self._last = [*self._last, token_id][-longest:]
+        is_implied = token_id in spec.implied_ids
+        if not is_implied and not _ends_with(self._last, spec.end_ids):
             self._check_budget()
-        elif self._has_grammar or self._num_tokens == MAX_BEFORE:
-            # The answer has begun.
-            self.open_id, self.is_over = None, True
+            return
+        if self._has_grammar:
+            # What has begun the way to the answer by itself goes on with it.
+            begun = spec.bridge_ids.index(token_id) + 1 if is_implied else 0
+            self._forced = spec.bridge_ids[begun:]
+        self.is_over = not self._forced
+
+    def _wait(self, token_id: int) -> bool:
+        self._begun = [*self._begun, token_id]
+        if self._begun == self._spec.open_ids:
+            self._openings = []
+            self._num_tokens = 0
+            self._check_budget()
+        elif self._begun == self._spec.lead_ids:
+            self._end_waiting()
+        elif not any(each[: len(self._begun)] == self._begun for each in self._openings):
+            self._num_tokens += len(self._begun)
+            self._begun = []
+            if self._has_grammar or self._num_tokens >= MAX_BEFORE:
+                self._end_waiting()
+                return self._has_grammar
+        return False
+
+    def _end_waiting(self) -> None:
+        """The answer has begun."""
+        self._openings, self.is_over = [], True
 
     def _check_budget(self) -> None:
         budget = self._spec.budget
@@ -64,7 +102,7 @@ class Thinking:
             # What the model has begun by itself is not written twice.
             end = self._spec.forced_ids
             begun = next(n for n in range(len(end) - 1, -1, -1) if _ends_with(self._last, end[:n]))
-            self.forced = end[begun:]
+            self._forced = end[begun:]
 
 
 def _ends_with(tokens: Sequence[int], wanted: Sequence[int]) -> bool:

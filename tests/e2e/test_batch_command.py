@@ -21,6 +21,23 @@ ROOT = Path(__file__).resolve().parents[2]
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
 OPTIONS = ["--model-path", str(MODEL_PATH), "--max-running-requests", "2"]
 OPTIONS += ["--grammar-backend", "none"]
+ASKED = [{"role": "user", "content": "What is the weather in Paris?"}]
+RESULT = {"content": '{"degrees": 21}'}
+OLD_CALL = [
+    {"role": "assistant", "function_call": {"name": "weather", "arguments": '{"city": "Paris"}'}},
+    {"role": "function", "name": "weather", **RESULT},
+]
+
+
+def called(**call: object) -> list[dict]:
+    return [
+        {"role": "assistant", "tool_calls": [{"id": "c", **call}]},
+        {"role": "tool", "tool_call_id": "c", "name": "weather", **RESULT},
+    ]
+
+
+CALLED = called(type="function", function=OLD_CALL[0]["function_call"])
+CUSTOM_CALL = called(type="custom", custom={"name": "weather", "input": "in Paris, if you please"})
 
 
 def write(path: Path, *requests: object) -> Path:
@@ -55,11 +72,15 @@ def test_every_kind_of_line(tmp_path):
         {"id": 5, "text": "x", "sampling_params": {"temprature": 0}},
         {"text": "x", "temperature": 0},
         {"messages": [], "text": "x"},
+        {"messages": [*ASKED, *OLD_CALL], "sampling_params": GREEDY},
+        {"messages": [*ASKED, *CALLED], "sampling_params": GREEDY},
+        {"messages": [*ASKED, *CUSTOM_CALL], "sampling_params": GREEDY},
+        {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{"id": "c"}]}]},
     )
     target = tmp_path / "out.jsonl"
     said = io.StringIO()
     assert main(str(source), str(target), OPTIONS, said) == 1
-    assert "5 of 8 failed" in said.getvalue()
+    assert "6 of 12 failed" in said.getvalue()
     answers = records(target)
     assert answers[0]["id"] == "text"
     assert answers[0]["text"].startswith(" Paris")
@@ -69,6 +90,13 @@ def test_every_kind_of_line(tmp_path):
     assert [each["text"].split()[0] for each in answers[2]["outputs"]] == ["Tokyo.", "Tokyo."]
     for index, word in ((3, "JSON"), (4, "object"), (5, "temprature"), (6, "temperature")):
         assert word in answers[index]["error"]["message"]
+    # Earlier calls are shown to the model in whichever form they come.
+    old, new, custom = (answers[index] for index in (8, 9, 10))
+    assert old["text"] == new["text"]
+    num_tokens = new["meta_info"]["prompt_tokens"]
+    assert old["meta_info"]["prompt_tokens"] == num_tokens
+    assert custom["meta_info"]["prompt_tokens"] > num_tokens
+    assert "messages[1].tool_calls[0]" in answers[11]["error"]["message"]
     # Mended and asked again: only what failed is run.
     before = next(x for x in target.read_text().splitlines() if '"index": 0' in x)
     lines = source.read_text().splitlines()
@@ -76,7 +104,7 @@ def test_every_kind_of_line(tmp_path):
     source.write_text("\n".join(lines))
     assert main(str(source), str(target), OPTIONS, said) == 0
     assert before in target.read_text()
-    assert sorted(records(target)) == [0, 1, 2, 3]
+    assert sorted(records(target)) == [0, 1, 2, 3, 8, 9, 10]
     assert main(str(source), str(target), ["--model-path", "/absent"], said) == 0
     assert "Every request" in said.getvalue()
 

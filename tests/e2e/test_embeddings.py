@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import struct
 
 import httpx
@@ -12,6 +13,7 @@ import torch
 import headrace as sgl
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_bert
+from tests.support.waiting import until
 
 # Vectors are compared digit by digit; only the engine below has the default, which rounds products.
 EXACT = ("--dtype", "float32")
@@ -52,6 +54,44 @@ def aligned(found, expected):
 
 def ask(server, path, **body):
     return server.client.post(path, json=body, timeout=60)
+
+
+def test_lines_of_a_batch(server, expected):
+    """As the route answers them, one with several texts and one in base64 among them."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+    bodies = [
+        {"input": TEXTS},
+        {"input": TEXTS[1], "encoding_format": "base64"},
+        {"input": TEXTS[0], "dimensions": -1},
+    ]
+    lines = [
+        {"custom_id": f"n{at}", "method": "POST", "url": "/v1/embeddings", "body": body}
+        for at, body in enumerate(bodies)
+    ]
+    content = b"\n".join(json.dumps({**each}).encode() for each in lines)
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
+    )
+    until(lambda: client.batches.retrieve(batch.id).status == "completed", what=batch.id)
+    done = client.batches.retrieve(batch.id)
+    counts = done.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (3, 2, 1)
+    several, packed = (
+        json.loads(each)["response"]["body"]
+        for each in client.files.content(done.output_file_id).text.splitlines()
+    )
+    assert [each["index"] for each in several["data"]] == [0, 1, 2]
+    close([each["embedding"] for each in several["data"]], expected)
+    raw = base64.b64decode(packed["data"][0]["embedding"])
+    close(struct.unpack(f"<{len(raw) // 4}f", raw), expected[1])
+    (failed,) = client.files.content(done.error_file_id).text.splitlines()
+    assert json.loads(failed)["response"]["body"]["error"]["param"] == "dimensions"
+    assert (
+        done.usage.total_tokens
+        == done.usage.input_tokens
+        == sum(each["usage"]["prompt_tokens"] for each in (several, packed))
+    )
 
 
 def test_encode(server, expected):

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from runtime.models.registry import read_model_spec
@@ -74,10 +75,10 @@ def test_an_end_that_has_begun_is_finished(folder: Path, free: list[int]) -> Non
 
 def test_thoughts_that_may_begin(folder: Path, free: list[int]) -> None:
     # They do not: the output is free, also far behind the budget.
-    spec = ThinkingSpec(open_id=END[0], end_ids=END, forced_ids=END, budget=2)
+    spec = ThinkingSpec(open_ids=END[:1], end_ids=END, forced_ids=END, budget=2)
     assert run(InProcessEngine(folder), thinking=spec) == free
     # They do.
-    spec = ThinkingSpec(open_id=free[0], end_ids=END, forced_ids=END, budget=2)
+    spec = ThinkingSpec(open_ids=free[:1], end_ids=END, forced_ids=END, budget=2)
     assert run(InProcessEngine(folder), thinking=spec)[:5] == [*free[:3], *END]
     # Behind a line break, where no grammar holds for that.
     for has_grammar in (False, True):
@@ -85,7 +86,27 @@ def test_thoughts_that_may_begin(folder: Path, free: list[int]) -> None:
         for token_id in (10, free[0], 30, 31):
             thinking.accept(token_id)
         assert thinking.is_over == has_grammar
-        assert thinking.forced == ([] if has_grammar else END)
+        assert thinking.next_ids == ([] if has_grammar else END[:1])
+
+
+def test_an_answer_that_begins_at_once_has_no_budget(folder: Path, free: list[int]) -> None:
+    """Where both begin with a header, the header tells which one it is."""
+    spec = ThinkingSpec(
+        open_ids=[free[0], END[0]], lead_ids=free[:2], end_ids=END, forced_ids=END, budget=2
+    )
+    assert run(InProcessEngine(folder), thinking=spec) == free
+    # Neither of them.
+    spec = msgspec.structs.replace(spec, open_ids=END, lead_ids=BRIDGE)
+    assert run(InProcessEngine(folder), thinking=spec) == free
+    spec = msgspec.structs.replace(spec, open_ids=free[:3], lead_ids=[free[0], END[0]])
+    assert run(InProcessEngine(folder), thinking=spec)[:7] == [*free[:5], *END]
+
+
+def test_what_follows_ends_thoughts_by_itself(folder: Path, free: list[int]) -> None:
+    """A budget cuts nothing that has begun without the mark of an end."""
+    assert free[5] not in free[:5]
+    spec = ThinkingSpec(end_ids=END, implied_ids=[free[5]], budget=8, forced_ids=END)
+    assert run(InProcessEngine(folder), thinking=spec) == free
 
 
 def test_the_end_of_the_text_stays_forbidden_for_so_long(folder: Path) -> None:
@@ -141,9 +162,46 @@ class TestWithGrammar:
 
     def test_thoughts_may_come_or_not(self, folder: Path, backend: str) -> None:
         made = InProcessEngine(folder, grammar_backend=backend)
-        spec = ThinkingSpec(open_id=200, end_ids=END, forced_ids=END, budget=3)
+        spec = ThinkingSpec(open_ids=[200], end_ids=END, forced_ids=END, budget=3)
         assert is_date(folder, run(made, 60, thinking=spec, grammar=DATE, logit_bias={200: -99.0}))
         made = InProcessEngine(folder, grammar_backend=backend)
         tokens = run(made, 60, thinking=spec, grammar=DATE, logit_bias={200: 99.0})
         assert tokens[:6] == [200, 200, 200, 200, *END]
         assert is_date(folder, tokens[6:])
+
+    def test_an_answer_without_thoughts_begins_with_its_header(
+        self, folder: Path, backend: str
+    ) -> None:
+        """As with gpt-oss: both begin in the same way, and the grammar holds in either case."""
+        spec = ThinkingSpec(
+            open_ids=[200, 205],
+            lead_ids=[200, *BRIDGE],
+            end_ids=END,
+            bridge_ids=[206, 200, *BRIDGE],
+            budget=3,
+            forced_ids=END,
+        )
+        wish = {"thinking": spec, "grammar": DATE}
+        for wanted, start in (
+            (BRIDGE[0], [200, *BRIDGE]),
+            (205, [200, 205, 205, 205, 205, *END]),
+            (207, [200, *BRIDGE]),
+        ):
+            made = InProcessEngine(folder, grammar_backend=backend)
+            banned = {205: -99.0} if wanted == 207 else {}
+            tokens = run(made, 60, **wish, logit_bias={wanted: 99.0, **banned})
+            assert tokens[: len(start)] == start
+            assert is_date(folder, tokens[len(start) :])
+
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_the_way_to_the_answer_goes_on_from_where_it_began(
+        self, folder: Path, free: list[int], backend: str, place: int
+    ) -> None:
+        made = InProcessEngine(folder, grammar_backend=backend)
+        bridge = [*BRIDGE, 205]
+        bridge[place] = free[5]
+        spec = ThinkingSpec(end_ids=END, implied_ids=[free[5]], bridge_ids=bridge)
+        tokens = run(made, 60, thinking=spec, grammar=DATE)
+        start = [*free[:6], *bridge[place + 1 :]]
+        assert tokens[: len(start)] == start
+        assert is_date(folder, tokens[len(start) :])

@@ -114,6 +114,31 @@ async def test_free_outputs(ask: Any, fields: dict[str, Any]) -> None:
     assert (await ask(**fields)).is_free
 
 
+@pytest.mark.parametrize("is_strict", [False, True])
+async def test_calls_are_of_allowed_tools(ask: Any, is_strict: bool) -> None:
+    tools = [tool("weather", CITY, strict=is_strict), tool("now"), tool("never", CITY, strict=True)]
+
+    def allowed(mode: str) -> dict[str, Any]:
+        named = [{"type": "function", "function": {"name": name}} for name in ("weather", "now")]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+    never = call("never", '{"city": "Oslo"}')
+    asked = await ask(tools=tools, tool_choice=allowed("auto"))
+    for text in ("Hello.", GOOD, f"Well.\n{GOOD}\n{LOOSE}"):
+        assert asked.takes(text), text
+    assert asked.takes(BAD) != is_strict
+    assert not asked.takes(never)
+    asked = await ask(tools=tools, tool_choice=allowed("auto"), response_format=AS_NUMBER)
+    assert asked.takes(ANSWER)
+    assert asked.takes(GOOD)
+    assert not asked.takes(never)
+    asked = await ask(tools=tools, tool_choice=allowed("required"))
+    for name, is_allowed in (("weather", True), ("never", False)):
+        forced = f'[{{"name": "{name}", "parameters": {{"city": "Oslo"}}}}]'
+        assert asked.takes(forced) == is_allowed
+    assert not asked.takes("Hello.")
+
+
 async def test_a_schema_that_cannot_be_followed_leaves_the_others_strict(ask: Any) -> None:
     hard = tool("hard", {"type": "object", "not": {}}, strict=True)
     asked = await ask(tools=[hard, *STRICT])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import httpx
@@ -97,6 +98,42 @@ async def test_it_goes_on_when_its_reader_has_gone(
     async with front.client() as client:
         await client.delete(f"/v1/responses/{response_id}")
     assert background.logs.get(response_id) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Hello " * 500, "message"),
+        (f"<think>{'Hm. ' * 500}", "reasoning"),
+        (f'<tool_call>{{"name": "add", "arguments": {{"a": "{"b" * 2000}', "function_call"),
+    ],
+)
+async def test_what_a_cancel_cuts_is_incomplete(
+    make_front: Any, background: BackgroundResponses, text: str, kind: str
+) -> None:
+    front = make_front(
+        lambda _: text,
+        responses=MemoryStore(2**20, 3600),
+        background_responses=background,
+        tools="hermes",
+        reasoning="qwen3",
+        engine_options={"step_s": 0.001},
+    )
+    tools = [{"type": "function", "name": "add", "parameters": {"type": "object"}}]
+    asked = asyncio.create_task(front.post("/v1/responses", {**ASKED, "tools": tools}))
+    await until_in_loop(lambda: len(front.engine.requests) == 1)
+    response_id = front.engine.requests[0].spec.rid
+    await until_in_loop(lambda: background.follow(response_id, 0) is not None)
+    async with contextlib.aclosing(background.follow(response_id, 0)) as events:
+        async for each in events:
+            if b".delta" in each:
+                break
+    cancelled = (await front.post(f"/v1/responses/{response_id}/cancel", {})).json()
+    (item,) = cancelled["output"]
+    assert (cancelled["status"], item["type"], item["status"]) == ("cancelled", kind, "incomplete")
+    *_, done, last = named_events((await asked).text)
+    assert (done["type"], done["item"]) == ("response.output_item.done", item)
+    assert last["response"] == cancelled == (await get(front, response_id)).json()
 
 
 async def test_a_failure_is_the_last_event(front: Any) -> None:

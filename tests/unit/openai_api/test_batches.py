@@ -15,7 +15,12 @@ import orjson
 import pytest
 
 from openai_api.batches.batch_lines import BadLine, check_line
-from openai_api.batches.batch_runner import MAX_LINES, MAX_VALUES, BatchRunner
+from openai_api.batches.batch_runner import (
+    MAX_LINE_BYTES,
+    MAX_LINES,
+    MAX_VALUES,
+    BatchRunner,
+)
 from openai_api.batches.batch_service import BatchService
 from openai_api.batches.batch_store import MAX_OVER, WINDOW_S, BatchRecord, BatchStore
 from openai_api.batches.database import Database
@@ -198,6 +203,55 @@ async def test_a_tenant_sees_what_is_its_own(make: Any) -> None:
     assert not TENANT.get()
 
 
+async def test_owners_of_keys_are_apart(make: Any, tmp_path: Path) -> None:
+    """Neither sees, reads, cancels, deletes or uses what is the other's; each has its own."""
+    keys = tmp_path / "keys"
+    keys.write_text("first\nsecond\n")
+    keys.chmod(0o600)
+    batches = make(api_key="k", admin_api_key="a", api_keys_file=str(keys))
+
+    def act_as(key: str) -> None:
+        batches.client.headers["Authorization"] = f"Bearer {key}"
+
+    async def listed(path: str) -> set[str]:
+        return {each["id"] for each in (await batches.client.get(path)).json()["data"]}
+
+    act_as("first")
+    batch_id = await batches.submit({"prompt": "One"})
+    file_id = batches.runner.running[batch_id].input_file_id
+    refused = [
+        ("GET", f"/v1/files/{file_id}"),
+        ("GET", f"/v1/files/{file_id}/content"),
+        ("DELETE", f"/v1/files/{file_id}"),
+        ("GET", f"/v1/batches/{batch_id}"),
+        ("POST", f"/v1/batches/{batch_id}/cancel"),
+    ]
+    use = {"input_file_id": file_id, "endpoint": TEXT, "completion_window": "24h"}
+    for key in ("second", "k"):
+        act_as(key)
+        for method, path in refused:
+            assert (await batches.client.request(method, path)).status_code == 404, (key, path)
+        assert (await batches.client.post("/v1/batches", json=use)).status_code == 404
+        assert not await listed("/v1/files")
+        assert not await listed("/v1/batches")
+    act_as("second")
+    other_id = await batches.submit({"prompt": "Two"})
+    assert await listed("/v1/batches") == {other_id}
+    async with batches.running():
+        done = {"first": batch_id, "second": other_id}
+        for key in done:
+            act_as(key)
+            ended = await batches.ended(done[key])
+            (answer,) = await batches.lines(ended["output_file_id"])
+            said = answer["response"]["body"]["choices"][0]["text"]
+            assert said == ("One" if key == "first" else "Two")
+            assert await listed("/v1/batches") == {done[key]}
+            assert await listed("/v1/files") == {ended["input_file_id"], ended["output_file_id"]}
+            act_as("second" if key == "first" else "first")
+            path = f"/v1/files/{ended['output_file_id']}/content"
+            assert (await batches.client.get(path)).status_code == 404
+
+
 async def test_a_file_that_vanishes_while_it_is_asked_for(make: Any) -> None:
     batches = make()
     batch_id = await batches.submit({"prompt": "a"})
@@ -357,6 +411,17 @@ async def test_a_line_of_too_many_values_is_not_decoded(make: Any) -> None:
     async with batches.running():
         done = await batches.ended(batch_id)
     assert (done["status"], done["errors"]["data"][0]["code"]) == ("failed", "line_too_long")
+
+
+async def test_a_line_of_too_many_bytes_is_not_decoded(make: Any) -> None:
+    batches = make(max_bytes=2**26)
+    async with batches.running():
+        batch = await batches.ended(
+            await batches.submit({"prompt": "a"}, {"prompt": "b" * MAX_LINE_BYTES * 2}, {})
+        )
+    assert (batch["status"], batch["request_counts"]["total"]) == ("failed", 3)
+    (error,) = batch["errors"]["data"]
+    assert (error["code"], error["line"]) == ("line_too_long", 2)
 
 
 def test_what_is_said_of_a_line_is_short() -> None:

@@ -94,7 +94,9 @@ def allowed(mode: str, *names: str, key: str = "function") -> dict[str, Any]:
 
 
 async def test_allowed_tools(make_front: Any) -> None:
-    front = make_front(lambda _: f"{CALL}{QUERY}", tools="hermes")
+    """Those alone are called; all are shown, so that the prompt is the one that is cached."""
+    template = "{{ tools | tojson }}{{ messages[0].content }}"
+    front = make_front(lambda _: f"{CALL}{QUERY}", tools="hermes", template=template)
 
     async def names(choice: dict[str, Any]) -> list[str]:
         answer = (await front.chat(tools=[FUNCTION, CUSTOM], tool_choice=choice)).json()
@@ -104,6 +106,12 @@ async def test_allowed_tools(make_front: Any) -> None:
     assert await names(allowed("auto", "add")) == ["add"]
     assert await names(allowed("auto", "sql", key="custom")) == ["sql"]
     assert await names(allowed("auto", "add", "sql")) == ["add", "sql"]
+    plain = (await front.chat(tools=[FUNCTION, CUSTOM])).json()
+    assert "sql" in plain["choices"][0]["message"]["tool_calls"][1]["custom"]["name"]
+    assert len({bytes(request.input_ids) for request in front.engine.requests}) == 1
+    # A call of another one is text, as one that is not offered.
+    answer = (await front.chat(tools=[FUNCTION, CUSTOM], tool_choice=allowed("auto", "add"))).json()
+    assert answer["choices"][0]["message"]["content"].strip() == QUERY.strip()
 
 
 @pytest.mark.parametrize(

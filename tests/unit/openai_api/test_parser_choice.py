@@ -33,7 +33,7 @@ EXCERPTS = {
 {%- endif %}{{- '\\n<tool_call>\\n<function=' + tool_call.name + '>\\n' }}
 {{- '<parameter=' + args_name + '>\\n' }}{{- args_value }}{{- '\\n</parameter>\\n' }}
 {{- '</function>\\n</tool_call>' }}""",
-    ("qwen3", "glm45"): """
+    ("glm45", "glm45"): """
 For each function call, output the function name and arguments within the following XML format:
 <tool_call>{function-name}
 <arg_key>{arg-key-1}</arg_key>

@@ -191,6 +191,79 @@ async def test_a_conversation_is_made_shorter(make_front: Any) -> None:
     assert prompt.rstrip().endswith("And now?<|im_end|>")
 
 
+LONG = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
+
+
+def summariser(prompt: str) -> str:
+    return "They built a mill." if "write a summary" in prompt else "So be it."
+
+
+async def test_a_long_conversation_is_compacted_before_its_answer(make_front: Any) -> None:
+    front = make_front(summariser, template=TEMPLATE, responses=MemoryStore(2**20, 3600))
+    said = long_conversation()[:13]
+    short = await answered(front, said[:3], **LONG)
+    assert [item["type"] for item in short["output"]] == ["message"]
+    answer = await front.post("/v1/responses", {"input": said, "stream": True, **LONG})
+    events = list(named_events(answer.text))
+    response = events[-1]["response"]
+    compaction, message = response["output"]
+    assert (compaction["type"], message["type"]) == ("compaction", "message")
+    told = [event for event in events if event["type"].startswith("response.output_item")]
+    assert [event["output_index"] for event in told] == [0, 0, 1, 1]
+    assert told[0]["item"] == told[1]["item"] == compaction
+    # What was said stays, in front of the summary; what was called is gone.
+    prompt = prompt_of(front)
+    assert "Old 1 " in prompt
+    assert "Stay." in prompt
+    assert "result" not in prompt
+    assert prompt.index("Old 1 ") < prompt.index("They built a mill.")
+    used = [len(request.input_ids) // 4 for request in front.engine.requests[-2:]]
+    assert response["usage"]["input_tokens"] == sum(used)
+    assert used[0] > 1000 > used[1]
+    num_output = len("They built a mill.") + len("So be it.") + 2
+    assert response["usage"]["output_tokens"] == num_output
+    # The next turn goes on from there, whoever keeps the items.
+    kept = {"previous_response_id": response["id"], "input": [user("And now?")], **LONG}
+    stored = (await front.post("/v1/responses", kept)).json()
+    assert [item["type"] for item in stored["output"]] == ["message"]
+    goes_on = prompt_of(front)
+    assert goes_on.startswith(prompt.removesuffix("<|im_start|>assistant\n"))
+    assert goes_on.count("They built a mill.") == 1
+    await answered(front, [*said, *response["output"], user("And now?")], **LONG)
+    assert prompt_of(front) == goes_on
+
+
+async def test_a_compaction_is_of_the_requests_own_prefixes_and_form(make_front: Any) -> None:
+    """No cached prefix is shared that the request keeps apart; its tools and format are its own."""
+    front = make_front(summariser, template=TEMPLATE, tools="hermes")
+    tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+    choice = {"type": "allowed_tools", "tools": [{"type": "function", "name": "add"}]}
+    fields = {"cache_salt": "mine", "priority": 3, "tools": [tool], "tool_choice": choice}
+    await answered(front, long_conversation()[:13], max_output_tokens=5, **LONG, **fields)
+    summary, answer = front.engine.requests
+    assert summary.spec.cache_namespace == answer.spec.cache_namespace != ""
+    assert summary.spec.priority == answer.spec.priority == 3
+    assert answer.spec.sampling.max_new_tokens == 5 < summary.spec.sampling.max_new_tokens
+
+
+async def test_where_no_summary_is_written_the_answer_comes_all_the_same(make_front: Any) -> None:
+    def reply(prompt: str) -> str:
+        return "" if "write a summary" in prompt else "So be it."
+
+    front = make_front(reply, template=TEMPLATE)
+    answer = await answered(front, long_conversation()[:13], **LONG)
+    assert [item["type"] for item in answer["output"]] == ["message"]
+    assert "result" in prompt_of(front)
+    # By default two thirds of the context is long; a summary has to fit behind it, too.
+    front = make_front(summariser, template=TEMPLATE)
+    for length, is_long in ((2000, False), (2800, True), (3900, False)):
+        said = [user("x" * length)]
+        answer = await answered(front, said, context_management=[{"type": "compaction"}])
+        assert (answer["output"][0]["type"] == "compaction") == is_long
+    wrong = {"input": "a", "context_management": [{"type": "other"}]}
+    assert (await front.post("/v1/responses", wrong)).status_code == 400
+
+
 async def test_only_what_can_be_made_shorter_is(make_front: Any) -> None:
     front = make_front(lambda _: "", template=TEMPLATE, responses=MemoryStore(2**20, 3600))
     empty = await front.post("/v1/responses/compact", {"model": "m"})

@@ -225,6 +225,36 @@ async def test_a_failure_ends_a_stream_and_is_kept(front: Any) -> None:
     assert (await _get(front, failed["id"])).json()["status"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("tool", "text", "kind"),
+    [
+        (ADD, CALL, "function_call"),
+        (CUSTOM, PATCH, "custom_tool_call"),
+        ({"type": "local_shell"}, CALL.replace("add", "local_shell"), "function_call"),
+    ],
+)
+@pytest.mark.parametrize("ends", ["fails", "is cut"])
+async def test_a_call_that_breaks_off_is_incomplete(
+    make_front: Any, tool: dict[str, Any], text: str, kind: str, ends: str
+) -> None:
+    """As it stood: in the events, in the last of them, and where it is read again."""
+    front = make_front(lambda _: text, responses=MemoryStore(2**20, 3600), tools="hermes")
+    begun = text.partition("Begin" if kind == "custom_tool_call" else '"b"')[0]
+    num_tokens = len(front.engine.tokenizer.encode(begun, add_special_tokens=False))
+    limit = {} if ends == "fails" else {"max_output_tokens": num_tokens}
+    if ends == "fails":
+        front.engine.fail_after = num_tokens
+    events = events_of(await ask(front, stream=True, tools=[tool], **limit))
+    last = events[-1]["response"]
+    assert last["status"] == ("failed" if ends == "fails" else "incomplete")
+    (item,) = last["output"]
+    assert (item["type"], item["status"]) == (kind, "incomplete")
+    told = item.get("arguments", item.get("input"))
+    assert told == ("*** " if kind == "custom_tool_call" else '{"a": 1, ')
+    assert put_together(events) == last["output"]
+    assert (await _get(front, last["id"])).json() == last
+
+
 async def test_in_the_background(make_front: Any) -> None:
     background = BackgroundResponses()
     front = make_front(
@@ -296,15 +326,43 @@ async def test_an_unknown_response_has_openais_code(front: Any) -> None:
     )
 
 
-async def test_only_allowed_tools_are_offered(make_front: Any) -> None:
-    front = make_front(lambda _: f"{CALL}{PATCH}", tools="hermes")
+async def test_only_allowed_tools_are_called(make_front: Any) -> None:
+    template = "{{ tools | tojson }}{{ messages[0].content }}"
+    front = make_front(lambda _: f"{CALL}{PATCH}", tools="hermes", template=template)
     allowed = {
         "type": "allowed_tools",
         "mode": "auto",
-        "tools": [{"type": "custom", "name": "patch"}],
+        "tools": [{"type": "custom", "name": "patch"}, {"type": "web_search"}],
     }
-    output = (await answered(front, tools=[ADD, CUSTOM], tool_choice=allowed))["output"]
-    assert [item["type"] for item in output if "call" in item["type"]] == ["custom_tool_call"]
+    tools = [ADD, CUSTOM, {"type": "web_search"}]
+    response = await answered(front, tools=tools, tool_choice=allowed)
+    kinds = [item["type"] for item in response["output"]]
+    assert [kind for kind in kinds if "call" in kind] == ["custom_tool_call"]
+    assert (response["tool_choice"], response["tools"]) == (allowed, tools)
+    # All of them are shown.
+    await answered(front, tools=tools)
+    assert prompt_of(front, -1) == prompt_of(front, -2)
+    counted = {"input": "Hello", "tools": tools, "tool_choice": allowed}
+    assert (await front.post("/v1/responses/input_tokens", counted)).status_code == 200
+    hosted = {**allowed, "tools": [{"type": "web_search"}]}
+    response = await answered(front, tools=tools, tool_choice=hosted)
+    assert [item["type"] for item in response["output"]] == ["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mode": "perhaps"}, "auto or required"),
+        ({"tools": "add"}, "a list of tools"),
+        ({"tools": []}, "no tool that can be called"),
+        ({"tools": [{"type": "web_search"}], "mode": "required"}, "no tool that can be called"),
+        ({"tools": [{"type": "function", "name": "other"}]}, "tools[0] is not among"),
+    ],
+)
+async def test_allowed_tools_that_cannot_be(front: Any, change: dict[str, Any], words: str) -> None:
+    choice = {"type": "allowed_tools", "tools": [{"type": "function", "name": "add"}], **change}
+    error = (await ask(front, tools=[ADD], tool_choice=choice)).json()["error"]
+    assert (error["param"], words in error["message"]) == ("tool_choice", True)
 
 
 async def test_nothing_is_kept_without_a_store(make_front: Any) -> None:

@@ -16,7 +16,7 @@ from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.grammar_walk import InProcessCompiler
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>")
-MARKS = (*HARMONY, "◁think▷", "◁/think▷")
+MARKS = (*HARMONY, "◁think▷", "◁/think▷", "<|tool_calls_section_begin|>", "<tool_call>")
 JSON = {"type": "json_object"}
 # The prompt ends inside thoughts, or has turned them off.
 OPEN = "{{ messages[0].content }}<think>\n"
@@ -69,19 +69,21 @@ async def test_a_grammar_waits_for_thoughts(ask: Any, name: str) -> None:
     end, bridge = ids(kind.close_tag), ids(kind.bridge)
     assert len(end) == 1
     inside = ThinkingSpec(end_ids=end, bridge_ids=bridge)
-    if kind.open_tag:
-        opening = ids(kind.open_tag)
-        assert len(opening) == 1
-        may_begin = ThinkingSpec(open_id=opening[0], end_ids=end)
-    else:
-        may_begin = inside
+    may_begin = ThinkingSpec(open_ids=ids(kind.open_tag), end_ids=end)
+    assert len(may_begin.open_ids) == 1 or kind.lead
     template = f"{PLAIN}{kind.open_tag}\n"
+    off = f"{PLAIN}{kind.open_tag}{kind.close_tag}\n"
+    turned_off = {"response_format": JSON, "chat_template_kwargs": {"enable_thinking": False}}
+    # Where an answer begins with a header, the model chooses whatever the prompt says.
+    if kind.lead:
+        begun = {"lead_ids": ids(kind.lead), "bridge_ids": bridge}
+        implied = [token_id for text in kind.ends_before for token_id in ids(text)]
+        inside = may_begin = msgspec.structs.replace(may_begin, **begun, implied_ids=implied)
+    certain = inside if always or kind.lead else None
     assert (await ask(name, template, response_format=JSON))[0] == inside
     assert (await ask(name, PLAIN, response_format=JSON))[0] == (inside if always else may_begin)
-    off = f"{PLAIN}{kind.open_tag}{kind.close_tag}\n"
-    assert (await ask(name, off, response_format=JSON))[0] == (inside if always else None)
-    turned_off = {"response_format": JSON, "chat_template_kwargs": {"enable_thinking": False}}
-    assert (await ask(name, PLAIN, **turned_off))[0] == (inside if always else None)
+    assert (await ask(name, off, response_format=JSON))[0] == certain
+    assert (await ask(name, PLAIN, **turned_off))[0] == certain
     # Nothing to wait for.
     assert (await ask(name, template))[0] is None
 
@@ -92,18 +94,48 @@ async def test_budgets(ask: Any) -> None:
     budget = {"max_thinking_tokens": 7}
     spec = ThinkingSpec(end_ids=close, budget=7, forced_ids=forced)
     assert (await ask("qwen3", OPEN, **budget))[0] == spec
-    spec = msgspec.structs.replace(spec, open_id=ids("<think>")[0])
+    spec = msgspec.structs.replace(spec, open_ids=ids("<think>"))
     assert (await ask("qwen3", PLAIN, **budget, response_format=JSON))[0] == spec
     assert (await ask("qwen3", CLOSED, **budget))[0] is None
     # gpt-oss goes on to its answer, unless it might call a tool instead.
     tools = [{"type": "function", "function": {"name": "now"}}]
     end, bridge = ids("<|end|>"), ids("<|start|>assistant<|channel|>final<|message|>")
-    spec = ThinkingSpec(end_ids=end, bridge_ids=bridge, budget=0, forced_ids=[*end, *bridge])
+    harmony = ThinkingSpec(
+        open_ids=ids("<|channel|>analysis<|message|>"),
+        lead_ids=ids("<|channel|>final<|message|>"),
+        end_ids=end,
+        implied_ids=[*ids("<|start|>"), *ids("<|channel|>")],
+    )
+    spec = msgspec.structs.replace(harmony, bridge_ids=bridge, budget=0, forced_ids=[*end, *bridge])
     assert (await ask("gpt-oss", PLAIN, max_thinking_tokens=0))[0] == spec
-    spec = ThinkingSpec(end_ids=end, budget=7, forced_ids=end)
+    spec = msgspec.structs.replace(harmony, budget=7, forced_ids=end)
     assert (await ask("gpt-oss", PLAIN, tools=tools, **budget))[0] == spec
     must_call, _ = await ask("gpt-oss", PLAIN, tools=tools, tool_choice="required")
-    assert must_call == ThinkingSpec(end_ids=end, bridge_ids=bridge)
+    assert must_call == msgspec.structs.replace(harmony, bridge_ids=bridge)
+
+
+@needs_grammars
+@pytest.mark.parametrize("name", ["kimi_k2", "glm45"])
+async def test_a_call_ends_thoughts_where_one_may_come(ask: Any, name: str) -> None:
+    """For text, tokens and their count alike; where none may come, its mark is a thought."""
+    (mark,) = REASONING_PARSERS.load(name).call_opens
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    text, budget = f"<think>ab{mark}cd", {"max_thinking_tokens": 7}
+    for fields, may_call in (
+        ({"tools": tools, **budget}, True),
+        ({"tools": tools, "tool_choice": "none", **budget}, False),
+        ({"tools": tools, "tool_choice": "required", **budget}, False),
+        ({"response_format": JSON, **budget}, False),
+        (budget, False),
+    ):
+        spec, answer = await ask(name, PLAIN, text, **fields)
+        assert spec is not None
+        assert spec.implied_ids == (ids(mark) if may_call else [])
+        message = answer["choices"][0]["message"]
+        said = ("ab", f"{mark}cd") if may_call else (f"ab{mark}cd", "")
+        assert (message["reasoning_content"], message["content"]) == said
+        # All of them, the end of the text too, where nothing ends them.
+        assert answer["usage"]["reasoning_tokens"] == (3 if may_call else 7)
 
 
 async def test_a_budget_that_cannot_be_kept_is_refused(make_front: Any) -> None:
@@ -143,8 +175,14 @@ async def test_tokens_of_thoughts_are_counted(ask: Any) -> None:
     _, answer = await ask("gpt-oss", PLAIN, text)
     message = answer["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("abab", "ok")
-    # The first message whole, of the second what follows its channel's name.
-    assert answer["usage"]["reasoning_tokens"] == len(ids(first)) + len(ids("<|message|>ab<|end|>"))
+    assert answer["usage"]["reasoning_tokens"] == 2 * len(ids(first))
+    # What is said before, or without the mark of an end, is told apart as well.
+    said = "<|channel|>commentary<|message|>so<|end|><|start|>assistant"
+    text = f"{said}{first.removesuffix('<|end|>')}<|channel|>final<|message|>ok"
+    _, answer = await ask("gpt-oss", PLAIN, text)
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("ab", "sook")
+    assert answer["usage"]["reasoning_tokens"] == len(ids(first)) - 1
     _, answer = await ask("gpt-oss", PLAIN, "<|channel|>final<|message|>ok")
     assert answer["usage"]["reasoning_tokens"] == 0
 

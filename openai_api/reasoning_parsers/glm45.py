@@ -1,0 +1,14 @@
+"""Reasoning of GLM 4.5 and its successors, which may call a tool without ending it."""
+
+from __future__ import annotations
+
+from openai_api.parser_signs import Signs
+from openai_api.reasoning_parsers.think_tags import ThinkTags
+from openai_api.tool_parsers.glm45 import OPEN_TAG
+
+
+class Glm45Thinking(ThinkTags):
+    """The usual tags; a call ends reasoning, too."""
+
+    signs = Signs(template=("</think>", "<arg_key>", "</arg_value>"))
+    call_opens = (OPEN_TAG,)
