@@ -12,7 +12,7 @@ REASONING_PARSERS: Registry[type[ReasoningParser]] = Registry(
     "reasoning parser",
     {
         "qwen3": _TAGS,
-        "glm45": "openai_api.reasoning_parsers.glm45:Glm45Thinking",
+        "glm45": "openai_api.reasoning_parsers.glm:Glm45Thinking",
         "deepseek-v3": _TAGS,
         "interns1": _TAGS,
         "nano_v3": _TAGS,
