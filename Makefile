@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # See tests/conftest.py; `ARGS="-n 0"` runs one test after the other, in one process.
-WORKERS := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: install install-dev serve chat test test-fast test-gpu test-clients check format bench docs clean help
 

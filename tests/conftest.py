@@ -80,6 +80,12 @@ def _work_unit(nodeid: str) -> str:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:  # noqa: ARG001  xdist names it
+    """One more than there are cores, as tests wait for servers; no more than memory is for."""
+    return min(4, (os.cpu_count() or 1) + 1)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
