@@ -80,7 +80,7 @@ def _work_unit(nodeid: str) -> str:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:  # noqa: ARG001  xdist names it
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more than there are cores, as tests wait for servers; no more than memory is for."""
     return min(4, (os.cpu_count() or 1) + 1)
 
