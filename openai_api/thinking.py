@@ -13,6 +13,15 @@ from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import SamplingParams, ThinkingSpec
 
 
+def keeps_budget(request: ChatCompletionRequest, context: OpenAIContext) -> bool:
+    """Whether thoughts may have a budget beside the request's tools."""
+    kind, tokens = context.parsers.reasoning, context.parsers.thinking
+    if kind is None or tokens is None:
+        return False
+    is_strict = any(tool["function"].get("strict") for tool in request.tools or ())
+    return not (kind.bridge and is_strict)
+
+
 @dataclass(frozen=True)
 class _Wish:
     """Who needs to know where thoughts end, by the name of the field that asks for it."""
@@ -58,6 +67,15 @@ def with_thoughts(
             "that turns reasoning off.",
             param=wish.field,
         )
+    if kind.bridge and sampling.grammar is not None and sampling.grammar.shows_special:
+        # Thoughts are messages among others, and text to a grammar of calls: one may come first.
+        if wish.budget is None:
+            return sampling
+        raise InvalidRequest(
+            "max_thinking_tokens does not go with strict for this model, which may call without "
+            "thoughts before.",
+            param="max_thinking_tokens",
+        )
     open_id = None if begins_inside else tokens.open_id
     if not begins_inside and (open_id is None or not prompt.may_think):
         return sampling
@@ -67,6 +85,7 @@ def with_thoughts(
     thinking = ThinkingSpec(
         open_id=open_id,
         end_ids=[tokens.close_id],
+        cut_ids=sorted(tokens.end_ids),
         bridge_ids=list(bridge),
         budget=wish.budget,
         forced_ids=[] if wish.budget is None else [*tokens.forced_ids, *bridge],

@@ -40,6 +40,8 @@ def tag_to_grammar(text: str) -> str:
     form = tag.get("format")
     if isinstance(form, dict) and form.get("type") == "triggered_tags":
         return _triggered(form)
+    if isinstance(form, dict) and form.get("type") == "dispatch":
+        return _dispatched(form)
     return LLMatcher.grammar_from_lark(_rules(form))
 
 
@@ -125,6 +127,21 @@ def _triggered(form: dict[str, Any]) -> str:
         raise GrammarError("there must be at least one tag")
     grammar = StructTag.to_grammar(tags, assume_special=False)
     return grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
+
+
+def _dispatched(form: dict[str, Any]) -> str:
+    """Free text where a rule's text begins what its format says."""
+    if form.get("loop") is False or form.get("excludes"):
+        raise GrammarError("loop and excludes are not known to llguidance's backend")
+    rules = form.get("rules")
+    if not isinstance(rules, list) or not rules:
+        raise GrammarError("rules must be a list with at least one pair")
+    tags = []
+    for rule in rules:
+        if not isinstance(rule, list) or len(rule) != 2 or not _string(rule[0]):
+            raise GrammarError("a rule must be a text and a format")
+        tags.append({"begin": rule[0], "content": rule[1], "end": ""})
+    return _triggered({"triggers": [tag["begin"] for tag in tags], "tags": tags})
 
 
 def _json_only(form: dict[str, Any]) -> dict[str, Any]:

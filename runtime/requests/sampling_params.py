@@ -23,10 +23,17 @@ GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, gc=False):
-    """What an output must look like, as the client wrote it."""
+    """What an output must look like.
+
+    Attributes:
+        text: the constraint, as the client wrote it.
+        shows_special: special tokens stand for the text that they are written with, as in an
+            output that shows them; else a grammar of text forbids them.
+    """
 
     kind: GrammarKind
     text: str
+    shows_special: bool = False
 
 
 class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -35,6 +42,7 @@ class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     Attributes:
         open_id: the token that may begin them, where the output does not begin inside.
         end_ids: tokens that end them, at least one.
+        cut_ids: tokens of the answer, each of which ends them where its grammar may begin so.
         bridge_ids: tokens between that end and the answer; forced where the answer has a grammar.
         budget: most tokens of them; `None`: as many as the model likes.
         forced_ids: tokens that follow a budget that is used up, `end_ids` among them.
@@ -42,6 +50,7 @@ class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     open_id: int | None = None
     end_ids: list[int]
+    cut_ids: list[int] = []
     bridge_ids: list[int] = []
     budget: int | None = None
     forced_ids: list[int] = []

@@ -213,13 +213,28 @@ class Grammars:
         state, end = _state(table, row), None
         assert state.thinking is not None
         may_begin = state.thinking.open_id is not None
-        state.thinking.accept(token_id)
+        if self._cuts(state, token_id):
+            state.thinking.cut()
+        else:
+            state.thinking.accept(token_id)
         if may_begin and state.thinking.is_over and state.matcher is not None:
             # The answer has begun in their place.
             end = self._follow(state.matcher, token_id)
         table.set_grammar(row, state)
         table.knows_mask[row] = False
         return end
+
+    @staticmethod
+    def _cuts(state: GrammarState, token_id: int) -> bool:
+        """Whether the answer begins with a token in the middle of thoughts; follows it if so."""
+        thinking, matcher = state.thinking, state.matcher
+        if thinking is None or matcher is None or not thinking.may_be_cut:
+            return False
+        try:
+            return token_id in thinking.cut_ids and matcher.accept(token_id)
+        except Exception:
+            logger.exception("A grammar failed where thoughts might have ended")
+            return False
 
     def _follow(self, matcher: Matcher | None, token_id: int) -> FinishReason | None:
         return self._move(matcher, token_id) or self._end(matcher, token_id)

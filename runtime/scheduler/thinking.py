@@ -17,6 +17,7 @@ class Thinking:
         open_id: the token that may begin them here and now; `None` where none may.
         is_over: there are no more.
         forced: tokens that must come next, in their order.
+        cut_ids: tokens of the answer that may end them.
     """
 
     def __init__(self, spec: ThinkingSpec, *, has_grammar: bool) -> None:
@@ -29,8 +30,18 @@ class Thinking:
         self.open_id = spec.open_id
         self.is_over = False
         self.forced: list[int] = []
+        self.cut_ids = frozenset(spec.cut_ids)
         if self.open_id is None:
             self._check_budget()
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether the answer may begin in the middle of them."""
+        return bool(self.cut_ids) and not self.forced and self.open_id is None
+
+    def cut(self) -> None:
+        """The answer has begun without an end of thoughts."""
+        self.is_over = True
 
     def accept(self, token_id: int) -> None:
         """Go on by a token."""

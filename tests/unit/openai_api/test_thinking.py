@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tokenizers import AddedToken
 
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from runtime.requests.sampling_params import ThinkingSpec
@@ -16,7 +15,7 @@ from tests.support.grammar_backends import BACKENDS, needs_grammars
 from tests.support.grammar_walk import InProcessCompiler
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>")
-MARKS = (*HARMONY, "◁think▷", "◁/think▷")
+MARKS = (*HARMONY, "◁think▷", "◁/think▷", "<|tool_calls_section_begin|>")
 JSON = {"type": "json_object"}
 # The prompt ends inside thoughts, or has turned them off.
 OPEN = "{{ messages[0].content }}<think>\n"
@@ -26,9 +25,7 @@ PLAIN = "{{ messages[0].content }}"
 
 def tokenizer() -> Tokenizer:
     """The fake engine's, with the marks of other families as special tokens."""
-    made = byte_tokenizer()
-    made.backend.add_special_tokens([AddedToken(text, special=True) for text in MARKS])
-    return made
+    return byte_tokenizer(more_special=MARKS)
 
 
 TOKENS = tokenizer()
@@ -43,13 +40,17 @@ def ask(make_front: Any, tmp_path: Any) -> Any:
     """The `thinking` of a request that came to the scheduler, and the answer."""
 
     async def ask(
-        reasoning: str | None, template: str = PLAIN, reply: str = "{}", **fields: Any
+        reasoning: str | None,
+        template: str = PLAIN,
+        reply: str = "{}",
+        tool_parser: str = "hermes",
+        **fields: Any,
     ) -> tuple[ThinkingSpec | None, dict[str, Any]]:
         front = make_front(
             lambda _: reply,
             reasoning=reasoning,
             template=template,
-            tools="hermes",
+            tools=tool_parser,
             engine_options={"tokenizer": TOKENS},
         )
         front.engine.client.grammars = InProcessCompiler(BACKENDS[0], tmp_path, TOKENS, [EOS_ID])
@@ -68,11 +69,12 @@ async def test_a_grammar_waits_for_thoughts(ask: Any, name: str) -> None:
     always = kind(prompt_is_open=False).is_reasoning
     end, bridge = ids(kind.close_tag), ids(kind.bridge)
     assert len(end) == 1
-    inside = ThinkingSpec(end_ids=end, bridge_ids=bridge)
+    cuts = [token_id for text in kind.ends_before for token_id in ids(text)]
+    inside = ThinkingSpec(end_ids=end, cut_ids=cuts, bridge_ids=bridge)
     if kind.open_tag:
         opening = ids(kind.open_tag)
         assert len(opening) == 1
-        may_begin = ThinkingSpec(open_id=opening[0], end_ids=end)
+        may_begin = ThinkingSpec(open_id=opening[0], end_ids=end, cut_ids=cuts)
     else:
         may_begin = inside
     template = f"{PLAIN}{kind.open_tag}\n"
@@ -104,6 +106,46 @@ async def test_budgets(ask: Any) -> None:
     assert (await ask("gpt-oss", PLAIN, tools=tools, **budget))[0] == spec
     must_call, _ = await ask("gpt-oss", PLAIN, tools=tools, tool_choice="required")
     assert must_call == ThinkingSpec(end_ids=end, bridge_ids=bridge)
+
+
+@needs_grammars
+async def test_strict_beside_thoughts(ask: Any) -> None:
+    """Where calls are messages like thoughts one may come first: its grammar holds from there."""
+    strict = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    function = {"name": "now", "parameters": strict, "strict": True}
+    tools = [{"type": "function", "function": function}]
+    assert (await ask("gpt-oss", PLAIN, tools=tools, tool_parser="gpt-oss"))[0] is None
+    inside = ThinkingSpec(end_ids=ids("</think>"))
+    assert (await ask("deepseek-r1", OPEN, tools=tools, tool_parser="gpt-oss"))[0] == inside
+    # A section of calls ends thoughts, too.
+    spec, _ = await ask("kimi_k2", OPEN, tools=tools, tool_parser="kimi_k2")
+    assert spec is not None
+    assert spec.cut_ids == ids("<|tool_calls_section_begin|>")
+
+
+@needs_grammars
+async def test_a_budget_beside_a_call_that_may_come_first(make_front: Any, tmp_path: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    front = make_front(
+        reasoning="gpt-oss", tools="gpt-oss", engine_options={"tokenizer": TOKENS}, template=PLAIN
+    )
+    front.engine.client.grammars = InProcessCompiler(BACKENDS[0], tmp_path, TOKENS, [EOS_ID])
+    function = {"name": "now", "parameters": schema, "strict": True}
+    tools = [{"type": "function", "function": function}]
+    answer = await front.chat(tools=tools, max_thinking_tokens=5)
+    assert answer.status_code == 400
+    assert "does not go with strict" in answer.json()["error"]["message"]
+    # Agents name a budget to every model.
+    body = {
+        "model": "m",
+        "max_tokens": 50,
+        "messages": [{"role": "user", "content": "Go"}],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "tools": [{"name": "now", "input_schema": schema, "strict": True}],
+    }
+    assert (await front.post("/v1/messages", body)).status_code == 200
+    assert front.engine.requests[-1].grammar_key
+    assert front.engine.requests[-1].spec.sampling.thinking is None
 
 
 async def test_a_budget_that_cannot_be_kept_is_refused(make_front: Any) -> None:
