@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class InProcessCompiler:
         """Build the back end `name` for a tokenizer of bytes, which is written to `folder`."""
         write_folder(folder, tokenizer.backend)
         self.tokenizer = tokenizer
-        self._eos = eos_token_ids
+        self.eos_token_ids = eos_token_ids
         added = tokenizer.backend.get_added_tokens_decoder()
         self._spelled = {i: list(added[i].content.encode()) for i in set(added) - {*eos_token_ids}}
         self.backend: GrammarBackend[Any] = GRAMMAR_BACKENDS.load(name)(
@@ -60,7 +61,9 @@ class InProcessCompiler:
         Where the text of an added token may come and the token may not, it is spelled in bytes:
         llguidance has the first bytes that two tags share written so.
         """
-        ids = deque([*self.tokenizer.encode(text, add_special_tokens=False), *self._eos[:1]])
+        ids = deque(
+            [*self.tokenizer.encode(text, add_special_tokens=False), *self.eos_token_ids[:1]]
+        )
         matcher = self.backend.start(self.backend.load(payload))
         while ids and not matcher.is_terminated:
             token_id = ids.popleft()
@@ -80,3 +83,25 @@ def allowed(backend: GrammarBackend[Any], matcher: Any, vocab_size: int) -> list
     backend.fill([matcher], words)
     bits = np.unpackbits(words[0].view(np.uint8), bitorder="little")[:vocab_size]
     return [int(token_id) for token_id in np.flatnonzero(bits)]
+
+
+def drawn(
+    compiler: InProcessCompiler, payload: bytes, seed: int, head: str = "", num_heads: int = 0
+) -> str:
+    """An output of random tokens among those that a compiled grammar lets come.
+
+    Where the output may end, `head` comes as often as is said, and then the end.
+    """
+    rng, tokenizer = random.Random(seed), compiler.tokenizer
+    matcher = compiler.backend.start(compiler.backend.load(payload))
+    ids: list[int] = []
+    while not matcher.is_terminated:
+        choices = allowed(compiler.backend, matcher, tokenizer.vocab_size)
+        token_ids = [rng.choice(choices)]
+        if not set(compiler.eos_token_ids).isdisjoint(choices):
+            token_ids = tokenizer.encode(head) if num_heads else compiler.eos_token_ids[:1]
+            num_heads -= 1
+        for token_id in token_ids:
+            ids.append(token_id)
+            assert matcher.accept(token_id), tokenizer.decode(ids, skip_special_tokens=False)
+    return str(tokenizer.decode(ids[:-1], skip_special_tokens=False))

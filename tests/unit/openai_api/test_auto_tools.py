@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from openai_api.output_parser import Call, OutputParser, WholeCalls
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from openai_api.tool_parsers.tool_parser import CallForm
 from runtime.requests.sampling_params import ThinkingSpec
-from tests.support.fake_engine import EOS_ID, IM_END, byte_tokenizer
+from tests.support.fake_engine import EOS_ID, byte_tokenizer
 from tests.support.grammar_backends import BACKENDS, needs_grammars
-from tests.support.grammar_walk import InProcessCompiler, allowed
+from tests.support.grammar_walk import InProcessCompiler, drawn
 from tests.support.model_outputs import CALL_WRITERS, FUNCTIONS, TOOL_OUTPUTS
 
 pytestmark = needs_grammars
@@ -68,24 +67,6 @@ class Asked:
 
     def takes(self, text: str) -> bool:
         return self.compiler.takes(self.request.grammar, text)
-
-    def written_by_chance(self, head: str, num_calls: int, seed: int) -> str:
-        """An output whose tokens are drawn from the mask; where text is free `head` comes."""
-        compiler, rng = self.compiler, random.Random(seed)
-        backend, tokenizer = compiler.backend, compiler.tokenizer
-        matcher = backend.start(backend.load(self.request.grammar))
-        ids: list[int] = []
-        while True:
-            choices = allowed(backend, matcher, tokenizer.vocab_size)
-            token_ids = [rng.choice(choices)]
-            if EOS_ID in choices:
-                token_ids = tokenizer.encode(head if num_calls else IM_END)
-                num_calls -= 1
-            for token_id in token_ids:
-                ids.append(token_id)
-                assert matcher.accept(token_id), tokenizer.decode(ids, skip_special_tokens=False)
-            if matcher.is_terminated:
-                return str(tokenizer.decode(ids[:-1], skip_special_tokens=False))
 
 
 @pytest.fixture(params=BACKENDS)
@@ -351,7 +332,8 @@ async def test_a_random_model_calls_by_the_schema(
     skip_unless_known(form, request)
     tools = [tool("plan", PLAN, strict=True), tool("weather", CITY, strict=True)]
     asked = await ask(front_tools=name, front_special=special, tools=tools)
-    text = asked.written_by_chance(HEADS.get(name, form.trigger), num_calls=3, seed=seed)
+    head = HEADS.get(name, form.trigger)
+    text = drawn(asked.compiler, asked.request.grammar, seed, head, num_heads=3)
     reader = OutputParser(
         None, TOOL_PARSERS.load(name)({"plan": PLAN, "weather": CITY}, max_calls=None)
     )
