@@ -119,6 +119,36 @@ async def test_free_outputs(ask: Any, fields: dict[str, Any]) -> None:
     assert (await ask(**fields)).is_free
 
 
+async def test_the_regex_of_a_custom_tool_holds(ask: Any) -> None:
+    for definition in ("[A-Z]{2}|[0-9]{3}", "^([A-Z]{2}|[0-9]{3})$"):
+        grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": definition}}
+        tools = [{"type": "custom", "custom": {"name": "code", "format": grammar}}]
+        asked = await ask(call("code", '{"input": "AB"}'), tools=tools)
+        assert asked.choice["message"]["tool_calls"][0]["custom"]["input"] == "AB"
+        choice = {"type": "custom", "custom": {"name": "code"}}
+        forced = await ask(
+            '[{"name": "code", "parameters": {"input": "123"}}]', tools=tools, tool_choice=choice
+        )
+        assert forced.choice["message"]["tool_calls"][0]["custom"]["input"] == "123"
+        for text, is_good in (
+            ("AB", True),
+            ("123", True),
+            ("12", False),
+            ("AB1", False),
+            ("", False),
+        ):
+            arguments = f'{{"input": "{text}"}}'
+            assert asked.takes(call("code", arguments)) is is_good, text
+            assert forced.takes(f'[{{"name": "code", "parameters": {arguments}}}]') is is_good
+        grammar["grammar"]["definition"] = 'say "[a-z]*"'
+        assert (await ask(tools=tools)).is_free
+        refused = await ask(refused=True, tools=tools, tool_choice=choice)
+        assert "must not ask for quotes" in refused["message"]
+        # Lark is shown to the model.
+        grammar["grammar"] = {"syntax": "lark", "definition": 'start: "a"'}
+        assert (await ask(tools=tools)).is_free
+
+
 async def test_a_schema_that_cannot_be_followed_leaves_the_others_strict(ask: Any) -> None:
     hard = tool("hard", {"type": "object", "not": {}}, strict=True)
     asked = await ask(tools=[hard, *STRICT])
