@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openai_api.tool_parsers.departures import BLANK, literal
 from openai_api.tool_parsers.tool_parser import CallForm
 
 Format = dict[str, Any]
+
+_BLANKS = rf"[{BLANK}]*"
 
 
 @dataclass(frozen=True)
@@ -20,14 +23,22 @@ class OfferedFunction:
 
 
 def text_with_calls(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
-    """Free text, in which what a trigger begins is a call, or a series of calls."""
+    """Free text, in which what a trigger begins is a call, or a series of calls.
+
+    Where calls need no trigger at the beginning, what begins otherwise is text.
+    """
     rules: dict[str, list[Format]] = {}
     for each in (form, *form.others):
         rules.setdefault(each.trigger, []).append(_behind_trigger(each, functions))
-    return {
+    text: Format = {
         "type": "dispatch",
         "rules": [[trigger, _either(formats)] for trigger, formats in rules.items()],
     }
+    if form.no_call is None:
+        return text
+    beginning = _pattern(form.no_call([each.name for each in functions]))
+    otherwise = _sequence([*beginning, {**text, "loop": False}])
+    return _either([*_pattern(_BLANKS), _at_start(form, functions), otherwise])
 
 
 def calls_alone(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
@@ -46,6 +57,24 @@ def _behind_trigger(form: CallForm, functions: Sequence[OfferedFunction]) -> For
     if form.closing is None:
         return _either(calls)
     return _sequence([*_pattern(form.opening), _separated(form, calls), *_text(form.closing)])
+
+
+def _at_start(form: CallForm, functions: Sequence[OfferedFunction]) -> Format:
+    """A series without its trigger."""
+    # The blanks in one expression with what follows: llguidance does not take a beginning back.
+    first = [
+        _sequence(
+            [
+                *_pattern(_BLANKS + literal(form.begin(each.name))),
+                _arguments(form, each),
+                *_text(form.end),
+            ]
+        )
+        for each in functions
+    ]
+    others = _separated(form, [_call(form, each) for each in functions])
+    more = {"type": "optional", "content": _sequence([*_text(form.separator), others])}
+    return _sequence([_either(first), more, *_text(form.closing or "")])
 
 
 def _separated(form: CallForm, calls: list[Format]) -> Format:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -66,6 +66,9 @@ class CallForm:
         opening: what stands before the first call of a series, as a regular expression.
         closing: the text behind the last call of a series; `None` where each has its trigger.
         stands_alone: calls may be all of an output.
+        no_call: from the offered functions' names to a regular expression of the shortest
+            beginnings that tell an output from one that begins with calls without their trigger.
+            Where it is given, an output may begin so, and calls are the last of it.
         others: other ways that the family's models, and its parser, know.
     """
 
@@ -78,6 +81,7 @@ class CallForm:
     opening: str = ""
     closing: str | None = None
     stands_alone: bool = True
+    no_call: Callable[[Sequence[str]], str] | None = None
     others: tuple[CallForm, ...] = ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,12 @@ def allowed(backend: GrammarBackend[Any], matcher: Any, vocab_size: int) -> list
     return [int(token_id) for token_id in np.flatnonzero(bits)]
 
 
-def drawn(
-    compiler: InProcessCompiler, payload: bytes, seed: int, head: str = "", num_heads: int = 0
-) -> str:
+def drawn(compiler: InProcessCompiler, payload: bytes, seed: int, heads: Sequence[str] = ()) -> str:
     """An output of random tokens among those that a compiled grammar lets come.
 
-    Where the output may end, `head` comes as often as is said, and then the end.
+    Where the output may end, the next of `heads` comes, and behind them the end.
     """
+    waiting = deque(heads)
     rng, tokenizer = random.Random(seed), compiler.tokenizer
     matcher = compiler.backend.start(compiler.backend.load(payload))
     ids: list[int] = []
@@ -99,8 +99,9 @@ def drawn(
         choices = allowed(compiler.backend, matcher, tokenizer.vocab_size)
         token_ids = [rng.choice(choices)]
         if not set(compiler.eos_token_ids).isdisjoint(choices):
-            token_ids = tokenizer.encode(head) if num_heads else compiler.eos_token_ids[:1]
-            num_heads -= 1
+            token_ids = compiler.eos_token_ids[:1]
+            if waiting:
+                token_ids = tokenizer.encode(waiting.popleft())
         for token_id in token_ids:
             ids.append(token_id)
             assert matcher.accept(token_id), tokenizer.decode(ids, skip_special_tokens=False)

@@ -155,7 +155,7 @@ def _lines(write: Callable[[str, Any], str], between: str = "\n") -> Callable[[C
 # How a family writes several calls as all of its output.
 CALL_WRITERS: dict[str, Callable[[Calls], str]] = {
     "hermes": _lines(_hermes),
-    "llama3": lambda calls: "<|python_tag|>" + _lines(_llama, "; ")(calls),
+    "llama3": _lines(_llama, "; "),
     "mistral": _lines(lambda name, given: f"[TOOL_CALLS]{name}[ARGS]{dumps(given)}", ""),
     "deepseekv3": lambda calls: _deepseek(*(_v3(*each) for each in calls)),
     "deepseekv31": lambda calls: _deepseek(_lines(_v31, "")(calls)),

@@ -149,6 +149,31 @@ async def test_the_regex_of_a_custom_tool_holds(ask: Any) -> None:
         assert (await ask(tools=tools)).is_free
 
 
+async def test_calls_without_a_tag(ask: Any) -> None:
+    """An output that begins like a call is one; others are text, unless a tag comes."""
+    asked = await ask(front_tools="llama3", tools=STRICT, front_special=("<|python_tag|>",))
+    good = '{"name": "weather", "parameters": {"city": "Oslo"}}'
+    loose = '{"name": "now", "parameters": {"a": [1]}}'
+    for text in (
+        *("", "Hello.", "[1]", "{ }", "{x", '{"answer": 42}', '{"named": 1}', '{"name": 5}'),
+        *('{"name": "Bob", "age": 3}', ' {"name" : "weather man"}', f"Like this: {good[:-9]}"),
+        *(good, f"\n{good}; {loose}", loose, f"<|python_tag|>{good}", f"Hm<|python_tag|>{loose}"),
+        *(f'{{"a": 1}}<|python_tag|>{good}; {good}', '{"nam<|python_tag|>' + good),
+    ):
+        assert asked.takes(text), text
+    bad = good.replace("Oslo", "Rome")
+    for text in (
+        *(bad, f" {bad}", f"\u00a0{bad}", f"\x0b{bad}", f"{good}; {bad}", f"{good};{bad}"),
+        *(f"<|python_tag|>{bad}", f"<<|python_tag|>{bad}", f"Hm<|python_tag|> {bad}"),
+        *(f'{{"a": 1}}<|python_tag|>{bad}', f"{good}<|python_tag|>{bad}"),
+        *(bad.replace(": ", ":"), bad.replace("name", "n\\u0061me"), bad.replace("we", "\\u0077e")),
+        '{"type": "function", "name": "weather", "parameters": {}}',
+        '{"parameters": {}, "name": "weather"}',
+        '{"id": 1, "name": "weather", "parameters": {}}',
+    ):
+        assert not asked.takes(text), text
+
+
 async def test_a_schema_that_cannot_be_followed_leaves_the_others_strict(ask: Any) -> None:
     hard = tool("hard", {"type": "object", "not": {}}, strict=True)
     asked = await ask(tools=[hard, *STRICT])
@@ -273,9 +298,13 @@ PLAN = {
     "additionalProperties": False,
 }
 # What a model writes up to the trigger and with it, where that is within a header.
-HEADS = {"gpt-oss": "<|start|>assistant<|channel|>commentary to=functions."}
+HEADS = {
+    "gpt-oss": ["<|start|>assistant<|channel|>commentary to=functions."] * 3,
+    "llama3": ["I look. <|python_tag|>", "; ", "; "],
+}
 # Tags of which families, or some of their tokenizers, make special tokens.
 MARKS = {
+    "llama3": ("<|python_tag|>",),
     "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     "deepseekv3": TOOL_PARSERS.load("deepseekv3").markers,
     "deepseekv31": TOOL_PARSERS.load("deepseekv31").markers,
@@ -308,8 +337,12 @@ async def test_every_form_that_a_grammar_describes(
     asked = await ask(two, **fields)
     calls = [each["function"] for each in asked.choice["message"]["tool_calls"]]
     assert [(each["name"], orjson.loads(each["arguments"])) for each in calls] == [OSLO, NOW_ROME]
-    refused = [write([ROME]), write([OSLO, ROME]), write([UNKNOWN])]
-    for text in ("Hello.", one, f"Well.\n{one}", f"{two}\nDone.", f"{two} and {one}"):
+    refused = [write([ROME]), write([OSLO, ROME])]
+    if not form.no_call:
+        refused.append(write([UNKNOWN]))
+    # Where calls need no tag, they are the last.
+    more = () if form.no_call else (f"{two}\nDone.", f"{two} and {one}")
+    for text in ("Hello.", one, f"Well.\n{one}", two, *more):
         assert asked.takes(text), text
     for text in (*refused, f"{one} and {refused[0]}", one[: len(one) * 2 // 3]):
         assert not asked.takes(text), text
@@ -362,8 +395,8 @@ async def test_a_random_model_calls_by_the_schema(
     skip_unless_known(form, request)
     tools = [tool("plan", PLAN, strict=True), tool("weather", CITY, strict=True)]
     asked = await ask(front_tools=name, front_special=special, tools=tools)
-    head = HEADS.get(name, form.trigger)
-    text = drawn(asked.compiler, asked.request.grammar, seed, head, num_heads=3)
+    heads = HEADS.get(name, [form.trigger] * 3)
+    text = drawn(asked.compiler, asked.request.grammar, seed, heads)
     reader = OutputParser(
         None, TOOL_PARSERS.load(name)({"plan": PLAN, "weather": CITY}, max_calls=None)
     )
