@@ -28,6 +28,7 @@ from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputEvent
 from openai_api.request_body import read_body
 from openai_api.schemas.chat import check_chat_request
+from openai_api.thinking import keeps_budget
 from runtime.errors import HeadraceError, InvalidRequest, TooLong
 from runtime.service.events import Chunk, joined
 from runtime.service.streams import Indexed
@@ -49,7 +50,7 @@ async def create_message(call: Call, context: OpenAIContext) -> Reply:
     body = await read_body(call, _MESSAGES)
     with _wire_names():
         chat = chat_request(body, sees=context.sees)
-        if body.thinking is not None and context.parsers.thinking is not None:
+        if body.thinking is not None and keeps_budget(chat, context):
             # Agents name a budget to every model: where none can be kept it is a wish.
             chat.max_thinking_tokens = body.thinking.budget_tokens
         run = await open_chat(chat, context, "msg", cuts_output=True)

@@ -159,7 +159,10 @@ CHAT = Route(
         "max_completion_tokens": Sample(5, _STOP),
         "logprobs": Sample(True, "log-probabilities"),
         "top_logprobs": Sample(2, "those of the most probable tokens", {"logprobs": True}),
-        "tools": Sample(TOOLS, "functions and custom tools that may be called"),
+        "tools": Sample(
+            TOOLS,
+            "functions and custom tools that may be called; of a custom tool's `format` a regex holds as `strict` does, a Lark grammar is shown to the model and not enforced",
+        ),
         "tool_choice": Sample(
             "required",
             "whether and what is called",
@@ -245,7 +248,8 @@ RESPONSES = Route(
             "resp_a", "goes on from a response", needs="a response that is kept"
         ),
         "tools": Sample(
-            [{"type": "function", **ADD}], "functions, custom tools and name spaces of them"
+            [{"type": "function", **ADD}],
+            "functions, custom tools and name spaces of them; `format` of a custom tool as in chat",
         ),
         "tool_choice": Sample(
             "required",

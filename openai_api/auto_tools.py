@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 import orjson
 
+from openai_api.call_format import OfferedFunction, calls_alone, text_with_calls
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import (
     ChatCompletionRequest,
@@ -52,12 +54,12 @@ async def strict_calls(
     grammars, form = context.service.client.grammars, context.parsers.call_form
     if form is None or grammars is None or not _lets_text_pass(context):
         return None
-    tags = await _strict_tags(request, form)
-    if tags is None and isinstance(request.tool_choice, NamedToolChoice):
-        tags = _plain_tags(request, form)
-    if tags is None:
+    calls = await _strict_calls(request, form)
+    if calls is None and isinstance(request.tool_choice, NamedToolChoice):
+        calls = _plain_calls(request, form)
+    if calls is None:
         return None
-    spec = _spec({"type": "triggered_tags", "triggers": [form.trigger], "tags": tags})
+    spec = _spec(calls.among_text, context)
     try:
         await _compile(grammars, spec)
     except InvalidRequest as error:
@@ -75,6 +77,8 @@ async def answer_or_calls(
         InvalidRequest: `answer` is invalid, or the two cannot be had together.
     """
     form, grammars = context.parsers.call_form, context.service.client.grammars
+    if form is not None and not form.stands_alone:
+        form = None
     if grammars is None:
         # Refused for its own sake, by whoever is asked to compile it.
         return answer
@@ -86,16 +90,16 @@ async def answer_or_calls(
             "(--tool-call-parser). Set tool_choice to none for an answer, to required for a call.",
             param=name,
         )
-    strict = await _strict_tags(request, form)
+    strict = await _strict_calls(request, form)
     if strict is not None:
-        wished = _either(answer, strict, form)
+        wished = _either(answer, strict, context)
         try:
             await _compile(grammars, wished)
         except InvalidRequest as error:
             _log_unfollowed(error)
         else:
             return wished
-    plain = _either(answer, _plain_tags(request, form), form)
+    plain = _either(answer, _plain_calls(request, form), context)
     try:
         await _compile(grammars, plain)
     except InvalidRequest as error:
@@ -109,20 +113,14 @@ async def answer_or_calls(
 def _lets_text_pass(context: OpenAIContext) -> bool:
     """Whether a grammar of free text would leave the model's other habits alone."""
     parsers = context.parsers
-    # In a grammar's free text there are no special tokens, and without an end of text the
-    # grammar would end the output as soon as it may.
+    # Thoughts may be told by special tokens, which are none of a grammar's free text, and without
+    # an end of text the grammar would end the output as soon as it may.
     thinks_freely = parsers.reasoning is None or parsers.thinking is not None
     return thinks_freely and bool(context.service.model.eos_token_ids)
 
 
-def _either(answer: GrammarSpec, tags: orjson.Fragment, form: CallForm) -> GrammarSpec:
-    calls = {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": form.separator,
-        "at_least_one": True,
-    }
-    return _spec({"type": "or", "elements": [_format(answer), calls]})
+def _either(answer: GrammarSpec, calls: _Calls, context: OpenAIContext) -> GrammarSpec:
+    return _spec({"type": "or", "elements": [_format(answer), calls.alone]}, context)
 
 
 def _format(answer: GrammarSpec) -> dict[str, Any]:
@@ -138,8 +136,23 @@ def _format(answer: GrammarSpec) -> dict[str, Any]:
             raise AssertionError("a structural tag describes calls itself")
 
 
-async def _strict_tags(request: ChatCompletionRequest, form: CallForm) -> orjson.Fragment | None:
-    """The tags of a request's functions; `None` where none is to be called by its schema."""
+@dataclass(frozen=True)
+class _Calls:
+    """Formats of a request's calls, as JSON.
+
+    Attributes:
+        among_text: with free text around them.
+        alone: one or more, and nothing else.
+        is_strict: one function at least is called by its schema.
+    """
+
+    among_text: orjson.Fragment
+    alone: orjson.Fragment
+    is_strict: bool
+
+
+async def _strict_calls(request: ChatCompletionRequest, form: CallForm) -> _Calls | None:
+    """Calls of a request's functions; `None` where none is to be called by its schema."""
     functions = [
         {key: tool["function"].get(key) for key in ("name", "parameters", "strict")}
         for tool in callable_tools(request)
@@ -151,37 +164,35 @@ async def _strict_tags(request: ChatCompletionRequest, form: CallForm) -> orjson
         # More than a grammar may have.
         return None
     if len(encoded) <= _SMALL:
-        tags, is_strict = _tags(encoded, form)
+        calls = _calls(encoded, form)
     else:
-        tags, is_strict = await _CHECKING.run(_tags, encoded, form)
-    return tags if is_strict else None
+        calls = await _CHECKING.run(_calls, encoded, form)
+    return calls if calls.is_strict else None
 
 
-def _plain_tags(request: ChatCompletionRequest, form: CallForm) -> orjson.Fragment:
-    """Tags of calls that follow no schema."""
+def _plain_calls(request: ChatCompletionRequest, form: CallForm) -> _Calls:
+    """Calls that follow no schema."""
     functions = msgspec.json.encode([{"name": each} for each in tool_names(request)])
-    return _tags(functions, form)[0]
+    return _calls(functions, form)
 
 
 @lru_cache(_NUM_KEPT)
-def _tags(functions: bytes, form: CallForm) -> tuple[orjson.Fragment, bool]:
-    """Structural tags of calls, as JSON, and whether one of them follows a schema.
+def _calls(functions: bytes, form: CallForm) -> _Calls:
+    """What calls look like.
 
     Args:
         functions: as the request has them, at least the names, as JSON.
         form: of the calls.
     """
-    tags: list[dict[str, Any]] = []
-    is_strict = False
-    for function in msgspec.json.decode(functions):
-        schema = _strict_schema(function)
-        is_strict = is_strict or schema is not _ANY_OBJECT
-        content = {"type": "json_schema", "json_schema": schema}
-        if form.style != "json":
-            content["style"] = form.style
-        begin = form.begin(function["name"])
-        tags.append({"type": "tag", "begin": begin, "content": content, "end": form.end})
-    return orjson.Fragment(orjson.dumps(tags)), is_strict
+    offered = [
+        OfferedFunction(function["name"], _strict_schema(function))
+        for function in msgspec.json.decode(functions)
+    ]
+    return _Calls(
+        orjson.Fragment(orjson.dumps(text_with_calls(form, offered))),
+        orjson.Fragment(orjson.dumps(calls_alone(form, offered))),
+        any(each.schema is not _ANY_OBJECT for each in offered),
+    )
 
 
 def _strict_schema(function: dict[str, Any]) -> dict[str, Any]:
@@ -201,9 +212,11 @@ def _log_unfollowed(error: Exception) -> None:
     logger.debug("strict is not followed: %s", error)
 
 
-def _spec(form: dict[str, Any]) -> GrammarSpec:
+def _spec(form: dict[str, Any] | orjson.Fragment, context: OpenAIContext) -> GrammarSpec:
     tag = {"type": "structural_tag", "format": form}
-    return GrammarSpec("structural_tag", orjson.dumps(tag).decode())
+    # An output with tools shows special tokens.
+    shows_special = context.parsers.special_calls
+    return GrammarSpec("structural_tag", orjson.dumps(tag).decode(), shows_special)
 
 
 async def _compile(grammars: GrammarCompiler, spec: GrammarSpec) -> None:

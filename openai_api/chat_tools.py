@@ -114,8 +114,8 @@ def _replace_customs(request: ChatCompletionRequest) -> frozenset[str]:
             continue
         custom = _custom_of(tool, f"tools[{index}].custom")
         form = custom.format
-        definition = form.grammar.definition if form is not None and form.grammar else None
-        function = custom_function(custom.name, custom.description, definition)
+        grammar = None if form is None else form.grammar
+        function = custom_function(custom.name, custom.description, grammar)
         tools[index] = {"type": "function", "function": function}
         names.add(custom.name)
     return frozenset(names)

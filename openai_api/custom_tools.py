@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from openai_api.schemas.chat import CustomGrammar
+
 _INPUT = "input"
 _PARAMETERS = {
     "type": "object",
@@ -15,18 +17,34 @@ _PARAMETERS = {
 }
 
 
-def custom_function(name: str, description: str | None, definition: str | None) -> dict[str, Any]:
+def custom_function(
+    name: str, description: str | None, grammar: CustomGrammar | None
+) -> dict[str, Any]:
     """The function that stands for such a tool.
 
     Args:
         name: of both.
         description: for the model to read.
-        definition: of the grammar that the text should follow; the model reads it as well.
+        grammar: that the text should follow; the model reads it as well. A regular expression is
+            part of the function's schema, so that it is followed wherever schemas are.
     """
     function: dict[str, Any] = {"name": name}
-    if parts := [part for part in (description, definition) if part]:
+    parts = [part for part in (description, grammar and grammar.definition) if part]
+    if parts:
         function["description"] = "\n\n".join(parts)
-    return {**function, "parameters": _PARAMETERS}
+    if grammar is None or grammar.syntax != "regex":
+        return {**function, "parameters": _PARAMETERS}
+    text = {"type": "string", "pattern": _whole(grammar.definition)}
+    parameters = {**_PARAMETERS, "properties": {_INPUT: text}}
+    return {**function, "parameters": parameters, "strict": True}
+
+
+def _whole(pattern: str) -> str:
+    """The pattern of texts that match from their beginning to their end."""
+    inner = pattern.removeprefix("^")
+    if inner.endswith("$") and not inner.endswith("\\$"):
+        inner = inner[:-1]
+    return f"^({inner})$"
 
 
 def arguments_of(text: str) -> dict[str, str]:

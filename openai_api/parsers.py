@@ -93,8 +93,8 @@ class ParserSet:
     Attributes:
         thinking: how tokens tell what is reasoning; `None` where they do not.
         hidden_markers: a reasoning marker is a special token, so hiding those would hide it too.
-        call_form: that a grammar can follow; `None` without a tool parser that has one, and where
-            its markers are special tokens, which grammars do not take for text.
+        call_form: that a grammar can follow; `None` without a tool parser that has one.
+        special_calls: what calls are written with are special tokens, in part at least.
     """
 
     reasoning: type[ReasoningParser] | None = None
@@ -102,6 +102,7 @@ class ParserSet:
     thinking: ThinkingTokens | None = None
     hidden_markers: bool = False
     call_form: CallForm | None = None
+    special_calls: bool = False
 
     @classmethod
     def choose(
@@ -124,17 +125,17 @@ class ParserSet:
             raise StartupError(error.message) from None
         if tokenizer is None:
             return cls(reasoning_class, tool_class)
-        call_form = None
-        if tool_class is not None and not _any_special(tool_class.markers, tokenizer):
-            call_form = tool_class.call_form
+        call_form = None if tool_class is None else tool_class.call_form
+        special_calls = tool_class is not None and _any_special(tool_class.markers, tokenizer)
         if reasoning_class is None:
-            return cls(None, tool_class, call_form=call_form)
+            return cls(None, tool_class, call_form=call_form, special_calls=special_calls)
         return cls(
             reasoning_class,
             tool_class,
             ThinkingTokens.of(reasoning_class, tokenizer),
             _any_special(reasoning_class.markers, tokenizer),
             call_form,
+            special_calls,
         )
 
     def make(

@@ -14,6 +14,15 @@ from runtime.errors import InvalidRequest
 from runtime.requests.sampling_params import SamplingParams, ThinkingSpec
 
 
+def keeps_budget(request: ChatCompletionRequest, context: OpenAIContext) -> bool:
+    """Whether thoughts may have a budget beside the request's tools."""
+    kind, tokens = context.parsers.reasoning, context.parsers.thinking
+    if kind is None or tokens is None:
+        return False
+    is_strict = any(tool["function"].get("strict") for tool in request.tools or ())
+    return not (kind.bridge and is_strict)
+
+
 @dataclass(frozen=True)
 class _Wish:
     """Who needs to know where thoughts end, by the name of the field that asks for it."""
@@ -65,6 +74,15 @@ def with_thoughts(
             "that turns reasoning off.",
             param=wish.field,
         )
+    if kind.bridge and sampling.grammar is not None and sampling.grammar.shows_special:
+        # Thoughts are messages among others, and text to a grammar of calls: one may come first.
+        if wish.budget is None:
+            return sampling
+        raise InvalidRequest(
+            "max_thinking_tokens does not go with strict for this model, which may call without "
+            "thoughts before.",
+            param="max_thinking_tokens",
+        )
     if not begins_inside and not _may_begin(tokens, body, prompt):
         return sampling
     # Tools may be called from elsewhere than the place of an answer.
@@ -86,9 +104,10 @@ def with_thoughts(
 def may_call(body: ChatCompletionRequest, sampling: SamplingParams) -> bool:
     """Whether calls may come in the model's own form from inside its thoughts, too.
 
-    A grammar would have to begin in the midst of a call, so with one they come behind thoughts.
+    With a grammar they come behind thoughts, unless it is one of calls, which begins with theirs.
     """
-    return sampling.grammar is None and bool(tool_names(body))
+    grammar = sampling.grammar
+    return bool(tool_names(body)) and (grammar is None or grammar.shows_special)
 
 
 def _may_begin(tokens: ThinkingTokens, body: ChatCompletionRequest, prompt: ChatPrompt) -> bool:

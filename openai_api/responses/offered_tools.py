@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from openai_api.custom_tools import custom_function
 from openai_api.responses import local_shell
-from openai_api.schemas.chat import AllowedTools, NamedFunction, NamedToolChoice
+from openai_api.schemas.chat import AllowedTools, CustomGrammar, NamedFunction, NamedToolChoice
 from runtime.errors import InvalidRequest
 
 # Between a name space and a function's name, which chat knows as one.
@@ -136,7 +138,9 @@ class OfferedTools:
         origin = Origin(name, namespace, is_custom=kind == "custom")
         in_chat = self.name_in_chat(name, namespace)
         function = (
-            _custom(tool, in_chat) if origin.is_custom else dict(_function(tool), name=in_chat)
+            _custom(tool, in_chat, where)
+            if origin.is_custom
+            else dict(_function(tool), name=in_chat)
         )
         self.functions.append({"type": "function", "function": function})
         self.origins[in_chat] = origin
@@ -162,8 +166,11 @@ def _function(tool: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, tool[key]
 
 
-def _custom(tool: dict[str, Any], name: str) -> dict[str, Any]:
-    form = tool.get("format")
-    definition = form.get("definition") if isinstance(form, dict) else None
-    parts = [None if part is None else str(part) for part in (tool.get("description"), definition)]
-    return custom_function(name, *parts)
+def _custom(tool: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    form, description, grammar = tool.get("format"), tool.get("description"), None
+    if isinstance(form, dict) and form.get("type") == "grammar":
+        try:
+            grammar = msgspec.convert(form, CustomGrammar)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"{where}.format: {error}", param=f"{where}.format") from None
+    return custom_function(name, None if description is None else str(description), grammar)

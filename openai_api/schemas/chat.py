@@ -96,7 +96,10 @@ class FunctionTool(msgspec.Struct, kw_only=True):
 
 
 class CustomGrammar(msgspec.Struct, kw_only=True):
-    """What the text for a custom tool should look like; the model reads it."""
+    """What the text for a custom tool should look like; the model reads it.
+
+    A regular expression is followed as the schema of a strict function is, a Lark grammar is not.
+    """
 
     definition: str
     syntax: Literal["lark", "regex"]

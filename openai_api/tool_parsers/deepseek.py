@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from openai_api.parser_signs import Signs
 from openai_api.tool_parsers.json_calls import JsonCalls
+from openai_api.tool_parsers.tool_parser import CallForm
 
 SECTION = "<｜tool▁calls▁begin｜>"
 SECTION_END = "<｜tool▁calls▁end｜>"
@@ -18,11 +20,26 @@ _FENCE = "```json"
 _NAME = r"(?P<name>[^\s<`{}]+)"
 
 
+def _section(begin: Callable[[str], str], end: str, separator: str) -> CallForm:
+    """Calls in a section, and one alone where a model leaves that out."""
+    return CallForm(
+        SECTION,
+        lambda name: CALL + begin(name),
+        end,
+        separator=separator,
+        closing=SECTION_END,
+        others=(CallForm(CALL, begin, end),),
+    )
+
+
 class DeepSeekV3Parser(JsonCalls):
     """V3 and R1: the name on a line of its own, the arguments in a fence."""
 
     markers = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
     signs = Signs(template=(SECTION, CALL, SEPARATOR, _FENCE))
+    call_form = _section(
+        lambda name: f"function{SEPARATOR}{name}\n{_FENCE}\n", f"\n```{CALL_END}", "\n"
+    )
     opens = (SECTION, CALL)
     header = re.compile(rf"(?:{CALL}\s*)?[a-z]*\s*{SEPARATOR}\s*{_NAME}\s*(?:```(?:json)?)?")
     tails = ("```", CALL_END, SECTION_END)
@@ -33,6 +50,7 @@ class DeepSeekV31Parser(JsonCalls):
 
     markers = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
     signs = Signs(template=(SECTION, CALL, SEPARATOR))
+    call_form = _section(lambda name: f"{name}{SEPARATOR}", CALL_END, "")
     opens = (SECTION, CALL)
     header = re.compile(rf"(?:{CALL})?\s*{_NAME}\s*{SEPARATOR}")
     header_end = SEPARATOR

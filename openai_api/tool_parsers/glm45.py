@@ -17,9 +17,7 @@ class Glm45Parser(TaggedCalls):
 
     markers = (OPEN_TAG, CLOSE_TAG)
     signs = Signs(template=(OPEN_TAG, "<arg_key>", "<arg_value>", "</arg_value>"))
-    call_form = CallForm(
-        OPEN_TAG, lambda name: f"{OPEN_TAG}{name}", CLOSE_TAG, separator="\n", style="glm_xml"
-    )
+    call_form = CallForm(OPEN_TAG, lambda name: name, CLOSE_TAG, separator="\n", style="glm_xml")
     opens = (OPEN_TAG,)
     header = re.compile(r"\s*(?P<name>[^\s<>{}]+)\s*")
     name_end = "<"

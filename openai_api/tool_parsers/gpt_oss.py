@@ -6,6 +6,7 @@ import re
 
 from openai_api.parser_signs import Signs
 from openai_api.tool_parsers.json_calls import JsonCalls
+from openai_api.tool_parsers.tool_parser import CallForm
 
 START = "<|start|>"
 CHANNEL = "<|channel|>"
@@ -15,6 +16,12 @@ END = "<|end|>"
 CALL = "<|call|>"
 RETURN = "<|return|>"
 RECIPIENT = "to="
+_FUNCTION = f"{RECIPIENT}functions."
+# The channel where the recipient stands before it, and the type of what follows.
+_HEADER_END = (
+    rf"( ?{re.escape(CHANNEL)}(commentary|analysis))?"
+    rf"( ?{re.escape(CONSTRAIN)}(json|code)| json| code)?{re.escape(MESSAGE)}"
+)
 
 
 class GptOssParser(JsonCalls):
@@ -22,6 +29,8 @@ class GptOssParser(JsonCalls):
 
     markers = (START, CHANNEL, MESSAGE, CALL)
     signs = Signs(template=(f"{CHANNEL}commentary", "functions.", MESSAGE, CALL))
+    # What stands before the recipient is one message's header like any other.
+    call_form = CallForm(_FUNCTION, lambda name: name, "", between=_HEADER_END, stands_alone=False)
     opens = (START, CHANNEL)
     header = re.compile(
         rf"[^{{}}]*?\bto=functions\.(?P<name>[\w.\-]+)[^{{}}]*?{re.escape(MESSAGE)}", re.ASCII

@@ -13,7 +13,7 @@ CLOSE_TAG = "</tool_call>"
 
 
 def _begin(name: str) -> str:
-    return f'{OPEN_TAG}\n{{"name": {orjson.dumps(name).decode()}, "arguments": '
+    return f'\n{{"name": {orjson.dumps(name).decode()}, "arguments": '
 
 
 class HermesParser(JsonCalls):

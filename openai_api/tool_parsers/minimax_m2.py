@@ -18,13 +18,13 @@ class MiniMaxM2Parser(TaggedCalls):
 
     markers = (SECTION, SECTION_END)
     signs = Signs(template=("minimax:tool_call", _INVOKE, '<parameter name="'))
-    # A section for each call.
     call_form = CallForm(
         SECTION,
-        lambda name: f'{SECTION}\n{_INVOKE}{name}">\n',
-        f"</invoke>\n{SECTION_END}",
-        separator="\n",
+        lambda name: f'{_INVOKE}{name}">\n',
+        "</invoke>\n",
         style="minimax_xml",
+        opening=r"\n",
+        closing=SECTION_END,
     )
     opens = (SECTION,)
     header = re.compile(rf'\s*(?:{_INVOKE})?(?P<name>[^\s<>"]+)"')

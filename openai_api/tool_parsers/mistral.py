@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
+import orjson
+
 from openai_api.parser_signs import Signs
 from openai_api.tool_parsers.json_calls import JsonCalls
+from openai_api.tool_parsers.tool_parser import CallForm
 
 OPEN_TAG = "[TOOL_CALLS]"
 
@@ -15,6 +18,22 @@ class MistralParser(JsonCalls):
 
     markers = (OPEN_TAG, "[ARGS]")
     signs = Signs(template=(OPEN_TAG,), response={"open": OPEN_TAG, "content": "json"})
+    call_form = CallForm(
+        OPEN_TAG,
+        lambda name: name,
+        "",
+        between=r"(\[CALL_ID\][a-zA-Z0-9]{9})?\[ARGS\]",
+        others=(
+            CallForm(
+                OPEN_TAG,
+                lambda name: f'{{"name": {orjson.dumps(name).decode()}, "arguments": ',
+                "}",
+                separator=", ",
+                opening=r" ?\[",
+                closing="]",
+            ),
+        ),
+    )
     opens = (OPEN_TAG,)
     header = re.compile(r"(?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\](?P<id>[^\s\[\]{}]+))?(?:\[ARGS\])?")
     has_array = True

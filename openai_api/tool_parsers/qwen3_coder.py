@@ -20,10 +20,11 @@ class Qwen3CoderParser(TaggedCalls):
     signs = Signs(template=(_FUNCTION, "<parameter=", "</parameter>", "</function>"))
     call_form = CallForm(
         OPEN_TAG,
-        lambda name: f"{OPEN_TAG}\n{_FUNCTION}{name}>\n",
+        lambda name: f"\n{_FUNCTION}{name}>\n",
         f"\n</function>\n{CLOSE_TAG}",
         separator="\n",
         style="qwen_xml",
+        others=(CallForm(_FUNCTION, lambda name: f"{name}>\n", "\n</function>", style="qwen_xml"),),
     )
     opens = (OPEN_TAG, _FUNCTION)
     header = re.compile(rf"\s*(?:{_FUNCTION})?\s*(?P<name>[^\s<>=]+)\s*")

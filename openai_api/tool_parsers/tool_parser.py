@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -51,14 +51,25 @@ ArgumentStyle = Literal["json", "qwen_xml", "glm_xml", "minimax_xml"]
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a call is written around its arguments: what grammars are made from.
+    """How calls are written around their arguments: what grammars are made from.
+
+    `trigger begin {...} end`, or as a series `trigger opening begin {...} end separator begin {...}
+    end closing`.
 
     Attributes:
-        trigger: begins every call, and nothing else.
-        begin: from a function's name to the text before the arguments; starts with `trigger`.
+        trigger: begins every call or series of calls, and nothing else.
+        begin: from a function's name to the text before the arguments.
         end: the text behind the arguments.
         separator: the text between two calls.
         style: of the arguments.
+        between: what stands between `begin` and the arguments, as a regular expression.
+        opening: what stands before the first call of a series, as a regular expression.
+        closing: the text behind the last call of a series; `None` where each has its trigger.
+        stands_alone: calls may be all of an output.
+        no_call: from the offered functions' names to a regular expression of the shortest
+            beginnings that tell an output from one that begins with calls without their trigger.
+            Where it is given, an output may begin so, and calls are the last of it.
+        others: other ways that the family's models, and its parser, know.
     """
 
     trigger: str
@@ -66,6 +77,12 @@ class CallForm:
     end: str
     separator: str = ""
     style: ArgumentStyle = "json"
+    between: str = ""
+    opening: str = ""
+    closing: str | None = None
+    stands_alone: bool = True
+    no_call: Callable[[Sequence[str]], str] | None = None
+    others: tuple[CallForm, ...] = ()
 
 
 class ToolParser(Protocol):

@@ -13,6 +13,8 @@ from openai_api.json_scan import JsonValue
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+# Of a string that must be one of those that the schema lists.
+WORD = "word"
 _BOOLEANS = {"true": "true", "false": "false", "True": "true", "False": "false"}
 _NULLS = frozenset({"null", "None"})
 # References that lead to references, and choices within choices.
@@ -40,11 +42,15 @@ def json_of(text: str, types: frozenset[str]) -> str:
     kind = {"{": "object", "[": "array"}.get(bare[:1])
     if kind is not None and (not types or kind in types) and _is_json(bare):
         return bare
-    return orjson.dumps(text).decode()
+    is_word = WORD in types and "string" not in types
+    return orjson.dumps(bare if is_word else text).decode()
 
 
 def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """The types that a function's schema names for one of its arguments; empty for any."""
+    """The types that a function's schema names for one of its arguments; empty for any.
+
+    A string among a few is of type `WORD`: blanks around it are not its own.
+    """
     properties = schema.get("properties")
     declared = properties.get(name) if isinstance(properties, Mapping) else None
     found: set[str] = set()
@@ -56,9 +62,13 @@ def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
         if not isinstance(one, Mapping):
             continue
         kind = one.get("type")
-        found |= {kind} if isinstance(kind, str) else _strings(kind)
+        named = {kind} if isinstance(kind, str) else _strings(kind)
+        values = _values(one)
         if kind is None:
-            found |= {_TYPE_NAMES[type(each)] for each in _values(one) if type(each) in _TYPE_NAMES}
+            named = {_TYPE_NAMES[type(each)] for each in values if type(each) in _TYPE_NAMES}
+        if "string" in named and values and all(_is_bare(each) for each in values):
+            named = named - {"string"} | {WORD}
+        found |= named
         if one.get("nullable"):
             found.add("null")
         for key in ("anyOf", "oneOf", "allOf"):
@@ -75,6 +85,10 @@ def _values(schema: Mapping[str, Any]) -> list[Any]:
     listed = schema.get("enum")
     values = list(listed) if isinstance(listed, list) else []
     return values + ([schema["const"]] if "const" in schema else [])
+
+
+def _is_bare(value: object) -> bool:
+    return not isinstance(value, str) or value == value.strip()
 
 
 def _strings(value: object) -> set[str]:

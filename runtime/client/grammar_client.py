@@ -38,7 +38,8 @@ _KILLED_WITH_IT = "The process that compiles grammars died; please send the requ
 def grammar_key(spec: GrammarSpec) -> bytes:
     """Name of a constraint by its content."""
     text = spec.text.encode("utf-8", "surrogatepass")
-    return hashlib.sha256(spec.kind.encode() + b"\0" + text).digest()
+    form = f"{spec.kind}\0{spec.shows_special:d}"
+    return hashlib.sha256(form.encode() + text).digest()
 
 
 @dataclass

@@ -21,6 +21,7 @@ from runtime.text.tokenizer import Tokenizer
 
 _MAX_MESSAGE_CHARS = 300
 _LOADED_PER_BYTE = 32
+_HIDES_SPECIAL, _SHOWS_SPECIAL = b"h", b"s"
 # In the library's own grammars `<think>` is the token, but not in strings, expressions, comments.
 _LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|<[^<>\s]+>|//[^\n]*|/(?:\\.|[^/\\\n])+/')
 
@@ -42,17 +43,25 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_ids: list[int],
+        *,
+        shows_special: bool = False,
+    ) -> None:
         self._backend = tokenizer.backend
-        # Special tokens never stand for the text that they are written with.
-        self._backend.encode_special_tokens = True
+        # Hidden ones never stand for the text that they are written with.
+        self._backend.encode_special_tokens = not shows_special
         self._plain = LLTokenizer(self._backend.to_str(), n_vocab=vocab_size, slices=[])
         self.tokens = [self._plain.decode_bytes([token_id]) for token_id in range(vocab_size)]
         for token_id, data in enumerate(self.tokens):
             # So the library writes ids without a text.
             if data == b"<[%d]>" % token_id:
                 self.tokens[token_id] = b""
-        self.special_token_ids = sorted({*tokenizer.special_ids, *eos_token_ids})
+        hidden = frozenset[int]() if shows_special else tokenizer.special_ids
+        self.special_token_ids = sorted({*hidden, *eos_token_ids})
         self._texts = list(self.tokens)
         for token_id in self.special_token_ids:
             # A tokenizer of whole pieces writes text with special ones, too.
@@ -123,12 +132,23 @@ class LLGuidanceBackend:
 
     def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
         """Read the tokenizer's vocabulary."""
-        tokenizer = Tokenizer.from_folder(tokenizer_folder)
         self._eos = frozenset(eos_token_ids)
-        self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
-        self._tokenizer = LLTokenizer(
-            TokenizerWrapper(self._vocabulary), n_vocab=vocab_size, eos_token=eos_token_ids or None
+        # Each with a tokenizer of its own, which it sets in its way.
+        self._vocabulary, shown = (
+            _Vocabulary(
+                Tokenizer.from_folder(tokenizer_folder),
+                vocab_size,
+                eos_token_ids,
+                shows_special=shows_special,
+            )
+            for shows_special in (False, True)
         )
+        self._tokenizers = {
+            form: LLTokenizer(
+                TokenizerWrapper(vocabulary), n_vocab=vocab_size, eos_token=eos_token_ids or None
+            )
+            for form, vocabulary in ((_HIDES_SPECIAL, self._vocabulary), (_SHOWS_SPECIAL, shown))
+        }
 
     def compile(self, spec: GrammarSpec) -> bytes:
         """Translate a constraint into the library's own form, and try it."""
@@ -138,9 +158,10 @@ class LLGuidanceBackend:
             raise
         except Exception as error:
             raise GrammarError(_readable(str(error))) from None
-        self._matcher(grammar)
+        form = _SHOWS_SPECIAL if spec.shows_special else _HIDES_SPECIAL
+        self._matcher(form, grammar)
         # Its masks are not computed ahead: a bound for what it will have derived some day.
-        return with_size(grammar.encode(), _LOADED_PER_BYTE * len(grammar))
+        return with_size(form + grammar.encode(), _LOADED_PER_BYTE * len(grammar))
 
     def _translated(self, spec: GrammarSpec) -> str:
         match spec.kind:
@@ -158,9 +179,10 @@ class LLGuidanceBackend:
 
     def load(self, payload: bytes) -> LLMatcher:
         """Read a translated constraint."""
+        form, content = content_of(payload)[:1], content_of(payload)[1:]
         try:
-            return self._matcher(content_of(payload).decode())
-        except UnicodeDecodeError:
+            return self._matcher(form, content.decode())
+        except (KeyError, UnicodeDecodeError):
             raise GrammarError("not a grammar") from None
 
     def start(self, compiled: LLMatcher) -> LLGuidanceMatcher:
@@ -179,8 +201,8 @@ class LLGuidanceBackend:
             if matcher.inner.is_error():
                 raise GrammarError(_readable(matcher.inner.get_error()))
 
-    def _matcher(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
+    def _matcher(self, form: bytes, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizers[form], grammar, log_level=0, limits=_limits())
         if matcher.is_error():
             raise GrammarError(_readable(matcher.get_error()))
         return matcher

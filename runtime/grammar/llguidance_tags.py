@@ -40,6 +40,8 @@ def tag_to_grammar(text: str) -> str:
     form = tag.get("format")
     if isinstance(form, dict) and form.get("type") == "triggered_tags":
         return _triggered(form)
+    if isinstance(form, dict) and form.get("type") == "dispatch":
+        return _dispatched(form)
     return LLMatcher.grammar_from_lark(_rules(form))
 
 
@@ -77,11 +79,15 @@ class _Lark:
                 return "( " + " ".join(map(self.of, _parts(form, "elements"))) + " )"
             case "or":
                 return "( " + " | ".join(map(self.of, _parts(form, "elements"))) + " )"
+            case "optional":
+                return f"( {self.of(form.get('content'))} )?"
             case "tag":
                 content = self.of(form.get("content"))
                 return f"( {_text(form.get('begin'))} {content} {_text(form.get('end'))} )"
             case "tags_with_separator":
                 return self._separated(form)
+            case "dispatch":
+                return self._dispatched_once(form)
             case other:
                 raise GrammarError(
                     f"the format {str(other)[:40]!r} is not known to llguidance's backend"
@@ -97,6 +103,30 @@ class _Lark:
         more = f"( {_text(form.get('separator'))} {name} )*"
         all_of_them = name if form.get("stop_after_first") else f"{name} {more}"
         return f"( {all_of_them} )" + ("" if form.get("at_least_one") else "?")
+
+    def _dispatched_once(self, form: dict[str, Any]) -> str:
+        """Text to the end, or up to the first text of a rule and what that rule says."""
+        if form.get("loop") is not False or form.get("excludes"):
+            raise GrammarError(
+                "within other formats llguidance's backend knows no loop of dispatch"
+            )
+        rules = _pairs(form)
+        anything = r"(?s:.*)"
+        begins = "|".join(_literal(text) for text, _ in rules)
+        ways = [self._terminal(f"/{anything}/ & ~/{anything}({begins}){anything}/")]
+        for text, inner in rules:
+            first = f"/{anything}{_literal(text)}/ & ~/{anything}({begins})(?s:.+)/"
+            ways.append(f"{self._terminal(first)} {self.of(inner)}")
+        return "( " + " | ".join(ways) + " )"
+
+    def _terminal(self, expression: str) -> str:
+        name = f"TEXT_{len(self.rules)}"
+        self.rules.append(f"{name}: {expression}")
+        return name
+
+
+def _literal(text: str) -> str:
+    return _SLASH.sub(_escaped, re.escape(text))
 
 
 def _triggered(form: dict[str, Any]) -> str:
@@ -125,6 +155,24 @@ def _triggered(form: dict[str, Any]) -> str:
         raise GrammarError("there must be at least one tag")
     grammar = StructTag.to_grammar(tags, assume_special=False)
     return grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
+
+
+def _dispatched(form: dict[str, Any]) -> str:
+    """Free text where a rule's text begins what its format says."""
+    if form.get("loop") is False or form.get("excludes"):
+        raise GrammarError("loop and excludes are not known to llguidance's backend")
+    tags = [{"begin": text, "content": inner, "end": ""} for text, inner in _pairs(form)]
+    return _triggered({"triggers": [tag["begin"] for tag in tags], "tags": tags})
+
+
+def _pairs(form: dict[str, Any]) -> list[tuple[str, Any]]:
+    rules = form.get("rules")
+    if not isinstance(rules, list) or not rules:
+        raise GrammarError("rules must be a list with at least one pair")
+    for rule in rules:
+        if not isinstance(rule, list) or len(rule) != 2 or not _string(rule[0]):
+            raise GrammarError("a rule must be a text and a format")
+    return [(text, inner) for text, inner in rules]
 
 
 def _json_only(form: dict[str, Any]) -> dict[str, Any]:

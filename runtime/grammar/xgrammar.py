@@ -24,7 +24,7 @@ from runtime.text.tokenizer import Tokenizer
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _CHECK = re.compile(r"Check failed: .*?is false: ")
 _MAX_MESSAGE_CHARS = 300
-_AS_WRITTEN, _AS_COMPILED, _AS_COMPILED_JSON = b"w", b"c", b"j"
+_AS_WRITTEN, _AS_COMPILED, _AS_COMPILED_JSON, _AS_COMPILED_SHOWN = b"w", b"c", b"j", b"s"
 # Processor time within which a constraint is compiled again rather than sent compiled. The thread
 # that does it lets the scheduler's run.
 _COMPILE_AGAIN_S = 0.25
@@ -92,20 +92,27 @@ class XGrammarBackend:
         for text, token_id in backend.get_vocab(with_added_tokens=True).items():
             if token_id < vocab_size:
                 vocab[token_id] = text
+        # A token without characters is never text. Special tokens are hidden from most outputs, so
+        # they must not count as the characters that they are written with.
+        shown, hidden = list(vocab), list(vocab)
         for token_id, token in backend.get_added_tokens_decoder().items():
-            # Hidden from the text, so it must not count as the characters it is written with.
             if token.special and token_id < vocab_size:
-                vocab[token_id] = ""
+                hidden[token_id] = ""
+        for token_id in eos_token_ids:
+            shown[token_id] = ""
         self._ends_by_itself = not eos_token_ids
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
-        self._tokenizer_info = xgrammar.TokenizerInfo(
-            vocab,
-            vocab_type=found["vocab_type"],
-            vocab_size=vocab_size,
-            stop_token_ids=eos_token_ids or None,
-            add_prefix_space=found["add_prefix_space"],
+        self._hidden, self._shown = (
+            xgrammar.TokenizerInfo(
+                texts,
+                vocab_type=found["vocab_type"],
+                vocab_size=vocab_size,
+                stop_token_ids=eos_token_ids or None,
+                add_prefix_space=found["add_prefix_space"],
+            )
+            for texts in (hidden, shown)
         )
-        self._blank_tokens = BlankTokens(self._tokenizer_info.decoded_vocab)
+        self._blank_tokens = BlankTokens(self._hidden.decoded_vocab)
 
     def compile(self, spec: GrammarSpec) -> bytes:
         """Compile a constraint; meant for a process that may be killed.
@@ -121,13 +128,13 @@ class XGrammarBackend:
             content = _AS_WRITTEN + msgspec.msgpack.encode(spec)
         else:
             form = _AS_COMPILED_JSON if spec.kind == "json_schema" else _AS_COMPILED
+            form = _AS_COMPILED_SHOWN if spec.shows_special else form
             content = form + str(compiled.serialize_json()).encode()
         return with_size(content, int(compiled.memory_size_bytes))
 
     def _compiled(self, spec: GrammarSpec) -> Any:
-        compiler = xgrammar.GrammarCompiler(
-            self._tokenizer_info, max_threads=1, cache_enabled=False
-        )
+        vocabulary = self._shown if spec.shows_special else self._hidden
+        compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
         try:
             return self._compile(compiler, spec)
         except GrammarError:
@@ -157,10 +164,9 @@ class XGrammarBackend:
             except msgspec.DecodeError as error:
                 raise GrammarError(str(error)) from None
             return _Loaded(self._compiled(spec), spec.kind == "json_schema")
+        vocabulary = self._shown if form == _AS_COMPILED_SHOWN else self._hidden
         try:
-            grammar = xgrammar.CompiledGrammar.deserialize_json(
-                content.decode(), self._tokenizer_info
-            )
+            grammar = xgrammar.CompiledGrammar.deserialize_json(content.decode(), vocabulary)
         except Exception as error:
             raise GrammarError(_readable(str(error))) from None
         return _Loaded(grammar, form == _AS_COMPILED_JSON)

@@ -23,10 +23,17 @@ GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, gc=False):
-    """What an output must look like, as the client wrote it."""
+    """What an output must look like.
+
+    Attributes:
+        text: the constraint, as the client wrote it.
+        shows_special: special tokens stand for the text that they are written with, as in an
+            output that shows them; else a grammar of text forbids them.
+    """
 
     kind: GrammarKind
     text: str
+    shows_special: bool = False
 
 
 class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -37,8 +44,8 @@ class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         lead_ids: tokens that an answer without them begins with, before its grammar holds; only
             with `open_ids`.
         end_ids: tokens that end them, at least one.
-        implied_ids: tokens each of which ends them as well, and belongs to what follows; where the
-            answer has a grammar, each is one of `bridge_ids`.
+        implied_ids: tokens each of which ends them as well, and belongs to what follows: where the
+            answer has a grammar, to `bridge_ids` or to the answer, if that may begin so.
         bridge_ids: tokens between that end and the answer; forced where the answer has a grammar.
         budget: most tokens of them; `None`: as many as the model likes.
         forced_ids: tokens that follow a budget that is used up, `end_ids` among them.

@@ -212,12 +212,26 @@ class Grammars:
         """Go on by a token where thoughts may come; why the request ends with it, if it does."""
         state, end = _state(table, row), None
         assert state.thinking is not None
-        if state.thinking.accept(token_id):
+        if self._begins_answer(state, token_id):
+            state.thinking.end()
+        elif state.thinking.accept(token_id):
             # The answer has begun in their place.
             end = self._follow(state.matcher, token_id)
         table.set_grammar(row, state)
         table.knows_mask[row] = False
         return end
+
+    @staticmethod
+    def _begins_answer(state: GrammarState, token_id: int) -> bool:
+        """Whether the answer begins with a token in the midst of thoughts; follows it if so."""
+        thinking, matcher = state.thinking, state.matcher
+        if thinking is None or matcher is None or not thinking.may_be_ended_by(token_id):
+            return False
+        try:
+            return matcher.accept(token_id)
+        except Exception:
+            logger.exception("A grammar failed where thoughts might have ended")
+            return False
 
     def _follow(self, matcher: Matcher | None, token_id: int) -> FinishReason | None:
         return self._move(matcher, token_id) or self._end(matcher, token_id)

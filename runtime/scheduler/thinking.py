@@ -28,6 +28,10 @@ class Thinking:
         self._openings = [each for each in (spec.open_ids, spec.lead_ids) if each]
         self._begun: list[int] = []
         self._forced: list[int] = []
+        own = frozenset(spec.implied_ids)
+        # Of the way to an answer, and of an answer that follows a grammar.
+        self._implied = own & frozenset(spec.bridge_ids) if has_grammar else own
+        self._answers = own - self._implied
         self.is_over = False
         if not self._openings:
             self._check_budget()
@@ -50,6 +54,14 @@ class Thinking:
         waits = bool(self._openings) and not self._begun
         return waits and self._has_grammar and not self._spec.lead_ids
 
+    def may_be_ended_by(self, token_id: int) -> bool:
+        """Whether an answer that follows a grammar may begin with a token in their midst."""
+        return token_id in self._answers and not self._forced and not self._openings
+
+    def end(self) -> None:
+        """The answer has begun."""
+        self._openings, self.is_over = [], True
+
     def accept(self, token_id: int) -> bool:
         """Go on by a token; whether it is the first one of an answer without thoughts."""
         if self._forced:
@@ -66,7 +78,7 @@ class Thinking:
         self._num_tokens += 1
         longest = max(len(spec.end_ids), len(spec.forced_ids))
         self._last = [*self._last, token_id][-longest:]
-        is_implied = token_id in spec.implied_ids
+        is_implied = token_id in self._implied
         if not is_implied and not _ends_with(self._last, spec.end_ids):
             self._check_budget()
             return
@@ -83,18 +95,14 @@ class Thinking:
             self._num_tokens = 0
             self._check_budget()
         elif self._begun == self._spec.lead_ids:
-            self._end_waiting()
+            self.end()
         elif not any(each[: len(self._begun)] == self._begun for each in self._openings):
             self._num_tokens += len(self._begun)
             self._begun = []
             if self._has_grammar or self._num_tokens >= MAX_BEFORE:
-                self._end_waiting()
+                self.end()
                 return self._has_grammar
         return False
-
-    def _end_waiting(self) -> None:
-        """The answer has begun."""
-        self._openings, self.is_over = [], True
 
     def _check_budget(self) -> None:
         budget = self._spec.budget

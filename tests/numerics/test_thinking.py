@@ -205,3 +205,18 @@ class TestWithGrammar:
         start = [*free[:6], *bridge[place + 1 :]]
         assert tokens[: len(start)] == start
         assert is_date(folder, tokens[len(start) :])
+
+    def test_a_token_of_the_answer_ends_thoughts_where_it_may(
+        self, folder: Path, backend: str
+    ) -> None:
+        (letter,) = Tokenizer.from_folder(folder).encode("a", add_special_tokens=False)
+        spec = ThinkingSpec(end_ids=END, implied_ids=[letter], budget=9, forced_ids=END)
+        for begin, may_come in (("a", True), ("[0-9]", False)):
+            made = InProcessEngine(folder, grammar_backend=backend)
+            grammar = GrammarSpec("regex", begin + DATE.text)
+            tokens = run(made, 60, thinking=spec, grammar=grammar, logit_bias={letter: 99.0})
+            if may_come:
+                assert tokens[0] == letter
+                assert is_date(folder, tokens[1:])
+            else:
+                assert tokens[:11] == [*[letter] * 9, *END]

@@ -140,7 +140,7 @@ async def test_a_tool_parser(follow: Any, make_front: Any, monkeypatch: pytest.M
     assert choose_parsers("auto", "auto", None, described).tools == "double-bracket"
     form = TOOL_PARSERS.load("double-bracket").call_form
     assert form is not None
-    assert form.begin("add") + '{"a": 1, "b": 2}' + form.end in CALLS
+    assert form.trigger + form.begin("add") + '{"a": 1, "b": 2}' + form.end in CALLS
 
 
 def test_an_unknown_parser_is_refused_with_the_known_ones() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -46,14 +46,17 @@ CHATML = (
 )
 
 
-def byte_tokenizer(chat_template: str | None = CHATML) -> Tokenizer:
-    """One token per byte, `SPECIALS` at 256, 257, 258, then `PLAIN`."""
+def byte_tokenizer(
+    chat_template: str | None = CHATML, more_special: Iterable[str] = ()
+) -> Tokenizer:
+    """One token per byte, `SPECIALS` at 256, 257, 258, then `PLAIN`, then `more_special`."""
     alphabet = byte_alphabet()
     backend = Backend(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
     backend.add_tokens([AddedToken(text, normalized=False) for text in PLAIN])
+    backend.add_special_tokens([AddedToken(text, special=True) for text in more_special])
     return Tokenizer(backend, {"eos_token": IM_END, "bos_token": BOS}, chat_template)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,12 @@ class InProcessCompiler:
     """
 
     def __init__(self, name: str, folder: Path, tokenizer: Tokenizer, eos_token_ids: list[int]):
-        """Build the back end `name` for a tokenizer, which is written to `folder`."""
+        """Build the back end `name` for a tokenizer of bytes, which is written to `folder`."""
         write_folder(folder, tokenizer.backend)
-        self._tokenizer = tokenizer
-        self._eos = eos_token_ids
+        self.tokenizer = tokenizer
+        self.eos_token_ids = eos_token_ids
+        added = tokenizer.backend.get_added_tokens_decoder()
+        self._spelled = {i: list(added[i].content.encode()) for i in set(added) - {*eos_token_ids}}
         self.backend: GrammarBackend[Any] = GRAMMAR_BACKENDS.load(name)(
             folder, tokenizer.vocab_size, eos_token_ids
         )
@@ -53,24 +57,25 @@ class InProcessCompiler:
         return grammar_key(spec), future
 
     def takes(self, payload: bytes, text: str) -> bool:
-        """Whether a compiled grammar lets an output be `text`, and end there."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        """Whether a compiled grammar lets an output be `text`, and end there.
+
+        Where the text of an added token may come and the token may not, it is spelled in bytes:
+        llguidance has the first bytes that two tags share written so.
+        """
+        ids = deque(
+            [*self.tokenizer.encode(text, add_special_tokens=False), *self.eos_token_ids[:1]]
+        )
         matcher = self.backend.start(self.backend.load(payload))
-        return walk(self.backend, matcher, [*ids, *self._eos[:1]], self._tokenizer.vocab_size)
-
-
-def walk(
-    backend: GrammarBackend[Any], matcher: Any, token_ids: Sequence[int], vocab_size: int
-) -> bool:
-    """Follow tokens as far as their grammar allows them; whether that is to the end.
-
-    A token that the mask offers is accepted: else an output would end with an error.
-    """
-    for token_id in token_ids:
-        if matcher.is_terminated or token_id not in allowed(backend, matcher, vocab_size):
-            return False
-        assert matcher.accept(token_id)
-    return True
+        while ids and not matcher.is_terminated:
+            token_id = ids.popleft()
+            if token_id in allowed(self.backend, matcher, self.tokenizer.vocab_size):
+                # Else an output would end with an error.
+                assert matcher.accept(token_id)
+            elif token_id in self._spelled:
+                ids.extendleft(reversed(self._spelled[token_id]))
+            else:
+                return False
+        return not ids
 
 
 def allowed(backend: GrammarBackend[Any], matcher: Any, vocab_size: int) -> list[int]:
@@ -79,3 +84,25 @@ def allowed(backend: GrammarBackend[Any], matcher: Any, vocab_size: int) -> list
     backend.fill([matcher], words)
     bits = np.unpackbits(words[0].view(np.uint8), bitorder="little")[:vocab_size]
     return [int(token_id) for token_id in np.flatnonzero(bits)]
+
+
+def drawn(compiler: InProcessCompiler, payload: bytes, seed: int, heads: Sequence[str] = ()) -> str:
+    """An output of random tokens among those that a compiled grammar lets come.
+
+    Where the output may end, the next of `heads` comes, and behind them the end.
+    """
+    waiting = deque(heads)
+    rng, tokenizer = random.Random(seed), compiler.tokenizer
+    matcher = compiler.backend.start(compiler.backend.load(payload))
+    ids: list[int] = []
+    while not matcher.is_terminated:
+        choices = allowed(compiler.backend, matcher, tokenizer.vocab_size)
+        token_ids = [rng.choice(choices)]
+        if not set(compiler.eos_token_ids).isdisjoint(choices):
+            token_ids = compiler.eos_token_ids[:1]
+            if waiting:
+                token_ids = tokenizer.encode(waiting.popleft())
+        for token_id in token_ids:
+            ids.append(token_id)
+            assert matcher.accept(token_id), tokenizer.decode(ids, skip_special_tokens=False)
+    return str(tokenizer.decode(ids[:-1], skip_special_tokens=False))

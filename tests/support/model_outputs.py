@@ -6,6 +6,7 @@ Arguments are compared as objects: the text of JSON is the model's own.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,6 +147,25 @@ def _harmony(name: str, arguments: Any) -> str:
         f"{dumps(arguments)}<|call|>"
     )
 
+
+def _lines(write: Callable[[str, Any], str], between: str = "\n") -> Callable[[Calls], str]:
+    return lambda calls: between.join(write(*each) for each in calls)
+
+
+# How a family writes several calls as all of its output.
+CALL_WRITERS: dict[str, Callable[[Calls], str]] = {
+    "hermes": _lines(_hermes),
+    "llama3": _lines(_llama, "; "),
+    "mistral": _lines(lambda name, given: f"[TOOL_CALLS]{name}[ARGS]{dumps(given)}", ""),
+    "deepseekv3": lambda calls: _deepseek(*(_v3(*each) for each in calls)),
+    "deepseekv31": lambda calls: _deepseek(_lines(_v31, "")(calls)),
+    "kimi_k2": lambda calls: _kimi_section(*(_kimi(n, i, x) for i, (n, x) in enumerate(calls))),
+    "qwen3_coder": _lines(_coder),
+    "glm45": _lines(_glm),
+    "minimax-m2": lambda calls: _minimax(*(_invoke(*each) for each in calls)),
+    "gpt-oss": _lines(_harmony, "<|start|>assistant"),
+    "pythonic": lambda calls: f"[{_lines(_python, ', ')(calls)}]",
+}
 
 _THREE: Calls = [("get_weather", WEATHER), ("write_file", FILE), ("search", SEARCH)]
 _NOW: Calls = [("now", {})]

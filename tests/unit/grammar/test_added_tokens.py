@@ -67,6 +67,22 @@ def test_added_tokens_may_come_where_text_may(make: Any) -> None:
     assert ids["<|im_start|>"] not in choices
 
 
+@pytest.mark.parametrize("kind", KINDS_OF_BYTES)
+def test_special_tokens_are_text_where_an_output_shows_them(make: Any, kind: str) -> None:
+    backend, tokenizer = make(kind)
+    mark, end = (tokenizer.backend.token_to_id(text) for text in ("<|im_start|>", EOS))
+    for shows_special in (False, True):
+        for pattern in (r"[\s\S]*", r"(<\|im_start\|>|y)x"):
+            spec = GrammarSpec("regex", pattern, shows_special)
+            matcher = backend.start(backend.load(backend.compile(spec)))
+            choices = allowed(backend, matcher, tokenizer.vocab_size)
+            assert (mark in choices) == shows_special, pattern
+            # What ends a text is never text.
+            assert (end in choices) == (pattern == r"[\s\S]*")
+            if shows_special:
+                assert matcher.accept(mark)
+
+
 @pytest.mark.skipif("llguidance" not in BACKENDS, reason="its own language")
 def test_a_grammar_may_name_added_tokens(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, KINDS["llama3"](), eos_token=EOS)

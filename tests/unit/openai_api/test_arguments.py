@@ -103,6 +103,8 @@ SCHEMA: dict[str, Any] = {
         "list": {"type": "array"},
         "object": {"$ref": "#/$defs/thing"},
         "unit": {"enum": ["m", "km"]},
+        "spaced": {"type": "string", "enum": [" a", "b"]},
+        "word or text": {"anyOf": [{"enum": ["m"]}, {"type": "string"}]},
         "fixed": {"const": 3},
         "loop": {"$ref": "#/properties/loop"},
         "odd": 5,
@@ -132,6 +134,10 @@ SCHEMA: dict[str, Any] = {
         ("list", "[1", '"[1"'),
         ("object", '{"a": 1}', '{"a": 1}'),
         ("unit", "km", '"km"'),
+        # A word of the schema's has no blanks around it, unless some have.
+        ("unit", "\t km \n", '"km"'),
+        ("spaced", " a", '" a"'),
+        ("word or text", " m ", '" m "'),
         ("fixed", "3", "3"),
         # Nothing said: lists and objects are what they look like, the rest is text.
         ("unknown", '{"a": 1}', '{"a": 1}'),

@@ -6,15 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import orjson
 import pytest
 
 from openai_api.output_parser import Call, OutputParser, WholeCalls
 from openai_api.tool_parsers.registry import TOOL_PARSERS
+from openai_api.tool_parsers.tool_parser import CallForm
 from runtime.requests.sampling_params import ThinkingSpec
 from tests.support.fake_engine import EOS_ID, byte_tokenizer
 from tests.support.grammar_backends import BACKENDS, needs_grammars
-from tests.support.grammar_walk import InProcessCompiler
+from tests.support.grammar_walk import InProcessCompiler, drawn
+from tests.support.model_outputs import CALL_WRITERS, FUNCTIONS, TOOL_OUTPUTS
 
 pytestmark = needs_grammars
 
@@ -72,8 +75,10 @@ def ask(request: pytest.FixtureRequest, make_front: Any, tmp_path: Path) -> Call
 
     async def ask(reply: str = "Hi", *, refused: bool = False, **fields: Any) -> Any:
         made = {name[6:]: fields.pop(name) for name in list(fields) if name.startswith("front_")}
-        front = make_front(lambda _: reply, **{"tools": "hermes", **made})
-        compiler = InProcessCompiler(request.param, tmp_path, byte_tokenizer(), [EOS_ID])
+        tokenizer = byte_tokenizer(more_special=made.pop("special", ()))
+        options = {"tools": "hermes", "engine_options": {"tokenizer": tokenizer}, **made}
+        front = make_front(lambda _: reply, **options)
+        compiler = InProcessCompiler(request.param, tmp_path, tokenizer, [EOS_ID])
         front.engine.client.grammars = compiler
         answer = await front.chat(**fields)
         if refused:
@@ -137,6 +142,61 @@ async def test_calls_are_of_allowed_tools(ask: Any, is_strict: bool) -> None:
         forced = f'[{{"name": "{name}", "parameters": {{"city": "Oslo"}}}}]'
         assert asked.takes(forced) == is_allowed
     assert not asked.takes("Hello.")
+
+
+async def test_the_regex_of_a_custom_tool_holds(ask: Any) -> None:
+    for definition in ("[A-Z]{2}|[0-9]{3}", "^([A-Z]{2}|[0-9]{3})$"):
+        grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": definition}}
+        tools = [{"type": "custom", "custom": {"name": "code", "format": grammar}}]
+        asked = await ask(call("code", '{"input": "AB"}'), tools=tools)
+        assert asked.choice["message"]["tool_calls"][0]["custom"]["input"] == "AB"
+        choice = {"type": "custom", "custom": {"name": "code"}}
+        forced = await ask(
+            '[{"name": "code", "parameters": {"input": "123"}}]', tools=tools, tool_choice=choice
+        )
+        assert forced.choice["message"]["tool_calls"][0]["custom"]["input"] == "123"
+        for text, is_good in (
+            ("AB", True),
+            ("123", True),
+            ("12", False),
+            ("AB1", False),
+            ("", False),
+        ):
+            arguments = f'{{"input": "{text}"}}'
+            assert asked.takes(call("code", arguments)) is is_good, text
+            assert forced.takes(f'[{{"name": "code", "parameters": {arguments}}}]') is is_good
+        grammar["grammar"]["definition"] = 'say "[a-z]*"'
+        assert (await ask(tools=tools)).is_free
+        refused = await ask(refused=True, tools=tools, tool_choice=choice)
+        assert "must not ask for quotes" in refused["message"]
+        # Lark is shown to the model.
+        grammar["grammar"] = {"syntax": "lark", "definition": 'start: "a"'}
+        assert (await ask(tools=tools)).is_free
+
+
+async def test_calls_without_a_tag(ask: Any) -> None:
+    """An output that begins like a call is one; others are text, unless a tag comes."""
+    asked = await ask(front_tools="llama3", tools=STRICT, front_special=("<|python_tag|>",))
+    good = '{"name": "weather", "parameters": {"city": "Oslo"}}'
+    loose = '{"name": "now", "parameters": {"a": [1]}}'
+    for text in (
+        *("", "Hello.", "[1]", "{ }", "{x", '{"answer": 42}', '{"named": 1}', '{"name": 5}'),
+        *('{"name": "Bob", "age": 3}', ' {"name" : "weather man"}', f"Like this: {good[:-9]}"),
+        *(good, f"\n{good}; {loose}", loose, f"<|python_tag|>{good}", f"Hm<|python_tag|>{loose}"),
+        *(f'{{"a": 1}}<|python_tag|>{good}; {good}', '{"nam<|python_tag|>' + good),
+    ):
+        assert asked.takes(text), text
+    bad = good.replace("Oslo", "Rome")
+    for text in (
+        *(bad, f" {bad}", f"\u00a0{bad}", f"\x0b{bad}", f"{good}; {bad}", f"{good};{bad}"),
+        *(f"<|python_tag|>{bad}", f"<<|python_tag|>{bad}", f"Hm<|python_tag|> {bad}"),
+        *(f'{{"a": 1}}<|python_tag|>{bad}', f"{good}<|python_tag|>{bad}"),
+        *(bad.replace(": ", ":"), bad.replace("name", "n\\u0061me"), bad.replace("we", "\\u0077e")),
+        '{"type": "function", "name": "weather", "parameters": {}}',
+        '{"parameters": {}, "name": "weather"}',
+        '{"id": 1, "name": "weather", "parameters": {}}',
+    ):
+        assert not asked.takes(text), text
 
 
 async def test_a_schema_that_cannot_be_followed_leaves_the_others_strict(ask: Any) -> None:
@@ -251,68 +311,128 @@ async def test_thoughts_come_before_the_grammar(ask: Any) -> None:
         assert asked.takes(GOOD)
 
 
-ARGUMENTS = {
-    "json": '{"a": [1]}',
-    "qwen_xml": "<parameter=a>\n[1]\n</parameter>",
-    "glm_xml": "\n<arg_key>a</arg_key>\n<arg_value>[1]</arg_value>\n",
-    "minimax_xml": '<parameter name="a">[1]</parameter>\n',
+PLAN = {
+    "type": "object",
+    "properties": {
+        "days": {"type": "integer", "minimum": 1, "maximum": 7},
+        "kind": {"enum": ["a b", 'say "hi"', "<tag>"]},
+        "exact": {"type": "boolean"},
+        "steps": {"type": "array", "items": {"enum": [1, None]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["days", "kind", "exact", "steps"],
+    "additionalProperties": False,
 }
-OSLO, ROME = (
-    {
-        "json": f'{{"city": "{city}"}}',
-        "qwen_xml": f"<parameter=city>\n{city}\n</parameter>",
-        "glm_xml": f"\n<arg_key>city</arg_key>\n<arg_value>{city}</arg_value>\n",
-        "minimax_xml": f'<parameter name="city">{city}</parameter>\n',
-    }
-    for city in ("Oslo", "Rome")
+# What a model writes up to the trigger and with it, where that is within a header.
+HEADS = {
+    "gpt-oss": ["<|start|>assistant<|channel|>commentary to=functions."] * 3,
+    "llama3": ["I look. <|python_tag|>", "; ", "; "],
+}
+# Tags of which families, or some of their tokenizers, make special tokens.
+MARKS = {
+    "llama3": ("<|python_tag|>",),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    "deepseekv3": TOOL_PARSERS.load("deepseekv3").markers,
+    "deepseekv31": TOOL_PARSERS.load("deepseekv31").markers,
+    "kimi_k2": TOOL_PARSERS.load("kimi_k2").markers,
+    "gpt-oss": (*TOOL_PARSERS.load("gpt-oss").markers, "<|constrain|>", "<|end|>"),
+}
+NAMES = [name for name in CALL_WRITERS if TOOL_PARSERS.load(name).call_form]
+FORMS = [*((name, ()) for name in NAMES), *MARKS.items()]
+OSLO, ROME = ("weather", {"city": "Oslo"}), ("weather", {"city": "Rome"})
+NOW_ROME, UNKNOWN = ("now", {"city": "Rome"}), ("unknown", {"city": "Oslo"})
+
+
+@pytest.mark.parametrize(
+    ("name", "special"), FORMS, ids=[f"{name}-{len(special)}" for name, special in FORMS]
 )
-
-
-@pytest.mark.parametrize("name", [n for n in TOOL_PARSERS if TOOL_PARSERS.load(n).call_form])
 async def test_every_form_that_a_grammar_describes(
-    ask: Any, name: str, request: pytest.FixtureRequest
+    ask: Any, name: str, special: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     """Strict holds inside the family's own tags, and what it lets pass is read back."""
-    form = TOOL_PARSERS.load(name).call_form
+    form, write = TOOL_PARSERS.load(name).call_form, CALL_WRITERS[name]
     assert form is not None
-
-    def written(function: str, arguments: dict[str, str]) -> str:
-        return f"{form.begin(function)}{arguments[form.style]}{form.end}"
-
-    fields = {"front_tools": name, "tools": STRICT}
-    reply = written("weather", OSLO)
+    fields = {"front_tools": name, "front_special": special, "tools": STRICT}
+    one, two = write([OSLO]), write([OSLO, NOW_ROME])
     if form.style != "json" and request.node.callspec.params["ask"] == "llguidance":
         # It knows no arguments but JSON, and says so.
-        error = await ask(reply, refused=True, response_format=AS_NUMBER, **fields)
+        error = await ask(one, refused=True, response_format=AS_NUMBER, **fields)
         assert "not known to llguidance" in error["message"]
-        assert (await ask(reply, **fields)).is_free
+        assert (await ask(one, **fields)).is_free
         return
-    asked = await ask(reply, response_format=AS_NUMBER, **fields)
-    (call,) = asked.choice["message"]["tool_calls"]
-    assert orjson.loads(call["function"]["arguments"]) == {"city": "Oslo"}
-    two = form.separator.join([reply, written("now", ROME)])
-    for text in (ANSWER, reply, written("now", ROME), two):
+    asked = await ask(two, **fields)
+    calls = [each["function"] for each in asked.choice["message"]["tool_calls"]]
+    assert [(each["name"], orjson.loads(each["arguments"])) for each in calls] == [OSLO, NOW_ROME]
+    refused = [write([ROME]), write([OSLO, ROME])]
+    if not form.no_call:
+        refused.append(write([UNKNOWN]))
+    # Where calls need no tag, they are the last.
+    more = () if form.no_call else (f"{two}\nDone.", f"{two} and {one}")
+    for text in ("Hello.", one, f"Well.\n{one}", two, *more):
         assert asked.takes(text), text
-    for text in ("Hello.", written("weather", ROME), written("unknown", OSLO), reply[:-1]):
+    for text in (*refused, f"{one} and {refused[0]}", one[: len(one) * 2 // 3]):
         assert not asked.takes(text), text
-    asked = await ask(reply, **fields)
-    for text in ("Hello.", f"Well.\n{reply}", f"{two}\nDone."):
+    if not form.stands_alone:
+        error = await ask(one, refused=True, response_format=AS_NUMBER, **fields)
+        assert "--tool-call-parser" in error["message"]
+        return
+    asked = await ask(one, response_format=AS_NUMBER, **fields)
+    for text in (ANSWER, one, write([NOW_ROME]), two):
         assert asked.takes(text), text
-    for text in (written("weather", ROME), written("unknown", OSLO), reply[:-1]):
+    for text in ("Hello.", *refused, f"Well. {one}"):
         assert not asked.takes(text), text
 
 
-@pytest.mark.parametrize("name", list(TOOL_PARSERS))
-def test_what_a_call_form_writes_is_read_back(name: str) -> None:
-    parser = TOOL_PARSERS.load(name)
-    form = parser.call_form
-    if form is None:
-        pytest.skip("no grammar describes its calls")
-    names = ["f", 'with "quotes"', "naïve"] if form.style == "json" else ["f", "f-2", "naïve"]
-    inside = ARGUMENTS[form.style]
-    written = form.separator.join(f"{form.begin(each)}{inside}{form.end}" for each in names)
-    assert written.startswith(form.trigger)
-    reader = OutputParser(tools=parser({name: {} for name in names}, max_calls=None))
-    parts = list(WholeCalls().feed(reader.feed(written) + reader.finish()))
-    assert parts == [Call(at, name, '{"a": [1]}', True) for at, name in enumerate(names)]
-    assert form.trigger in parser.markers[0]
+def skip_unless_known(form: CallForm, request: pytest.FixtureRequest) -> None:
+    if form.style != "json" and request.node.callspec.params["ask"] == "llguidance":
+        pytest.skip("it knows no arguments but JSON")
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_recorded_outputs_keep_to_the_form(
+    ask: Any, name: str, request: pytest.FixtureRequest
+) -> None:
+    """A grammar does not push a model away from how it writes its calls."""
+    skip_unless_known(TOOL_PARSERS.load(name).call_form, request)
+    tools = [tool(each, schema) for each, schema in FUNCTIONS.items()]
+    tools += [tool("strict", CITY, strict=True)]
+    asked = await ask(front_tools=name, front_special=MARKS.get(name, ()), tools=tools)
+    several = TOOL_OUTPUTS[name][1].calls
+    texts = [TOOL_OUTPUTS[name][0].text, CALL_WRITERS[name](several)]
+    if name == "mistral":
+        texts += [each.text for each in TOOL_OUTPUTS[name][1:3]]
+    for text in texts:
+        assert asked.takes(text), text
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "special"), FORMS, ids=[f"{name}-{len(special)}" for name, special in FORMS]
+)
+async def test_a_random_model_calls_by_the_schema(
+    ask: Any,
+    name: str,
+    special: tuple[str, ...],
+    seed: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Once it begins a call, whatever else it would say, its arguments match."""
+    form = TOOL_PARSERS.load(name).call_form
+    skip_unless_known(form, request)
+    tools = [tool("plan", PLAN, strict=True), tool("weather", CITY, strict=True)]
+    asked = await ask(front_tools=name, front_special=special, tools=tools)
+    heads = HEADS.get(name, [form.trigger] * 3)
+    text = drawn(asked.compiler, asked.request.grammar, seed, heads)
+    reader = OutputParser(
+        None, TOOL_PARSERS.load(name)({"plan": PLAN, "weather": CITY}, max_calls=None)
+    )
+    calls = [
+        each
+        for each in WholeCalls().feed(reader.feed(text) + reader.finish())
+        if isinstance(each, Call)
+    ]
+    assert len(calls) >= 3
+    for call in calls:
+        assert call.is_complete
+        jsonschema.validate(
+            orjson.loads(call.arguments), {"plan": PLAN, "weather": CITY}[call.name]
+        )

@@ -326,6 +326,20 @@ async def test_an_unknown_response_has_openais_code(front: Any) -> None:
     )
 
 
+async def test_the_regex_of_a_custom_tool(make_front: Any) -> None:
+    front = make_front(lambda _: PATCH, tools="hermes")
+    regex = {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}
+    asked = {"tools": [{**CUSTOM, "format": regex}], "tool_choice": "required"}
+    refused = await front.post("/v1/responses", {"input": "Go", "model": "m", **asked})
+    # There is no grammar back end: it is not passed over.
+    assert refused.status_code == 400
+    for wrong in ({"syntax": "other"}, {"definition": 5}):
+        tools = [{**CUSTOM, "format": {**regex, **wrong}}]
+        refused = await front.post("/v1/responses", {"input": "Go", "model": "m", "tools": tools})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "tools[0].format"
+
+
 async def test_only_allowed_tools_are_called(make_front: Any) -> None:
     template = "{{ tools | tojson }}{{ messages[0].content }}"
     front = make_front(lambda _: f"{CALL}{PATCH}", tools="hermes", template=template)

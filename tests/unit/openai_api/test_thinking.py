@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tokenizers import AddedToken
 
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from runtime.requests.sampling_params import ThinkingSpec
@@ -26,9 +25,7 @@ PLAIN = "{{ messages[0].content }}"
 
 def tokenizer() -> Tokenizer:
     """The fake engine's, with the marks of other families as special tokens."""
-    made = byte_tokenizer()
-    made.backend.add_special_tokens([AddedToken(text, special=True) for text in MARKS])
-    return made
+    return byte_tokenizer(more_special=MARKS)
 
 
 TOKENS = tokenizer()
@@ -43,13 +40,17 @@ def ask(make_front: Any, tmp_path: Any) -> Any:
     """The `thinking` of a request that came to the scheduler, and the answer."""
 
     async def ask(
-        reasoning: str | None, template: str = PLAIN, reply: str = "{}", **fields: Any
+        reasoning: str | None,
+        template: str = PLAIN,
+        reply: str = "{}",
+        tool_parser: str = "hermes",
+        **fields: Any,
     ) -> tuple[ThinkingSpec | None, dict[str, Any]]:
         front = make_front(
             lambda _: reply,
             reasoning=reasoning,
             template=template,
-            tools="hermes",
+            tools=tool_parser,
             engine_options={"tokenizer": TOKENS},
         )
         front.engine.client.grammars = InProcessCompiler(BACKENDS[0], tmp_path, TOKENS, [EOS_ID])
@@ -136,6 +137,46 @@ async def test_a_call_ends_thoughts_where_one_may_come(ask: Any, name: str) -> N
         assert (message["reasoning_content"], message["content"]) == said
         # All of them, the end of the text too, where nothing ends them.
         assert answer["usage"]["reasoning_tokens"] == (3 if may_call else 7)
+
+
+@needs_grammars
+async def test_strict_beside_thoughts(ask: Any) -> None:
+    """Where calls are messages like thoughts one may come first: its grammar holds from there."""
+    strict = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    function = {"name": "now", "parameters": strict, "strict": True}
+    tools = [{"type": "function", "function": function}]
+    assert (await ask("gpt-oss", PLAIN, tools=tools, tool_parser="gpt-oss"))[0] is None
+    inside = ThinkingSpec(end_ids=ids("</think>"))
+    assert (await ask("deepseek-r1", OPEN, tools=tools, tool_parser="gpt-oss"))[0] == inside
+    # A section of calls ends thoughts, too.
+    spec, _ = await ask("kimi_k2", OPEN, tools=tools, tool_parser="kimi_k2")
+    assert spec is not None
+    assert spec.implied_ids == ids("<|tool_calls_section_begin|>")
+
+
+@needs_grammars
+async def test_a_budget_beside_a_call_that_may_come_first(make_front: Any, tmp_path: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    front = make_front(
+        reasoning="gpt-oss", tools="gpt-oss", engine_options={"tokenizer": TOKENS}, template=PLAIN
+    )
+    front.engine.client.grammars = InProcessCompiler(BACKENDS[0], tmp_path, TOKENS, [EOS_ID])
+    function = {"name": "now", "parameters": schema, "strict": True}
+    tools = [{"type": "function", "function": function}]
+    answer = await front.chat(tools=tools, max_thinking_tokens=5)
+    assert answer.status_code == 400
+    assert "does not go with strict" in answer.json()["error"]["message"]
+    # Agents name a budget to every model.
+    body = {
+        "model": "m",
+        "max_tokens": 50,
+        "messages": [{"role": "user", "content": "Go"}],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "tools": [{"name": "now", "input_schema": schema, "strict": True}],
+    }
+    assert (await front.post("/v1/messages", body)).status_code == 200
+    assert front.engine.requests[-1].grammar_key
+    assert front.engine.requests[-1].spec.sampling.thinking is None
 
 
 async def test_a_budget_that_cannot_be_kept_is_refused(make_front: Any) -> None:
