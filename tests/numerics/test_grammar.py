@@ -284,6 +284,7 @@ def test_jump_ahead_changes_nothing_but_the_number_of_steps(
                 temperature=float(index % 2),
                 seed=index,
                 grammar=specs[index % 4] if index % 6 else None,
+                grammar_is_cached=True,
                 **({"presence_penalty": 0.4} if index == 4 else {}),
                 # What reports each sample does not jump.
                 logprobs=LogprobSpec(-1, 2, []) if index == 8 or not jump else None,

@@ -96,7 +96,6 @@ class InProcessEngine:
         self.replies: list[ControlReply] = []
         # Tokens of one request in one message, at most.
         self.most_at_once = 0
-        self._sent_grammars: set[bytes] = set()
         config = replace(config, **options)
         ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
         self.config = config
@@ -196,13 +195,11 @@ class InProcessEngine:
     ) -> None:
         values = {"temperature": 0.0, "seed": 1} | sampling
         images = values.pop("images", [])
-        spec = values.pop("grammar", None)
+        spec, is_cached = values.pop("grammar", None), values.pop("grammar_is_cached", False)
         key, payload = (b"", b"") if spec is None else self.compile(spec)
-        # As the front: the worker keeps what it was sent.
-        if key in self._sent_grammars:
+        if is_cached:
+            # As the front: what the worker has is not sent again.
             payload = b""
-        elif key:
-            self._sent_grammars.add(key)
         asked = [*extras, *([] if logprobs is None else [logprobs.extra()])]
         if hidden_states:
             asked.append(ALL if hidden_states == "all" else LAST)
