@@ -32,10 +32,13 @@ def cache_dir() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "headrace"
 
 
-def build() -> Path:
+def build(folder: Path = _SOURCE_DIR) -> Path:
     """Return the path of the built library, compiling it when the cache does not hold it.
 
     Two processes may do this at once: each writes a file of its own and renames it into place.
+
+    Args:
+        folder: holds the sources.
 
     Raises:
         BuildError: no compiler, it failed, or the cache folder cannot be written.
@@ -43,8 +46,8 @@ def build() -> Path:
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise BuildError("no C++ compiler (g++) on the path")
-    sources = sorted(_SOURCE_DIR.glob("*.cpp"))
-    target = cache_dir() / f"cpu_kernels-{_key(compiler)}.so"
+    sources = sorted(folder.glob("*.cpp"))
+    target = cache_dir() / f"cpu_kernels-{_key(compiler, folder)}.so"
     if target.exists():
         return target
     logger.info("Compiling the CPU kernels with %s, once per machine", Path(compiler).name)
@@ -98,12 +101,12 @@ def _wait(processes: list[subprocess.Popen[str]]) -> None:
         raise BuildError(f"the compiler failed: {failures[0]}")
 
 
-def _key(compiler: str) -> str:
+def _key(compiler: str, folder: Path) -> str:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
     )
     parts = [*_FLAGS, version.stdout, platform.machine(), _cpu_flags()]
-    for path in sorted((*_SOURCE_DIR.glob("*.cpp"), *_SOURCE_DIR.glob("*.h"))):
+    for path in sorted((*folder.glob("*.cpp"), *folder.glob("*.h"))):
         parts += [path.name, path.read_text(encoding="utf-8")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 

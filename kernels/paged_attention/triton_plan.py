@@ -217,6 +217,7 @@ def plan_attention(
     prefixes: SharedPrefixes | None = None,
     *,
     short_prompts: bool = False,
+    block_rows: int | None = None,
 ) -> AttentionPlan:
     """Write a step's work lists; one small launch, no synchronisation.
 
@@ -236,6 +237,7 @@ def plan_attention(
             window.
         short_prompts: whether all but the first `num_decodes` sequences have no keys but this
             step's, which are few as a rule: they are cut otherwise.
+        block_rows: query rows of an extend item; chosen by the step's load when absent.
     """
     num_seqs = seq_lens.shape[0]
     assert num_seqs <= workspace.max_seqs
@@ -250,13 +252,14 @@ def plan_attention(
     # Without a count they are few among others that decode.
     num_chunks = 1 if num_decodes is None else max(1, extend_seqs)
     extend_load = extend_rows * workspace.num_kv_heads / workspace.multiprocessors
-    block_rows = block_rows_of(
-        extend_load / MAX_BLOCK_ROWS,
-        extend_rows / num_chunks,
-        workspace.head_dim,
-        workspace.room,
-        short_prompts=short_prompts,
-    )
+    if block_rows is None:
+        block_rows = block_rows_of(
+            extend_load / MAX_BLOCK_ROWS,
+            extend_rows / num_chunks,
+            workspace.head_dim,
+            workspace.room,
+            short_prompts=short_prompts,
+        )
     decode_load = 0.0
     if prefixes is None:
         decode_load = may_decode * workspace.num_kv_heads / workspace.multiprocessors

@@ -91,7 +91,7 @@ class Turn:
         """Note what it generated."""
         self.output.extend(token_ids)
         self.session.num_tokens += len(token_ids)
-        self.session.used_at = time.monotonic()
+        self.session.use()
 
 
 class Session:
@@ -100,16 +100,24 @@ class Session:
     Attributes:
         turns: its requests by name, in order.
         num_tokens: tokens that all of them keep.
+        used_at: when it was last, by `clock`.
     """
 
-    def __init__(self, capacity: int, timeout_s: float, *, is_streaming: bool) -> None:
+    def __init__(
+        self, capacity: int, timeout_s: float, clock: Callable[[], float], *, is_streaming: bool
+    ) -> None:
         """Start without requests."""
         self.capacity = capacity
         self.timeout_s = timeout_s
         self.is_streaming = is_streaming
         self.turns: dict[str, Turn] = {}
-        self.used_at = time.monotonic()
+        self._clock = clock
+        self.used_at = clock()
         self.num_tokens = 0
+
+    def use(self) -> None:
+        """Note that it is in use now."""
+        self.used_at = self._clock()
 
     def add(self, rid: str, parent: Turn | None, num_kept: int, tokens: array[int]) -> Turn:
         """Put a request under its parent."""
@@ -142,6 +150,7 @@ class Sessions:
         abort: Callable[[str], object],
         bos_token_id: int | None = None,
         max_tokens: int = MAX_TOKENS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make the store.
 
@@ -150,7 +159,9 @@ class Sessions:
             abort: ends the request of that name.
             bos_token_id: dropped where it begins a text that goes on.
             max_tokens: of all sessions together.
+            clock: seconds since some moment.
         """
+        self._clock = clock
         self._max_tokens = max_tokens
         self._bos_token_id = bos_token_id
         self._is_running = is_running
@@ -207,7 +218,7 @@ class Sessions:
         if len(self._sessions) >= MAX_SESSIONS:
             raise Overloaded(f"{MAX_SESSIONS} sessions are open; close one first.")
         capacity = min(capacity, MAX_SESSION_TOKENS)
-        self._sessions[session_id] = Session(capacity, timeout, is_streaming=streaming)
+        self._sessions[session_id] = Session(capacity, timeout, self._clock, is_streaming=streaming)
         return session_id
 
     def close(self, session_id: str) -> bool:
@@ -273,7 +284,7 @@ class Sessions:
             raise InvalidRequest(
                 f"There is no open session {(session_id or '')[:64]!r}.", param="session_params"
             )
-        session.used_at = time.monotonic()
+        session.use()
         return session
 
     def _parent(self, session: Session, params: SessionParams) -> Turn | None:
@@ -316,7 +327,7 @@ class Sessions:
             raise Overloaded("The open sessions hold too much; close some first.")
 
     def _close_old(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for session_id, session in list(self._sessions.items()):
             is_old = now - session.used_at > session.timeout_s
             if is_old and not any(self._is_running(rid) for rid in session.turns):

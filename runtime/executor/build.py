@@ -262,16 +262,19 @@ def _build_runner(parts: _Parts, kv: list[KVCache], *, graphs: bool = True) -> M
         model.context.device,
         image_cell=model.spec.image_cell,
     )
-    return ModelRunner(
+    runner = ModelRunner(
         model,
         parts.attention,
         kv,
         rows,
         config.page_size,
-        graphs=_graph_limits(parts) if graphs else None,
         share=None if parts.group is None else parts.group.share,
         sees_alone=config.deterministic,
     )
+    limits = _graph_limits(parts) if graphs else None
+    if limits is not None:
+        runner.add_graphs(limits)
+    return runner
 
 
 def _graph_limits(parts: _Parts) -> GraphLimits | None:

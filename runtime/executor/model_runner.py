@@ -35,7 +35,6 @@ class ModelRunner(StepRunner):
         rows: BatchRows,
         page_size: int,
         *,
-        graphs: GraphLimits | None = None,
         share: Callable[[Tensor], Tensor] | None = None,
         sees_alone: bool = False,
     ) -> None:
@@ -47,7 +46,6 @@ class ModelRunner(StepRunner):
             kv: one entry per layer.
             rows: of the running batch.
             page_size: tokens per page.
-            graphs: which steps run as CUDA graphs; none when absent.
             share: where several ranks compute each step, gives all of them the tokens of one. A
                 step that fails is then not tried again: the ranks would no longer agree.
             sees_alone: the tower computes each image by itself, so that none depends on another.
@@ -57,6 +55,7 @@ class ModelRunner(StepRunner):
         self._kv = kv
         super().__init__(rows, is_alone=share is None)
         self._page_size = page_size
+        self._share = share
         self._sampler = Sampler(rows, share)
         self._experts = model.context.expert_counts
         self._images: ImageStore | None = None
@@ -69,10 +68,20 @@ class ModelRunner(StepRunner):
                 alone=sees_alone,
             )
         self._graphs: GraphRunner | None = None
-        if graphs is not None:
-            if self._experts is not None:
-                self._experts.note_in_graphs()
-            self._graphs = GraphRunner(model, attention, kv, rows, page_size, graphs, share)
+
+    def add_graphs(self, limits: GraphLimits) -> None:
+        """Have steps within `limits` run as CUDA graphs, once `capture_graphs` has made them."""
+        if self._experts is not None:
+            self._experts.note_in_graphs()
+        self._graphs = GraphRunner(
+            self._model,
+            self._attention,
+            self._kv,
+            self._rows,
+            self._page_size,
+            limits,
+            self._share,
+        )
 
     def capture_graphs(self, progress: Callable[[float], None]) -> None:
         """Capture all graphs, if there are to be any; when that fails, there are none."""

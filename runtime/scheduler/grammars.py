@@ -101,6 +101,11 @@ class Grammars:
         return len(self._waiting)
 
     @property
+    def is_watching(self) -> bool:
+        """Whether each output's time is measured, because one was slow."""
+        return self._num_watched > 0
+
+    @property
     def cached_bytes(self) -> int:
         """About the memory that the cached grammars take."""
         return self._cache.size_bytes
@@ -194,11 +199,11 @@ class Grammars:
             end = self._move(matchers[row], token_id)
             if end is not None:
                 ends[place] = end
-            if self._num_watched:
+            if self.is_watching:
                 now = time.thread_time()
                 _state(table, row).spent_s += now - began
                 began = now
-        if not self._num_watched:
+        if not self.is_watching:
             self._watch_if_slow(time.thread_time() - began, len(tokens))
         # Most steps end no output: one look for all.
         if not self._eos_ids or not self._eos_ids.isdisjoint(tokens):
@@ -371,7 +376,7 @@ class Grammars:
         backend = self._backend.result()
         matchers = [table.matchers[row] for row in rows.tolist()]
         words = np.empty((len(rows), self._num_words), dtype=np.int32)
-        if not self._num_watched:
+        if not self.is_watching:
             began = time.thread_time()
             try:
                 backend.fill(matchers, words)

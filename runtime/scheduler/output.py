@@ -132,7 +132,6 @@ class OutputProcessor:
         self._eos = np.array(eos_token_ids, dtype=np.int32)
         self._eos_ids = frozenset(eos_token_ids)
         self.num_generated = 0
-        self.num_jumped = 0
         self.num_nan = 0
 
     def process(self, step: PlannedStep, result: StepResult) -> None:
@@ -273,7 +272,6 @@ class OutputProcessor:
             if reason is not None:
                 break
         self.num_generated += len(reported) - 1
-        self.num_jumped += len(reported) - 1
         self._buffer.several(request.request_id, reported)
         return reason or jump.end
 

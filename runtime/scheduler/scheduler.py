@@ -141,11 +141,14 @@ class Scheduler:
         return bool(self._requests) or self._in_flight is not None
 
     @property
+    def can_compute(self) -> bool:
+        """Whether weights and KV pool have their memory."""
+        return self._weights is None or self._weights.can_compute
+
+    @property
     def can_step(self) -> bool:
         """Whether there is work and nothing forbids to do it."""
-        if not self.has_work or self._is_paused:
-            return False
-        return self._weights is None or self._weights.can_compute
+        return self.has_work and not self._is_paused and self.can_compute
 
     # ---- messages ----
 

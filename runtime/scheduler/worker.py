@@ -85,8 +85,21 @@ def build_worker(
     Raises:
         StartupError: the model or the memory does not allow it; one line.
     """
-    grammars = _grammars(config)
+    grammars = build_grammars(config)
     executor = build_rank(config, 0, report)
+    return build_scheduler(config, executor, grammars, shared, send_tokens, send_front, ranks)
+
+
+def build_scheduler(
+    config: WorkerConfig,
+    executor: Executor,
+    grammars: Grammars,
+    shared: SharedState,
+    send_tokens: Callable[[TokenDeltas], None],
+    send_front: Callable[[FrontInbound], None],
+    ranks: Ranks | None = None,
+) -> tuple[Scheduler, WorkerReady]:
+    """Put scheduler and cache around an executor; see `build_worker`."""
     shared["engine_load_weights_time"] = executor.load_seconds
     runner: Runner = executor.runner
     obey: Callable[[WorkerCommand], ControlReply] = build_commands(executor, config, 0).obey
@@ -286,13 +299,13 @@ def _read_spec(config: WorkerConfig) -> ModelSpec:
     return read_model_spec(Path(config.model_folder), is_embedding=config.is_embedding)
 
 
-def _grammars(config: WorkerConfig) -> Grammars:
+def build_grammars(config: WorkerConfig) -> Grammars:
+    """Grammars by the back end that the options name, imported while weights load."""
     vocab_size = _read_spec(config).vocab_size
     if config.grammar_backend == "none":
         return Grammars(None, vocab_size, config.eos_token_ids)
 
     def make() -> GrammarBackend[Any]:
-        # Imported on a thread while weights load.
         return GRAMMAR_BACKENDS.load(config.grammar_backend)(
             Path(config.tokenizer_folder), vocab_size, config.eos_token_ids
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from runtime.executor.batch_rows import BatchRows
-from tests.support.engine import refuse_rows_of_seed
+from tests.support.engine import TOO_LARGE_SEED
 from tests.support.gpu import count_graphs, in_both_precisions, prompt, small_engine
 from tests.support.tiny_models import tiny_model
 
@@ -62,17 +62,14 @@ def test_newcomers_beside_others_that_need_a_page(graphs: None) -> None:
 
 
 @pytest.mark.parametrize("without_graphs", [False, True])
-def test_pages_of_a_request_that_could_not_take_its_row(
-    without_graphs: bool, graphs: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_of_a_request_that_could_not_take_its_row(without_graphs: bool, graphs: None) -> None:
     """Its row's next owner has other pages at the same places."""
-    refuse_rows_of_seed(666, monkeypatch)
     begin, ids = prompt(70, 1), prompt(70, 1) + prompt(5, 3)
     plain = small_engine(tiny_model("llama"), disable_cuda_graph=True)
     expected = plain.generate(ids, NUM_NEW, ignore_eos=True)
     engine = small_engine(tiny_model("llama"), disable_cuda_graph=without_graphs)
     engine.generate(begin, 2, ignore_eos=True)
-    engine.add(900, prompt(60, 2), 1, seed=666)
+    engine.add(900, prompt(60, 2), 1, seed=TOO_LARGE_SEED)
     engine.run()
     assert engine.reasons[900].status_code == 500
     assert engine.generate(ids, NUM_NEW, ignore_eos=True) == expected

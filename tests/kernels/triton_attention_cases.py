@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.paged_attention import reference, shared_prefix, triton_plan
+from kernels.paged_attention import reference, shared_prefix
 from kernels.paged_attention.prefix_group import MAX_GROUPS, PrefixGroup
 from kernels.paged_attention.shared_prefix import ITEM_FIELDS, KEY_GRAIN, SharedPrefixes
 from kernels.paged_attention.triton import AttentionWorkspace, plan_attention, run_attention
@@ -63,15 +63,17 @@ def close(got, want, dtype):
         ([(70, 1), (150, 1)], 0),
     ],
 )
-def test_a_planned_step(impl, seqs, num_decodes, window_left, dtype, block_rows, monkeypatch):
-    monkeypatch.setattr(triton_plan, "block_rows_of", lambda *_, **__: block_rows)
+def test_a_planned_step(impl, seqs, num_decodes, window_left, dtype, block_rows):
     q, k, v, table, lens, indptr = make_step(seqs, dtype=dtype)
     scale = DIM**-0.5
     want = reference.paged_attention(
         *(x.float() for x in (q, k, v)), table, lens, indptr, scale, window_left, None
     )
     workspace = AttentionWorkspace(8, 200, HEADS, KV_HEADS, DIM, q.device)
-    plan = plan_attention(workspace, lens, indptr, len(q), num_decodes, window_left)
+    plan = plan_attention(
+        workspace, lens, indptr, len(q), num_decodes, window_left, block_rows=block_rows
+    )
+    assert plan.block_rows == block_rows
     assert (plan.max_decode_items == 0) == (num_decodes == 0)
     assert (plan.max_extend_items == 0) == (num_decodes == len(seqs))
     # Twice: a run must leave its counters as it found them, as layers share them.

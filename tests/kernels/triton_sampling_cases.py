@@ -1,5 +1,6 @@
 """Triton sampling against the reference; run by `test_triton_interpreted.py`."""
 
+import functools
 import math
 
 import pytest
@@ -118,9 +119,9 @@ def test_edits(impl, vocab):
 @pytest.mark.parametrize("impl", ["triton"])
 @pytest.mark.parametrize("at_once", [1, 6, 100])
 @pytest.mark.parametrize("indexed", [False, True])
-def test_penalties(impl, at_once, indexed, monkeypatch):
+def test_penalties(impl, at_once, indexed):
     vocab, length = 70, 2100
-    monkeypatch.setattr(triton_edit, "_COUNT_BYTES", 4 * vocab * at_once)
+    penalise = functools.partial(triton.apply_penalties, count_bytes=4 * vocab * at_once)
     logits = torch.randn(7, vocab)
     logits[2, ::3] = -math.inf
     lines = torch.tensor([4, 0, 6, 2, 3]) if indexed else None
@@ -131,7 +132,7 @@ def test_penalties(impl, at_once, indexed, monkeypatch):
         row[count:] = 10**9
     arguments = (ids, lens, *(torch.randn(num_rows) for _ in "fp"), torch.rand(num_rows) + 0.5)
     got, want = logits.clone(), logits.clone()
-    triton.apply_penalties(got, *arguments, lines)
+    penalise(got, *arguments, lines)
     reference.apply_penalties(want, *arguments, lines)
     assert torch.allclose(got, want, atol=1e-5)
     left_alone = [1, 5] if indexed else [0]
@@ -139,10 +140,10 @@ def test_penalties(impl, at_once, indexed, monkeypatch):
     # A row's result does not depend on the others.
     if not indexed:
         alone = logits[3:4].clone()
-        triton.apply_penalties(alone, *(each[3:4] for each in arguments))
+        penalise(alone, *(each[3:4] for each in arguments))
         assert torch.equal(alone[0], got[3])
-    triton.apply_penalties(got, ids[:, :0], lens * 0, *arguments[2:], lines)
-    triton.apply_penalties(got[:0], *(each[:0] for each in arguments))
+    penalise(got, ids[:, :0], lens * 0, *arguments[2:], lines)
+    penalise(got[:0], *(each[:0] for each in arguments))
     assert torch.allclose(got, want, atol=1e-5)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from runtime.executor import step_runner
-from tests.support.engine import InProcessEngine, refuse_rows_of_seed
+from tests.support.engine import TOO_LARGE_SEED, InProcessEngine
 from tests.support.tiny_models import tiny_model
 
 NUM_NEW = 64
@@ -167,13 +167,12 @@ def test_penalties_equal_their_definition() -> None:
     assert got == made
 
 
-def test_a_request_that_cannot_take_its_row_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_cannot_take_its_row_fails_alone() -> None:
     folder = tiny_model("llama")
     alone = InProcessEngine(folder).generate(PROMPTS[3], 12, ignore_eos=True)
-    refuse_rows_of_seed(666, monkeypatch)
     engine = InProcessEngine(folder)
     engine.add(1, PROMPTS[3], 12, ignore_eos=True)
-    engine.add(2, PROMPTS[5], 12, seed=666)
+    engine.add(2, PROMPTS[5], 12, seed=TOO_LARGE_SEED)
     engine.run()
     assert engine.tokens[1] == alone
     assert engine.reasons[2].status_code == 500

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import numpy as np
 import pytest
 from torch import Tensor
 
 from runtime.extras.logprobs.positions import LogprobSpec
-from runtime.models.decoder.model import DecoderLayer, DecoderMLP
+from runtime.models.decoder.model import DecoderAttention, DecoderMLP
+from runtime.models.forward_batch import ForwardBatch
+from runtime.models.layers.stack import DecoderBlock
 from tests.support.engine import InProcessEngine
 from tests.support.tiny_models import tiny_model
 
@@ -22,28 +23,34 @@ EAGER = {"disable_cuda_graph": True}
 CHUNKS = {"chunked_prefill_size": 16, "disable_radix_cache": True}
 
 
+class WatchedBlock:
+    """A layer in whose second half tokens are counted, a number a step."""
+
+    def __init__(self, layer: DecoderBlock) -> None:
+        self.layer = layer
+        self.num_tokens: list[int] = []
+
+    def attend(self, hidden: Tensor | None, residual: Tensor, batch: ForwardBatch) -> Tensor:
+        return self.layer.attend(hidden, residual, batch)
+
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
+        self.num_tokens.append(len(attended))
+        return self.layer.finish(attended, residual)
+
+
 class Rows:
     """How many tokens each step computed in its first and last layer's second half."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, engine: InProcessEngine) -> None:
+    def __init__(self, engine: InProcessEngine) -> None:
         layers = engine.model.model.layers
-        self.of_first: list[int] = []
-        self.of_last: list[int] = []
-        finish = DecoderLayer.finish
-
-        def recorded(layer: DecoderLayer, attended: Tensor, residual: Tensor) -> Tensor:
-            if layer is layers[0]:
-                self.of_first.append(len(attended))
-            if layer is layers[-1]:
-                self.of_last.append(len(attended))
-            return finish(layer, attended, residual)
-
-        patch.setattr(DecoderLayer, "finish", recorded)
+        first, last = WatchedBlock(layers[0]), WatchedBlock(layers[-1])
+        layers[0], layers[-1] = first, last
+        self.of_first, self.of_last = first.num_tokens, last.num_tokens
 
 
-def test_a_prompt_has_one_token_in_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_has_one_token_in_the_last_layer() -> None:
     engine = InProcessEngine(tiny_model("llama"), **EAGER)
-    rows = Rows(monkeypatch, engine)
+    rows = Rows(engine)
     engine.add(1, PROMPT, 3, ignore_eos=True)
     engine.add(2, OTHER, 3, ignore_eos=True)
     engine.run()
@@ -51,20 +58,18 @@ def test_a_prompt_has_one_token_in_the_last_layer(monkeypatch: pytest.MonkeyPatc
     assert rows.of_last == [2, 2, 2]
 
 
-def test_a_chunk_without_a_new_token_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_without_a_new_token_has_none() -> None:
     engine = InProcessEngine(tiny_model("llama"), **EAGER, **CHUNKS)
-    rows = Rows(monkeypatch, engine)
+    rows = Rows(engine)
     engine.add(1, PROMPT, 2, ignore_eos=True)
     engine.run()
     assert rows.of_first == [16, 16, 8, 1]
     assert rows.of_last == [1, 1]
 
 
-def test_what_prompts_report_is_computed_for_all_their_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_prompts_report_is_computed_for_all_their_tokens() -> None:
     engine = InProcessEngine(tiny_model("llama"), enable_return_hidden_states=True, **EAGER)
-    rows = Rows(monkeypatch, engine)
+    rows = Rows(engine)
     engine.add(1, PROMPT, 1, LogprobSpec(0, 2), ignore_eos=True)
     engine.run()
     engine.add(2, OTHER, 1, hidden_states="all", ignore_eos=True)
@@ -92,23 +97,30 @@ def test_outputs_are_those_of_a_prompt_computed_whole(name: str, options: dict[s
 
 @pytest.mark.parametrize("spec", [None, LogprobSpec(0, 2)], ids=["one token", "all tokens"])
 def test_what_attention_gave_is_gone_when_the_next_block_needs_memory(
-    monkeypatch: pytest.MonkeyPatch, spec: LogprobSpec | None
+    spec: LogprobSpec | None,
 ) -> None:
     engine = InProcessEngine(tiny_model("llama"), **EAGER)
-    attend, forward = DecoderLayer.attend, DecoderMLP.forward
     given: list[weakref.ref[Tensor]] = []
 
-    def attend_and_note(layer: DecoderLayer, *arguments: Any) -> Tensor:
-        attended = attend(layer, *arguments)
-        given.append(weakref.ref(attended))
-        return attended
+    class NotedAttention:
+        def __init__(self, attention: DecoderAttention) -> None:
+            self.o_proj, self.attend_as_before = attention.o_proj, attention.attend
 
-    def forward_and_look(mlp: DecoderMLP, hidden: Tensor) -> Tensor:
-        assert given[-1]() is None
-        return forward(mlp, hidden)
+        def attend(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+            attended = self.attend_as_before(hidden, batch)
+            given.append(weakref.ref(attended))
+            return attended
 
-    monkeypatch.setattr(DecoderLayer, "attend", attend_and_note)
-    monkeypatch.setattr(DecoderMLP, "forward", forward_and_look)
+    class LookingMLP:
+        def __init__(self, mlp: DecoderMLP) -> None:
+            self.forward_as_before = mlp.forward
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            assert given[-1]() is None
+            return self.forward_as_before(hidden)
+
+    for layer in engine.model.model.layers:
+        layer.self_attn, layer.mlp = NotedAttention(layer.self_attn), LookingMLP(layer.mlp)
     engine.add(1, PROMPT, 2, spec, ignore_eos=True)
     engine.run()
     assert given

@@ -12,9 +12,9 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 5_501,
+    "kernels": 5_505,
     "kernels (C++)": 1_448,
-    "runtime": 21_805,
+    "runtime": 21_835,
     "openai_api": 7_977,
     "anthropic_api": 543,
     "ollama_api": 384,

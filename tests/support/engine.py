@@ -9,21 +9,19 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pytest
 import torch
 import zmq
 
 from runtime.client.grammar_client import grammar_key
 from runtime.config.options import WorkerConfig
-from runtime.executor.batch_rows import BatchRows
-from runtime.executor.step_plan import RowJoin
-from runtime.executor.step_runner import StepRunner
 from runtime.extras.hidden_states.front import ALL, LAST
 from runtime.extras.logprobs.positions import LogprobSpec, PositionLogprobs, read_blocks
+from runtime.grammar.grammar_backend import GRAMMAR_BACKENDS, GrammarBackend
 from runtime.ipc.messages import (
     ControlReply,
     FinishReason,
@@ -39,13 +37,16 @@ from runtime.requests.extra_spec import ExtraBlock, ExtraSpec
 from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import GrammarSpec, SamplingParams
 from runtime.scheduler.ranks import Ranks
-from runtime.scheduler.worker import build_worker
+from runtime.scheduler.worker import build_grammars, build_rank, build_scheduler
 
 Forward = Callable[[ForwardBatch], Any]
 HiddenMode = Literal["", "last", "all"]
 
 # The numerics tests run on a GPU too: HEADRACE_TEST_DEVICE=cuda make test ARGS=tests/numerics
 DEVICE = os.environ.get("HEADRACE_TEST_DEVICE", "cpu")
+
+# No row can hold it; a request that came through the front would have been refused.
+TOO_LARGE_SEED = 2**64
 
 
 class InProcessEngine:
@@ -93,30 +94,38 @@ class InProcessEngine:
         # By request and name of an extra.
         self.blocks: dict[tuple[int, str], list[ExtraBlock]] = {}
         self.replies: list[ControlReply] = []
+        # Tokens of one request in one message, at most.
+        self.most_at_once = 0
         config = replace(config, **options)
         ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
-        self.scheduler, self.ready = build_worker(
-            config, self.shared, self._collect, self._keep_reply, lambda *_: None, ranks
+        self.config = config
+        self.grammars = build_grammars(config)
+        self.executor = build_rank(config, 0, lambda *_: None)
+        self.scheduler, self.ready = build_scheduler(
+            config,
+            self.executor,
+            self.grammars,
+            self.shared,
+            self._collect,
+            self._keep_reply,
+            ranks,
         )
         torch.set_num_threads(1)
 
     @property
     def runner(self) -> Any:
         """What computes, without what leads other ranks."""
-        runner: Any = self.scheduler._runner
-        while not isinstance(runner, StepRunner):
-            runner = runner._runner
-        return runner
+        return self.executor.runner
 
     @property
     def model(self) -> Any:
         """What the runner computes with."""
-        return self.runner._model
+        return self.executor.model
 
     @property
     def can_compute(self) -> bool:
         """Whether weights and pages are there."""
-        return bool(self.scheduler._weights and self.scheduler._weights.can_compute)
+        return self.scheduler.can_compute
 
     @contextmanager
     def computing(self, compute: Callable[[Forward, ForwardBatch], Any]) -> Iterator[None]:
@@ -149,6 +158,7 @@ class InProcessEngine:
         for request_id, count in zip(message.request_ids, message.token_counts, strict=True):
             self.tokens[request_id] += ids[:count]
             ids = ids[count:]
+            self.most_at_once = max(self.most_at_once, count)
         for end in message.ends:
             self.reasons[end.request_id] = end.reason
             self.retractions[end.request_id] = end.num_retractions
@@ -164,9 +174,13 @@ class InProcessEngine:
 
     def compile(self, spec: GrammarSpec) -> tuple[bytes, bytes]:
         """Key and compiled form of a constraint."""
-        backend = self.scheduler._grammars._backend
-        assert backend is not None, "started without a grammar backend"
-        return grammar_key(spec), backend.result().compile(spec)
+        backend = _grammar_backend(
+            self.config.grammar_backend,
+            Path(self.config.tokenizer_folder),
+            self.executor.model.spec.vocab_size,
+            tuple(self.config.eos_token_ids),
+        )
+        return grammar_key(spec), backend.compile(spec)
 
     def add(
         self,
@@ -181,8 +195,11 @@ class InProcessEngine:
     ) -> None:
         values = {"temperature": 0.0, "seed": 1} | sampling
         images = values.pop("images", [])
-        spec = values.pop("grammar", None)
+        spec, is_cached = values.pop("grammar", None), values.pop("grammar_is_cached", False)
         key, payload = (b"", b"") if spec is None else self.compile(spec)
+        if is_cached:
+            # As the front: what the worker has is not sent again.
+            payload = b""
         asked = [*extras, *([] if logprobs is None else [logprobs.extra()])]
         if hidden_states:
             asked.append(ALL if hidden_states == "all" else LAST)
@@ -217,13 +234,10 @@ class InProcessEngine:
         return self.tokens[request_id]
 
 
-def refuse_rows_of_seed(seed: int, patch: pytest.MonkeyPatch) -> None:
-    """No request with this seed can take its row from now on."""
-    join_row = BatchRows._join
-
-    def refuse(rows: BatchRows, join: RowJoin) -> None:
-        if join.sampling.seed == seed:
-            raise OverflowError("planted")
-        join_row(rows, join)
-
-    patch.setattr(BatchRows, "_join", refuse)
+@lru_cache
+def _grammar_backend(
+    name: str, tokenizer_folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]
+) -> GrammarBackend[Any]:
+    """What compiles constraints, which in a server is another process."""
+    make = GRAMMAR_BACKENDS.load(name)
+    return make(tokenizer_folder, vocab_size, list(eos_token_ids))  # type: ignore[no-any-return]

@@ -24,7 +24,6 @@ from runtime.executor import build
 from runtime.executor.batch_rows import BatchRows
 from runtime.executor.graph_buckets import GraphLimits
 from runtime.executor.graph_capture import Graph, GraphPool
-from runtime.executor.graph_runner import GraphRunner
 from runtime.executor.model_runner import ModelRunner
 from runtime.executor.step_plan import Int32Array, Int64Array
 from runtime.models.attention.backend import (
@@ -200,10 +199,7 @@ _TABLES: tuple[tuple[Any, Table[Any]], ...] = (
 
 def add_eager_graphs(runner: ModelRunner, *, max_batch: int, keep_hidden: bool = False) -> None:
     """Give a runner on the CPU what has the buffers of graphs for decode steps."""
-    limits = GraphLimits(max_batch, keep_hidden=keep_hidden, make_pool=EagerPool)
-    runner._graphs = GraphRunner(
-        runner._model, runner._attention, runner._kv, runner._rows, runner._page_size, limits
-    )
+    runner.add_graphs(GraphLimits(max_batch, keep_hidden=keep_hidden, make_pool=EagerPool))
     runner.capture_graphs(lambda _: None)
 
 

@@ -124,9 +124,9 @@ def test_all_sessions_together_are_bounded(store):
         store.sessions.open(1)
 
 
-def test_a_session_that_nobody_uses_is_closed(store, monkeypatch):
+def test_a_session_that_nobody_uses_is_closed():
     now = [1000.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    store = Store(clock=lambda: now[0])
     store.sessions.open(100, "t", timeout_s=10)
     store.run("a", [1], id="t")
     now[0] += 9

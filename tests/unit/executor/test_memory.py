@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from runtime.errors import StartupError
-from runtime.executor import build, out_of_memory
+from runtime.executor import build
 from runtime.executor.memory import (
     GIB,
     Budget,
@@ -29,6 +30,7 @@ from runtime.models.decoder.model import DecoderForCausalLM
 from runtime.models.layers.build_context import BuildContext
 from runtime.scheduler import worker
 from tests.support.engine import InProcessEngine
+from tests.support.fake_checkpoint import write_config
 from tests.support.fake_engine import fake_model_config
 from tests.support.tiny_models import tiny_model
 
@@ -141,25 +143,26 @@ def test_memory_that_is_not_there_at_start(
     assert "\n" not in message
 
 
-def test_other_errors_at_start_keep_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("cuBLAS is not what it was")
+def test_other_errors_at_start_keep_their_words() -> None:
+    error = RuntimeError("cuBLAS is not what it was")
+    with (
+        pytest.raises(RuntimeError, match="cuBLAS is not what it was") as caught,
+        memory_for("the weights", "lower it", torch.device("cpu")),
+    ):
+        raise error
+    assert caught.value is error
 
-    monkeypatch.setattr(worker, "load_model", fail)
-    with pytest.raises(RuntimeError, match="cuBLAS is not what it was"):
-        InProcessEngine(tiny_model("llama"))
 
-
-def test_weights_that_cannot_fit_are_refused_before_they_are_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(worker, "load_model", pytest.fail)
-    monkeypatch.setattr(out_of_memory, "available_memory_bytes", lambda **_: 1000)
+def test_weights_that_cannot_fit_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    # There are none to read.
+    folder = write_config(tmp_path, vocab_size=2**24, hidden_size=2**16)
     with pytest.raises(StartupError) as caught:
-        InProcessEngine(tiny_model("llama"), device="cpu")
-    message = caught.value.message
-    assert message.startswith("The weights take 0.0 GiB in float32 and cpu has 0.0 GiB free: ")
-    assert "--tp-size" in message
+        InProcessEngine(folder, device="cpu")
+    assert re.match(
+        r"The weights take \d{4,}\.\d GiB in float32 and cpu has \d+\.\d GiB free: ",
+        caught.value.message,
+    )
+    assert "--tp-size" in caught.value.message
 
 
 WORDS = [
