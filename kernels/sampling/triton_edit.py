@@ -107,12 +107,11 @@ def apply_penalties(
     repetition: Tensor,
     row_index: Tensor | None = None,
     *,
-    count_bytes: int | None = None,
+    count_bytes: int = _COUNT_BYTES,
 ) -> None:
     """Lower the logits of generated tokens; see `kernels.sampling.apply_penalties`.
 
-    Rows are done a part at a time, so that their counts take about `count_bytes`, 64 MiB when that
-    is absent.
+    Rows are done a part at a time, so that their counts take about `count_bytes`.
     """
     assert logits.stride(1) == 1
     num_rows, max_len = output_ids.shape
@@ -120,7 +119,7 @@ def apply_penalties(
     if num_rows == 0 or max_len == 0:
         return
     assert output_ids.stride(1) == 1
-    fit = (_COUNT_BYTES if count_bytes is None else count_bytes) // (4 * vocab_size)
+    fit = count_bytes // (4 * vocab_size)
     at_once = max(_ALIGNED_ROWS, fit - fit % _ALIGNED_ROWS)
     counts = torch.zeros(
         min(num_rows, at_once), vocab_size, dtype=torch.int32, device=logits.device

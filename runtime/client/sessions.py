@@ -100,7 +100,7 @@ class Session:
     Attributes:
         turns: its requests by name, in order.
         num_tokens: tokens that all of them keep.
-        used_at: when it was last, by `clock`.
+        used_at: when it was last in use, by `clock`.
     """
 
     def __init__(

@@ -6,7 +6,8 @@ No kernel runs: it is noted what Triton would look up a compiled kernel by. On a
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,6 @@ from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from kernels.sampling import triton as triton_sampling
-from kernels.sampling import triton_edit
 
 CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def binder(kernel: JITFunction) -> Any:
 
 
 @pytest.fixture
-def variants(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def variants(vocab_size: int, fit: int, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Filled with kernels' names and what their compiled code depends on."""
     found: set[str] = set()
 
@@ -49,7 +49,9 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         found.add(f"{kernel.__name__}: {', '.join(kinds)} {others}")
 
     monkeypatch.setattr(JITFunction, "run", note)
-    monkeypatch.setattr(kernels.sampling, "_kernels", lambda device_type: triton_sampling)
+    penalise = partial(triton_sampling.apply_penalties, count_bytes=4 * vocab_size * fit)
+    ours = SimpleNamespace(**{**vars(triton_sampling), "apply_penalties": penalise})
+    monkeypatch.setattr(kernels.sampling, "_kernels", lambda device_type: ours)
     return found
 
 
@@ -60,7 +62,6 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_no_step_needs_a_kernel_that_the_warm_up_did_not(
     vocab_size: int, fit: int, variants: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_edit, "_COUNT_BYTES", 4 * vocab_size * fit)
     monkeypatch.setattr(logprobs, "MAX_LOGITS", vocab_size * fit)
     warm_up_sampling(vocab_size, CPU)
     warmed = set(variants)
