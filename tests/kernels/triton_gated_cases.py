@@ -137,8 +137,23 @@ def test_many_tokens_take_one_kernel(impl, with_bias, monkeypatch):
     assert not calls
 
 
+class NotedLinear(triton_invariant.InvariantLinear):
+    """Notes of how many tokens it made a product; here one kernel's bits would be the same."""
+
+    def __init__(self, weight, bias):
+        super().__init__(weight, bias)
+        self.calls = []
+
+    def __call__(self, x):
+        self.calls.append(len(x))
+        return super().__call__(x)
+
+
 @pytest.mark.parametrize("impl", ["triton"])
-def test_batch_invariant_products_keep_two_steps(impl):
-    x, weight, bias = operands(GATED_TOKENS, 72, 64, torch.bfloat16)
-    packed = triton_invariant.pack(weight, bias)
-    assert torch.equal(packed.gated(x, "silu"), act_and_mul(packed(x), "silu"))
+@pytest.mark.parametrize("tokens", [2, GATED_TOKENS])
+def test_batch_invariant_products_keep_two_steps(impl, tokens):
+    x, weight, bias = operands(tokens, 72, 64, torch.bfloat16)
+    packed = NotedLinear(weight, bias)
+    got = packed.gated(x, "silu")
+    assert packed.calls == [tokens]
+    assert torch.equal(got, act_and_mul(packed(x), "silu"))
