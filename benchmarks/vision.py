@@ -112,6 +112,8 @@ async def largest_gap(url: str, rng: random.Random, options: Any, num_images: in
         for each in pictures
     ]
     await asyncio.gather(*images)
+    if images and any(each.done() for each in texts):
+        raise SystemExit("A stream ended before the images were answered: raise --tokens.")
     found = []
     for stream in await asyncio.gather(*texts):
         # From when all run: the streams' own prompts are no disturbance by images.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from runtime.config.options import WorkerConfig
 from runtime.distributed.group import TensorGroup
 from runtime.executor.batch_rows import BatchRows
-from runtime.executor.build import Executor, Report, build_attention
+from runtime.executor.build import Executor, Report, build_attention, chunk_tokens
 from runtime.executor.encoder_runner import EncoderRunner
 from runtime.executor.memory import PoolSize
 from runtime.executor.out_of_memory import memory_for
@@ -44,7 +44,8 @@ def build_encoder(
         attention = None
         if model.sees_backward_only:
             # A text is computed whole, also one that is longer than a step's budget.
-            longest = max(config.chunked_prefill_size, config.context_len)
+            budget = chunk_tokens(config)
+            longest = -1 if budget is None else max(budget, config.context_len)
             whole = replace(config, chunked_prefill_size=longest)
             attention = build_attention(whole, backend, device.type)
         runner = EncoderRunner(model, rows, is_alone=group is None, attention=attention)

@@ -63,10 +63,11 @@ def computed(engine: InProcessEngine) -> int:
 def test_features_equal_transformers(name: str) -> None:
     """Images that are computed together do not see one another."""
     images = [WIDE, DOT, TALL, SQUARE]
-    tower = InProcessEngine(tiny_vision(name)).model.visual
+    model = InProcessEngine(tiny_vision(name)).model
+    shown = [pixels(image).to(model.context.device) for image in images]
     with torch.inference_mode():
-        together = tower.see([pixels(image) for image in images])
-        alone = [tower.see([pixels(image)])[0] for image in images]
+        together = [each.cpu() for each in model.visual.see(shown)]
+        alone = [model.visual.see([image])[0].cpu() for image in shown]
     for ours, single, theirs in zip(together, alone, reference(name).features(images), strict=True):
         scale = float(theirs.abs().max())
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * scale)
