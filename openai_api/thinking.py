@@ -79,8 +79,8 @@ def with_thoughts(
         if wish.budget is None:
             return sampling
         raise InvalidRequest(
-            "max_thinking_tokens does not go with strict for this model, which may call without "
-            "thoughts before.",
+            "max_thinking_tokens does not go with strict or allowed_tools for this model, which "
+            "may call without thoughts before.",
             param="max_thinking_tokens",
         )
     if not begins_inside and not _may_begin(tokens, body, prompt):
@@ -102,12 +102,13 @@ def with_thoughts(
 
 
 def may_call(body: ChatCompletionRequest, sampling: SamplingParams) -> bool:
-    """Whether calls may come in the model's own form from inside its thoughts, too.
+    """Whether calls may come in the model's own form, and so from inside its thoughts, too.
 
-    With a grammar they come behind thoughts, unless it is one of calls, which begins with theirs.
+    Of the grammars, structural tags alone describe such calls; they begin with the token that ends
+    the thoughts.
     """
     grammar = sampling.grammar
-    return bool(tool_names(body)) and (grammar is None or grammar.shows_special)
+    return bool(tool_names(body)) and (grammar is None or grammar.kind == "structural_tag")
 
 
 def _may_begin(tokens: ThinkingTokens, body: ChatCompletionRequest, prompt: ChatPrompt) -> bool:

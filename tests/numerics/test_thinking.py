@@ -219,4 +219,6 @@ class TestWithGrammar:
                 assert tokens[0] == letter
                 assert is_date(folder, tokens[1:])
             else:
+                # It was a thought, and the grammar holds from its beginning.
                 assert tokens[:11] == [*[letter] * 9, *END]
+                assert is_date(folder, tokens[12:])

@@ -121,9 +121,13 @@ async def test_a_call_ends_thoughts_where_one_may_come(ask: Any, name: str) -> N
     """For text, tokens and their count alike; where none may come, its mark is a thought."""
     (mark,) = REASONING_PARSERS.load(name).call_opens
     tools = [{"type": "function", "function": {"name": "now"}}]
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}}
+    strict = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
     text, budget = f"<think>ab{mark}cd", {"max_thinking_tokens": 7}
     for fields, may_call in (
         ({"tools": tools, **budget}, True),
+        ({"tools": tools, "response_format": JSON, **budget}, True),
+        ({"tools": strict, **budget}, True),
         ({"tools": tools, "tool_choice": "none", **budget}, False),
         ({"tools": tools, "tool_choice": "required", **budget}, False),
         ({"response_format": JSON, **budget}, False),
