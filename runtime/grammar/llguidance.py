@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from itertools import accumulate
 from pathlib import Path
 
@@ -43,25 +45,21 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        eos_token_ids: list[int],
-        *,
-        shows_special: bool = False,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]) -> None:
         self._backend = tokenizer.backend
-        # Hidden ones never stand for the text that they are written with.
-        self._backend.encode_special_tokens = not shows_special
+        # Special tokens never stand for the text that they are written with.
+        self._backend.encode_special_tokens = True
         self._plain = LLTokenizer(self._backend.to_str(), n_vocab=vocab_size, slices=[])
         self.tokens = [self._plain.decode_bytes([token_id]) for token_id in range(vocab_size)]
         for token_id, data in enumerate(self.tokens):
             # So the library writes ids without a text.
             if data == b"<[%d]>" % token_id:
                 self.tokens[token_id] = b""
-        hidden = frozenset[int]() if shows_special else tokenizer.special_ids
-        self.special_token_ids = sorted({*hidden, *eos_token_ids})
+        self.eos_token_id = eos_token_ids[0] if eos_token_ids else self._plain.eos_token
+        self._hide(tokenizer.special_ids | set(eos_token_ids))
+
+    def _hide(self, token_ids: AbstractSet[int]) -> None:
+        self.special_token_ids = sorted(token_ids)
         self._texts = list(self.tokens)
         for token_id in self.special_token_ids:
             # A tokenizer of whole pieces writes text with special ones, too.
@@ -69,9 +67,15 @@ class _Vocabulary:
         self._ids_of_tags = {
             token.content: token_id
             for token_id, token in self._backend.get_added_tokens_decoder().items()
-            if token_id not in self.special_token_ids
+            if token_id not in token_ids
         }
-        self.eos_token_id = eos_token_ids[0] if eos_token_ids else self._plain.eos_token
+
+    def showing_special(self, tokenizer: Tokenizer, eos_token_ids: list[int]) -> _Vocabulary:
+        """The same where special tokens stand for their text; `tokenizer` is another reading."""
+        shown = copy.copy(self)
+        shown._backend = tokenizer.backend
+        shown._hide(set(eos_token_ids))
+        return shown
 
     def __call__(self, text: str) -> list[int]:
         wanted = text.encode()
@@ -133,15 +137,12 @@ class LLGuidanceBackend:
     def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> None:
         """Read the tokenizer's vocabulary."""
         self._eos = frozenset(eos_token_ids)
-        # Each with a tokenizer of its own, which it sets in its way.
-        self._vocabulary, shown = (
-            _Vocabulary(
-                Tokenizer.from_folder(tokenizer_folder),
-                vocab_size,
-                eos_token_ids,
-                shows_special=shows_special,
-            )
-            for shows_special in (False, True)
+        self._vocabulary = _Vocabulary(
+            Tokenizer.from_folder(tokenizer_folder), vocab_size, eos_token_ids
+        )
+        # The setting of a tokenizer is its own.
+        shown = self._vocabulary.showing_special(
+            Tokenizer.from_folder(tokenizer_folder), eos_token_ids
         )
         self._tokenizers = {
             form: LLTokenizer(
