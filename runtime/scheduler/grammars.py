@@ -199,11 +199,11 @@ class Grammars:
             end = self._move(matchers[row], token_id)
             if end is not None:
                 ends[place] = end
-            if self.is_watching:
+            if self._num_watched:
                 now = time.thread_time()
                 _state(table, row).spent_s += now - began
                 began = now
-        if not self.is_watching:
+        if not self._num_watched:
             self._watch_if_slow(time.thread_time() - began, len(tokens))
         # Most steps end no output: one look for all.
         if not self._eos_ids or not self._eos_ids.isdisjoint(tokens):
@@ -219,6 +219,7 @@ class Grammars:
         assert state.thinking is not None
         if self._begins_answer(state, token_id):
             state.thinking.end()
+            end = self._end(state.matcher, token_id)
         elif state.thinking.accept(token_id):
             # The answer has begun in their place.
             end = self._follow(state.matcher, token_id)
@@ -376,7 +377,7 @@ class Grammars:
         backend = self._backend.result()
         matchers = [table.matchers[row] for row in rows.tolist()]
         words = np.empty((len(rows), self._num_words), dtype=np.int32)
-        if not self.is_watching:
+        if not self._num_watched:
             began = time.thread_time()
             try:
                 backend.fill(matchers, words)
