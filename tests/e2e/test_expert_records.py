@@ -61,7 +61,9 @@ def control(server: ServerProcess, action: str) -> str:
 
 
 def written(folder: Path) -> list[Path]:
-    return sorted(folder.glob("expert_distribution_recorder_*.pt"))
+    """By rank, then by time: each rank writes its file when it comes to it."""
+    files = folder.glob("expert_distribution_recorder_*.pt")
+    return sorted(files, key=lambda file: (file.stem.rpartition("_")[2], file.stem))
 
 
 def read(file: Path) -> dict[str, Any]:

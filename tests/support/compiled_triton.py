@@ -11,10 +11,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
+from triton._C.libtriton import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
@@ -80,8 +83,42 @@ class _FoundError(Exception):
     """What was asked for, ahead of the assembler, which is slow."""
 
 
-def compiled(kernel: Any, constants: dict[str, Any], warps: int, capability: int, stop: str) -> Any:
-    """Shared bytes of a kernel when `stop` is "llir", its code when it is "ptx"."""
+@contextmanager
+def _stopping(stage: str) -> Iterator[None]:
+    """Triton's compiler ends by `_FoundError` in that stage: "llir" once the shared memory is laid
+    out, which comes first in it, "ptx" at its end."""
+    add_stages = CUDABackend.add_stages
+    passes = nvidia.passes.ttnvgpuir
+    allocate = passes.add_allocate_tensor_memory
+    lowered: list[Any] = []
+
+    def allocate_and_stop(manager: Any) -> None:
+        allocate(manager)
+        manager.run(lowered[-1], "make_llir")
+        raise _FoundError(lowered[-1].get_int_attr("ttg.shared"))
+
+    def add_and_stop(self: Any, stages: dict[str, Any], *rest: Any) -> None:
+        add_stages(self, stages, *rest)
+        make = stages[stage]
+
+        def last(code: Any, metadata: dict[str, Any]) -> None:
+            lowered.append(code)
+            raise _FoundError(make(code, metadata))
+
+        stages[stage] = last
+
+    with mock.patch.object(CUDABackend, "add_stages", add_and_stop), ExitStack() as stack:
+        if stage == "llir":
+            stack.enter_context(
+                mock.patch.object(passes, "add_allocate_tensor_memory", allocate_and_stop)
+            )
+        yield
+
+
+def compiled(
+    kernel: Any, constants: dict[str, Any], warps: int, capability: int, stage: str
+) -> Any:
+    """Shared bytes of a kernel when `stage` is "llir", its code when it is "ptx"."""
     types: dict[str, str] = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -99,29 +136,14 @@ def compiled(kernel: Any, constants: dict[str, Any], warps: int, capability: int
     }
     values = {(at,): constants[name] for at, name in enumerate(types) if name in constants}
     source = ASTSource(fn=kernel, signature=types, constexprs=values, attrs=aligned)
-    add_stages = CUDABackend.add_stages
-
-    def add_and_stop(self: Any, stages: dict[str, Any], *rest: Any) -> None:
-        add_stages(self, stages, *rest)
-        make = stages[stop]
-
-        def last(code: Any, metadata: dict[str, Any]) -> None:
-            made = make(code, metadata)
-            raise _FoundError(metadata["shared"] if stop == "llir" else made)
-
-        stages[stop] = last
-
-    CUDABackend.add_stages = add_and_stop
     options = {"num_warps": warps, "launch_pdl": bool(constants.get("PDL"))}
     try:
         # A kernel that was compiled once would come from the disk, whole.
-        with triton.knobs.compilation.scope():
+        with triton.knobs.compilation.scope(), _stopping(stage):
             triton.knobs.compilation.always_compile = True
             triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     except _FoundError as found:
         return found.args[0]
-    finally:
-        CUDABackend.add_stages = add_stages
     raise AssertionError("nothing was compiled")
 
 
