@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.config.options import LoggingArgs
@@ -76,6 +77,8 @@ async def test_openai_routes_are_counted_too(tmp_path):
     assert samples["sglang:http_requests_total", "/v1/completions"] == 1
 
 
+# One probe waits its 20 seconds for a token that does not come.
+@pytest.mark.slow
 async def test_probes_and_warm_up_are_http_requests_and_no_others(tmp_path):
     server = FakeServer(tmp_path, logging=LoggingArgs(enable_metrics=True))
     for path in ("/livez", "/health_generate", "/health_generate"):
