@@ -6,6 +6,9 @@ ARGS ?=
 # See tests/conftest.py; `ARGS="-n 0"` runs one test after the other, in one process.
 WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 
+# Tests start hundreds of processes; each would compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install install-dev serve chat test test-fast test-gpu test-clients check format bench docs clean help
 
 install: $(VENV)/installed  ## Headrace in .venv

@@ -18,7 +18,7 @@ from runtime.executor.step_plan import StepPlan
 from runtime.ipc.array_codec import decode_array
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import Phase, WorkerCommand
-from runtime.ipc.process import DEVICE_LOST_CODE
+from runtime.ipc.process import DEVICE_LOST_CODE, uncollected
 from runtime.ipc.standard_error import leave_at_once
 from runtime.ipc.transport import Inbox, Outbox, rank_address, rank_replies_address
 from runtime.ipc.weight_messages import RankCall, WeightOp
@@ -42,7 +42,8 @@ def main(payload: bytes) -> None:
     which = f" of worker {worker.dp_rank}" if worker.dp_size > 1 else ""
     configure_logging(level, f"rank {config.rank}{which}")
     try:
-        from runtime.scheduler.worker import build_commands, build_rank, build_rank_weights
+        with uncollected():
+            from runtime.scheduler.worker import build_commands, build_rank, build_rank_weights
 
         folder, context = Path(worker.run_folder), zmq.Context[zmq.Socket[bytes]]()
         inbox: Inbox[RankInbound] = Inbox(

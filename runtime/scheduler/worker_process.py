@@ -15,7 +15,7 @@ from runtime.config.options import WorkerConfig
 from runtime.errors import DeviceLost, HeadraceError
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import Phase, Progress, SchedulerInbound, StartupFailed
-from runtime.ipc.process import DEVICE_LOST_CODE
+from runtime.ipc.process import DEVICE_LOST_CODE, uncollected
 from runtime.ipc.shared_state import SHARED_STATE_FILE, SharedState
 from runtime.ipc.standard_error import leave_at_once
 from runtime.ipc.transport import (
@@ -51,7 +51,8 @@ def main(payload: bytes) -> None:
         # Importing torch takes seconds: the front hears of it first.
         if config.tp_size > 1:
             ranks = Ranks(context, config, lambda why: _tell_start_failed(run_folder, why))
-        from runtime.scheduler.worker import build_worker
+        with uncollected():
+            from runtime.scheduler.worker import build_worker
 
         shared = SharedState(run_folder / SHARED_STATE_FILE)
         inbox: Inbox[SchedulerInbound] = Inbox(

@@ -13,6 +13,8 @@ from tests.support.livez_prober import LivezProber, longest_of_a_thousand
 from tests.support.server import ServerProcess
 
 NUM_NEIGHBOURS = 3
+# Of each between two streams: with one after the other they would take all of the machine.
+PAUSE_S = 0.1
 MAX_LIVEZ_S = 0.05
 # Whatever else the machine does meanwhile shows in a calm run, too.
 MAX_TIMES_CALM = 5
@@ -40,6 +42,7 @@ class Neighbours:
     def _run(self) -> None:
         while not self._is_over.is_set():
             self.texts.append(greedy(self.server))
+            self._is_over.wait(PAUSE_S)
 
 
 def greedy(server: ServerProcess) -> str:
