@@ -52,10 +52,9 @@ test-clients: install-dev  ## the tests with real clients, installed apart; make
 check: install-dev  ## what CI checks besides the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy -n 2
 	$(BIN)/mypy tests/typing
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/structure/test_size.py tests/structure/test_front_without_torch.py
 	$(BIN)/python -m docs.generate --check
 
 format: install-dev  ## rewrite the code in the project's format
