@@ -4,8 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.native import queues
 from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_model
+from tests.support.waiting import until
 
 BODY = {"text": "The wheel", "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
 STAGES = ("prefill_waiting", "prefill_forward", "decode_loop")
@@ -30,16 +32,22 @@ def test_waiting_and_first_tokens_of_requests_without_a_stream():
             answer = server.client.post("/generate", json=BODY)
             return answer.raise_for_status().json()["meta_info"]["e2e_latency"]
 
+        # All are there before the first begins.
+        pause = {"mode": "in_place"}
+        server.client.post("/pause_generation", json=pause).raise_for_status()
         with ThreadPoolExecutor(3) as pool:
-            e2e = sorted(pool.map(ask, range(3)))
+            answers = [pool.submit(ask, n) for n in range(3)]
+            until(lambda: queues(server)["paused"] == 3)
+            server.client.post("/continue_generation", json={}).raise_for_status()
+            e2e = sorted(answer.result() for answer in answers)
         found = scrape(server)
     for name in ("time_to_first_token", "queue_time", "e2e_request_latency"):
         assert found[f"sglang:{name}_seconds_count"] == 3
     stages = [found[f"sglang:per_stage_req_latency_seconds_sum:{stage}"] for stage in STAGES]
     waited, prompts, decoded = stages
-    # One after the other: the last waits for two, the one before for one.
+    # One after the other: the last waits for both before it, the second for the first.
     assert waited == found["sglang:queue_time_seconds_sum"]
-    assert waited > e2e[0] + 0.5 * (e2e[2] - e2e[0])
+    assert waited > 0.9 * (e2e[0] + e2e[1])
     assert decoded > prompts
     total = found["sglang:e2e_request_latency_seconds_sum"]
     first = found["sglang:time_to_first_token_seconds_sum"]
