@@ -19,14 +19,21 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch comes from the range of pyproject.toml; pip is told to be quiet but for problems.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e
+# pip would compile one file after the other, which takes half of its time. What is left out, and
+# what no Python of today can read, is compiled when it is imported.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|models)/' \
+	$(VENV)/lib/python*/site-packages || true
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing Headrace and what it needs into $(VENV) (the first time takes a minute or two)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@$(INSTALL) .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing Headrace and its test tools into $(VENV)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(INSTALL) '.[dev]'
+	@$(COMPILE)
 	@touch $@ $(VENV)/installed
 
 serve: install  ## serve the bundled demo model; make serve ARGS="--port 8000 --model-path DIR"
