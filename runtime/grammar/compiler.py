@@ -5,7 +5,6 @@ A library that crashes, hangs or eats memory on a hostile grammar takes one fork
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 from pathlib import Path
@@ -20,6 +19,7 @@ from runtime.grammar.probe import probe
 from runtime.ipc.limited_forks import ForkEnd, ForkLimits, LimitedForks
 from runtime.ipc.logging import configure_logging
 from runtime.ipc.messages import CompileGrammar, GrammarReply, GrammarsUnavailable
+from runtime.ipc.process import uncollected
 from runtime.ipc.transport import Inbox, Outbox, front_address, grammar_address
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,9 @@ def main(payload: bytes) -> None:
     )
     front = Outbox(context, front_address(folder))
     try:
-        compiler = _Compiler(config)
+        # Forks share what is made here: the collector must not touch it.
+        with uncollected():
+            compiler = _Compiler(config)
     # Whatever the libraries raise: their panics are no `Exception`.
     except BaseException as error:
         reason = " ".join(str(error).split())[:_MAX_REASON_CHARS] or type(error).__name__
@@ -91,9 +93,6 @@ def main(payload: bytes) -> None:
         front.close(_LAST_MESSAGE_MS)
         context.term()
         return
-    # Forks share what is here: the collector must not touch it.
-    gc.collect()
-    gc.freeze()
     _serve(compiler, inbox, front)
 
 

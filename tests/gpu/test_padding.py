@@ -38,10 +38,8 @@ def poison(engine: InProcessEngine) -> Callable[[], None]:
     """What fills all memory of the graphs, which each replay writes again, with NaN and -1."""
     runner = graph_runner(engine)
     if DEVICE == "cpu":
-        # Recorded graphs keep the tensors that their operations made.
         graphs: list[Any] = list(runner._graphs.values())
-        tensors = [each for graph in graphs for *_, made in graph._steps for each in made]
-        floats = [each for each in tensors if each.is_floating_point()]
+        floats = [each for graph in graphs for each in graph.made if each.is_floating_point()]
         assert floats
 
         def fill() -> None:

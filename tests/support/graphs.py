@@ -62,11 +62,11 @@ class RecordedPool(EagerPool):
 
 
 class _Tape(TorchDispatchMode):
-    """Notes every operation with its arguments and what it gave."""
+    """Notes every operation with its arguments and what it gave that has memory of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
+        self.steps: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[tuple[int, Tensor]]]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -77,7 +77,9 @@ class _Tape(TorchDispatchMode):
         made = func(*args, **kwargs)
         given = {_address(each) for each in tree_leaves((args, kwargs)) if _is_tensor(each)}
         fresh = [
-            each for each in tree_leaves(made) if _is_tensor(each) and _address(each) not in given
+            (at, each)
+            for at, each in enumerate(tree_leaves(made))
+            if _is_tensor(each) and _address(each) not in given
         ]
         self.steps.append((func, args, kwargs, fresh))
         return made
@@ -102,20 +104,20 @@ class RecordedGraph:
             work()
         self._steps = tape.steps
 
+    @property
+    def made(self) -> list[Tensor]:
+        """What its operations write, in the place of a graph's own memory."""
+        return [tensor for *_, fresh in self._steps for _, tensor in fresh]
+
     @torch.inference_mode()
     def replay(self) -> None:
         RecordedGraph.num_replays += 1
         for func, args, kwargs, fresh in self._steps:
             made = func(*args, **kwargs)
             # Into the memory of the recording, which later operations read.
-            given = {_address(each) for each in tree_leaves((args, kwargs)) if _is_tensor(each)}
-            again = [
-                each
-                for each in tree_leaves(made)
-                if _is_tensor(each) and _address(each) not in given
-            ]
-            for old, new in zip(fresh, again, strict=True):
-                old.copy_(new)
+            leaves = [made] if _is_tensor(made) or not fresh else tree_leaves(made)
+            for at, old in fresh:
+                old.copy_(leaves[at])
 
 
 class TensorAttention:
