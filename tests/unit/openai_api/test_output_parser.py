@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 
 import pytest
@@ -25,6 +24,7 @@ from openai_api.tool_parsers.hermes import HermesParser
 from openai_api.tool_parsers.json_array import JsonArrayParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from openai_api.tool_parsers.tool_parser import ToolParser
+from tests.support.growth import assert_linear
 
 Parts = tuple[str, str, list[tuple[str, str]]]
 
@@ -135,19 +135,11 @@ def test_held_reasoning_comes_in_one_piece() -> None:
 
 @pytest.mark.parametrize("flood", ["<", " ", "\n", "<tool_call", "<tool_call>", "</think", "{"])
 def test_floods_take_linear_time(flood: str) -> None:
-    # The process's own time, and against itself: neither a busy nor a slow machine makes an
-    # algorithm quadratic. Nor does what the tests before it left to collect, so the best counts.
-    def seconds(length: int) -> float:
-        taken = []
-        for _ in range(3):
-            started = time.thread_time()
-            parse(list(flood * (length // len(flood))))
-            parse(list("<think>" + flood * (length // len(flood))))
-            taken.append(time.thread_time() - started)
-        return min(taken)
+    def work(length: int) -> None:
+        parse(list(flood * (length // len(flood))))
+        parse(list("<think>" + flood * (length // len(flood))))
 
-    short, long = seconds(5000), seconds(40_000)
-    assert long < 8 * 3 * max(short, 0.002)
+    assert_linear(work, 5000, 40_000)
 
 
 def _hermes() -> ToolParser:
@@ -185,23 +177,15 @@ def _all() -> OutputParser:
 def test_many_tags_take_linear_time(
     make: Callable[[], ToolParser | OutputParser], unit: str, piece_len: int | None
 ) -> None:
-    """32 times the input takes about 32 times as long; at worst three times that."""
-
-    def seconds(length: int) -> float:
+    def work(length: int) -> None:
         text = unit * (length // len(unit))
         size = piece_len or len(text)
-        taken = []
-        for _ in range(3):
-            parser = make()
-            started = time.thread_time()
-            for begin in range(0, len(text), size):
-                parser.feed(text[begin : begin + size])
-            parser.finish()
-            taken.append(time.thread_time() - started)
-        return min(taken)
+        parser = make()
+        for begin in range(0, len(text), size):
+            parser.feed(text[begin : begin + size])
+        parser.finish()
 
-    short, long = seconds(25_000), seconds(800_000)
-    assert long < 32 * 3 * max(short, 0.001)
+    assert_linear(work, 25_000, 800_000, least_s=0.001)
 
 
 def test_an_unknown_function_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from dataclasses import dataclass
 
 import pytest
@@ -23,6 +22,7 @@ from openai_api.output_parser import (
 )
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.tool_parsers.registry import TOOL_PARSERS
+from tests.support.growth import assert_linear
 from tests.support.model_outputs import (
     BOTH,
     FUNCTIONS,
@@ -246,20 +246,12 @@ def floods(name: str) -> list[str]:
 @pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("name", list(TOOL_OUTPUTS))
 def test_floods_take_linear_time(name: str, is_cut: bool) -> None:
-    """Eight times the input takes about eight times as long; at worst three times that."""
+    def work(length: int) -> None:
+        for flood in floods(name):
+            text = flood * (length // len(flood) + 1)
+            parser = make(None, name)
+            for piece in text if is_cut else [text]:
+                parser.feed(piece)
+            parser.finish()
 
-    def seconds(length: int) -> float:
-        taken = []
-        for _ in range(2):
-            started = time.thread_time()
-            for flood in floods(name):
-                text = flood * (length // len(flood) + 1)
-                parser = make(None, name)
-                for piece in text if is_cut else [text]:
-                    parser.feed(piece)
-                parser.finish()
-            taken.append(time.thread_time() - started)
-        return min(taken)
-
-    short, long = seconds(600), seconds(4800)
-    assert long < 8 * 3 * max(short, 0.002)
+    assert_linear(work, 600, 4800)
