@@ -14,7 +14,7 @@ from tests.support.server import ServerProcess
 
 NUM_NEIGHBOURS = 3
 # Of each between two streams: with one after the other they would take all of the machine.
-PAUSE_S = 0.1
+PAUSE_S = 0.3
 MAX_LIVEZ_S = 0.05
 # Whatever else the machine does meanwhile shows in a calm run, too.
 MAX_TIMES_CALM = 5
