@@ -29,7 +29,7 @@ ENGINE = ("--shape", "tiny", "--num-threads", "1", "--device", "cpu")
 
 @pytest.fixture(scope="module")
 def server() -> ServerProcess:
-    return running_server("qwen3")
+    return running_server("qwen3", "--enable-metrics")
 
 
 @pytest.fixture(autouse=True)

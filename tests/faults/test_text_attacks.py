@@ -99,7 +99,7 @@ def test_what_cannot_be_answered_is_a_400_that_says_why(server, path, body, name
 
 @pytest.mark.parametrize("path", ["/encode", "/classify", "/v1/embeddings", "/pooling"])
 def test_a_model_that_generates_says_so(path):
-    generating = running_server("qwen3")
+    generating = running_server("qwen3", "--enable-metrics")
     answer = ask(generating, path, text="a", input="a")
     assert answer.status_code == 400
     assert "generates text" in answer.text
