@@ -161,6 +161,7 @@ for port in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_broadcast_that_never_comes(groups: UpdateGroups) -> None:
     ports = [free_port() for _ in range(3)]
     trainer = subprocess.Popen(

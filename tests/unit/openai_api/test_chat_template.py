@@ -133,9 +133,16 @@ def test_content_format_detection() -> None:
     "source",
     [
         "{% for i in range(10**9) %}x{% endfor %}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% set r = range(99999)|list %}{% for i in r %}{% for j in r %}{% set x = 1 %}"
-        "{% endfor %}{% endfor %}",
+        # These two need the five seconds of a rendering in a process of its own.
+        pytest.param(
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "{% set r = range(99999)|list %}{% for i in r %}{% for j in r %}{% set x = 1 %}"
+            "{% endfor %}{% endfor %}",
+            marks=pytest.mark.slow,
+        ),
         "{{ 'a' * 10**10 }}",
         "{{ 10**10 * 'a' }}",
         "{{ 2 ** (10**9) }}",

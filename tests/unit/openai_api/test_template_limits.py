@@ -203,6 +203,7 @@ def loops(count: int) -> Job:
     return Job(source + "{% endfor %}{{ 2 }}", "t", {}, 10)
 
 
+@pytest.mark.slow
 def test_a_quick_one_does_not_wait_for_a_slow_one() -> None:
     process, found = TemplateProcess(), list[str | None]()
     assert process.ask(loops(1)).text == "2"
