@@ -166,7 +166,7 @@ def test_an_example_runs(name, server):
 )
 def test_an_example_tells_what_the_server_lacks(name, reason):
     # As `make serve` starts it, without further options.
-    url = running_server("qwen3", "--enable-metrics").url
+    url = running_server("qwen3").url
     done = subprocess.run(
         [sys.executable, str(SCRIPTS[name]), "--url", url],
         capture_output=True,
