@@ -22,7 +22,7 @@ from tests.support.server import ServerProcess
 from tests.support.tiny_models import tiny_model
 from tests.unit.server.test_access import ADMIN
 
-NUM_BODIES = 2
+NUM_BODIES = 3
 # One of so many values is none that the schema allows.
 JUNK_EVERY = 12
 JUNK = [None, True, -1, 0, 2**31, 2**63, 10**400, 1e308, -0.5, "", "\0", "x" * 3000, [], {}]
