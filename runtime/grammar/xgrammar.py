@@ -1,4 +1,4 @@
-"""The `xgrammar` library. Imports torch, so only the compiler child and the worker load this."""
+"""The `xgrammar` library. Large, so only the compiler child and the worker load this."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import orjson
-import torch
-import xgrammar
 
 from runtime.grammar.blanks import MAX_BLANKS, BlankTokens
 from runtime.grammar.cache import content_of, with_size
 from runtime.grammar.grammar_backend import BitmaskRows, GrammarError, is_lark
+from runtime.grammar.light_import import import_light
 from runtime.grammar.xgrammar_schema import lengths_as_patterns
 from runtime.requests.sampling_params import GrammarSpec
 from runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import xgrammar
+else:
+    # For masks that are tensors and tokenizers of a kind: a second, and 200 MB of the compiler.
+    xgrammar = import_light("xgrammar", "torch", "transformers")
 
 # Where in its own sources the library found the mistake.
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
@@ -182,9 +187,7 @@ class XGrammarBackend:
 
     def fill(self, matchers: Sequence[XGrammarMatcher], words: BitmaskRows) -> None:
         """Write which tokens may come next in each output."""
-        self._batch.batch_fill_next_token_bitmask(
-            [each.inner for each in matchers], torch.from_numpy(words)
-        )
+        self._batch.batch_fill_next_token_bitmask([each.inner for each in matchers], words)
         tokens = self._blank_tokens
         for place, matcher in enumerate(matchers):
             if matcher.blanks > tokens.free_run:

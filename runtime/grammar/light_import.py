@@ -1,0 +1,59 @@
+"""Imports a library without the large packages that it imports and is not used with here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class _AnyMember(type):
+    def __getattr__(cls, name: str) -> type[_Anything]:
+        return _any_member(name)
+
+
+class _Anything(metaclass=_AnyMember):
+    """Any class of a stand-in, and what a call of it returns: nothing that holds."""
+
+    def __init__(self, *args: object, **named: object) -> None: ...
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class _StandIn(ModuleType):
+    def __getattr__(self, name: str) -> type[_Anything]:
+        return _any_member(name)
+
+
+def _any_member(name: str) -> type[_Anything]:
+    # Those with underscores are the interpreter's questions.
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Anything
+
+
+def import_light(name: str, *without: str) -> Any:
+    """Import `name` while stand-ins take the places of `without`, those that are not there yet.
+
+    Annotations, base classes, constants and `isinstance` take what a stand-in has. Where `name`
+    wants more of the packages than that, they are imported.
+    """
+    try:
+        with _standing_in([each for each in without if each not in sys.modules]):
+            return import_module(name)
+    except Exception:
+        return import_module(name)
+
+
+@contextmanager
+def _standing_in(packages: list[str]) -> Iterator[None]:
+    sys.modules.update({name: _StandIn(name) for name in packages})
+    try:
+        yield
+    finally:
+        for name in packages:
+            del sys.modules[name]
