@@ -31,13 +31,13 @@ settings.register_profile("explore", _HERE, derandomize=False)
 settings.load_profile("here")
 
 HERE = Path(__file__).parent
+# Their tests ask servers.
+ASKING = ("faults", "e2e", "conformance")
 # The long ones first, so that none of them is what everybody waits for in the end.
 ORDER = (
-    "faults",
-    "e2e",
+    *ASKING,
     "kernels",
     "numerics",
-    "conformance",
     "unit",
     "structure",
     "gpu",
@@ -55,15 +55,14 @@ SPREAD = {
     "tests/numerics/test_triton_backend.py",
 }
 # They share servers.
-TOGETHER = dict.fromkeys(
-    (
-        "tests/e2e/test_pause_and_memory.py",
-        "tests/e2e/test_rl_example.py",
-        "tests/e2e/test_weights_from_disk.py",
-        "tests/e2e/test_weights_from_trainer.py",
-    ),
-    "weights",
-)
+TOGETHER = {
+    "tests/e2e/test_native_entropy.py": "chunks",
+    "tests/e2e/test_native_logprobs.py": "chunks",
+    "tests/e2e/test_pause_and_memory.py": "weights",
+    "tests/e2e/test_rl_example.py": "weights",
+    "tests/e2e/test_weights_from_disk.py": "weights",
+    "tests/e2e/test_weights_from_trainer.py": "weights",
+}
 # A GPU is for one process at a time.
 ON_GPU = os.environ.get("HEADRACE_TEST_DEVICE", "cpu") != "cpu" or (
     "HEADRACE_TEST_DEVICE" not in os.environ and Path("/dev/nvidiactl").exists()
@@ -119,9 +118,13 @@ def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(HERE).parts[0]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _is_worker(config):
-        items.sort(key=lambda item: ORDER.index(item.path.relative_to(HERE).parts[0]))
+        items.sort(key=lambda item: ORDER.index(_folder(item)))
 
 
 class _Turns:
@@ -168,9 +171,20 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     _seed_torch(item)
 
 
+def _stop_unused_servers(item: pytest.Item, next_item: pytest.Item | None) -> None:
+    module = sys.modules.get("tests.support.server")
+    if module is None or next_item is None:
+        return
+    if _work_unit(item.nodeid) != _work_unit(next_item.nodeid):
+        module.stop_servers(also_common=_folder(next_item) not in ASKING)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[object]:
     if not _is_worker(item.config):
-        return (yield)
-    with _turns.take(alone=_is_for_one_alone(item), next_alone=_is_for_one_alone(nextitem)):
-        return (yield)
+        result = yield
+    else:
+        with _turns.take(alone=_is_for_one_alone(item), next_alone=_is_for_one_alone(nextitem)):
+            result = yield
+    _stop_unused_servers(item, nextitem)
+    return result

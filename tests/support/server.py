@@ -1,6 +1,6 @@
 """A real server in a subprocess: started on a free port, its log collected, stopped in order.
 
-`running_server("qwen3")` is shared by all tests of a process that ask with the same arguments.
+`running_server("qwen3")` is shared by the tests of a file that ask with the same arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-from functools import cache
 from pathlib import Path
 
 import httpx
@@ -156,9 +155,28 @@ class ServerProcess:
         self.stop()
 
 
-@cache
+# What the tests of many files ask for.
+COMMON = ("qwen3", "--enable-metrics")
+_running: dict[tuple[str, ...], ServerProcess] = {}
+
+
 def running_server(model: str = "qwen3", *args: str) -> ServerProcess:
-    """A ready server of a tiny model, one per set of arguments, stopped when the tests end."""
-    server = ServerProcess("--model-path", str(tiny_model(model)), *args)
-    atexit.register(server.stop)
-    return server.wait_ready()
+    """A ready server of a tiny model, one per set of arguments, until `stop_servers`."""
+    key = (model, *args)
+    if key not in _running:
+        server = ServerProcess("--model-path", str(tiny_model(model)), *args)
+        atexit.register(server.stop)
+        _running[key] = server.wait_ready()
+    return _running[key]
+
+
+def stop_servers(*, also_common: bool) -> None:
+    """Stop what `running_server` has started: nobody asks it, and it takes a hundredth of a core.
+
+    Args:
+        also_common: whether that of `COMMON`, too.
+    """
+    for key in [key for key in _running if also_common or key != COMMON]:
+        server = _running.pop(key)
+        atexit.unregister(server.stop)
+        server.stop()
