@@ -24,15 +24,18 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 # what no Python of today can read, is compiled when it is imported.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|models)/' \
 	$(VENV)/lib/python*/site-packages || true
+# pip takes one core; the others compile the CPU kernels meanwhile, which the first start would wait
+# for. Where that fails, the first start says why.
+KERNELS := nice $(PYTHON) -c 'from kernels.cpu.build import build; build()' >/dev/null 2>&1
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing Headrace and what it needs into $(VENV) (the first time takes a minute or two)"
-	@$(INSTALL) .
+	@$(KERNELS) & $(INSTALL) . || exit 1; wait
 	@$(COMPILE)
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing Headrace and its test tools into $(VENV)"
-	@$(INSTALL) '.[dev]'
+	@$(KERNELS) & $(INSTALL) '.[dev]' || exit 1; wait
 	@$(COMPILE)
 	@touch $@ $(VENV)/installed
 

@@ -6,6 +6,8 @@ The key covers the sources, the flags, the compiler and what the CPU can do, so 
 between machines never hands out instructions the machine does not have.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -13,6 +15,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -35,7 +38,9 @@ def cache_dir() -> Path:
 def build(folder: Path = _SOURCE_DIR) -> Path:
     """Return the path of the built library, compiling it when the cache does not hold it.
 
-    Two processes may do this at once: each writes a file of its own and renames it into place.
+    Of processes that come at once one compiles and the others wait, so that ranks and replicas do
+    not compile the same. Where the file system has no locks each writes a file of its own and
+    renames it into place.
 
     Args:
         folder: holds the sources.
@@ -50,14 +55,28 @@ def build(folder: Path = _SOURCE_DIR) -> Path:
     target = cache_dir() / f"cpu_kernels-{_key(compiler, folder)}.so"
     if target.exists():
         return target
-    logger.info("Compiling the CPU kernels with %s, once per machine", Path(compiler).name)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as work:
-            _compile(compiler, sources, Path(work), target)
+        with _one_at_a_time(target.parent):
+            if not target.exists():
+                name = Path(compiler).name
+                logger.info("Compiling the CPU kernels with %s, once per machine", name)
+                with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as work:
+                    _compile(compiler, sources, Path(work), target)
     except OSError as error:
         raise BuildError(f"cannot build in {target.parent}: {error}") from error
     return target
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _compile(compiler: str, sources: list[Path], work: Path, target: Path) -> None:
