@@ -19,6 +19,7 @@ from runtime.client.background import Background
 from runtime.client.host import EngineHost
 from runtime.client.watchdog import watch
 from runtime.errors import StartupError
+from runtime.ipc.process import uncollected
 from runtime.launch.assemble import assemble
 from runtime.service.context import ServiceContext
 from server.banner import READY_LINE, banner, warn_if_open
@@ -124,9 +125,10 @@ async def _run(
 
 def _application(context: ServiceContext, run_folder: Path) -> tuple[Application, OpenAIContext]:
     # Imported once the children are on their way: they load torch while we load the framework.
-    from openai_api.batches.batch_service import open_batches
-    from openai_api.openai_context import make_context
-    from server.app import create_app
+    with uncollected():
+        from openai_api.batches.batch_service import open_batches
+        from openai_api.openai_context import make_context
+        from server.app import create_app
 
     with as_one_line("Reading the chat template"):
         openai = make_context(context)

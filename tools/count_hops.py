@@ -49,7 +49,7 @@ OURS = ("kernels", "runtime", "openai_api", "anthropic_api", "ollama_api", "serv
 READY_TIMEOUT_S = 120.0
 # At the bottom of every stack: the loops of the processes.
 _LOOPS = (
-    "server.launch",
+    "server.front",
     "runtime.scheduler.worker_process",
     "runtime.text.detokenizer_process",
 )
@@ -289,7 +289,7 @@ def follow(route: str, bodies: tuple[dict[str, Any], dict[str, Any]]) -> Recorde
     # Before any profile function looks on, which would slow these imports down.
     import runtime.scheduler.worker  # noqa: F401
     from runtime.client.replica import Replica
-    from server.launch import run
+    from server.front import run
 
     recorder = Recorder()
     port = _free_port()

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "numpy", "triton", "httpx")
 
-FRONT = ("server.launch", "server.serving", "server.app", "server.metrics", "server.protocol")
+FRONT = ("server.front", "server.serving", "server.app", "server.metrics", "server.protocol")
 
 
 @pytest.mark.parametrize("module", [*FRONT, "openai_api.router", "runtime.client.host"])

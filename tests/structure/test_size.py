@@ -12,13 +12,13 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 5_505,
+    "kernels": 5_517,
     "kernels (C++)": 1_448,
-    "runtime": 21_843,
+    "runtime": 21_871,
     "openai_api": 7_977,
     "anthropic_api": 543,
     "ollama_api": 384,
-    "server": 3_552,
+    "server": 3_554,
     "headrace": 9_951,
 }
 
