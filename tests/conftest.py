@@ -56,6 +56,11 @@ SPREAD = {
 }
 # They share servers.
 TOGETHER = {
+    "tests/conformance/test_openai_checks.py": "demo",
+    "tests/e2e/test_agent_loops.py": "demo",
+    "tests/e2e/test_anthropic_client.py": "demo",
+    "tests/e2e/test_lang.py": "demo",
+    "tests/e2e/test_lang_examples.py": "demo",
     "tests/e2e/test_native_entropy.py": "chunks",
     "tests/e2e/test_native_logprobs.py": "chunks",
     "tests/e2e/test_pause_and_memory.py": "weights",
@@ -124,7 +129,14 @@ def _folder(item: pytest.Item) -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _is_worker(config):
-        items.sort(key=lambda item: ORDER.index(_folder(item)))
+        alone = {_work_unit(item.nodeid) for item in items if _is_for_one_alone(item)}
+        items.sort(
+            key=lambda item: (
+                # Later they would wait for others that wait, and the machine with them.
+                _work_unit(item.nodeid) not in alone,
+                ORDER.index(_folder(item)),
+            )
+        )
 
 
 class _Turns:
@@ -171,11 +183,9 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     _seed_torch(item)
 
 
-def _stop_unused_servers(item: pytest.Item, next_item: pytest.Item | None) -> None:
+def _stop_servers(next_item: pytest.Item) -> None:
     module = sys.modules.get("tests.support.server")
-    if module is None or next_item is None:
-        return
-    if _work_unit(item.nodeid) != _work_unit(next_item.nodeid):
+    if module is not None:
         module.stop_servers(also_common=_folder(next_item) not in ASKING)
 
 
@@ -186,5 +196,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     else:
         with _turns.take(alone=_is_for_one_alone(item), next_alone=_is_for_one_alone(nextitem)):
             result = yield
-    _stop_unused_servers(item, nextitem)
+    if nextitem is not None and _work_unit(item.nodeid) != _work_unit(nextitem.nodeid):
+        _stop_servers(nextitem)
+        # What is left is imported or kept for other files: looked at once, and never again.
+        gc.collect()
+        gc.freeze()
     return result

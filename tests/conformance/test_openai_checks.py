@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.support.grammar_backends import needs_grammars
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, demo_server
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = [{"role": "user", "content": "Where is the mill?"}]
@@ -27,10 +26,9 @@ TOOLS = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    # The demo model: one of noise would write white space in its JSON up to the limit.
-    with ServerProcess("--enable-cache-report") as started:
-        yield started.wait_ready()
+def server() -> ServerProcess:
+    # One of noise would write white space in its JSON up to the limit.
+    return demo_server()
 
 
 def post(server: ServerProcess, path: str, status: int = 200, **body: Any) -> Any:

@@ -6,23 +6,20 @@ import json
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.server import ROOT, ServerProcess
+from tests.support.server import ROOT, ServerProcess, demo_server
 
 EXAMPLE = ROOT / "examples" / "agents" / "weather_agent.py"
 AGENT = runpy.run_path(str(EXAMPLE))
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    # The demo model: none other is named.
-    with ServerProcess("--enable-cache-report") as made:
-        yield made.wait_ready()
+def server() -> ServerProcess:
+    return demo_server()
 
 
 @pytest.mark.parametrize("stream", [False, True])

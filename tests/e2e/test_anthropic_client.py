@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import pytest
 
-from headrace.demo import MODEL_PATH
 from tests.support.grammar_backends import needs_grammars
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, demo_server
 
 CAPITAL = "What is the capital of France?"
 WEATHER = "What is the weather in Paris?"
@@ -26,9 +24,8 @@ TOOL: Any = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--model-path", str(MODEL_PATH), "--enable-cache-report") as made:
-        yield made.wait_ready()
+def server() -> ServerProcess:
+    return demo_server()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import headrace as sgl
 from headrace import assistant, function, gen, select, user
 from headrace.demo import MODEL_PATH
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, demo_server
 from tests.support.waiting import until
 
 CAPITAL = "The capital of France is"
@@ -26,10 +26,8 @@ METHODS = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--model-path", str(MODEL_PATH)) as server:
-        server.wait_ready()
-        yield server
+def server() -> ServerProcess:
+    return demo_server()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,12 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, demo_server
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {path.name: path for path in sorted((ROOT / "examples" / "lang").glob("*.py"))}
@@ -27,9 +26,8 @@ PRINTED = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess() as made:
-        yield made.wait_ready()
+def server() -> ServerProcess:
+    return demo_server()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -157,17 +157,30 @@ class ServerProcess:
 
 # What the tests of many files ask for.
 COMMON = ("qwen3", "--enable-metrics")
+# What a server serves that is told of no model.
+DEMO = "demo"
 _running: dict[tuple[str, ...], ServerProcess] = {}
 
 
 def running_server(model: str = "qwen3", *args: str) -> ServerProcess:
-    """A ready server of a tiny model, one per set of arguments, until `stop_servers`."""
+    """A ready server of a tiny model, one per set of arguments, until `stop_servers`.
+
+    Args:
+        model: a tiny model's name, or `DEMO`.
+        *args: options of the server.
+    """
     key = (model, *args)
     if key not in _running:
-        server = ServerProcess("--model-path", str(tiny_model(model)), *args)
+        named = () if model == DEMO else ("--model-path", str(tiny_model(model)))
+        server = ServerProcess(*named, *args)
         atexit.register(server.stop)
         _running[key] = server.wait_ready()
     return _running[key]
+
+
+def demo_server() -> ServerProcess:
+    """A ready server of the demo model; see `running_server`."""
+    return running_server(DEMO, "--enable-cache-report")
 
 
 def stop_servers(*, also_common: bool) -> None:
