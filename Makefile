@@ -22,7 +22,7 @@ $(VENV)/bin/python:
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e
 # pip would compile one file after the other, which takes half of its time. What is left out, and
 # what no Python of today can read, is compiled when it is imported.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|models)/' \
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|models|_inductor|mypyc?|networkx|pygments)/' \
 	$(VENV)/lib/python*/site-packages || true
 # pip takes one core; the others compile the CPU kernels meanwhile, which the first start would wait
 # for. Where that fails, the first start says why.
