@@ -113,11 +113,11 @@ async def _run(
         for task in (startup, stopping):
             task.cancel()
         await background.stop()
-        if openai.batch_service is not None:
-            openai.batch_service.close()
         http_server.force_exit = shutdown.hurried.is_set()
         http_server.should_exit = True
         await asyncio.gather(http, startup, stopping, return_exceptions=True)
+        if openai.batch_service is not None:
+            await openai.batch_service.close()
     if http.exception() is not None:
         logger.error("The HTTP server failed", exc_info=http.exception())
     return 0 if shutdown.requested.is_set() else 1

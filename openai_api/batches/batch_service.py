@@ -32,9 +32,9 @@ class BatchService:
         await self.batches.clean()
         await self.runner.run(context)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let another server have the folder."""
-        self.database.close()
+        await self.database.close()
 
 
 def open_batches(http: HttpArgs, default_folder: Path) -> BatchService | None:

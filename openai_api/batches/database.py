@@ -71,7 +71,9 @@ class Database:
         # What has begun ends, also where nobody waits for it any more.
         return await asyncio.shield(asyncio.create_task(alone()))
 
-    def close(self) -> None:
-        """Let another server have it."""
-        self._connection.close()
+    async def close(self) -> None:
+        """Let another server have it, once what has begun has ended."""
+        # SQLite crashes where a connection is closed that another thread uses.
+        async with self._turn:
+            self._connection.close()
         os.close(self._lock)

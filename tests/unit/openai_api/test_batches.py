@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class Batches:
     async def close(self) -> None:
         if not self.client.is_closed:
             await self.client.aclose()
-            self.service.close()
+            await self.service.close()
 
     async def submit(self, *bodies: dict[str, Any]) -> str:
         content = b"".join(
@@ -189,6 +190,29 @@ async def test_the_next_server_goes_on(make: Any) -> None:
     assert len(after.engine.requests) == 1
     names = [line["custom_id"] for line in await after.lines(done["output_file_id"])]
     assert names == ["n0", "n1", "n2"]
+
+
+async def test_what_has_begun_ends_before_the_database_is_closed(tmp_path: Path) -> None:
+    database = Database(tmp_path / "files")
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    found: list[object] = []
+
+    def work(connection: sqlite3.Connection) -> None:
+        has_begun.set()
+        may_go_on.wait(60)
+        found.extend(connection.execute("SELECT COUNT(*) FROM batches").fetchone())
+
+    caller = asyncio.create_task(database.run(work))
+    await until_in_loop(has_begun.is_set)
+    caller.cancel()
+    closing = asyncio.create_task(database.close())
+    await asyncio.wait([caller])
+    assert not (await asyncio.wait([closing], timeout=0.05))[0]
+    may_go_on.set()
+    await closing
+    assert found == [0]
+    # Another server can have it.
+    await Database(tmp_path / "files").close()
 
 
 async def test_a_tenant_sees_what_is_its_own(make: Any) -> None:
