@@ -7,6 +7,7 @@ another wait for the others once.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import os
@@ -31,6 +32,8 @@ settings.register_profile("explore", _HERE, derandomize=False)
 settings.load_profile("here")
 
 HERE = Path(__file__).parent
+# Libraries that count what they made find it gone. Not sooner: pytest, too, collects at its end.
+atexit.register(gc.unfreeze)
 # Their tests ask servers.
 ASKING = ("faults", "e2e", "conformance")
 # The long ones first, so that none of them is what everybody waits for in the end.
@@ -112,11 +115,6 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    # Libraries that count what they made find it gone.
-    gc.unfreeze()
 
 
 def _is_worker(config: pytest.Config) -> bool:
