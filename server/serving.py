@@ -113,11 +113,12 @@ async def _run(
         for task in (startup, stopping):
             task.cancel()
         await background.stop()
+        if openai.batch_service is not None:
+            # Before the port is free: the next server wants the folder, too.
+            await openai.batch_service.close()
         http_server.force_exit = shutdown.hurried.is_set()
         http_server.should_exit = True
         await asyncio.gather(http, startup, stopping, return_exceptions=True)
-        if openai.batch_service is not None:
-            await openai.batch_service.close()
     if http.exception() is not None:
         logger.error("The HTTP server failed", exc_info=http.exception())
     return 0 if shutdown.requested.is_set() else 1
@@ -171,8 +172,8 @@ def _first_path(model: ModelSpec) -> str:
 
 async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineHost) -> None:
     if context.client.grammars is not None:
-        # Its imports take seconds, at low priority beside the weights: the first structured request
-        # need not wait for them.
+        # It imports its library at low priority beside the weights: the first structured request
+        # need not wait for that.
         context.client.grammars.start()
     await host.wait_ready()
     config = context.config

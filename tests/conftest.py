@@ -137,7 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         alone = {_work_unit(item.nodeid) for item in items if _is_for_one_alone(item)}
         items.sort(
             key=lambda item: (
-                # Later they would wait for others that wait, and the machine with them.
+                # A test that runs alone waits for all others; early on there are few long ones.
                 _work_unit(item.nodeid) not in alone,
                 ORDER.index(_folder(item)),
             )

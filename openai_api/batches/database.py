@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from openai_api.private_database import connect
-from runtime.errors import StartupError
+from runtime.errors import EngineDead, StartupError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,6 +44,7 @@ class Database:
         """
         self.contents = folder / "contents"
         self._turn = asyncio.Lock()
+        self._is_closed = False
         try:
             self.contents.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
@@ -62,10 +63,17 @@ class Database:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Call `work` on a thread, alone: the event loop does not wait for a slow disk."""
+        """Call `work` on a thread, alone: the event loop does not wait for a slow disk.
+
+        Raises:
+            EngineDead: the server is stopping.
+            Exception: whatever `work` raises.
+        """
 
         async def alone() -> T:
             async with self._turn:
+                if self._is_closed:
+                    raise EngineDead("The server is shutting down.")
                 return await asyncio.to_thread(work, self._connection, *args, **kwargs)
 
         # What has begun ends, also where nobody waits for it any more.
@@ -75,5 +83,6 @@ class Database:
         """Let another server have it, once what has begun has ended."""
         # SQLite crashes where a connection is closed that another thread uses.
         async with self._turn:
+            self._is_closed = True
             self._connection.close()
         os.close(self._lock)

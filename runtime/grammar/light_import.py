@@ -40,12 +40,15 @@ def import_light(name: str, *without: str) -> Any:
     """Import `name` while stand-ins take the places of `without`, those that are not there yet.
 
     Annotations, base classes, constants and `isinstance` take what a stand-in has. Where `name`
-    wants more of the packages than that, they are imported.
+    wants more of the packages than that, it is imported again with them; what it imports besides
+    keeps its stand-ins. No other thread may import one of the packages meanwhile.
     """
     try:
         with _standing_in([each for each in without if each not in sys.modules]):
             return import_module(name)
     except Exception:
+        for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+            del sys.modules[each]
         return import_module(name)
 
 
@@ -56,4 +59,4 @@ def _standing_in(packages: list[str]) -> Iterator[None]:
         yield
     finally:
         for name in packages:
-            del sys.modules[name]
+            sys.modules.pop(name, None)

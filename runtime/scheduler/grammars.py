@@ -67,7 +67,7 @@ class Grammars:
         eos_token_ids: list[int],
         cache_bytes: int = GRAMMAR_CACHE_BYTES,
     ) -> None:
-        """Import the library on a thread at once: it takes a second that nobody waits for.
+        """Import the library on a thread at once: nobody waits for that.
 
         Args:
             make_backend: builds the back end; `None` where structured output is off.

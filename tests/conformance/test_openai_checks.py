@@ -27,7 +27,7 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def server() -> ServerProcess:
-    # One of noise would write white space in its JSON up to the limit.
+    # The demo model: one of noise would write white space in its JSON up to the limit.
     return demo_server()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.demo import MODEL_PATH
 from tests.support.grammar_backends import BACKENDS, needs_grammars
+from tests.support.native import slowed
 from tests.support.server import ServerProcess
 
 pytestmark = needs_grammars
@@ -87,7 +88,11 @@ def test_a_forced_call_is_streamed(server: ServerProcess) -> None:
     reasons = []
     # At a temperature, blanks may follow the call until the limit.
     request = body(tool_choice=NAMED, stream=True, parallel_tool_calls=False, temperature=0.0)
-    with server.client.stream("POST", "/v1/chat/completions", json=request) as events:
+    # A busy front sends what came meanwhile in one piece.
+    with (
+        slowed(server, 0.02),
+        server.client.stream("POST", "/v1/chat/completions", json=request) as events,
+    ):
         assert events.status_code == 200, events.read()
         for line in events.iter_lines():
             if line.startswith("data: {"):

@@ -48,8 +48,9 @@ def test_waiting_and_first_tokens_of_requests_without_a_stream():
     # One after the other: the last waits for both before it, the second for the first. A busy front
     # tells of an end when the next has begun.
     assert waited == found["sglang:queue_time_seconds_sum"]
-    assert waited > 0.6 * (e2e[0] + e2e[1])
-    assert decoded > prompts
+    assert waited > 0.75 * (e2e[0] + e2e[1])
+    # Where a wait would be that is not told as one.
+    assert prompts < 0.3 * decoded
     total = found["sglang:e2e_request_latency_seconds_sum"]
     first = found["sglang:time_to_first_token_seconds_sum"]
     assert abs(sum(stages) - total) < 0.1 * total

@@ -12,10 +12,10 @@ MAX_FILE_LINES = 500
 # Lines of code, by `python -m tools.code_lines`. A number rises only in a commit that adds a
 # capability, and that says so; a commit that makes a package smaller lowers its number.
 MAX_CODE_LINES = {
-    "kernels": 5_517,
+    "kernels": 5_521,
     "kernels (C++)": 1_448,
-    "runtime": 21_871,
-    "openai_api": 7_977,
+    "runtime": 21_873,
+    "openai_api": 7_982,
     "anthropic_api": 543,
     "ollama_api": 384,
     "server": 3_554,

@@ -99,6 +99,9 @@ class InProcessEngine:
         config = replace(config, **options)
         ranks = Ranks(zmq.Context(), config, print) if config.tp_size > 1 else None
         self.config = config
+        if config.grammar_backend == "xgrammar":
+            # A thread imports that with a stand-in for this, which tests import meanwhile.
+            import transformers  # noqa: F401
         self.grammars = build_grammars(config)
         self.executor = build_rank(config, 0, lambda *_: None)
         self.scheduler, self.ready = build_scheduler(

@@ -104,7 +104,7 @@ def _init_block_once(theirs, block, element_ty, shape):
 def _init_tensor_once(theirs, tensor, handle, type):
     if type.name not in _tensors:
         theirs(tensor, handle, type)
-        _tensors[type.name] = dict(vars(tensor))
+        _tensors[type.name] = {key: vars(tensor)[key] for key in ("shape", "numel")}
     vars(tensor).update(_tensors[type.name])
     tensor.handle, tensor.type, tensor.dtype = handle, type, type.scalar
 

@@ -1,6 +1,7 @@
 """A real server in a subprocess: started on a free port, its log collected, stopped in order.
 
-`running_server("qwen3")` is shared by the tests of a file that ask with the same arguments.
+`running_server("qwen3")` is shared by tests that run one after the other in one process and ask
+with the same arguments.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class ServerProcess:
     ) -> None:
         """Start with `args`; a free port is chosen unless they name one.
 
-        So is the library for grammars that imports no torch: half of a start is the other's.
+        So is the smaller library for grammars, for which a start takes a tenth less.
         `prefix` is a command that runs another one.
         """
         self.port = int(args[args.index("--port") + 1]) if "--port" in args else free_port()

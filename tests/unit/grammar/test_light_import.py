@@ -28,7 +28,7 @@ HAS_PROTOCOL = hasattr(heavy.Tensor, "__protocol__")
 def folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for name in ("heavy", "light"):
+    for name in ("heavy", "light", "light.names", "light.work"):
         sys.modules.pop(name, None)
 
 
@@ -45,6 +45,17 @@ def test_what_computes_gets_the_package(folder):
     (folder / "heavy.py").write_text("__version__ = '1.2'")
     (folder / "light.py").write_text("import heavy\nVERSION = heavy.__version__")
     assert import_light("light", "heavy").VERSION == "1.2"
+
+
+def test_no_part_keeps_a_stand_in_where_another_computes(folder):
+    (folder / "heavy.py").write_text("class Tensor: ...\n__version__ = '1.2'")
+    package = folder / "light"
+    package.mkdir()
+    (package / "__init__.py").write_text("from light import names\nfrom light import work")
+    (package / "names.py").write_text("from heavy import Tensor")
+    (package / "work.py").write_text("import heavy\nVERSION = heavy.__version__")
+    light = import_light("light", "heavy")
+    assert light.names.Tensor is sys.modules["heavy"].Tensor
 
 
 def test_what_is_there_already_is_taken(folder):

@@ -29,6 +29,7 @@ from openai_api.batches.file_store import FILE_BYTES, FileStore, UnknownFile
 from openai_api.openai_context import OpenAIContext, make_context
 from openai_api.schemas.batches import ENDPOINTS
 from runtime.client.tenant import TENANT
+from runtime.errors import EngineDead
 from runtime.ipc.messages import FinishReason
 from server.app import create_app
 from tests.support.fake_server import WORKER, FakeServer
@@ -211,6 +212,8 @@ async def test_what_has_begun_ends_before_the_database_is_closed(tmp_path: Path)
     may_go_on.set()
     await closing
     assert found == [0]
+    with pytest.raises(EngineDead, match="shutting down"):
+        await database.run(work)
     # Another server can have it.
     await Database(tmp_path / "files").close()
 
