@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -45,6 +46,9 @@ class GraphPool:
             current.wait_stream(self.stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
+        # It would spoil the capture by what it frees: graphs and memory of an engine before.
+        collects = gc.isenabled()
+        gc.disable()
         try:
             # NCCL's watchdog asks for events of the warm-up on a thread of its own meanwhile.
             with torch.cuda.graph(
@@ -54,4 +58,6 @@ class GraphPool:
         finally:
             # torch does not put it back where a capture cannot even end.
             torch.cuda.set_stream(current)
+            if collects:
+                gc.enable()
         return graph
