@@ -18,24 +18,25 @@ install-dev: $(VENV)/installed-dev  ## the same, with the tools for tests and ch
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch comes from the range of pyproject.toml; pip is told to be quiet but for problems.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e
+# torch comes from the range of pyproject.toml; pip is told to be quiet but for problems. It takes one
+# core; the others compile the CPU kernels meanwhile, which the first start would wait for. Where that
+# fails, the first start says why.
+KERNELS := nice $(PYTHON) -c 'from kernels.cpu.build import build; build()' >/dev/null 2>&1
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+pip_install = $(KERNELS) & $(PIP) -e '$(1)'; status=$$?; wait; exit $$status
 # pip would compile one file after the other, which takes half of its time. What is left out, and
 # what no Python of today can read, is compiled when it is imported.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|models|_inductor|mypyc?|networkx)/' \
 	$(VENV)/lib/python*/site-packages || true
-# pip takes one core; the others compile the CPU kernels meanwhile, which the first start would wait
-# for. Where that fails, the first start says why.
-KERNELS := nice $(PYTHON) -c 'from kernels.cpu.build import build; build()' >/dev/null 2>&1
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing Headrace and what it needs into $(VENV) (the first time takes a minute or two)"
-	@$(KERNELS) & $(INSTALL) .; status=$$?; wait; exit $$status
+	@$(call pip_install,.)
 	@$(COMPILE)
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing Headrace and its test tools into $(VENV)"
-	@$(KERNELS) & $(INSTALL) '.[dev]'; status=$$?; wait; exit $$status
+	@$(call pip_install,.[dev])
 	@$(COMPILE)
 	@touch $@ $(VENV)/installed
 
