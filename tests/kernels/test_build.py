@@ -69,8 +69,8 @@ fcntl.flock = flock
 
 
 @needs_compiler
-@pytest.mark.parametrize("before", ["", NO_LOCKS], ids=["locks", "no locks"])
-def test_of_two_processes_that_need_it_at_once_one_builds(tmp_path, sources, before):
+@pytest.mark.parametrize(("before", "most"), [("", 1), (NO_LOCKS, 2)], ids=["locks", "no locks"])
+def test_of_two_processes_that_need_it_at_once_one_builds(tmp_path, sources, before, most):
     code = f"""{before}
 import ctypes, logging, pathlib
 from kernels.cpu import build
@@ -94,7 +94,7 @@ print(path)
     assert [child.returncode for child in children] == [0, 0], said
     (path,) = {out.strip() for out, _ in said}
     num_builds = sum(errors.count("Compiling the CPU kernels") for _, errors in said)
-    assert num_builds == 1 or before
+    assert 1 <= num_builds <= most
     assert [str(left) for left in (tmp_path / "headrace").iterdir()] == [path]
 
 
