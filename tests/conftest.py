@@ -14,7 +14,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,12 @@ def _is_for_one_alone(item: pytest.Item | None) -> bool:
     return item is not None and item.get_closest_marker("alone") is not None
 
 
+def _turn_of(item: pytest.Item, next_item: pytest.Item | None) -> AbstractContextManager[None]:
+    if not _is_worker(item.config):
+        return nullcontext()
+    return _turns.take(alone=_is_for_one_alone(item), next_alone=_is_for_one_alone(next_item))
+
+
 def _seed_torch(item: pytest.Item) -> None:
     # pytest-randomly has numpy and `random` draw what does not depend on the order of the tests.
     if "torch" in sys.modules:
@@ -196,11 +202,8 @@ def _stop_servers(next_item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[object]:
-    if not _is_worker(item.config):
+    with _turn_of(item, nextitem):
         result = yield
-    else:
-        with _turns.take(alone=_is_for_one_alone(item), next_alone=_is_for_one_alone(nextitem)):
-            result = yield
     if nextitem is not None and _work_unit(item.nodeid) != _work_unit(nextitem.nodeid):
         _stop_servers(nextitem)
         # What is left is imported or kept for other files: looked at once, and never again.
