@@ -22,7 +22,7 @@ from tests.support.native import (
     tokenize,
     until_idle,
 )
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import ServerProcess, common_server, running_server
 from tests.support.tiny_models import IM_END_ID, VOCAB_SIZE
 
 SHORT = {**GREEDY, "max_new_tokens": 6}
@@ -32,7 +32,7 @@ TOLERANCE = 1e-3
 
 @pytest.fixture(scope="module")
 def server() -> ServerProcess:
-    return running_server("qwen3", "--enable-metrics")
+    return common_server()
 
 
 def scored(server: ServerProcess, **body) -> dict:

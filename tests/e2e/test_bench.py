@@ -18,7 +18,7 @@ from headrace.cli import main as headrace
 from tests.support.guard import unwatch, watch
 from tests.support.native import slowed
 from tests.support.processes import alive, children, command
-from tests.support.server import ServerProcess, python_path, running_server
+from tests.support.server import ServerProcess, common_server, python_path
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 from tests.support.waiting import until
 
@@ -29,7 +29,7 @@ ENGINE = ("--shape", "tiny", "--num-threads", "1", "--device", "cpu")
 
 @pytest.fixture(scope="module")
 def server() -> ServerProcess:
-    return running_server("qwen3", "--enable-metrics")
+    return common_server()
 
 
 @pytest.fixture(autouse=True)

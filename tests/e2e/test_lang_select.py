@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import headrace as sgl
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import ServerProcess, common_server
 
 METHODS = [
     "token_length_normalized",
@@ -34,7 +34,7 @@ class Recording(sgl.RuntimeEndpoint):
 
 @pytest.fixture(scope="module")
 def server() -> ServerProcess:
-    return running_server("qwen3", "--enable-metrics")
+    return common_server()
 
 
 @sgl.function

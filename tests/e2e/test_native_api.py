@@ -7,14 +7,14 @@ import time
 import pytest
 
 from tests.support.native import GREEDY, TEXT, generate, load, refused, slowed, until_idle
-from tests.support.server import READY_LINE, ServerProcess, running_server
+from tests.support.server import READY_LINE, ServerProcess, common_server, running_server
 from tests.support.tiny_models import VOCAB_SIZE
 from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
 def server() -> ServerProcess:
-    return running_server("qwen3", "--enable-metrics")
+    return common_server()
 
 
 def test_the_ready_line_comes_once_after_the_warm_up(server):

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tests.support.native import GREEDY, TEXT, generate, tokenize
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import ServerProcess, common_server, running_server
 
 SHORT = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "Where is the mill?"}]
@@ -85,7 +85,7 @@ def test_nobody_who_does_not_ask_gets_them(server):
     for which in (None, False):
         body = {"prompt": "The", "return_hidden_states": which, **SHORT}
         assert "hidden_states" not in post(server, "/v1/completions", **body)["choices"][0]
-    plain = running_server("qwen3", "--enable-metrics")
+    plain = common_server()
     for path, body in (
         ("/v1/completions", {"prompt": "The"}),
         ("/v1/chat/completions", {"messages": MESSAGES}),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.native import load, slowed
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import ServerProcess, common_server
 from tests.support.waiting import until
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -22,7 +22,7 @@ NUM_TOKENS, STEP_S = 200, 0.15
 
 @pytest.fixture(scope="module")
 def server() -> ServerProcess:
-    return running_server("qwen3", "--enable-metrics")
+    return common_server()
 
 
 def post(path: str, **body: Any) -> bytes:

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 import headrace as sgl
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import ServerProcess, common_server
 from tests.support.tiny_text_models import TEXT_MODELS, text_model, their_scores, their_vectors
 
 QUERY = "What does the miller open?"
@@ -196,7 +196,7 @@ def test_two_ranks_share_projections_that_are_stored_as_one(name):
 
 
 def test_a_model_that_only_generates_says_what_it_lacks():
-    server = running_server("qwen3", "--enable-metrics")
+    server = common_server()
     refused(server, "/v1/rerank", "qwen3-reranker", query="a", documents=["b"])
     refused(server, "/classify", "generates text", text="a")
     refused(server, "/v1/classify", "generates text", input="a")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import ServerProcess, common_server
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 
 PAGE = 16
@@ -19,7 +19,7 @@ CHOICES = [" wheat", " barley and oats.", " barley", " barley and oats.", ""]
 
 @pytest.fixture(scope="module")
 def server() -> ServerProcess:
-    return running_server("qwen3", "--enable-metrics")
+    return common_server()
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import time
 import pytest
 
 from tests.support.native import slowed, until_idle, until_running
-from tests.support.server import running_server
+from tests.support.server import common_server, running_server
 
 
 @pytest.fixture(scope="module")
 def server():
-    return running_server("qwen3", "--enable-metrics")
+    return common_server()
 
 
 def talk(server, data: bytes, piece: int = 1 << 20) -> bytes:

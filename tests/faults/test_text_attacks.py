@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import ServerProcess, common_server
 from tests.support.tiny_models import tiny_bert
 from tests.support.waiting import until
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_answered_is_a_400_that_says_why(server, path, body, name
 
 @pytest.mark.parametrize("path", ["/encode", "/classify", "/v1/embeddings", "/pooling"])
 def test_a_model_that_generates_says_so(path):
-    generating = running_server("qwen3", "--enable-metrics")
+    generating = common_server()
     answer = ask(generating, path, text="a", input="a")
     assert answer.status_code == 400
     assert "generates text" in answer.text

@@ -156,8 +156,7 @@ class ServerProcess:
         self.stop()
 
 
-# What the tests of many files ask for.
-COMMON = ("qwen3", "--enable-metrics")
+_COMMON = ("qwen3", "--enable-metrics")
 # What a server serves that is told of no model.
 DEMO = "demo"
 _running: dict[tuple[str, ...], ServerProcess] = {}
@@ -179,6 +178,11 @@ def running_server(model: str = "qwen3", *args: str) -> ServerProcess:
     return _running[key]
 
 
+def common_server() -> ServerProcess:
+    """A ready server that the tests of many files ask; see `running_server`."""
+    return running_server(*_COMMON)
+
+
 def demo_server() -> ServerProcess:
     """A ready server of the demo model; see `running_server`."""
     return running_server(DEMO, "--enable-cache-report")
@@ -188,9 +192,9 @@ def stop_servers(*, also_common: bool) -> None:
     """Stop what `running_server` has started: nobody asks it, and it takes a hundredth of a core.
 
     Args:
-        also_common: whether that of `COMMON`, too.
+        also_common: whether `common_server`, too.
     """
-    for key in [key for key in _running if also_common or key != COMMON]:
+    for key in [key for key in _running if also_common or key != _COMMON]:
         server = _running.pop(key)
         atexit.unregister(server.stop)
         server.stop()
