@@ -42,6 +42,16 @@ def import_light(name: str, *without: str) -> Any:
     Annotations, base classes, constants and `isinstance` take what a stand-in has. Where `name`
     wants more of the packages than that, it is imported again with them; what it imports besides
     keeps its stand-ins. No other thread may import one of the packages meanwhile.
+
+    Args:
+        name: a library that is not imported yet.
+        *without: packages that it imports and of which nothing is called.
+
+    Returns:
+        The library's module.
+
+    Raises:
+        Exception: whatever the import with the packages raises.
     """
     try:
         with _standing_in([each for each in without if each not in sys.modules]):
