@@ -57,6 +57,7 @@ class BatchRunner:
 
     Attributes:
         running: records of the batches that are being worked on, by their ids.
+        has_begun: set once those that an earlier server left are among them.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class BatchRunner:
     ) -> None:
         """Work on `batches`, whose input is among `files`."""
         self.running: dict[str, BatchRecord] = {}
+        self.has_begun = asyncio.Event()
         self._batches = batches
         self._files = files
         self._now = now
@@ -99,15 +101,16 @@ class BatchRunner:
         await asyncio.Event().wait()
 
     async def _run_all(self, context: OpenAIContext) -> None:
+        for record in await self._batches.unfinished():
+            if record.id not in self.running:
+                self.add(record)
+        self.has_begun.set()
         worker = context.service.status.worker
         while worker is None or not context.service.client.ready:
             await asyncio.sleep(_POLL_S)
             worker = context.service.status.worker
         rows = worker.max_running_requests * len(context.service.status.replicas)
         slots = asyncio.Semaphore(max(rows // _ROWS_PER_LINE, 1))
-        for record in await self._batches.unfinished():
-            if record.id not in self.running:
-                self.add(record)
         async with asyncio.TaskGroup() as group:
             while True:
                 group.create_task(self._process(await self._new.get(), slots, context))

@@ -26,7 +26,7 @@ from openai_api.schemas.batches import (
     BatchRequest,
 )
 from runtime.client.tenant import TENANT
-from runtime.errors import InvalidRequest
+from runtime.errors import EngineDead, InvalidRequest
 
 _LISTED, _MOST_LISTED = 20, 100
 _MAX_UNFINISHED = 100
@@ -83,14 +83,22 @@ async def cancel_batch(call: Call, context: OpenAIContext) -> Whole:
 
     Raises:
         InvalidRequest: the batch is over, or its answers are being written.
+        EngineDead: nobody works on it, as the server is stopping or its disk is full.
     """
     service = batch_service(context)
     record = await service.batches.get(call.path["batch_id"], TENANT.get())
     running = service.runner.running.get(record.id)
+    if running is None and record.status not in OVER:
+        # An earlier server has left it, or it has ended since it was read.
+        await service.runner.has_begun.wait()
+        record = await service.batches.get(record.id, TENANT.get())
+        running = service.runner.running.get(record.id)
     # For a moment what runs is over already: it must not begin again.
-    if running is None or running.status in (*OVER, "finalizing"):
-        status = (running or record).status
+    status = (running or record).status
+    if status in (*OVER, "finalizing"):
         raise InvalidRequest(f"A batch that is {status} cannot be cancelled.")
+    if running is None:
+        raise EngineDead("Nobody works on this batch just now; please try again.")
     await service.runner.cancel(running)
     return Whole(await _wire(running, service, context))
 

@@ -193,6 +193,36 @@ async def test_the_next_server_goes_on(make: Any) -> None:
     assert names == ["n0", "n1", "n2"]
 
 
+async def test_what_an_earlier_server_left_can_be_cancelled_at_once(make: Any) -> None:
+    batches = make(engine_options={"hold": "HOLD"})
+    async with batches.running():
+        batch_id = await batches.submit({"prompt": "a"}, {"prompt": "HOLD"})
+        await until_in_loop(lambda: len(batches.engine.requests) == 2)
+    await batches.close()
+    after = make()
+    cancelling = asyncio.create_task(after.client.post(f"/v1/batches/{batch_id}/cancel"))
+    # It must not be answered before the batch is found.
+    assert not (await asyncio.wait([cancelling], timeout=0.1))[0]
+    async with after.running():
+        answer = await cancelling
+        assert answer.status_code == 200, answer.text
+        # It may have ended by the time that its answers are counted.
+        assert answer.json()["status"] in ("cancelling", "cancelled")
+        assert (await after.ended(batch_id))["status"] == "cancelled"
+
+
+async def test_a_batch_that_nobody_works_on_is_cancelled_later(make: Any) -> None:
+    batches = make(engine_options={"hold": "HOLD"})
+    async with batches.running():
+        batch_id = await batches.submit({"prompt": "HOLD"})
+        await until_in_loop(lambda: batches.engine.requests)
+    # The server is about to leave.
+    answer = await batches.client.post(f"/v1/batches/{batch_id}/cancel")
+    assert answer.status_code == 503
+    assert "try again" in answer.json()["error"]["message"]
+    assert answer.headers["retry-after"]
+
+
 async def test_what_has_begun_ends_before_the_database_is_closed(tmp_path: Path) -> None:
     database = Database(tmp_path / "files")
     has_begun, may_go_on = threading.Event(), threading.Event()
