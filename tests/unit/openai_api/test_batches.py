@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import sqlite3
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from openai_api.batches.file_store import FILE_BYTES, FileStore, UnknownFile
 from openai_api.openai_context import OpenAIContext, make_context
 from openai_api.schemas.batches import ENDPOINTS
 from runtime.client.tenant import TENANT
-from runtime.errors import EngineDead
 from runtime.ipc.messages import FinishReason
 from server.app import create_app
 from tests.support.fake_server import WORKER, FakeServer
@@ -221,31 +219,6 @@ async def test_a_batch_that_nobody_works_on_is_cancelled_later(make: Any) -> Non
     assert answer.status_code == 503
     assert "try again" in answer.json()["error"]["message"]
     assert answer.headers["retry-after"]
-
-
-async def test_what_has_begun_ends_before_the_database_is_closed(tmp_path: Path) -> None:
-    database = Database(tmp_path / "files")
-    has_begun, may_go_on = threading.Event(), threading.Event()
-    found: list[object] = []
-
-    def work(connection: sqlite3.Connection) -> None:
-        has_begun.set()
-        may_go_on.wait(60)
-        found.extend(connection.execute("SELECT COUNT(*) FROM batches").fetchone())
-
-    caller = asyncio.create_task(database.run(work))
-    await until_in_loop(has_begun.is_set)
-    caller.cancel()
-    closing = asyncio.create_task(database.close())
-    await asyncio.wait([caller])
-    assert not (await asyncio.wait([closing], timeout=0.05))[0]
-    may_go_on.set()
-    await closing
-    assert found == [0]
-    with pytest.raises(EngineDead, match="shutting down"):
-        await database.run(work)
-    # Another server can have it.
-    await Database(tmp_path / "files").close()
 
 
 async def test_a_tenant_sees_what_is_its_own(make: Any) -> None:
