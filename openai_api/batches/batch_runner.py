@@ -57,7 +57,7 @@ class BatchRunner:
 
     Attributes:
         running: records of the batches that are being worked on, by their ids.
-        has_begun: set once those that an earlier server left are among them.
+        has_begun: set once those that an earlier server left are among them, or never will be.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class BatchRunner:
             # The lines that run are answered by the next server.
             work.cancel()
             await asyncio.wait([work])
+            self.has_begun.set()
         await asyncio.Event().wait()
 
     async def _run_all(self, context: OpenAIContext) -> None:

@@ -15,7 +15,7 @@ MAX_CODE_LINES = {
     "kernels": 5_521,
     "kernels (C++)": 1_448,
     "runtime": 21_877,
-    "openai_api": 7_990,
+    "openai_api": 7_991,
     "anthropic_api": 543,
     "ollama_api": 384,
     "server": 3_554,

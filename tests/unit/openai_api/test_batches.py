@@ -221,6 +221,20 @@ async def test_a_batch_that_nobody_works_on_is_cancelled_later(make: Any) -> Non
     assert answer.headers["retry-after"]
 
 
+async def test_who_waits_for_a_batch_is_told_that_the_server_leaves(make: Any) -> None:
+    batches = make(engine_options={"hold": "HOLD"})
+    async with batches.running():
+        batch_id = await batches.submit({"prompt": "HOLD"})
+        await until_in_loop(lambda: batches.engine.requests)
+    await batches.close()
+    after = make()
+    cancelling = asyncio.create_task(after.client.post(f"/v1/batches/{batch_id}/cancel"))
+    assert not (await asyncio.wait([cancelling], timeout=0.1))[0]
+    after.context.service.lifecycle.draining = True
+    async with after.running():
+        assert (await cancelling).status_code == 503
+
+
 async def test_a_tenant_sees_what_is_its_own(make: Any) -> None:
     batches = make()
     batch_id = await batches.submit({"prompt": "a"})
