@@ -77,20 +77,22 @@ async def _run(context: ServiceContext, inputs: list[GenerationInput]) -> list[P
     if not inputs:
         return []
     blocks: list[list[ExtraBlock]] = [[] for _ in inputs]
-    last: list[GenerationChunk | None] = [None] * len(inputs)
+    found: dict[int, Prefill] = {}
     streams = await open_streams(context.client.generate, inputs, context.client.limits)
     async with contextlib.aclosing(merge(streams)) as chunks:
         async for index, chunk in chunks:
             blocks[index] += chunk.blocks(NAME, is_input=True)
-            last[index] = chunk
-    found = []
-    for of_prompt, end in zip(blocks, last, strict=True):
-        following = None if end is None else outputs_of(end)
-        if end is None or not following:
-            raise PrefillAborted("The request was aborted.")
-        rows = read_blocks(of_prompt)
-        found.append(Prefill(rows, following, end.cached_tokens, end.weight_version))
-    return found
+            # Read as it comes, in the turns of `merge`: all at once would hold the loop.
+            if chunk.finish_reason is not None:
+                found[index] = _read(blocks[index], chunk)
+    return [found[index] for index in range(len(inputs))]
+
+
+def _read(blocks: list[ExtraBlock], end: GenerationChunk) -> Prefill:
+    following = outputs_of(end)
+    if not following:
+        raise PrefillAborted("The request was aborted.")
+    return Prefill(read_blocks(blocks), following, end.cached_tokens, end.weight_version)
 
 
 def _share_prefix(context: ServiceContext, prompts: Sequence[list[int]]) -> bool:
