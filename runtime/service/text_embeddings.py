@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
@@ -29,7 +30,10 @@ from runtime.requests.request_spec import RequestSpec
 from runtime.requests.sampling_params import SamplingParams, check_priority
 from runtime.service.context import ServiceContext
 from runtime.service.prompt_choice import choose_prompt, count_prompt_tokens
-from runtime.service.streams import close_all, open_streams
+from runtime.service.streams import merge, open_streams
+
+A = TypeVar("A", bound=ExtraAnswer)
+T = TypeVar("T")
 
 MAX_INPUTS = 2048
 # A text is computed, and nothing is generated after it.
@@ -207,11 +211,19 @@ async def embed(
     _check_dimensions(options.dimensions, context.model)
     started = time.perf_counter()
     streams = await open_texts(context, given, options)
-    try:
-        # All of them run meanwhile, whichever is read.
-        return [await _read(stream, started, options.dimensions) for stream in streams]
-    finally:
-        close_all(streams)
+
+    def made_of(rid: str, answer: VectorAnswer, end: GenerationChunk) -> Embedding:
+        assert end.finish_reason is not None, "it is the last"
+        return Embedding(
+            numbers=_shortened(answer.numbers(), options.dimensions),
+            rid=rid,
+            prompt_tokens=end.prompt_tokens,
+            finish_reason=end.finish_reason,
+            weight_version=end.weight_version,
+            latency_s=time.perf_counter() - started,
+        )
+
+    return await read_texts(streams, VectorAnswer, made_of)
 
 
 async def open_texts(
@@ -279,30 +291,30 @@ async def _encode(
     return encoded
 
 
-async def read_to_end(stream: GenerationStream, answer: ExtraAnswer) -> GenerationChunk:
-    """Read a text's stream into `answer`; its last chunk.
+async def read_texts(
+    streams: Sequence[GenerationStream],
+    new_answer: Callable[[], A],
+    made_of: Callable[[str, A, GenerationChunk], T],
+) -> list[T]:
+    """Read all texts as their ends come, in turns of the event loop; what was found, in order.
+
+    Args:
+        streams: of the texts.
+        new_answer: makes what a text's chunks are read into.
+        made_of: what is found, from the text's rid, its answer and its last chunk.
 
     Raises:
-        EmbeddingAborted: somebody aborted it.
+        EmbeddingAborted: somebody aborted one.
     """
-    async for chunk in stream:
-        answer.add(chunk, incremental=False)
-        reason = chunk.finish_reason
-    assert reason is not None, "the last chunk says why it is the last"
-    if reason.type == "abort":
-        raise EmbeddingAborted(reason.message or "Aborted")
-    return chunk
-
-
-async def _read(stream: GenerationStream, started: float, dimensions: int | None) -> Embedding:
-    answer = VectorAnswer()
-    chunk = await read_to_end(stream, answer)
-    assert chunk.finish_reason is not None, "it is the last"
-    return Embedding(
-        numbers=_shortened(answer.numbers(), dimensions),
-        rid=stream.rid,
-        prompt_tokens=chunk.prompt_tokens,
-        finish_reason=chunk.finish_reason,
-        weight_version=chunk.weight_version,
-        latency_s=time.perf_counter() - started,
-    )
+    answers = [new_answer() for _ in streams]
+    found: dict[int, T] = {}
+    async with contextlib.aclosing(merge(streams)) as chunks:
+        async for index, chunk in chunks:
+            answers[index].add(chunk, incremental=False)
+            reason = chunk.finish_reason
+            if reason is None:
+                continue
+            if reason.type == "abort":
+                raise EmbeddingAborted(reason.message or "Aborted")
+            found[index] = made_of(streams[index].rid, answers[index], chunk)
+    return [found[index] for index in range(len(streams))]

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import orjson
 
 from runtime.client.front_extras import check_kind
+from runtime.client.generation_stream import GenerationChunk
 from runtime.client.json_pieces import BATCH, Pieces
 from runtime.errors import InvalidRequest
 from runtime.extras.token_vectors.front import OF_ALL, TokenAnswer
 from runtime.requests.sampling_params import check_priority
 from runtime.service.context import ServiceContext
-from runtime.service.streams import close_all
-from runtime.service.text_embeddings import TextInput, TextOptions, open_texts, read_to_end
+from runtime.service.text_embeddings import TextInput, TextOptions, open_texts, read_texts
 
 _BYTES = 4
 # Encoded at a time; three bytes are four characters.
@@ -114,14 +114,9 @@ async def embed_tokens(
             param="dimensions",
         )
     streams = await open_texts(context, given, options, OF_ALL)
-    found = []
-    try:
-        for stream in streams:
-            answer = TokenAnswer()
-            chunk = await read_to_end(stream, answer)
-            size_bytes = chunk.prompt_tokens * model.token_size * _BYTES
-            data = answer.data(size_bytes)
-            found.append(TokenVectors(data, model.token_size, chunk.prompt_tokens))
-    finally:
-        close_all(streams)
-    return found
+
+    def made_of(_: str, answer: TokenAnswer, end: GenerationChunk) -> TokenVectors:
+        data = answer.data(end.prompt_tokens * model.token_size * _BYTES)
+        return TokenVectors(data, model.token_size, end.prompt_tokens)
+
+    return await read_texts(streams, TokenAnswer, made_of)
