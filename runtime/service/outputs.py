@@ -13,7 +13,7 @@ from runtime.client.answer_size import check_answer_size
 from runtime.client.front_extras import AnsweredSample, ExtraAnswer, answers_of
 from runtime.client.generation_stream import GenerationChunk, GenerationInput, GenerationStream
 from runtime.client.json_body import work_out
-from runtime.client.json_pieces import JsonItems, Pieces
+from runtime.client.json_pieces import INLINE_COST, JsonItems, Pieces
 from runtime.errors import InvalidRequest
 from runtime.ipc.messages import FinishReason
 from runtime.requests.sampling_params import SamplingParams
@@ -212,9 +212,12 @@ def as_pieces(answers: list[dict[str, Any]]) -> JsonItems:
     """A list of whole answers, encoded one after the other."""
     cost = 0
     for answer in answers:
-        cost += len(answer["output_ids"]) + len(answer.get("prompt_token_ids", ()))
+        cost += 1 + len(answer["output_ids"]) + len(answer.get("prompt_token_ids", ()))
         numbers = answer["meta_info"].values()
         cost += sum(each.cost for each in numbers if isinstance(each, Pieces))
+        # Whatever comes behind, it is large: to look at thousands would take long.
+        if cost > INLINE_COST:
+            break
     return JsonItems(answers, cost)
 
 
