@@ -44,6 +44,7 @@ from runtime.ipc.process import Child
 from runtime.ipc.shared_state import SHARED_STATE_FILE, SharedState
 from runtime.ipc.transport import AsyncInbox, Outbox, front_address, scheduler_address
 from server.connection_limit import ConnectionLimit
+from server.garbage import settle
 from server.protocol import GuardedProtocol
 from tests.support.fake_server import FakeServer
 from tests.support.tiny_tokenizers import KINDS
@@ -148,6 +149,7 @@ async def start(folder: Path, step_ms: float) -> AsyncIterator[Setup]:
     clients = await asyncio.create_subprocess_exec(
         *peers, "clients", str(port), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
+    settle()
     try:
         yield Setup(clients, detokenizer)
     finally:

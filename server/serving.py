@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import gc
 import logging
 import sys
 from functools import partial
@@ -24,6 +23,7 @@ from runtime.launch.assemble import assemble
 from runtime.service.context import ServiceContext
 from server.banner import READY_LINE, banner, warn_if_open
 from server.connection_limit import ConnectionLimit, connections_within, raise_descriptor_limit
+from server.garbage import settle
 from server.listener import Prepared, describe_bind_error
 from server.progress_log import ProgressLog
 from server.shutdown import Shutdown
@@ -186,9 +186,7 @@ async def _start_up(prepared: Prepared, context: ServiceContext, host: EngineHos
             path=_first_path(context.model),
         )
     context.lifecycle.warmed_up = True
-    # What start-up made lives for good: the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
+    settle()
     warn_if_open(config.http)
     # Past the log's level and format: people and scripts wait for these lines.
     sys.stderr.write(f"{banner(context, prepared.port)}\n{READY_LINE}\n")

@@ -148,6 +148,18 @@ ATTACKS = {
         400,
         b"longer than the model's context",
     ),
+    "generate, 4,000 short texts": lambda: Attack(
+        "/generate",
+        orjson.dumps(
+            {
+                "text": ["a b c"] * 4000,
+                "return_logprob": True,
+                "sampling_params": {"max_new_tokens": 1},
+            }
+        ),
+        200,
+        b'[{"text":',
+    ),
     "generate, 2 million log-probabilities three times": lambda: Attack(
         "/generate", tops(64, 30), 200, b'[{"text":', count=3
     ),
