@@ -10,6 +10,9 @@ Figures are microseconds of processor time of all threads of the process, the be
 - a whole answer of one token on a connection that stays open, `--connections` at a time;
 - a stream of one token, `--streams` opened at once, each with a connection of its own;
 - a further token of each of these streams, of the front and of the detokenizer.
+
+Below them stands what collections of garbage took of the front: once it has settled as the server's
+does, or by Python's own rule with `--no-settle`.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import random
 import socket
 import sys
@@ -102,6 +106,42 @@ async def _receive(client: EngineClient, inbox: AsyncInbox[FrontInbound]) -> Non
             client.on_deltas(message)
 
 
+class Collections:
+    """Seconds of each collection of garbage in the context, which is entered settled or not."""
+
+    def __init__(self, *, settled: bool) -> None:
+        """Begin with the context."""
+        self.seconds: list[float] = []
+        self._settled = settled
+        self._since = self._began = self._cpu_s = 0.0
+
+    def __enter__(self) -> Collections:
+        if self._settled:
+            settle()
+        else:
+            gc.collect()
+            gc.freeze()
+        gc.callbacks.append(self._note)
+        self._began = time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cpu_s = time.process_time() - self._began
+        gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, info: dict[str, int]) -> None:  # noqa: ARG002
+        if phase == "start":
+            self._since = time.perf_counter()
+        else:
+            self.seconds.append(time.perf_counter() - self._since)
+
+    def __str__(self) -> str:
+        return (
+            f"collections: {sum(self.seconds):.2f} s of {self._cpu_s:.1f} s of processor time, "
+            f"the longest {max(self.seconds, default=0.0) * 1e3:.1f} ms"
+        )
+
+
 @contextlib.asynccontextmanager
 async def start(folder: Path, step_ms: float) -> AsyncIterator[Setup]:
     """Start everything, in `folder`."""
@@ -149,7 +189,6 @@ async def start(folder: Path, step_ms: float) -> AsyncIterator[Setup]:
     clients = await asyncio.create_subprocess_exec(
         *peers, "clients", str(port), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
-    settle()
     try:
         yield Setup(clients, detokenizer)
     finally:
@@ -170,10 +209,12 @@ def wave_of(path: str, body: dict[str, Any], num_connections: int, num_rounds: i
     return Wave(f"POST {path} HTTP/1.1\r\n{_HEADERS}", text, num_connections, num_rounds)
 
 
-async def measure(args: argparse.Namespace) -> list[Row]:
+async def measure(args: argparse.Namespace) -> tuple[list[Row], Collections]:
     with tempfile.TemporaryDirectory() as folder:
         async with start(Path(folder), args.step_ms) as setup:
-            return [await _measure_path(setup, path, args) for path in args.path]
+            with Collections(settled=args.settle) as collections:
+                rows = [await _measure_path(setup, path, args) for path in args.path]
+    return rows, collections
 
 
 async def _measure_path(setup: Setup, path: str, args: argparse.Namespace) -> Row:
@@ -232,11 +273,12 @@ def main() -> None:
         "--step-ms", type=float, default=30.0, help="between two tokens of a stream"
     )
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--settle", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     configure_logging(args.log_level, "front")
-    rows = uvloop.run(measure(args))
+    rows, collections = uvloop.run(measure(args))
     print(
         f"{'route':22} {'whole us':>9} {'stream us':>10} {'token us':>9} {'detokenizer us':>15}"
         f" {'events a token':>15}"
@@ -246,6 +288,7 @@ def main() -> None:
             f"{row.path:22} {row.whole_us:9.0f} {row.stream_us:10.0f} {row.token_us:9.2f}"
             f" {row.detokenizer_us:15.2f} {row.events_per_token:15.2f}"
         )
+    print(collections)
     if args.json is not None:
         environment = describe_environment()
         write_json(args.json, {"environment": environment, "rows": [asdict(row) for row in rows]})

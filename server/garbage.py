@@ -12,9 +12,9 @@ _THRESHOLDS = (4000, 2, 1000)
 def settle() -> None:
     """Leave what lives now out of collections, and look seldom at all that comes later.
 
-    By its own rule Python looks at everything once there is a quarter more, and finds next to
-    nothing, as what has ended is free at once. With 512 streams that stops them all for 50 ms, for
-    each of some hundred that come.
+    By its own rule Python looks at everything once there is a quarter more, again and again where
+    hundreds of streams come, which all stop meanwhile. It finds next to nothing: what has ended is
+    free at once. `benchmarks.front_sockets` says what that takes, and by the rule (`--no-settle`).
     """
     gc.collect()
     gc.freeze()
