@@ -189,6 +189,7 @@ def _warm_up(
     max_tokens = chunk_tokens(config) or config.context_len - 1
     for step in prompts_to_compile(max_tokens, config.context_len, config.max_running_requests):
         compute_prompts(runner, step, vocab_size)
+    runner.warm_up_images()
     warm_up_sampling(vocab_size, device)
 
 

@@ -61,12 +61,7 @@ class ModelRunner(StepRunner):
         self._images: ImageStore | None = None
         vision = model.spec.vision
         if isinstance(model, SeeingDecoder) and vision is not None:
-            self._images = ImageStore(
-                model.visual,
-                rows.device,
-                is_bidirectional=vision.is_bidirectional,
-                alone=sees_alone,
-            )
+            self._images = ImageStore(model.visual, vision, rows.device, alone=sees_alone)
         self._graphs: GraphRunner | None = None
 
     def add_graphs(self, limits: GraphLimits) -> None:
@@ -97,6 +92,11 @@ class ModelRunner(StepRunner):
         """Forget the graphs, whose addresses will no longer hold; steps run without them."""
         if self._graphs is not None:
             self._graphs.drop()
+
+    def warm_up_images(self) -> None:
+        """Have the tower, if there is one, compute packs of images of every size."""
+        if self._images is not None:
+            self._images.warm_up()
 
     def drop_images(self) -> None:
         """Give the memory of images' vectors back."""

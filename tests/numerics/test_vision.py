@@ -7,16 +7,19 @@ import subprocess
 import sys
 import weakref
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
-from runtime.executor.image_store import see_the_largest
+from runtime.executor.image_store import ImageStore, see_the_largest
+from runtime.executor.step_plan import ImageSpan
 from runtime.extras.logprobs.positions import LogprobSpec
 from runtime.ipc.weight_messages import LoadFolder, ReleaseMemory, ResumeMemory
-from tests.support.engine import InProcessEngine
+from tests.support.engine import DEVICE, InProcessEngine
 from tests.support.tiny_vision import (
     DOT,
     NUM_NEW,
@@ -264,6 +267,41 @@ def test_the_largest_that_a_tower_computes_at_once(monkeypatch: pytest.MonkeyPat
     see_the_largest(model)
     see_the_largest(model, 64)
     assert seen == [[(3, 64, 64)] * 512, [(3, 64, 64)]]
+
+
+@pytest.mark.parametrize("name", list(TINY_VISION))
+def test_a_gpu_computes_packs_of_few_sizes_and_the_same_vectors(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library looks long for how to compute products of a size that it has not met."""
+    engine = InProcessEngine(tiny_vision(name))
+    tower, vision, see = engine.model.visual, engine.model.spec.vision, engine.model.visual.see
+    cell = vision.patch_size * vision.merge_size
+    sizes: list[int] = []
+
+    def count(images: list[torch.Tensor]) -> Any:
+        sizes.append(sum(image[0].numel() // cell**2 for image in images))
+        return see(images)
+
+    monkeypatch.setattr(tower, "see", count)
+    padded, plain = (ImageStore(tower, vision, torch.device(DEVICE), pads=p) for p in (True, False))
+    for rows, columns in ((1, 1), (3, 5), (8, 9), (9, 8), (7, 11)):
+        image = picture(rows, columns, rows)
+        plan: Any = SimpleNamespace(image_drops=[], image_loads=[image])
+        found = []
+        for store in (padded, plain):
+            store.update(plan)
+            span = ImageSpan(0, rows * columns, 0, image.digest)
+            step: Any = SimpleNamespace(image_spans=[span])
+            found.append(store.tokens_of(step, np.arange(rows * columns)).vectors)
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    assert sizes[::2] == [64, 64, 128, 128, 128]
+    assert set(sizes[::2]) <= set(padded.pack_sizes())
+    assert len(padded.pack_sizes()) < 200
+    sizes.clear()
+    monkeypatch.setattr(padded, "pack_sizes", lambda: [64, 128])
+    padded.warm_up()
+    assert sizes == [64, 128]
 
 
 def test_images_for_a_model_that_sees_none_are_refused() -> None:
