@@ -46,7 +46,7 @@ async def show(call: Call, context: OpenAIContext) -> Whole:
     shown: ShownModel = {
         "modelfile": "",
         "parameters": "",
-        "template": service.tokenizer.chat_template or "",
+        "template": "" if context.chat_template is None else context.chat_template.text,
         "details": _details(context),
         "model_info": {
             "general.architecture": service.model.model_type,

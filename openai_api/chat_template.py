@@ -167,6 +167,11 @@ class ChatTemplate:
         """Text constants of the template for conversations with tools, in the source's order."""
         return self.choose(with_tools=True).written
 
+    @property
+    def written_by_all(self) -> str:
+        """The same of all templates that a model has."""
+        return "\n".join(compiled.written for compiled in self._compiled.values())
+
     async def render_async(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """`render`, in a thread where it may take long: streams that share the event loop go on.
 

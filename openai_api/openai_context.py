@@ -56,7 +56,7 @@ class OpenAIContext:
     @cached_property
     def split_tokens(self) -> SplitTokens:
         """The tokens that `split_special_tokens` splits; found when they are first asked for."""
-        written = "" if self.chat_template is None else self.chat_template.written
+        written = "" if self.chat_template is None else self.chat_template.written_by_all
         return SplitTokens(self.service.tokenizer, written)
 
     @cached_property

@@ -64,14 +64,18 @@ class Tokenizer:
         backend: the library's object, for the detokenizer.
         vocab_size: tokens including the added ones; the logits may be wider.
         model_max_length: longest input the tokenizer claims, `None` when it claims none.
-        chat_template: the Jinja text, the default one where there are several.
+        chat_template: the Jinja text, or texts by name where there are several; as
+            `transformers` has it.
         response_template: what the folder says of how the model writes answers; empty without.
         special_ids: ids that `skip_special_tokens` hides.
         cleans_up_spaces: whether decoded text goes through `clean_up_spaces`.
     """
 
     def __init__(
-        self, backend: Backend, config: dict[str, Any], chat_template: str | None = None
+        self,
+        backend: Backend,
+        config: dict[str, Any],
+        chat_template: str | dict[str, str] | None = None,
     ) -> None:
         """Wrap `backend` as `tokenizer_config.json`'s content `config` says; see `from_folder`."""
         self.backend = backend
@@ -416,24 +420,34 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return {**named, **config} if "added_tokens_decoder" in config else {**config, **named}
 
 
-def _read_chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+def _read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
+    """The templates of a folder, found where `transformers` finds them."""
     jinja = folder / "chat_template.jinja"
-    if jinja.is_file():
-        try:
-            return jinja.read_text(encoding="utf-8")
-        except ValueError as error:
-            raise StartupError(f"{jinja} is not UTF-8 text: {error}") from error
-    for template in (
+    files = {"default": jinja} if jinja.is_file() else {}
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        files[path.name.removesuffix(".jinja")] = path
+    if files:
+        # Files replace what the configuration says, even where it has more names.
+        texts = {name: _read_template(path) for name, path in files.items()}
+        return texts["default"] if list(texts) == ["default"] else texts
+    for found in (
         _read_json(folder / "chat_template.json").get("chat_template"),
         config.get("chat_template"),
     ):
-        if isinstance(template, list):
-            template = {entry["name"]: entry["template"] for entry in template}
-        if isinstance(template, dict):
-            template = template.get("default")
-        if isinstance(template, str):
-            return template
+        if isinstance(found, list):
+            found = {entry["name"]: entry["template"] for entry in found}
+        if isinstance(found, dict):
+            found = {name: text for name, text in found.items() if isinstance(text, str)}
+        if found and isinstance(found, str | dict):
+            return found
     return None
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise StartupError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def _token_text(value: Any) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openai_api.chat_template import load_chat_template
 from runtime.client.tokenization import encode_texts
 from runtime.errors import InvalidRequest, StartupError
 from runtime.text.tokenizer import Tokenizer
@@ -184,10 +185,62 @@ def test_model_max_length(backends, value, expected):
     assert Tokenizer(backends["gpt2"], {"model_max_length": value}).model_max_length == expected
 
 
+DEFAULT, USE, OTHER = (
+    f"{name} {{{{ messages[0]['content'] }}}} {{{{ tools | length if tools else 0 }}}}"
+    for name in ("default", "tool_use", "other")
+)
+LISTED = [{"name": "tool_use", "template": USE}, {"name": "default", "template": DEFAULT}]
+# A folder's files by their names; `config` is the key of `tokenizer_config.json`.
+TEMPLATE_FOLDERS = {
+    "text": {"config": DEFAULT},
+    "list": {"config": LISTED},
+    "list, the other way round": {"config": LISTED[::-1]},
+    "list with one more": {"config": [{"name": "rag", "template": OTHER}, *LISTED]},
+    "list of one": {"config": LISTED[1:]},
+    "object": {"config": {"tool_use": USE, "default": DEFAULT}},
+    "file": {"chat_template.jinja": OTHER},
+    "file and list": {"config": LISTED, "chat_template.jinja": OTHER},
+    "file and folder": {
+        "chat_template.jinja": DEFAULT,
+        "additional_chat_templates/tool_use.jinja": USE,
+    },
+    "file, folder and list": {
+        "config": LISTED,
+        "chat_template.jinja": OTHER,
+        "additional_chat_templates/tool_use.jinja": OTHER,
+        "additional_chat_templates/readme.txt": USE,
+    },
+    "folder with a default": {
+        "chat_template.jinja": OTHER,
+        "additional_chat_templates/default.jinja": DEFAULT,
+        "additional_chat_templates/tool.use.jinja": USE,
+    },
+}
+
+
+@pytest.mark.parametrize("files", TEMPLATE_FOLDERS.values(), ids=TEMPLATE_FOLDERS)
+def test_chat_templates_are_those_of_transformers(tmp_path, backends, files):
+    from transformers import AutoTokenizer
+
+    config = {"chat_template": files["config"]} if "config" in files else {}
+    folder = write_folder(tmp_path, backends["gpt2"], **config)
+    for name, text in files.items():
+        if name != "config":
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    ours = Tokenizer.from_folder(folder)
+    assert ours.chat_template == theirs.chat_template
+    template = load_chat_template(None, ours.chat_template, {})
+    messages = [{"role": "user", "content": "q"}]
+    for tools in (None, [{"type": "function", "function": {"name": "f"}}]):
+        assert template.render(messages, tools=tools) == theirs.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=True
+        )
+
+
 def test_chat_template_sources(tmp_path, backends):
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    folder = write_folder(tmp_path, backends["gpt2"], chat_template=named)
-    assert Tokenizer.from_folder(folder).chat_template == "D"
+    folder = write_folder(tmp_path, backends["gpt2"], chat_template=LISTED)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "J"}))
     assert Tokenizer.from_folder(folder).chat_template == "J"
     (folder / "chat_template.jinja").write_text("file")

@@ -127,6 +127,7 @@ def test_every_parser_that_is_recognised_has_an_excerpt() -> None:
 
 def test_the_demo_model() -> None:
     template = Tokenizer.from_folder(Path(MODEL_PATH)).chat_template
+    assert isinstance(template, str)
     assert chosen(template) == ParserNames("qwen3", "hermes")
 
 
