@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from openai_api.billing_line import without_billing
+from openai_api.content_form import Content, ContentForm, in_form
 from openai_api.schemas.chat import ChatMessage, ContentPart, ToolCall
 from runtime.errors import InvalidRequest
 from runtime.media.image_loader import NamedItem
@@ -23,13 +25,14 @@ class TemplateShape:
     """What decides how messages are converted.
 
     Attributes:
-        reads_parts: the template walks over content parts; else texts are joined by a space.
+        form_of: the form in which the template reads the content of a role; where it reads a
+            text, the texts of parts are joined by a space.
         knows_developer: the template has a place for that role; else it reads as `system`, its
             forerunner, because many templates drop a role they do not know without a word.
         sees: the model takes images.
     """
 
-    reads_parts: bool
+    form_of: Callable[[str], ContentForm]
     knows_developer: bool
     sees: bool = False
 
@@ -79,7 +82,7 @@ def _message(message: ChatMessage, where: str, shape: TemplateShape) -> dict[str
         # Templates differ in the name; `transformers` sets both as well.
         converted["thinking"] = reasoning
     converted["role"] = role
-    converted["content"] = _content(message, where, shape)
+    converted["content"] = _content(message, where, shape, shape.form_of(role))
     if reasoning:
         converted["reasoning_content"] = reasoning
     if message.name is not None:
@@ -94,23 +97,21 @@ def _message(message: ChatMessage, where: str, shape: TemplateShape) -> dict[str
     return converted
 
 
-def _content(message: ChatMessage, where: str, shape: TemplateShape) -> str | list[dict[str, Any]]:
+def _content(message: ChatMessage, where: str, shape: TemplateShape, form: ContentForm) -> Content:
     content = message.content
-    if content is None:
-        return message.refusal or ""
     instructs = message.role.lower() in _INSTRUCTIONS
-    if isinstance(content, str):
-        return without_billing(content) if instructs else content
+    if content is None or isinstance(content, str):
+        text = message.refusal or "" if content is None else content
+        return in_form(without_billing(text) if instructs else text, form)
     parts = [_part(part, f"{where}.content[{at}]", shape.sees) for at, part in enumerate(content)]
     if instructs:
         parts = [part for part in map(_without_billing, parts) if part.get("text") != ""]
-    if shape.reads_parts:
-        return parts
-    if any("text" not in part for part in parts):
+    converted = in_form(parts, form)
+    if form is ContentForm.TEXT and not isinstance(converted, str):
         raise InvalidRequest(
             f"{where}: this server's chat template has no place for images.", param=where
         )
-    return " ".join(part["text"] for part in parts)
+    return converted
 
 
 def _without_billing(part: dict[str, Any]) -> dict[str, Any]:

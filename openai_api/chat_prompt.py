@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from openai_api.chat_messages import TemplateShape, image_items, template_messages
@@ -72,13 +73,12 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         splits = context.service.config.http.split_special_tokens
     marks = Marks(context.split_tokens) if splits else None
     tools = request.tools if request.tools and request.tool_choice != "none" else None
-    shape = template.choose(with_tools=tools is not None)
     text = await template.render_async(
         template_messages(
             request.messages,
             TemplateShape(
-                reads_parts=shape.reads_parts,
-                knows_developer=shape.knows_developer,
+                form_of=partial(template.content_form, with_tools=tools is not None),
+                knows_developer=template.choose(with_tools=tools is not None).knows_developer,
                 sees=context.sees,
             ),
         ),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from jinja2 import nodes
 
+from openai_api.content_form import ContentForm, Forms, can_read_parts, find_forms
 from openai_api.template_check import find_doubt
 from openai_api.template_process import LIMITS, Job, TemplateProcess, raise_error
 from openai_api.template_render import (
@@ -20,7 +21,7 @@ from openai_api.template_render import (
     parse_template,
 )
 from runtime.client.offload import OffloadPool
-from runtime.errors import InvalidRequest, StartupError
+from runtime.errors import HeadraceError, InvalidRequest, StartupError
 
 if TYPE_CHECKING:
     from openai_api.split_tokens import Marks
@@ -70,6 +71,8 @@ NAMED_TEMPLATES = {
     "gemma": "gemma.jinja",
     "qwen3-reranker": "qwen3_reranker.jinja",
 }
+# A probe's prompt, with all that a template says of itself.
+_PROBE_CHARS = 200_000
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -78,7 +81,7 @@ class _Compiled:
 
     Attributes:
         variables: names that the text reads from outside.
-        reads_parts: whether it walks over a message's content parts itself.
+        can_read_parts: whether it may read a message's content in parts.
         knows_developer: whether it has a place for the developer role.
         written: its text constants, in the order of the source.
         doubt: why it is rendered in another process; `None` where it is harmless.
@@ -87,7 +90,7 @@ class _Compiled:
     def __init__(self, source: str, name: str) -> None:
         # Before it is compiled, which evaluates what is constant.
         tree = parse_template(source, name)
-        self.reads_parts = _reads_parts(tree)
+        self.can_read_parts = can_read_parts(tree)
         self.written = "".join(_texts(tree))
         self.knows_developer = "developer" in source
         self.doubt = find_doubt(tree)
@@ -150,6 +153,41 @@ class ChatTemplate:
         self._compiled = {name: _Compiled(text, name) for name, text in texts.items()}
         self._special_tokens = dict(special_tokens or {})
         self._timeout_s = timeout_s
+        self._forms = {
+            with_tools: self._find_forms(with_tools=with_tools) for with_tools in (False, True)
+        }
+
+    def content_form(self, role: str, *, with_tools: bool) -> ContentForm:
+        """The form in which the content of `role` is read."""
+        forms = self._forms[with_tools]
+        if not forms:
+            # It can read no parts, or refuses all that it was tried with.
+            reads_parts = self.choose(with_tools=with_tools).can_read_parts
+            return ContentForm.EITHER if reads_parts else ContentForm.TEXT
+        # A role that it has no place for is read as a user's, if at all.
+        return forms.get(role) or forms.get("user", ContentForm.EITHER)
+
+    def describe_content(self) -> str:
+        """The forms of content, for the log."""
+        described = [_described(self._forms[with_tools]) for with_tools in (False, True)]
+        if described[0] == described[1]:
+            return described[0]
+        return f"{described[0]}; with tools: {described[1]}"
+
+    def _find_forms(self, *, with_tools: bool) -> Forms:
+        compiled = self.choose(with_tools=with_tools)
+        if not compiled.can_read_parts:
+            return {}
+
+        def render(
+            messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+        ) -> str | None:
+            try:
+                return self.render(messages, tools=tools, max_chars=_PROBE_CHARS)
+            except HeadraceError:
+                return None
+
+        return find_forms(render, with_tools=with_tools)
 
     @property
     def asks_yes_or_no(self) -> bool:
@@ -295,46 +333,19 @@ def _cut_at_tag(text: str) -> str:
     return kept if text.startswith(_CONTINUE_TAG, at) else kept.rstrip()
 
 
+def _described(forms: Forms) -> str:
+    if not forms:
+        return "text"
+    roles = {form: [role for role in forms if forms[role] is form] for form in ContentForm}
+    return ", ".join(f"{form} ({' '.join(found)})" for form, found in roles.items() if found)
+
+
 def _texts(tree: nodes.Template) -> Iterator[str]:
     for node in tree.find_all((nodes.TemplateData, nodes.Const)):
         if isinstance(node, nodes.TemplateData):
             yield node.data
         elif isinstance(node, nodes.Const) and isinstance(node.value, str):
             yield node.value
-
-
-def _reads_parts(tree: nodes.Template) -> bool:
-    """Whether some loop walks over a message's `content`, directly or through a variable."""
-    aliases = {
-        node.target.name
-        for node in tree.find_all(nodes.Assign)
-        if isinstance(node.target, nodes.Name) and _is_content(node.node)
-    }
-    return any(
-        _is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in aliases)
-        for loop in tree.find_all(nodes.For)
-    ) or any(_macro_reads_parts(macro) for macro in tree.find_all(nodes.Macro))
-
-
-def _macro_reads_parts(macro: nodes.Macro) -> bool:
-    # A macro named or parametrised for content that loops over its first argument.
-    names = {argument.name for argument in macro.args}
-    return any(
-        isinstance(loop.iter, nodes.Name)
-        and loop.iter.name in names
-        and "content" in loop.iter.name
-        for loop in macro.find_all(nodes.For)
-    )
-
-
-def _is_content(node: nodes.Node | None) -> bool:
-    while isinstance(node, nodes.Filter):
-        node = node.node
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    return False
 
 
 def load_chat_template(

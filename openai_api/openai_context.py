@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from runtime.service.context import ServiceContext
 if TYPE_CHECKING:
     # It answers by the endpoints, which know this context.
     from openai_api.batches.batch_service import BatchService
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,8 @@ def make_context(service: ServiceContext) -> OpenAIContext:
     template = load_chat_template(
         http.chat_template, tokenizer.chat_template, tokenizer.named_tokens
     )
+    if template is not None and not tokenizer.is_missing:
+        logger.info("Chat content: %s, as the chat template reads it", template.describe_content())
     names = choose_parsers(
         http.reasoning_parser,
         http.tool_call_parser,

@@ -198,6 +198,7 @@ def template_of_model(
     """
     # Jinja is loaded where a model shows a template, not with the language.
     from openai_api.chat_template import load_chat_template
+    from openai_api.content_form import in_form
     from runtime.errors import InvalidRequest, StartupError
 
     try:
@@ -208,8 +209,17 @@ def template_of_model(
         return None
 
     def render(messages: Messages, is_open: bool) -> str | None:
+        fitting = [
+            {
+                **message,
+                "content": in_form(
+                    message["content"], template.content_form(message["role"], with_tools=False)
+                ),
+            }
+            for message in messages
+        ]
         try:
-            return template.render(messages, add_generation_prompt=is_open)
+            return template.render(fitting, add_generation_prompt=is_open)
         except InvalidRequest:
             return None
 

@@ -342,6 +342,17 @@ async def test_reasoning_opened_by_the_prompt(make_front: Any) -> None:
     assert (message["reasoning_content"], message["content"]) == ("so", "No")
 
 
+async def test_a_template_that_loops_over_parts_gets_them(make_front: Any) -> None:
+    template = (
+        "{% for m in messages %}{% for p in m.content %}{{ p.text }};{% endfor %}{% endfor %}"
+    )
+    front = make_front(lambda prompt: prompt, template=template)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "user", "content": "q"}, {"role": "user", "content": parts}]
+    answer = await front.post("/v1/chat/completions", {"messages": messages})
+    assert answer.json()["choices"][0]["message"]["content"] == "q;a;b;"
+
+
 async def test_thinking_switches_reach_the_template(make_front: Any) -> None:
     template = "{{ messages[0].content }}|{{ enable_thinking }}|{{ reasoning_effort }}"
     front = make_front(lambda prompt: prompt, template=template)

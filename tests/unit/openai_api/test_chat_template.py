@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from openai_api.chat_messages import TemplateShape, template_messages
 from openai_api.chat_template import ChatTemplate, load_chat_template
+from openai_api.schemas.chat import ChatMessage, ContentPart, FunctionCall, ToolCall
 from runtime.errors import InvalidRequest, StartupError
 
 FOLDER = Path(__file__).parents[2] / "support" / "chat_templates"
@@ -117,16 +120,115 @@ def test_the_servers_variables_cannot_be_replaced(name: str) -> None:
         ChatTemplate(QWEN3, TOKENS).render(SIMPLE, variables={name: []})
 
 
-def test_content_format_detection() -> None:
-    parts = {
-        name: ChatTemplate(SOURCES[name]).choose(with_tools=False).reads_parts
-        for name in ("qwen3", "llama3", "mistral", "parts")
-    }
-    assert parts == {"qwen3": False, "llama3": False, "mistral": False, "parts": True}
-    direct = (
-        "{% for m in messages %}{% for c in m['content'] %}{{ c.text }}{% endfor %}{% endfor %}"
+# As SmolVLM and Idefics 3 have it.
+SMOL = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
+    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+# As GLM-4.1V: parts of users, texts of all others.
+GLM = (
+    "[gMASK]<sop>{%- for msg in messages %}{%- if msg.role == 'system' %}\n<|system|>\n"
+    "{{ msg.content }}{%- elif msg.role == 'user' %}<|user|>{{ '\\n' }}"
+    "{%- for item in msg.content %}{%- if item.type == 'image' %}<|image|>"
+    "{%- elif item.type == 'text' %}{{ item.text }}{%- endif %}{%- endfor %}"
+    "{%- elif msg.role == 'assistant' %}<|assistant|>\n{{ msg.content }}"
+    "{%- elif msg.role == 'tool' %}<|observation|>\n{{ msg.content }}{%- endif %}{% endfor -%}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+# As Llama 3.2 Vision: a tool's answer in parts would be written out as JSON.
+LLAMA_VISION = (
+    "{% for message in messages %}<|{{ message.role }}|>{% if message.role == 'tool' %}"
+    "{% if message.content is mapping or message.content is iterable %}"
+    "{{ message.content | tojson }}{% else %}{{ message.content }}{% endif %}"
+    "{% elif message.content is string %}{{ message.content }}{% else %}"
+    "{% for content in message.content %}{% if content.type == 'image' %}<|image|>"
+    "{% elif content.type == 'text' %}{{ content.text }}{% endif %}{% endfor %}{% endif %}"
+    "{% endfor %}"
+)
+# As InternVL: a filter in the place of a test.
+FILTERED = (
+    "{% for m in messages %}{{ m.role }}: "
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part.text }}"
+    "{% endfor %}\n{% endfor %}"
+)
+# No loop at all.
+FIRST = "{% for m in messages %}{{ m.role }}: {{ m['content'][0]['text'] }}\n{% endfor %}"
+ALIAS = (
+    "{% for m in messages %}{% set body = m.content %}{{ m.role }}: {% for p in body %}"
+    "{{ p['text'] }}{% endfor %}\n{% endfor %}"
+)
+MACRO = (
+    "{% macro show(body) %}{% for p in body %}{{ p.text }}{% endfor %}{% endmacro %}"
+    "{% for m in messages %}{{ m.role }}: {{ show(m.content) }}\n{% endfor %}"
+)
+ROLES = ("system", "user", "assistant", "tool")
+LISTS = dict.fromkeys(ROLES, "parts")
+TEXTS = dict.fromkeys(ROLES, "text")
+EITHER = dict.fromkeys(ROLES, "either")
+FORMS = {
+    "qwen3": (QWEN3, TEXTS),
+    "llama3": (LLAMA3, TEXTS),
+    "mistral": (MISTRAL, TEXTS),
+    "parts": (PARTS, EITHER),
+    "smol": (SMOL, LISTS),
+    "glm": (GLM, {**TEXTS, "user": "parts"}),
+    "llama vision": (LLAMA_VISION, {**EITHER, "tool": "text"}),
+    "filtered": (FILTERED, LISTS),
+    "first": (FIRST, LISTS),
+    "alias": (ALIAS, LISTS),
+    "macro": (MACRO, LISTS),
+}
+TOLD = [
+    ChatMessage(role="system", content="Be kind."),
+    ChatMessage(role="user", content=[ContentPart(type="text", text="Weather?")]),
+    ChatMessage(
+        role="assistant",
+        tool_calls=[ToolCall(id="abcdefghi", function=FunctionCall(name="f", arguments="{}"))],
+    ),
+    ChatMessage(role="tool", content=[ContentPart(type="text", text="rain")], tool_call_id="a"),
+    ChatMessage(role="user", content="Thanks"),
+]
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["bare", "tools"])
+@pytest.mark.parametrize("name", FORMS)
+def test_content_has_the_form_that_the_template_reads(
+    name: str, tools: list[dict[str, Any]] | None
+) -> None:
+    source, forms = FORMS[name]
+    template = ChatTemplate(source, TOKENS)
+    form_of = partial(template.content_form, with_tools=tools is not None)
+    assert {role: form_of(role) for role in ROLES} == forms
+    messages = template_messages(TOLD, TemplateShape(form_of=form_of, knows_developer=False))
+    if name == "mistral":
+        # It has no place for calls.
+        messages = messages[:2]
+    expected = []
+    for message in messages:
+        content = message["content"]
+        # As a person would write it down for `transformers`, by the role.
+        texts = content if isinstance(content, str) else content[0]["text"]
+        wanted = [{"type": "text", "text": texts}] if forms[message["role"]] == "parts" else texts
+        expected.append({**message, "content": wanted})
+    text = template.render(messages, tools=tools)
+    assert text == reference(source, expected, tools=tools, add_generation_prompt=True)
+    assert "Weather?" in text
+    assert "{'type'" not in text
+
+
+def test_the_log_says_what_form_content_has() -> None:
+    assert ChatTemplate(QWEN3, TOKENS).describe_content() == "text"
+    assert (
+        ChatTemplate(GLM, TOKENS).describe_content() == "text (assistant system tool), parts (user)"
     )
-    assert ChatTemplate(direct).choose(with_tools=False).reads_parts
+
+
+def test_a_template_that_refuses_the_probes_gets_content_as_it_came() -> None:
+    source = "{{ raise_exception('no') if true }}{{ messages[0].content[0].text }}"
+    assert ChatTemplate(source).content_form("user", with_tools=False) == "either"
 
 
 @pytest.mark.parametrize(

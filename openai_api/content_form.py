@@ -1,0 +1,132 @@
+"""In which form a chat template reads a message's content: a text, a list of parts, or either.
+
+Many templates take both. Some loop over parts and drop a plain text without an error; some print
+a list as Python writes it. Some differ by role. vLLM looks for loops in the syntax tree and decides
+once for all roles; here the tree only tells whether the template can read parts at all, and each
+role is then rendered in both forms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+from jinja2 import nodes
+
+Message = dict[str, Any]
+Content = str | list[dict[str, Any]]
+# Messages and tools in, the prompt out; `None` where the template fails or refuses them.
+Render = Callable[[list[Message], list[dict[str, Any]] | None], str | None]
+
+_MARK = "zqcontentzq"
+# How Python and JSON write a part, as opposed to its text.
+_WRITTEN_OUT = re.compile(rf"""['"]text['"]\s*:\s*['"]{_MARK}""")
+# The nine characters that Mistral's templates ask for.
+_CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "probe", "arguments": {"key": "value"}},
+}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "Probe",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
+    },
+}
+
+
+class ContentForm(StrEnum):
+    """What a template takes for the content of a role."""
+
+    TEXT = "text"
+    PARTS = "parts"
+    EITHER = "either"
+
+
+Forms = Mapping[str, ContentForm]
+
+
+def in_form(content: Content, form: ContentForm) -> Content:
+    """`content` as `form` has it; a list stays one unless all of its parts are texts."""
+    if form is ContentForm.PARTS and isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if form is not ContentForm.TEXT or isinstance(content, str):
+        return content
+    return " ".join(part["text"] for part in content) if _all_texts(content) else content
+
+
+def _all_texts(parts: list[dict[str, Any]]) -> bool:
+    return all("text" in part for part in parts)
+
+
+def can_read_parts(tree: nodes.Template) -> bool:
+    """Whether a template names the key `text`, which all that read parts do."""
+    if any(node.attr == "text" for node in tree.find_all(nodes.Getattr)):
+        return True
+    # As a key, or in `selectattr("type", "equalto", "text")` and `map(attribute="text")`.
+    return any(node.value == "text" for node in tree.find_all(nodes.Const))
+
+
+def find_forms(render: Render, *, with_tools: bool) -> dict[str, ContentForm]:
+    """Render each role's content in both forms.
+
+    Args:
+        render: of the template.
+        with_tools: whether the conversations offer a tool.
+
+    Returns:
+        A form for each role whose content the template showed.
+    """
+    tools = [_TOOL] if with_tools else None
+    forms: dict[str, ContentForm] = {}
+    # The user's form first: the conversations for the other roles have a user in them.
+    for role in ("user", "assistant", "system", "developer", "tool", "function"):
+        for before, after in _around(role, forms):
+            shown = [
+                form
+                for form in (ContentForm.TEXT, ContentForm.PARTS)
+                if _is_shown(
+                    render([*before, {**_NAMED.get(role, {}), **_said(role, form)}, *after], tools)
+                )
+            ]
+            if shown:
+                forms[role] = shown[0] if len(shown) == 1 else ContentForm.EITHER
+                break
+    return forms
+
+
+_NAMED: Mapping[str, Message] = {
+    "tool": {"tool_call_id": _CALL["id"], "name": "probe"},
+    "function": {"name": "probe"},
+}
+
+
+def _said(role: str, form: ContentForm) -> Message:
+    return {"role": role, "content": in_form(_MARK, form)}
+
+
+def _around(role: str, forms: Forms) -> Iterator[tuple[list[Message], list[Message]]]:
+    """What may stand before and behind a message of `role`; the likeliest to be taken first."""
+
+    def filler(of: str, text: str) -> Message:
+        return {"role": of, "content": in_form(text, forms.get(of, ContentForm.EITHER))}
+
+    user = filler("user", "Hi")
+    if role == "user":
+        yield [], []
+    elif role == "assistant":
+        yield [user], [user]
+        yield [user], []
+    elif role in ("system", "developer"):
+        yield [], [user]
+    else:
+        yield [user, {**filler("assistant", ""), "tool_calls": [_CALL]}], []
+        yield [user, filler("assistant", "Ho")], []
+
+
+def _is_shown(prompt: str | None) -> bool:
+    return prompt is not None and _MARK in prompt and _WRITTEN_OUT.search(prompt) is None
