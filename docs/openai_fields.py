@@ -87,6 +87,16 @@ def _refused(value: Any = True) -> Sample:
     return Sample(value)
 
 
+_SWITCHES = {
+    "enable_thinking": Sample(False, "a variable of the template"),
+    "thinking": Sample(
+        {"type": "disabled"},
+        "the same, also as true or false; `clear_thinking` in it is a variable of the template",
+    ),
+    "documents": Sample(
+        [{"title": "t", "text": "x"}], "a variable of the template: texts to refer to"
+    ),
+}
 _CACHE_BREAK = Sample(
     True, "where the prompt left what was cached", needs="`--enable-cache-report`"
 )
@@ -189,6 +199,7 @@ CHAT = Route(
         "add_generation_prompt": Sample(False, "no opening of the answer"),
         "chat_template": Sample("{{ 1 }}", is_refused=True),
         "chat_template_kwargs": Sample({"verbosity": "high"}, "variables of the template"),
+        **_SWITCHES,
         "split_special_tokens": Sample(
             True,
             "special tokens in texts are text",
@@ -264,6 +275,7 @@ RESPONSES = Route(
         "text": Sample({"format": _JSON}, "a grammar for the output"),
         "truncation": Sample("auto"),
         "chat_template_kwargs": Sample({"verbosity": "high"}, "variables of the template"),
+        **_SWITCHES,
         "conversation": _refused("conv_a"),
         "prompt": _refused({"id": "p"}),
         "stream": _GENERATION["stream"],
@@ -333,7 +345,8 @@ def openai_fields_page() -> str:
         "",
         "What each field that a route knows does: it has an effect, it is neutral (it changes nothing about",
         "an answer, for the reason given), or it is refused with a 400 that names it. Fields that are not",
-        "listed are ignored. The columns behind say whether it goes together with a streamed answer, tools,",
+        "listed are ignored, and named in the header `x-ignored-fields` of the answer and once in the log.",
+        "The columns behind say whether it goes together with a streamed answer, tools,",
         "thinking, a grammar (`response_format`) and several choices: `+` where it does, 400 where it is",
         "refused. Null asks for nothing anywhere. A test sends every one of these requests, and compares the",
         "fields with those of the newest `openai` package.",

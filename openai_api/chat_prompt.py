@@ -9,7 +9,7 @@ from typing import Any
 
 from openai_api.chat_messages import TemplateShape, image_items, template_messages
 from openai_api.openai_context import OpenAIContext
-from openai_api.schemas.chat import ChatCompletionRequest
+from openai_api.schemas.chat import ChatCompletionRequest, ThinkingSwitch
 from openai_api.split_tokens import Marks
 from runtime.client.admission import MAX_CHARS_PER_TOKEN, EngineLimits, check_prompt_length
 from runtime.client.tokenization import encode_prompts
@@ -152,7 +152,7 @@ def _max_chars(limits: EngineLimits) -> int:
 
 
 def template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
-    """`chat_template_kwargs`, and the switches that stand for some of them."""
+    """The variables of the template, whichever field of the request sets them."""
     reasoning = request.reasoning
     effort = request.reasoning_effort or (reasoning.effort if reasoning else None)
     enabled = reasoning.enabled if reasoning else None
@@ -162,11 +162,31 @@ def template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
     if effort is not None:
         variables["reasoning_effort"] = effort
     if enabled is not None:
-        # Two families of templates, two names for one switch.
-        variables |= {"enable_thinking": enabled, "thinking": enabled}
+        variables |= _thinking_variables(enabled)
     if request.verbosity is not None:
         variables["verbosity"] = request.verbosity
-    return variables | (request.chat_template_kwargs or {})
+    return variables | _switches(request) | (request.chat_template_kwargs or {})
+
+
+def _switches(request: ChatCompletionRequest) -> dict[str, Any]:
+    variables: dict[str, Any] = {}
+    thinks = request.thinking
+    if isinstance(thinks, ThinkingSwitch):
+        if thinks.clear_thinking is not None:
+            variables["clear_thinking"] = thinks.clear_thinking
+        thinks = {"enabled": True, "disabled": False}.get(thinks.type)
+    if request.enable_thinking is not None:
+        thinks = request.enable_thinking
+    if thinks is not None:
+        variables |= _thinking_variables(thinks)
+    if request.documents is not None:
+        variables["documents"] = request.documents
+    return variables
+
+
+def _thinking_variables(thinks: bool) -> dict[str, Any]:
+    # Two families of templates, two names for one switch.
+    return {"enable_thinking": thinks, "thinking": thinks}
 
 
 def _is_open(text: str, request: ChatCompletionRequest, context: OpenAIContext) -> bool:

@@ -47,7 +47,6 @@ RESERVED = frozenset(
     {
         "messages",
         "tools",
-        "documents",
         "add_generation_prompt",
         "continue_final_message",
         "chat_template",
@@ -217,8 +216,9 @@ class ChatTemplate:
         again there in the rare case that it is slow all the same: loops inside of loops.
         """
         tools, marks = options.get("tools"), options.get("marks")
+        given = (messages, tools, options.get("variables"))
         is_harmless = self.choose(with_tools=bool(tools)).doubt is None
-        if is_harmless and marks is None and _is_small((messages, tools)):
+        if is_harmless and marks is None and _is_small(given):
             with contextlib.suppress(RenderTimeout):
                 return self.render(messages, **options, timeout_s=_INLINE_S)
         return await _RENDERING.run(self.render, messages, **options)
@@ -261,9 +261,9 @@ class ChatTemplate:
             messages = [*messages[:-1], _tagged(messages[-1])]
         values = {
             **self._special_tokens,
+            "documents": None,
             **extra,
             "messages": messages,
-            "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         text = compiled.render({**values, "tools": tools}, max_chars, timeout_s)
@@ -299,8 +299,15 @@ def allowed_variables(given: Mapping[str, Any], read: set[str]) -> dict[str, Any
     """The request's variables that the template reads.
 
     Raises:
-        InvalidRequest: one that is the server's to set.
+        InvalidRequest: one that is the server's to set, or documents that are no objects.
     """
+    documents = given.get("documents") or []
+    if not (isinstance(documents, list) and all(isinstance(each, dict) for each in documents)):
+        raise InvalidRequest(
+            "documents must be a list of objects, each with the keys that the chat template reads "
+            "(mostly title and text).",
+            param="documents",
+        )
     for name in given:
         if name in RESERVED or name.startswith("_"):
             raise InvalidRequest(

@@ -17,6 +17,7 @@ from openai_api.endpoints.embeddings import create_embeddings
 from openai_api.endpoints.responses import create_response
 from openai_api.openai_context import OpenAIContext
 from openai_api.openai_errors import error_body
+from runtime.client.ignored_fields import IGNORED, IgnoredFields
 from runtime.client.json_pieces import all_pieces
 from runtime.service.error_table import describe_error
 
@@ -91,6 +92,7 @@ async def answer(context: OpenAIContext, url: str, body: bytes) -> dict[str, Any
         url: the path of a handler.
         body: of the request, JSON.
     """
+    IGNORED.set(IgnoredFields(url))
     try:
         reply = await HANDLERS[url](Call(body), context)
         assert isinstance(reply, Whole), "nothing is streamed in a batch"

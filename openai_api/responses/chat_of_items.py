@@ -73,6 +73,9 @@ def chat_of(
         messages=turns.messages,
         tool_choice=tools.choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
+        enable_thinking=request.enable_thinking,
+        thinking=request.thinking,
+        documents=request.documents,
         chat_template_kwargs=request.chat_template_kwargs,
     )
     chat.tools = tools.functions or None

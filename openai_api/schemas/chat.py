@@ -164,6 +164,19 @@ class Reasoning(msgspec.Struct, kw_only=True):
     enabled: bool | None = None
 
 
+class ThinkingSwitch(msgspec.Struct, kw_only=True):
+    """Whether the model thinks, in the form of GLM's, DeepSeek's and Kimi's own APIs.
+
+    Attributes:
+        type: `enabled` and `disabled` switch templates that have a switch; the others leave it to
+            the template.
+        clear_thinking: whether thoughts of earlier turns are left out; a variable of GLM's.
+    """
+
+    type: Literal["enabled", "disabled", "auto", "adaptive"]
+    clear_thinking: bool | None = None
+
+
 class ChatCompletionRequest(GenerationFields, kw_only=True):
     """The body; `tools` stays as sent because the template prints it for the model to read."""
 
@@ -188,6 +201,10 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingSwitch | None = None
+    # Each as the template reads it, mostly with `title` and `text`.
+    documents: list[dict[str, Any]] | None = None
     split_special_tokens: bool | None = None
     rid: Rid | None = None
     return_cache_break: bool | None = None

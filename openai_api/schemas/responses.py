@@ -9,6 +9,7 @@ import msgspec
 
 from openai_api.logprobs import MAX_CHAT_TOP
 from openai_api.responses.local_shell import ShellAction
+from openai_api.schemas.chat import ThinkingSwitch
 from openai_api.schemas.common import Salt
 from openai_api.schemas.neutral import neutral
 from runtime.client.expected import fields_of_type
@@ -249,7 +250,11 @@ class ItemsRequest(msgspec.Struct, kw_only=True):
         Literal["auto", "disabled"] | None,
         neutral("auto leaves the oldest turns out of an input that is too long"),
     ] = None
+    # Ours, as in chat.
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingSwitch | None = None
+    documents: list[dict[str, Any]] | None = None
 
     conversation: Any = None
     prompt: Any = None

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import msgspec
 
 from runtime.client.expected import InvalidBody, explain, not_json
+from runtime.client.ignored_fields import note_ignored, unknown_fields
 from runtime.client.large_body import PIECE_BYTES, WINDOW, Body, split_lists
 from runtime.client.offload import OffloadPool
 
@@ -36,7 +37,7 @@ _POOL = OffloadPool("reading of the body", workers=2, max_queued=4096, timeout_s
 
 
 async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode a body of any size; see `decode_body`.
+    """Decode a body of any size; see `decode_body`. Fields that it ignores are noted.
 
     Raises:
         InvalidBody: as `decode_body`; or more numbers, strings, lists and objects than a request
@@ -44,8 +45,14 @@ async def read_json(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
         Overloaded: too many large bodies wait.
     """
     if len(body) <= INLINE_BYTES:
-        return decode_body(bytes(body), decoder)
-    return await _POOL.run(decode_large, body, decoder)
+        raw = bytes(body)
+        decoded, unknown = decode_body(raw, decoder), unknown_fields(raw, decoder.type)
+    else:
+        unknown = []
+        decoded = await _POOL.run(decode_large, body, decoder, unknown=unknown)
+    if unknown:
+        note_ignored(unknown)
+    return decoded
 
 
 def decode_large(
@@ -53,6 +60,7 @@ def decode_large(
     decoder: msgspec.json.Decoder[T],
     piece_bytes: int = PIECE_BYTES,
     window: int = WINDOW,
+    unknown: list[str] | None = None,
 ) -> T:
     """Decode a large body piece by piece; for a thread.
 
@@ -61,12 +69,16 @@ def decode_large(
         decoder: what reads it.
         piece_bytes: what it gets at a time.
         window: bytes that one call of a regular expression looks at.
+        unknown: gets the names of fields that are ignored.
 
     Raises:
         InvalidBody: see `read_json`.
     """
     rest, lists = split_lists(body, decoder.type, piece_bytes, window)
-    decoded = decode_body(bytes(rest), decoder)
+    raw = bytes(rest)
+    decoded = decode_body(raw, decoder)
+    if unknown is not None:
+        unknown += unknown_fields(raw, decoder.type)
     for attribute, items in lists.items():
         msgspec.structs.force_setattr(cast("msgspec.Struct", decoded), attribute, items)
     return decoded

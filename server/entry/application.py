@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from runtime.client.ignored_fields import HEADER, IGNORED, IgnoredFields
 from runtime.client.tenant import TENANT
 from runtime.config.options import HttpArgs
 from runtime.service.context import Lifecycle
@@ -84,7 +85,7 @@ class Application:
             allow_origin_regex=".*",
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", HEADER],
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,6 +96,8 @@ class Application:
         route = self.routes.resolve(scope)
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id.decode("ascii")
+        ignored = IgnoredFields(route.path or "")
+        IGNORED.set(ignored)
         started_at = time.perf_counter()
         status_code = 0
         reason = ""
@@ -105,6 +108,8 @@ class Application:
                 status_code = message["status"]
                 headers = list(message.get("headers", ()))
                 headers.append((b"x-request-id", request_id))
+                if ignored.names:
+                    headers.append((HEADER.encode(), ignored.header().encode("ascii")))
                 if self._lifecycle.draining:
                     # The next request of this client must find another server.
                     headers.append((b"connection", b"close"))

@@ -33,7 +33,9 @@ PARAMS: dict[str, Any] = {
     EMBEDDINGS.path: EmbeddingCreateParams,
 }
 TEMPLATE = (
-    "{{ reasoning_effort }}{{ verbosity }}{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML
+    "{{ reasoning_effort }}{{ verbosity }}{{ enable_thinking }}"
+    "{% if documents %}{{ documents | tojson }}{% endif %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML
 )
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 # As long as many tokens, with a stop in it, a thought before and two calls behind.

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from runtime.client import ignored_fields
 from server.entry.body_limit import BodyLimit
 from server.error_responses import SlowBody
 from tests.support.fake_server import FakeServer
@@ -49,6 +50,61 @@ async def test_a_body_that_never_comes_is_given_up():
     receive = BodyLimit(100, timeout_s=0.05).counting(silent)
     with pytest.raises(SlowBody, match="did not arrive"):
         await receive()
+
+
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "/v1/completions": {"prompt": "a", "max_tokens": 1},
+    "/v1/responses": {"input": "a", "max_output_tokens": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "model": "m"},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}], "model": "m"},
+    "/api/chat": {"messages": [{"role": "user", "content": "a"}], "model": "m", "stream": False},
+    "/api/show": {"model": "m"},
+    "/generate": {"text": "a"},
+    "/tokenize": {"prompt": "a"},
+    "/v1/rerank": {"query": "a", "documents": []},
+    "/abort_request": {"rid": "nobody"},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_fields_that_nobody_reads_are_named(tmp_path, caplog, path):
+    ignored_fields.LOGGED.clear()
+    server = FakeServer(tmp_path)
+    body = {**BODIES[path], "frequncy_penalty": 1, "a, b\r\n": None, "ä": 2}
+    for _ in range(2):
+        response = await server.client.post(path, json=body)
+        # An error names them as well.
+        assert response.headers["x-ignored-fields"] == "frequncy_penalty, a%2C%20b%0D%0A, %C3%A4"
+    lines = [line.getMessage() for line in caplog.records if "is ignored" in line.getMessage()]
+    assert [line.split(":")[0] for line in lines] == [path] * 3
+    assert r"'a, b\r\n'" in lines[1]
+    assert "x-ignored-fields" not in (await server.client.post(path, json=BODIES[path])).headers
+
+
+async def test_a_large_body_and_a_stream_name_what_is_ignored(tmp_path):
+    server = FakeServer(tmp_path)
+    fields = {"text": "a" * 100_000, "stream": True, "strem": True}
+    assert (await server.client.post("/generate", json=fields)).headers[
+        "x-ignored-fields"
+    ] == "strem"
+    body = {"prompt": [[1] * 50_000], "max_tokens": 1, "x": {"y": [1] * 10_000}}
+    response = await server.client.post("/v1/completions", json=body)
+    assert response.headers["x-ignored-fields"] == "x"
+
+
+async def test_names_of_ignored_fields_are_bounded(tmp_path, caplog):
+    ignored_fields.LOGGED.clear()
+    server = FakeServer(tmp_path)
+    for first in range(0, 3000, 1000):
+        names = {f"{first + index}{'日' * 100}": 1 for index in range(1000)}
+        response = await server.client.post("/tokenize", json={"prompt": "a", **names})
+        header = response.headers["x-ignored-fields"]
+        assert len(header) <= 1100
+        assert header.endswith(", ...")
+    for first in range(1100):
+        await server.client.post("/tokenize", json={"prompt": "a", f"n{first}": 1})
+    assert len(ignored_fields.LOGGED) == ignored_fields.MAX_LOGGED
 
 
 async def test_request_ids_are_kept_or_replaced(tmp_path):

@@ -1,0 +1,111 @@
+"""Fields of a request that no part of the server reads: they are ignored, and that is said.
+
+The entry opens a record for each request, the reading of its JSON body notes names in it, and the
+response says them in a header. The log says each name once for each route.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+HEADER = "x-ignored-fields"
+# Of one request: names that are kept, and their characters.
+_MAX_NAMES = 64
+_MAX_NAME_CHARS = 64
+# Clients and proxies bound a header's line; 8 KiB is the least of the usual bounds.
+_MAX_HEADER_BYTES = 1024
+# Pairs of a name and a route that the log has had. Beyond, new ones are in the header alone.
+MAX_LOGGED = 1024
+# What a name may have in a header as it is: no blank, no comma, no percent sign.
+_PLAIN = "!#$&'*+-.^_`|~[]{}():;<>=@/?"
+
+LOGGED: set[tuple[str, str]] = set()
+_top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class IgnoredFields:
+    """The names of one request.
+
+    Attributes:
+        names: in the order of the body.
+    """
+
+    def __init__(self, route: str) -> None:
+        """Begin; `route` is the registered path, for the log."""
+        self.names: list[str] = []
+        self._route = route
+
+    def add(self, names: Iterable[str]) -> None:
+        """Take more names, and log those that are new for the route."""
+        for name in names:
+            if name in self.names or len(self.names) >= _MAX_NAMES:
+                continue
+            self.names.append(name)
+            pair = (self._route, name)
+            if pair in LOGGED or len(LOGGED) >= MAX_LOGGED:
+                continue
+            LOGGED.add(pair)
+            logger.warning(
+                "%s: the field %a is ignored; this route does not know it", self._route, name
+            )
+
+    def header(self) -> str:
+        """The names with commas between them; what no header may hold is percent-encoded."""
+        found: list[str] = []
+        num_bytes = 0
+        for name in self.names:
+            # Half a surrogate pair has no bytes of its own.
+            encoded = quote(name, safe=_PLAIN, errors="replace")
+            num_bytes += len(encoded) + 2
+            if num_bytes > _MAX_HEADER_BYTES:
+                found.append("...")
+                break
+            found.append(encoded)
+        return ", ".join(found)
+
+
+# Set by the entry for each HTTP request, and for each line of a batch.
+IGNORED: ContextVar[IgnoredFields | None] = ContextVar("ignored_fields", default=None)
+
+
+def unknown_fields(body: bytes, decoder_type: Any) -> list[str]:
+    """The keys of a JSON object that the struct `decoder_type` has no field for.
+
+    Args:
+        body: valid JSON.
+        decoder_type: what it was decoded into; other types than structs know all keys.
+    """
+    known = _known_fields(decoder_type)
+    if known is None:
+        return []
+    try:
+        keys = _top_level.decode(body)
+    except msgspec.DecodeError:
+        return []
+    found = [key[:_MAX_NAME_CHARS] for key in keys if key not in known]
+    return found[:_MAX_NAMES]
+
+
+def note_ignored(names: Iterable[str]) -> None:
+    """Add `names` to the record of the request that is served, if there is one."""
+    ignored = IGNORED.get()
+    if ignored is not None:
+        ignored.add(names)
+
+
+@functools.cache
+def _known_fields(decoder_type: Any) -> frozenset[str] | None:
+    if not (isinstance(decoder_type, type) and issubclass(decoder_type, msgspec.Struct)):
+        return None
+    tag = decoder_type.__struct_config__.tag_field
+    names = (field.encode_name for field in msgspec.structs.fields(decoder_type))
+    return frozenset(names) | ({tag} if tag else set())
