@@ -84,7 +84,9 @@ def run_job(job: BatchJob) -> BatchResult:
         job.worker, shared, take, lambda _: None, lambda *_: None, ranks
     )
     load_s = time.perf_counter() - started
-    vocab_size = read_model_spec(Path(job.worker.model_folder)).vocab_size
+    vocab_size = read_model_spec(
+        Path(job.worker.model_folder), job.worker.model_overrides
+    ).vocab_size
     rng = np.random.default_rng(job.seed)
     batches: list[BatchTimes] = []
     for iteration in range(job.num_warmup + job.num_iters):

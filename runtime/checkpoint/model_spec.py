@@ -101,10 +101,12 @@ class ModelSpec(ABC):
     Attributes:
         architecture: class name in `config.json`, such as `Qwen3ForCausalLM`.
         context_len: longest sequence the positions allow, scaling included.
-        eos_token_ids: ids that end a text, from `generation_config.json`, else `config.json`.
+        eos_token_ids: ids that end a text, from `generation_config.json` and `config.json`; of a
+            model that serves, the tokenizer's too.
         dtype: the checkpoint's own type, such as `bfloat16`.
         generation_defaults: sampling keys of `generation_config.json`, native names.
-        raw: the whole of `config.json`.
+        raw: the whole of `config.json`, with `overrides`.
+        overrides: keys that the operator puts in the place of those of `config.json`.
         gives: what comes out for a text.
         pooling: of a model that gives vectors or scores, with the layers behind it.
         text_limit: of a model that gives vectors, tokens of a text in its folder's own words;
@@ -124,6 +126,7 @@ class ModelSpec(ABC):
     dtype: str = "float32"
     generation_defaults: dict[str, float | int] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
     gives: Gives = "tokens"
     pooling: Pooling = field(default_factory=Pooling)
     text_limit: int | None = None

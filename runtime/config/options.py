@@ -77,6 +77,12 @@ class ModelArgs:
     allow_weights_download: bool = option(
         False, "Let such updates name hub ids, and fetch those that are not on this machine."
     )
+    json_model_override_args: str = option(
+        "{}",
+        "JSON object of keys that replace those of the model's config.json, such as "
+        "'{\"is_matryoshka\": true}'.",
+        metavar="JSON",
+    )
     trust_remote_code: bool = option(
         False, "Accepted for compatibility; code from a model folder never runs."
     )
@@ -354,6 +360,7 @@ class WorkerConfig:
         dtype: `float32`, `float16` or `bfloat16`.
         context_len: most tokens of a request, prompt and output together.
         weights_folder: where the weights are, when not in `model_folder`.
+        model_overrides: keys that replace those of `config.json`.
         generation: how many workers this front has started before.
         deterministic: use batch-invariant kernels only.
         rounds_products: multiply float32 as bfloat16, where there are such kernels.
@@ -395,6 +402,7 @@ class WorkerConfig:
     dp_rank: int = 0
     gpu_ids: list[str] = field(default_factory=list)
     weights_folder: str | None = None
+    model_overrides: dict[str, Any] = field(default_factory=dict)
     log_level: str
     decode_log_interval: int
     stream_interval: int

@@ -18,7 +18,7 @@ from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.ipc.transport import create_run_folder, remove_run_folder
 from runtime.launch.hardware import detect_hardware
-from runtime.launch.resolve import Folders, Resolved, check_options, resolve
+from runtime.launch.resolve import Folders, Resolved, check_options, model_overrides, resolve
 from runtime.media.media_policy import MediaPolicy, read_policy
 from runtime.models.registry import read_model_spec
 from runtime.text.tokenizer import Tokenizer
@@ -46,7 +46,10 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
     check_options(config)
     media = read_policy(config.media)
     config, model_folder = find_model(config)
-    model = read_model_spec(model_folder, is_embedding=config.model.is_embedding)
+    overrides = model_overrides(config.model.json_model_override_args)
+    if overrides:
+        logger.info("--json-model-override-args replaces %s of config.json", ", ".join(overrides))
+    model = read_model_spec(model_folder, overrides, is_embedding=config.model.is_embedding)
     if config.model.load_format != "dummy":
         check_model_folder(model_folder, model)
     tokenizer_path = config.model.tokenizer_path
@@ -60,6 +63,7 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
         if config.model.skip_tokenizer_init
         else Tokenizer.from_folder(tokenizer_folder)
     )
+    model = _with_turn_ends(model, tokenizer)
     folders = Folders(create_run_folder(), model_folder, tokenizer_folder)
     try:
         resolved = resolve(config, model, detect_hardware(), folders, secrets.randbits(31))
@@ -69,6 +73,19 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
     for choice in resolved.choices:
         logger.info(choice)
     return PreparedEngine(resolved, model, tokenizer, folders, media)
+
+
+def _with_turn_ends(model: ModelSpec, tokenizer: Tokenizer) -> ModelSpec:
+    """Let the tokenizer's end of a turn end a text, too.
+
+    A fine-tune of a base model often keeps that model's `eos_token_id` in both of its files, and
+    has the token that it was trained to end with in the tokenizer's alone.
+    """
+    ends = [each for each in tokenizer.turn_end_ids if 0 <= each < model.vocab_size]
+    ids = tuple(dict.fromkeys((*model.eos_token_ids, *ends)))
+    if ids != model.eos_token_ids:
+        logger.info("Tokens that end a text: %s, the tokenizer's among them", list(ids))
+    return dataclasses.replace(model, eos_token_ids=ids)
 
 
 def find_model(config: ServerConfig, *, only_config: bool = False) -> tuple[ServerConfig, Path]:

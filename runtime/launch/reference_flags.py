@@ -79,7 +79,6 @@ _REFUSED_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--quantization": (_NO_QUANTIZATION, ("none",)),
     "--torchao-config": (_NO_QUANTIZATION, ("",)),
     "--kv-cache-dtype": ("the KV pool has the model's dtype", ("auto",)),
-    "--json-model-override-args": ("edit the model's config.json instead", ("{}",)),
     "--hf-chat-template-name": ("use --chat-template", ()),
     "--completion-template": ("/v1/completions applies no template", ()),
     "--tool-server": ("tools run at the client", ()),

@@ -118,7 +118,7 @@ def read_model_spec(
     config, generation = read_config(folder, overrides)
     family = _find(read_architecture(config), brings_code="auto_map" in config.values)
     read = cast("Callable[[Keys, Keys], ModelSpec]", load_object(family.spec))
-    spec = read(config, generation)
+    spec = replace(read(config, generation), overrides=overrides or {})
     if family.head:
         with_head = cast("Callable[[ModelSpec, Keys], ModelSpec]", load_object(family.head))
         spec = with_head(spec, config)

@@ -296,7 +296,8 @@ def _join_group(config: WorkerConfig, rank: int, device: torch.device) -> Tensor
 
 
 def _read_spec(config: WorkerConfig) -> ModelSpec:
-    return read_model_spec(Path(config.model_folder), is_embedding=config.is_embedding)
+    folder = Path(config.model_folder)
+    return read_model_spec(folder, config.model_overrides, is_embedding=config.is_embedding)
 
 
 def build_grammars(config: WorkerConfig) -> Grammars:

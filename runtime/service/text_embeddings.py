@@ -157,7 +157,8 @@ def _check_dimensions(dimensions: int | None, model: ModelSpec) -> None:
     elif not model.raw.get("is_matryoshka"):
         raise InvalidRequest(
             f"dimensions must be {full}, the model's own: its config.json does not call it a "
-            "Matryoshka model (is_matryoshka, matryoshka_dimensions).",
+            "Matryoshka model (is_matryoshka, matryoshka_dimensions), and neither does "
+            "--json-model-override-args of the server.",
             param="dimensions",
         )
     if not 1 <= dimensions <= full:

@@ -185,6 +185,15 @@ class Tokenizer:
         return self._id_of(self.eos_token)
 
     @property
+    def turn_end_ids(self) -> list[int]:
+        """Ids of the tokens that end a turn, as SGLang has them.
+
+        The end of a sequence, and Llama 3's end of a message that calls a tool.
+        """
+        found = (self.eos_token_id, self.backend.token_to_id("<|eom_id|>"))
+        return [each for each in found if each is not None]
+
+    @property
     def pad_token_id(self) -> int | None:
         """Id of the padding token."""
         return self._id_of(self.pad_token)

@@ -425,7 +425,7 @@ def _check(folder: Path, model: ModelSpec) -> None:
         StartupError: other shapes, or another model; one line.
     """
     if (folder / "config.json").is_file():
-        other = read_model_spec(folder, is_embedding=model.gives == "vectors")
+        other = read_model_spec(folder, model.overrides, is_embedding=model.gives == "vectors")
         if other.architecture != model.architecture:
             raise StartupError(
                 f"{folder} holds another model than the one that serves: architecture is "

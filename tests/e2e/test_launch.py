@@ -17,13 +17,14 @@ import psutil
 import pytest
 
 from runtime.errors import StartupError
+from runtime.ipc.transport import remove_run_folder
 from runtime.launch.assemble import assemble
 from runtime.launch.command_line import parse_args
 from runtime.launch.prepare import prepare_engine
 from tests.faults.test_kill import children_by_name
 from tests.support.processes import alive
 from tests.support.server import READY_LINE, ServerProcess, free_port
-from tests.support.tiny_models import copy_of, edit_json, tiny_model
+from tests.support.tiny_models import ENDOFTEXT_ID, IM_END_ID, copy_of, edit_json, tiny_model
 from tests.support.waiting import until
 
 LONG = {"text": "The wheel", "sampling_params": {"max_new_tokens": 240, "ignore_eos": True}}
@@ -127,6 +128,38 @@ def test_files_that_make_no_sense_are_one_line(tmp_path, break_it):
     assert len(caught.value.message) < 1000
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "ids"),
+    [
+        ({"eos_token": "<|endoftext|>"}, [IM_END_ID, ENDOFTEXT_ID]),
+        ({"eos_token": {"content": "<|endoftext|>", "special": True}}, [IM_END_ID, ENDOFTEXT_ID]),
+        ({"eos_token": None}, [IM_END_ID]),
+    ],
+)
+def test_the_end_of_the_tokenizer_ends_a_text_too(tmp_path, tokenizer, ids):
+    folder = copy_of("qwen3", tmp_path / "model")
+    for name in ("config.json", "generation_config.json"):
+        edit_json(folder / name, eos_token_id=IM_END_ID)
+    edit_json(folder / "tokenizer_config.json", **tokenizer)
+    prepared = prepare_engine(parse_args(["--model-path", str(folder)]).config)
+    remove_run_folder(prepared.folders.run)
+    assert list(prepared.model.eos_token_ids) == ids
+    assert prepared.resolved.worker.eos_token_ids == ids
+    if prepared.resolved.grammar is not None:
+        assert prepared.resolved.grammar.eos_token_ids == ids
+
+
+def test_keys_of_the_config_can_be_replaced(tmp_path):
+    folder = copy_of("qwen3", tmp_path / "model")
+    overrides = {"is_matryoshka": True, "max_position_embeddings": 64}
+    args = ["--model-path", str(folder), "--json-model-override-args", json.dumps(overrides)]
+    prepared = prepare_engine(parse_args(args).config)
+    remove_run_folder(prepared.folders.run)
+    assert prepared.model.context_len == prepared.resolved.worker.context_len == 64
+    assert prepared.model.raw["is_matryoshka"] is True
+    assert prepared.resolved.worker.model_overrides == overrides
+
+
 def test_a_name_that_no_folder_can_have_is_one_line():
     for name in ("x" * 5000, "/" + "x" * 300, "a\0b", "~nobody-has-this-name/x"):
         with pytest.raises(StartupError, match="is not a folder"):
@@ -154,6 +187,9 @@ BY_WORKER = ("--max-total-tokens",)
         (["--device", "cuda"], "--device cuda"),
         (["--tp-size", "3"], "--tp-size 3: the model's 4 attention heads"),
         (["--tp-size", "2", "--max-total-tokens", "1000000000"], "--max-total-tokens"),
+        (["--json-model-override-args", "{"], "--json-model-override-args"),
+        (["--json-model-override-args", "[1]"], "--json-model-override-args"),
+        (["--json-model-override-args", '{"vocab_size": "x"}'], "vocab_size"),
         (["--preferred-sampling-params", "{"], "--preferred-sampling-params"),
         (["--page-size", "0"], "--page-size"),
         (["--host", "203.0.113.7"], "--host"),

@@ -33,14 +33,15 @@ def folder(tmp_path_factory):
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     edit_json(folder / "1_Pooling" / "config.json", include_prompt=False)
-    edit_json(folder / "config.json", matryoshka_dimensions=[8, 16])
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(folder):
     # Else products are rounded where the processor can do that, and vectors with them.
-    with ServerProcess("--model-path", str(folder), "--dtype", "float32") as process:
+    overrides = json.dumps({"matryoshka_dimensions": [8, 16]})
+    options = ("--dtype", "float32", "--json-model-override-args", overrides)
+    with ServerProcess("--model-path", str(folder), *options) as process:
         yield process.wait_ready()
 
 
