@@ -100,6 +100,22 @@ class ShownModel(TypedDict):
     modified_at: str
 
 
+class Embeddings(TypedDict):
+    """The answer of `/api/embed`; durations in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OldEmbedding(TypedDict):
+    """The answer of `/api/embeddings`."""
+
+    embedding: list[float]
+
+
 class OllamaVersion(TypedDict):
     """The answer of `/api/version`."""
 

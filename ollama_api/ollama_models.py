@@ -35,24 +35,19 @@ async def show(call: Call, context: OpenAIContext) -> Whole:
     request = await read_body(call, _SHOW)
     if not (request.model or request.name):
         raise InvalidRequest("model must be given.", param="model")
-    service, parsers = context.service, context.parsers
-    capabilities = ["completion"]
-    if context.sees:
-        capabilities.append("vision")
-    if parsers.tools is not None:
-        capabilities.append("tools")
-    if parsers.reasoning is not None:
-        capabilities.append("thinking")
+    service = context.service
+    family = service.model.model_type
     shown: ShownModel = {
         "modelfile": "",
         "parameters": "",
         "template": "" if context.chat_template is None else context.chat_template.text,
         "details": _details(context),
         "model_info": {
-            "general.architecture": service.model.model_type,
-            f"{service.model.model_type}.context_length": service.client.limits.context_len,
+            "general.architecture": family,
+            f"{family}.context_length": service.client.limits.context_len,
+            f"{family}.embedding_length": service.model.hidden_size,
         },
-        "capabilities": capabilities,
+        "capabilities": _capabilities(context),
         "modified_at": _since(context),
     }
     return Whole(shown)
@@ -62,6 +57,23 @@ async def version(call: Call, context: OpenAIContext) -> Whole:  # noqa: ARG001
     """Whose wire this is."""
     answer: OllamaVersion = {"version": _VERSION}
     return Whole(answer)
+
+
+def _capabilities(context: OpenAIContext) -> list[str]:
+    """What the model can be asked for, in the words of Ollama's clients."""
+    if context.service.model.gives != "tokens":
+        # There is no word for scores.
+        return ["embedding"] if context.service.model.gives == "vectors" else []
+    parsers, template = context.parsers, context.chat_template
+    found = ["completion"]
+    if context.sees:
+        found.append("vision")
+    # Calls are read where a parser knows them, and tools are seen where the template shows them.
+    if parsers.tools is not None and template is not None and template.shows_tools:
+        found.append("tools")
+    if parsers.reasoning is not None:
+        found.append("thinking")
+    return found
 
 
 def _tag(context: OpenAIContext) -> ModelTag:

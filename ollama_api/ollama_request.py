@@ -1,4 +1,4 @@
-"""The requests of `/api/chat`, `/api/generate` and `/api/show`."""
+"""The requests of Ollama's routes."""
 
 from __future__ import annotations
 
@@ -91,6 +91,30 @@ class OllamaGenerateRequest(AnswerFields, kw_only=True):
     suffix: str | None = None
     template: str | None = None
     context: Any = None
+
+
+class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
+    """The body of `/api/embed`; `options` and `keep_alive` are for Ollama's own engine.
+
+    Attributes:
+        truncate: whether a text that is too long is cut, as it is by default.
+    """
+
+    model: str
+    input: str | list[str] | None = None
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: Any = None
+    keep_alive: Any = None
+
+
+class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """The body of `/api/embeddings`; the same of one text."""
+
+    model: str
+    prompt: str | None = None
+    options: Any = None
+    keep_alive: Any = None
 
 
 class ShowRequest(msgspec.Struct, kw_only=True):

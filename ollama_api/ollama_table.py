@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from ollama_api.ollama_answers import (
     ChatLine,
+    Embeddings,
     GenerateLine,
     ModelTags,
+    OldEmbedding,
     OllamaErrorBody,
     OllamaVersion,
     ShownModel,
 )
-from ollama_api.ollama_request import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from ollama_api.ollama_request import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    ShowRequest,
+)
 from openai_api.operation import json_of, lines_of, operation
 from openai_api.router import Endpoint
 
@@ -33,6 +41,20 @@ ENDPOINTS = (
             OllamaGenerateRequest,
             ok={**json_of(GenerateLine), **lines_of(GenerateLine, OllamaErrorBody)},
         ),
+    ),
+    Endpoint(
+        "POST",
+        "/api/embed",
+        "ollama_api.ollama_embed:create_embeddings",
+        "Vectors of texts, in Ollama's words",
+        operation(OllamaEmbedRequest, ok=json_of(Embeddings)),
+    ),
+    Endpoint(
+        "POST",
+        "/api/embeddings",
+        "ollama_api.ollama_embed:create_old_embedding",
+        "A text's vector, in Ollama's former words",
+        operation(OllamaEmbeddingsRequest, ok=json_of(OldEmbedding)),
     ),
     Endpoint(
         "GET",

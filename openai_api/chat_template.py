@@ -200,6 +200,11 @@ class ChatTemplate:
         return self._compiled.get("default") or next(iter(self._compiled.values()))
 
     @property
+    def shows_tools(self) -> bool:
+        """Whether it has a place for tools."""
+        return "tools" in self.choose(with_tools=True).variables
+
+    @property
     def written(self) -> str:
         """Text constants of the template for conversations with tools, in the source's order."""
         return self.choose(with_tools=True).written

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from runtime.checkpoint.pooling_config import Pooling
+from runtime.checkpoint.score_activation import ScoreActivation
 from runtime.checkpoint.text_prompts import TextPrompts
 from runtime.checkpoint.vision_spec import VisionSpec
 
@@ -113,6 +114,7 @@ class ModelSpec(ABC):
             `None` for as many as the positions allow.
         prompts: of a model that gives vectors, what may stand ahead of a text.
         labels: names of the scores, in order.
+        score_activation: of a model with one score, what makes a relevance of it.
         vision: how it takes images; `None` where it sees none.
     """
 
@@ -132,6 +134,7 @@ class ModelSpec(ABC):
     text_limit: int | None = None
     prompts: TextPrompts = field(default_factory=TextPrompts)
     labels: tuple[str, ...] = ()
+    score_activation: ScoreActivation = "sigmoid"
     vision: VisionSpec | None = None
 
     @cached_property

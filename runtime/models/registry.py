@@ -16,6 +16,7 @@ from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.checkpoint.pooling_config import Pooling, read_pooling
 from runtime.checkpoint.preprocessor_config import read_preprocessor
+from runtime.checkpoint.score_activation import read_score_activation
 from runtime.checkpoint.text_limit import read_text_limit
 from runtime.checkpoint.text_prompts import read_prompts
 from runtime.config.registry import load_object
@@ -121,7 +122,9 @@ def read_model_spec(
     spec = replace(read(config, generation), overrides=overrides or {})
     if family.head:
         with_head = cast("Callable[[ModelSpec, Keys], ModelSpec]", load_object(family.head))
-        spec = with_head(spec, config)
+        spec = replace(
+            with_head(spec, config), score_activation=read_score_activation(folder, config.values)
+        )
     elif spec.gives == "tokens" and is_embedding:
         if not family.texts:
             raise StartupError(

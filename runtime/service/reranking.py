@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
@@ -13,6 +15,7 @@ from runtime.requests.bounds import within
 from runtime.service.classes import require_scores
 from runtime.service.context import ServiceContext
 from runtime.service.scoring import MAX_ITEMS, ScoreBody, score
+from runtime.service.streams import new_id
 from runtime.service.text_embeddings import (
     MAX_INPUTS,
     EmbeddingMeta,
@@ -31,9 +34,26 @@ class RerankBody(msgspec.Struct, kw_only=True):
 
     query: str | list[dict[str, Any]]
     documents: list[str | list[dict[str, Any]]]
+    model: str | None = None
     instruct: str | None = None
     top_n: Annotated[int, within(1)] | None = None
-    return_documents: bool = True
+    return_documents: bool | None = None
+    rid: str | list[str] | None = None
+
+
+class RelevanceBody(msgspec.Struct, kw_only=True):
+    """`/rerank` and `/v2/rerank` as they arrive, in Jina's and Cohere's form.
+
+    Attributes:
+        documents: texts, or objects with a `text`, which come back as they were sent.
+    """
+
+    query: str | list[dict[str, Any]]
+    documents: list[str | dict[str, Any] | list[dict[str, Any]]]
+    model: str | None = None
+    instruct: str | None = None
+    top_n: Annotated[int, within(1)] | None = None
+    return_documents: bool | None = None
     rid: str | list[str] | None = None
 
 
@@ -44,6 +64,76 @@ class Ranked(TypedDict):
     index: int
     meta_info: EmbeddingMeta | None
     document: NotRequired[str]
+
+
+class Relevant(TypedDict):
+    """A document with its relevance; `index` is its place in the request."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[dict[str, Any]]
+
+
+class RelevanceUsage(TypedDict):
+    """Tokens of all pairs together."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class ApiVersion(TypedDict):
+    """Whose form an answer has."""
+
+    version: Literal["2"]
+
+
+class BilledUnits(TypedDict):
+    """A search counts as one."""
+
+    search_units: Literal[1]
+
+
+class RelevanceMeta(TypedDict):
+    """What Cohere's clients read."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
+
+
+class RelevanceAnswer(TypedDict):
+    """The documents, the most relevant first, with what Jina's and Cohere's clients read."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    results: list[Relevant]
+    usage: RelevanceUsage
+    meta: RelevanceMeta
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """One document's score.
+
+    Attributes:
+        score: as the model gives it.
+        relevance: the same as the folder's activation makes it.
+    """
+
+    index: int
+    score: float
+    relevance: float
+    meta_info: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What all documents are compared with, and how."""
+
+    query: str
+    documents: list[str]
+    instruct: str | None
+    rid: str | list[str] | None
 
 
 async def rerank(
@@ -60,58 +150,118 @@ async def rerank(
     Raises:
         InvalidRequest: something in `body` is wrong, or the model cannot compare texts.
     """
+    asked = _check(context, body)
+    ranked, _ = await _ranked(context, asked, ask)
+    answers = []
+    for each in ranked[: body.top_n]:
+        answer: dict[str, Any] = {
+            "score": each.score,
+            "index": each.index,
+            "meta_info": each.meta_info,
+        }
+        if body.return_documents is not False:
+            answer["document"] = asked.documents[each.index]
+        answers.append(answer)
+    return answers
+
+
+async def rank_by_relevance(
+    context: ServiceContext,
+    body: RelevanceBody,
+    ask: AskPrompt | None = None,
+    *,
+    returns_documents: bool,
+) -> RelevanceAnswer:
+    """The same in Jina's and Cohere's form.
+
+    Args:
+        context: the service.
+        body: the request.
+        ask: as of `rerank`.
+        returns_documents: whether documents come back where the request says nothing of it.
+
+    Raises:
+        InvalidRequest: as `rerank`.
+    """
+    asked = _check(context, body)
+    ranked, num_tokens = await _ranked(context, asked, ask)
+    returns = returns_documents if body.return_documents is None else body.return_documents
+    results: list[Relevant] = []
+    for each in ranked[: body.top_n]:
+        result: Relevant = {"index": each.index, "relevance_score": each.relevance}
+        if returns:
+            sent = body.documents[each.index]
+            text = asked.documents[each.index]
+            result["document"] = sent if isinstance(sent, dict) else {"text": text}
+        results.append(result)
+    return {
+        "id": new_id("rerank", None),
+        "object": "list",
+        "model": body.model or context.served_model_name,
+        "results": results,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+    }
+
+
+def _check(context: ServiceContext, body: RerankBody | RelevanceBody) -> _Asked:
     query = _text(body.query, "query")
     most = MAX_ITEMS if context.model.gives == "tokens" else MAX_INPUTS
     if not body.documents:
         raise InvalidRequest("documents must not be empty.", param="documents")
     if len(body.documents) > most:
         raise InvalidRequest(f"documents may have at most {most} entries.", param="documents")
-    documents = [_text(each, "documents") for each in body.documents]
+    documents = [_document(each) for each in body.documents]
     # Each gets the query: together that could be a thousand times what was sent.
     repeated = (len(query) + len(body.instruct or "")) * len(documents)
     check_num_chars(repeated + sum(map(len, documents)))
     if body.top_n is not None and body.top_n < 1:
         raise InvalidRequest("top_n must be at least 1.", param="top_n")
+    return _Asked(query, documents, body.instruct, body.rid)
+
+
+async def _ranked(
+    context: ServiceContext, asked: _Asked, ask: AskPrompt | None
+) -> tuple[list[_Scored], int]:
+    """All documents, the best first, and the tokens of all their prompts."""
     if context.model.gives == "tokens":
-        scored = await _ask_each(context, body, query, documents, ask)
+        scored, num_tokens = await _ask_each(context, asked, ask)
     else:
-        scored = await _score_pairs(context, body, query, documents)
-    answers = []
-    for index, (number, meta_info) in enumerate(scored):
-        answer: dict[str, Any] = {"score": number, "index": index, "meta_info": meta_info}
-        if body.return_documents:
-            answer["document"] = documents[index]
-        answers.append(answer)
-    answers.sort(key=lambda answer: -float(answer["score"]))
-    return answers[: body.top_n]
+        scored, num_tokens = await _score_pairs(context, asked)
+    return sorted(scored, key=lambda each: -each.score), num_tokens
 
 
-async def _score_pairs(
-    context: ServiceContext, body: RerankBody, query: str, documents: Sequence[str]
-) -> list[tuple[float, dict[str, Any] | None]]:
+async def _score_pairs(context: ServiceContext, asked: _Asked) -> tuple[list[_Scored], int]:
     require_scores(context.model, "/v1/rerank")
     if context.model.output_size != 1:
         raise InvalidRequest(
             f"/v1/rerank needs a model with one score; this one has {context.model.output_size} "
             "classes: use /v1/classify."
         )
-    if body.instruct:
+    if asked.instruct:
         raise InvalidRequest(
             "instruct is for models that are asked in words; this one compares two texts.",
             param="instruct",
         )
-    pairs = [(query, document) for document in documents]
-    found = await embed(context, pairs, TextOptions(rid=body.rid))
-    return [(each.numbers[0], describe(each)["meta_info"]) for each in found]
+    pairs = [(asked.query, document) for document in asked.documents]
+    found = await embed(context, pairs, TextOptions(rid=asked.rid))
+    activate = _sigmoid if context.model.score_activation == "sigmoid" else float
+    scored = [
+        _Scored(index, each.numbers[0], activate(each.numbers[0]), describe(each)["meta_info"])
+        for index, each in enumerate(found)
+    ]
+    return scored, sum(each.prompt_tokens for each in found)
+
+
+def _sigmoid(score: float) -> float:
+    # Of a large negative number the exponential would be out of range.
+    odds = math.exp(-abs(score))
+    return 1 / (1 + odds) if score >= 0 else odds / (1 + odds)
 
 
 async def _ask_each(
-    context: ServiceContext,
-    body: RerankBody,
-    query: str,
-    documents: Sequence[str],
-    ask: AskPrompt | None,
-) -> list[tuple[float, dict[str, Any] | None]]:
+    context: ServiceContext, asked: _Asked, ask: AskPrompt | None
+) -> tuple[list[_Scored], int]:
     """Each document's probability of yes against no, right after the prompt."""
     if ask is None:
         raise InvalidRequest(
@@ -119,15 +269,17 @@ async def _ask_each(
             f"for yes or no; this server's ({context.model.architecture}) generates text. For "
             "Qwen3-Reranker start it with --chat-template qwen3-reranker."
         )
-    instruction = body.instruct or DEFAULT_INSTRUCTION
+    instruction = asked.instruct or DEFAULT_INSTRUCTION
     prompts: list[str | list[int]] = [
-        await ask(instruction, query, document) for document in documents
+        await ask(instruction, asked.query, document) for document in asked.documents
     ]
     labels = [_only_id(context, "yes"), _only_id(context, "no")]
     scored = await score(
         context, ScoreBody(items=prompts, label_token_ids=[*labels], apply_softmax=True)
     )
-    return [(numbers[0], None) for numbers in scored.scores]
+    # A probability is a relevance as it is.
+    found = [_Scored(index, numbers[0], numbers[0]) for index, numbers in enumerate(scored.scores)]
+    return found, scored.prompt_tokens
 
 
 def _only_id(context: ServiceContext, word: str) -> int:
@@ -137,6 +289,17 @@ def _only_id(context: ServiceContext, word: str) -> int:
             f"/v1/rerank needs {word!r} to be one token of the model's; it has {len(ids)}."
         )
     return ids[0]
+
+
+def _document(given: str | dict[str, Any] | Sequence[dict[str, Any]]) -> str:
+    if not isinstance(given, dict):
+        return _text(given, "documents")
+    text = given.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequest(
+            "documents: an object must have its text in the key text.", param="documents"
+        )
+    return _text(text, "documents")
 
 
 def _text(given: str | Sequence[dict[str, Any]], name: str) -> str:

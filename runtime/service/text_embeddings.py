@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import secrets
 import time
@@ -55,6 +56,7 @@ class TextOptions:
         prompt_name: the same, of the model's own.
         priority: of the requests, as the scheduler takes it.
         dp_rank: the replica that has to compute them; any where absent.
+        truncate: whether a text that is too long is cut; as the server says where absent.
     """
 
     rid: str | Sequence[str] | None = None
@@ -63,6 +65,7 @@ class TextOptions:
     prompt_name: str | None = None
     priority: int = 0
     dp_rank: int | None = None
+    truncate: bool | None = None
 
 
 _AS_IT_IS = TextOptions()
@@ -258,6 +261,8 @@ async def _encode(
 ) -> list[tuple[list[int], ExtraSpec]]:
     """Token ids of each input, and what asks for its numbers."""
     limits, tokenizer = context.client.limits, context.tokenizer
+    if options.truncate is not None:
+        limits = dataclasses.replace(limits, allow_auto_truncate=options.truncate)
     prompt = choose_prompt(context.model, options.prompt, options.prompt_name)
     pairs = [each for each in given if isinstance(each, tuple)]
     if pairs and context.model.gives != "scores":

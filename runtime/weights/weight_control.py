@@ -65,6 +65,7 @@ _READING = OffloadPool("reading of model files", workers=4, max_queued=16, timeo
 # What two configurations may differ in and still give the same tensors the same meaning.
 _IRRELEVANT = frozenset(
     {"raw", "dtype", "generation_defaults", "eos_token_ids", "bos_token_id", "context_len"}
+    | {"score_activation"}
 )
 
 

@@ -1,4 +1,4 @@
-"""`/v1/rerank`: documents by how well they answer a query."""
+"""Documents by how well they answer a query: `/v1/rerank`, and Jina's and Cohere's form of it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,28 @@ from openai_api.chat_template import ChatTemplate
 from openai_api.operation import json_of, operation
 from runtime.client.json_body import read_json
 from runtime.service.context import ServiceContext
-from runtime.service.reranking import AskPrompt, Ranked, RerankBody, rerank
+from runtime.service.reranking import (
+    AskPrompt,
+    Ranked,
+    RelevanceAnswer,
+    RelevanceBody,
+    RerankBody,
+    rank_by_relevance,
+    rerank,
+)
 from server.access import Access, AccessRouter
+from server.dialect import Dialect
 from server.event_stream import json_answer, unless_disconnected
 from server.request_body import check_media_type, read_raw
 
 _DECODER = msgspec.json.Decoder(RerankBody)
+_RELEVANCE = msgspec.json.Decoder(RelevanceBody)
 
 
 def create_router(context: ServiceContext, template: ChatTemplate | None) -> AccessRouter:
-    """The route; `template` is what chat renders with."""
-    router = AccessRouter(Access.KEY, tags=["native"])
+    """The routes; `template` is what chat renders with."""
+    # Errors in OpenAI's shape, whose flat message is where Cohere's clients look for it.
+    router = AccessRouter(Access.KEY, tags=["native"], dialect=Dialect.OPENAI)
     ask = _asker(template)
 
     async def rerank_documents(request: Request) -> Response:
@@ -30,10 +41,27 @@ def create_router(context: ServiceContext, template: ChatTemplate | None) -> Acc
         found = await unless_disconnected(request.receive, rerank(context, body, ask))
         return json_answer(found)
 
+    async def answer_relevance(request: Request, *, returns_documents: bool) -> Response:
+        check_media_type(request)
+        body = await read_json(await read_raw(request), _RELEVANCE)
+        found = rank_by_relevance(context, body, ask, returns_documents=returns_documents)
+        return json_answer(await unless_disconnected(request.receive, found))
+
+    async def rerank_as_jina(request: Request) -> Response:
+        """The documents with their relevance, the best first, in Jina's form."""
+        return await answer_relevance(request, returns_documents=True)
+
+    async def rerank_as_cohere(request: Request) -> Response:
+        """The documents' places with their relevance, the best first, in Cohere's form."""
+        return await answer_relevance(request, returns_documents=False)
+
     documented = operation(RerankBody, ok=json_of(list[Ranked]))
     router.add_api_route(
         "/v1/rerank", rerank_documents, methods=["POST", "PUT"], openapi_extra=documented
     )
+    documented = operation(RelevanceBody, ok=json_of(RelevanceAnswer))
+    router.add_api_route("/rerank", rerank_as_jina, methods=["POST"], openapi_extra=documented)
+    router.add_api_route("/v2/rerank", rerank_as_cohere, methods=["POST"], openapi_extra=documented)
     return router
 
 

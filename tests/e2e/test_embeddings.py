@@ -56,6 +56,38 @@ def ask(server, path, **body):
     return server.client.post(path, json=body, timeout=60)
 
 
+def test_ollamas_routes(server):
+    from sentence_transformers import SentenceTransformer
+
+    expected = torch.from_numpy(
+        SentenceTransformer(str(tiny_bert("bert")), device="cpu").encode(TEXTS)
+    )
+    answer = ask(server, "/api/embed", model="m", input=TEXTS, options={"num_ctx": 8}).json()
+    close(answer["embeddings"], expected)
+    assert answer["model"] == "m"
+    assert answer["prompt_eval_count"] > len(TEXTS)
+    assert answer["total_duration"] > 0
+    one = ask(server, "/api/embed", model="m", input=TEXTS[0], keep_alive="5m").json()
+    close(one["embeddings"], expected[:1])
+    old = ask(server, "/api/embeddings", model="m", prompt=TEXTS[1]).json()
+    close(old["embedding"], expected[1])
+    for body in ({"input": ""}, {"input": []}, {}):
+        assert ask(server, "/api/embed", model="m", **body).json()["embeddings"] == []
+    assert ask(server, "/api/embeddings", model="m").json() == {"embedding": []}
+    # A text that is too long is cut, unless one says otherwise.
+    long = "one two three four " * 200
+    assert len(ask(server, "/api/embed", model="m", input=long).json()["embeddings"]) == 1
+    assert ask(server, "/api/embeddings", model="m", prompt=long).status_code == 200
+    refused = ask(server, "/api/embed", model="m", input=long, truncate=False)
+    assert refused.status_code == 400
+    assert "context length" in refused.json()["error"]
+    refused = ask(server, "/api/embed", model="m", input="a", dimensions=3)
+    assert "dimensions" in refused.json()["error"]
+    shown = ask(server, "/api/show", model="m").json()
+    assert shown["capabilities"] == ["embedding"]
+    assert shown["model_info"]["bert.embedding_length"] == expected.shape[1]
+
+
 def test_lines_of_a_batch(server, expected):
     """As the route answers them, one with several texts and one in base64 among them."""
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)

@@ -151,6 +151,8 @@ def ollama() -> list[Ask]:
         *(get(f"/api/{name}") for name in ("tags", "ps", "version")),
         post("/api/show", model="MODEL"),
         post("/api/show", 400),
+        post("/api/embed", 400, model="m", input="The"),
+        post("/api/embeddings", 400, model="m", prompt="The"),
     ]
 
 
@@ -189,6 +191,7 @@ def asks(folder: Path) -> list[Ask]:
         post("/pooling", 400, input="The"),
         post("/v1/rerank", 400, query="The", documents=["A"]),
         Ask("PUT", "/v1/rerank", {"query": "The", "documents": ["A"]}, 400),
+        *(post(path, 400, query="The", documents=["A"]) for path in ("/rerank", "/v2/rerank")),
         post("/generate", text="The", sampling_params=SHORT, return_prompt_token_ids=True),
         post("/generate", text=["The", "A"], sampling_params=SHORT, return_entropy=True),
         post(
@@ -375,6 +378,8 @@ VECTORS = (
     post("/encode", 400, text="The", priority=2**63),
     post("/v1/embeddings", 400, input="The", priority=-(2**63) - 1),
     post("/generate", 400, text="The"),
+    post("/api/embed", model="m", input=["The", "A"]),
+    post("/api/embeddings", model="m", prompt="The"),
     get("/health_generate"),
     get("/model_info"),
     get("/server_info"),
@@ -391,6 +396,9 @@ RANKS = (
     post("/v1/rerank", query="The", documents=["A", "B"]),
     post("/v1/rerank", query="The", documents=["A", "B"], top_n=1, return_documents=False),
     post("/v1/rerank", 400, query="The", documents=["A"], top_n=0),
+    post("/rerank", query="The", documents=["A", {"text": "B"}]),
+    post("/v2/rerank", query="The", documents=["A", "B"], top_n=1, return_documents=True),
+    post("/v2/rerank", 400, query="The", documents=[{}]),
 )
 
 

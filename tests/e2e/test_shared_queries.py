@@ -119,6 +119,12 @@ def test_a_model_that_is_asked_for_yes_or_no(server):
     for each in instructed:
         assert math.isclose(each["score"], expected[each["index"]], abs_tol=1e-5)
     assert len(answers) == 3
+    # A probability is a relevance as it is.
+    relevant = ask(server, "/v2/rerank", **found)
+    assert [(each["index"], each["relevance_score"]) for each in relevant["results"]] == [
+        (each["index"], pytest.approx(each["score"], abs=1e-5)) for each in instructed
+    ]
+    assert relevant["usage"]["total_tokens"] > 3
     assert {each["index"]: each["score"] for each in answers} != {
         each["index"]: each["score"] for each in instructed
     }

@@ -238,7 +238,7 @@ def write_pooling(folder: Path, pooling: str, *, normalize: bool = True) -> None
         {
             "idx": i,
             "name": str(i),
-            "path": f"{i}_{kind}",
+            "path": "" if kind == "Transformer" else f"{i}_{kind}",
             "type": f"sentence_transformers.models.{kind}",
         }
         for i, kind in enumerate(kinds)

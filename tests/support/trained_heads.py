@@ -141,12 +141,16 @@ def _write_tokenizer(kind: str, folder: Path) -> None:
             special_tokens=[(token, ids[token]) for token in ("[CLS]", "[SEP]")],
         )
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
+    config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "chat_template": _TEMPLATE,
         "pad_token": "[PAD]",
         "unk_token": "[UNK]",
     }
+    if kind == "rerank":
+        # As BERT's own tokenizer has them.
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    else:
+        config["chat_template"] = _TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 

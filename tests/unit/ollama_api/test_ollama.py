@@ -9,6 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.support.fake_engine import CHATML
+
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 THOUGHT = "<think>\nOne and two.\n</think>\n\nThree."
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -131,8 +133,23 @@ async def test_a_failure_ends_a_stream_with_a_line(make_front: Any) -> None:
     assert (await chat(front)).status_code == 503
 
 
+@pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
+async def test_a_model_that_generates_gives_no_vectors(make_front: Any, path: str) -> None:
+    answer = await make_front().post(path, {"model": "m", "input": "a", "prompt": "a"})
+    assert answer.status_code == 400
+    assert "generates" in answer.json()["error"]
+
+
+async def test_capabilities_are_the_models(make_front: Any) -> None:
+    silent = make_front(template="{{ messages[0].content }}", tools="hermes")
+    shown = (await silent.post("/api/show", {"model": "m"})).json()
+    assert shown["capabilities"] == ["completion"]
+    assert shown["template"] == "{{ messages[0].content }}"
+
+
 async def test_the_model(make_front: Any) -> None:
-    front = make_front(tools="hermes", reasoning="qwen3")
+    template = "{% if tools %}{{ tools }}{% endif %}" + CHATML
+    front = make_front(template=template, tools="hermes", reasoning="qwen3")
     async with front.client() as client:
         (tag,) = (await client.get("/api/tags")).json()["models"]
         assert (await client.get("/api/ps")).json()["models"] == [tag]

@@ -39,8 +39,9 @@ CLIENTS = {
     *("/separate_reasoning", "/parse_function_call", "/open_session", "/close_session"),
     *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id:path}"),
     *("/v1/tokenize", "/v1/detokenize", "/v1/score", "/v1/select", "/v1/loads"),
-    *("/v1/embeddings", "/v1/classify", "/v1/rerank"),
-    *(f"/api/{name}" for name in ("chat", "generate", "tags", "ps", "show", "version")),
+    *("/v1/embeddings", "/v1/classify", "/v1/rerank", "/rerank", "/v2/rerank"),
+    *(f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings")),
+    *(f"/api/{name}" for name in ("tags", "ps", "show", "version")),
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/input_tokens"),
     "/v1/responses/compact",
     *(

@@ -1,0 +1,58 @@
+"""`/api/embed` and `/api/embeddings`: vectors of texts, in Ollama's words."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from ollama_api.ollama_answers import OldEmbedding
+from ollama_api.ollama_request import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from openai_api.call import Call, Whole
+from openai_api.openai_context import OpenAIContext
+from openai_api.request_body import read_body
+from runtime.client.json_pieces import JsonList
+from runtime.service.text_embeddings import TextOptions, embed
+
+_EMBED = msgspec.json.Decoder(OllamaEmbedRequest)
+_EMBEDDINGS = msgspec.json.Decoder(OllamaEmbeddingsRequest)
+
+
+async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
+    """A vector of unit length for each text."""
+    began = time.perf_counter_ns()
+    request = await read_body(call, _EMBED)
+    texts = [request.input] if isinstance(request.input, str) else request.input or []
+    # Texts that are too long are cut unless one says otherwise.
+    options = TextOptions(dimensions=request.dimensions, truncate=request.truncate is not False)
+    # No text asks for the model to be loaded.
+    found = await embed(context.service, texts, options) if texts and texts != [""] else []
+    return Whole(
+        {
+            "model": request.model,
+            # A million numbers become JSON as they are sent.
+            "embeddings": JsonList(
+                sum(len(each.numbers) for each in found), (_unit(each.numbers) for each in found)
+            ),
+            "total_duration": time.perf_counter_ns() - began,
+            "load_duration": 0,
+            "prompt_eval_count": sum(each.prompt_tokens for each in found),
+        }
+    )
+
+
+async def create_old_embedding(call: Call, context: OpenAIContext) -> Whole:
+    """One text's vector, as the model gives it: the forerunner of `/api/embed`."""
+    request = await read_body(call, _EMBEDDINGS)
+    answer: OldEmbedding = {"embedding": []}
+    if request.prompt:
+        (found,) = await embed(context.service, [request.prompt], TextOptions(truncate=True))
+        answer["embedding"] = found.numbers.tolist()
+    return Whole(answer)
+
+
+def _unit(numbers: Sequence[float]) -> list[float]:
+    norm = math.hypot(*numbers) or 1.0
+    return [number / norm for number in numbers]
