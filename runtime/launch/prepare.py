@@ -10,6 +10,9 @@ import logging
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from runtime.checkpoint.check import check_model_folder
 from runtime.checkpoint.hub import DEMO_MODEL, DEMO_NAME, resolve_model_folder
@@ -18,7 +21,7 @@ from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
 from runtime.ipc.transport import create_run_folder, remove_run_folder
 from runtime.launch.hardware import detect_hardware
-from runtime.launch.resolve import Folders, Resolved, check_options, model_overrides, resolve
+from runtime.launch.resolve import Folders, Resolved, check_options, resolve
 from runtime.media.media_policy import MediaPolicy, read_policy
 from runtime.models.registry import read_model_spec
 from runtime.text.tokenizer import Tokenizer
@@ -46,7 +49,7 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
     check_options(config)
     media = read_policy(config.media)
     config, model_folder = find_model(config)
-    overrides = model_overrides(config.model.json_model_override_args)
+    overrides = _overrides(config.model.json_model_override_args)
     if overrides:
         logger.info("--json-model-override-args replaces %s of config.json", ", ".join(overrides))
     model = read_model_spec(model_folder, overrides, is_embedding=config.model.is_embedding)
@@ -73,6 +76,20 @@ def prepare_engine(config: ServerConfig) -> PreparedEngine:
     for choice in resolved.choices:
         logger.info(choice)
     return PreparedEngine(resolved, model, tokenizer, folders, media)
+
+
+def _overrides(text: str) -> dict[str, Any]:
+    """Read `--json-model-override-args`: a JSON object.
+
+    Raises:
+        StartupError: not such an object.
+    """
+    try:
+        return msgspec.json.decode(text.encode(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise StartupError(
+            f"--json-model-override-args must be a JSON object of keys of config.json: {error}"
+        ) from None
 
 
 def _with_turn_ends(model: ModelSpec, tokenizer: Tokenizer) -> ModelSpec:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -423,20 +423,6 @@ def _check_ranks(parallel: ParallelArgs, model: ModelSpec, device: str, hardware
         raise StartupError(f"--ep-size {ep_size}: {reason}.")
     for what in model.uneven_parts(tp_size, ep_size):
         raise StartupError(f"--tp-size {tp_size}: the model's {what} cannot be shared evenly.")
-
-
-def model_overrides(text: str) -> dict[str, Any]:
-    """Read `--json-model-override-args`: a JSON object.
-
-    Raises:
-        StartupError: not such an object.
-    """
-    try:
-        return msgspec.json.decode(text.encode(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise StartupError(
-            f"--json-model-override-args must be a JSON object of keys of config.json: {error}"
-        ) from None
 
 
 def preferred_sampling(text: str | None, vocab_size: int) -> dict[str, object]:

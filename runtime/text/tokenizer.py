@@ -16,6 +16,7 @@ from tokenizers.models import WordLevel
 
 from runtime.checkpoint.json_file import read_json_object
 from runtime.errors import InvalidRequest, StartupError
+from runtime.text.chat_template_files import read_chat_template
 from runtime.text.tokenizer_conversion import converted_tokenizer_file
 
 # `transformers` writes 1e30 where a tokenizer knows no limit; no context is this long.
@@ -130,7 +131,7 @@ class Tokenizer:
             raise StartupError(f"Cannot read the tokenizer {path}: {error}") from error
         try:
             config = _read_config(folder)
-            return cls(backend, config, _read_chat_template(folder, config))
+            return cls(backend, config, read_chat_template(folder, config))
         except StartupError:
             raise
         # Any key may hold anything, and the library raises bare Exception.
@@ -427,36 +428,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
     named = _read_json(folder / "special_tokens_map.json")
     # `transformers` lets the older file win only where the newer one lists no added tokens.
     return {**named, **config} if "added_tokens_decoder" in config else {**config, **named}
-
-
-def _read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
-    """The templates of a folder, found where `transformers` finds them."""
-    jinja = folder / "chat_template.jinja"
-    files = {"default": jinja} if jinja.is_file() else {}
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        files[path.name.removesuffix(".jinja")] = path
-    if files:
-        # Files replace what the configuration says, even where it has more names.
-        texts = {name: _read_template(path) for name, path in files.items()}
-        return texts["default"] if list(texts) == ["default"] else texts
-    for found in (
-        _read_json(folder / "chat_template.json").get("chat_template"),
-        config.get("chat_template"),
-    ):
-        if isinstance(found, list):
-            found = {entry["name"]: entry["template"] for entry in found}
-        if isinstance(found, dict):
-            found = {name: text for name, text in found.items() if isinstance(text, str)}
-        if found and isinstance(found, str | dict):
-            return found
-    return None
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except ValueError as error:
-        raise StartupError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def _token_text(value: Any) -> str | None:

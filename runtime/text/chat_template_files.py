@@ -1,0 +1,54 @@
+"""The chat templates in a tokenizer's folder: one, or several by their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from runtime.checkpoint.json_file import read_json_object
+from runtime.errors import StartupError
+
+
+def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
+    """The templates of a folder, found where `transformers` finds them.
+
+    Args:
+        folder: of the tokenizer.
+        config: what `tokenizer_config.json` holds.
+
+    Returns:
+        One text, or texts by name; `None` where there is none.
+
+    Raises:
+        StartupError: a file that cannot be read.
+    """
+    jinja = folder / "chat_template.jinja"
+    files = {"default": jinja} if jinja.is_file() else {}
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        files[path.name.removesuffix(".jinja")] = path
+    if files:
+        # Files replace what the configuration says, even where it has more names.
+        texts = {name: _read_template(path) for name, path in files.items()}
+        return texts["default"] if list(texts) == ["default"] else texts
+    for found in (
+        _legacy(folder / "chat_template.json"),
+        config.get("chat_template"),
+    ):
+        if isinstance(found, list):
+            found = {entry["name"]: entry["template"] for entry in found}
+        if isinstance(found, dict):
+            found = {name: text for name, text in found.items() if isinstance(text, str)}
+        if found and isinstance(found, str | dict):
+            return found
+    return None
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise StartupError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _legacy(path: Path) -> Any:
+    return read_json_object(path).get("chat_template") if path.is_file() else None
