@@ -45,11 +45,11 @@ class DocumentBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="documen
 
 
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
-    """A call that the assistant made earlier."""
+    """A call that the assistant made earlier, with whatever it wrote for `input`."""
 
     id: str
     name: str
-    input: dict[str, Any] = msgspec.field(default_factory=dict)
+    input: Any = None
     cache_control: Any = None
 
 

@@ -40,10 +40,10 @@ class Options(msgspec.Struct, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
-    """A call that the assistant made earlier."""
+    """A call that the assistant made earlier, with whatever it wrote for `arguments`."""
 
     name: str
-    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+    arguments: Any = None
 
 
 class ToolCall(msgspec.Struct, kw_only=True):

@@ -1,10 +1,67 @@
-"""A call's arguments as an object, for wires that do not tell them as text."""
+"""The arguments of calls, between the text that a model writes and the object that some read."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 from pydantic_core import from_json
+
+_ANY = msgspec.json.Decoder(Any)
+
+
+class WrittenArguments(dict[str, Any]):
+    """Arguments as an object that knows the text they were read from.
+
+    Attributes:
+        text: as the client sent it, for templates that want the text.
+    """
+
+    def __init__(self, arguments: dict[str, Any], text: str) -> None:
+        """Hold the same entries as `arguments`."""
+        super().__init__(arguments)
+        self.text = text
+
+
+def told_arguments(told: object) -> dict[str, Any] | str:
+    """What a template reads of an earlier call: an object, or anything else as its text.
+
+    A model may have written what is not an object, or its output may have ended in the middle of
+    one. That is history: it is rendered, never refused.
+
+    Args:
+        told: the field of the request, which may be any JSON value. Nothing is an empty object.
+    """
+    if isinstance(told, dict):
+        return told
+    if told is None:
+        return {}
+    if not isinstance(told, str):
+        return arguments_text(told)
+    if not told.strip():
+        return {}
+    try:
+        found = _ANY.decode(told)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return told
+    if found is None:
+        return {}
+    return WrittenArguments(found, told) if isinstance(found, dict) else told
+
+
+def told_text(told: object) -> str:
+    """The text of an earlier call of a tool that takes plain text; see `told_arguments`."""
+    if isinstance(told, str):
+        return told
+    return "" if told is None else arguments_text(told)
+
+
+def arguments_text(arguments: object) -> str:
+    """Arguments as JSON: the text that they were read from where that is known."""
+    if isinstance(arguments, WrittenArguments):
+        return arguments.text
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 def arguments_object(text: str) -> dict[str, Any]:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from openai_api.billing_line import without_billing
+from openai_api.call_arguments import told_arguments
 from openai_api.content_form import Content, ContentForm, in_form
 from openai_api.schemas.chat import ChatMessage, ContentPart, ToolCall
 from runtime.errors import InvalidRequest
@@ -17,7 +16,6 @@ from runtime.media.image_loader import NamedItem
 _MEDIA = ("image", "video", "audio", "file")
 _IMAGE = "image_url"
 _INSTRUCTIONS = ("system", "developer")
-_ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +39,7 @@ def template_messages(messages: list[ChatMessage], shape: TemplateShape) -> list
     """Convert a conversation, whose roles are checked already.
 
     Raises:
-        InvalidRequest: a part that the model or the template does not take, or tool-call arguments
-            that are no JSON object.
+        InvalidRequest: a part that the model or the template does not take.
     """
     return [
         _message(message, f"messages[{index}]", shape)
@@ -90,10 +87,7 @@ def _message(message: ChatMessage, where: str, shape: TemplateShape) -> dict[str
     if message.tool_call_id is not None:
         converted["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        converted["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{index}]")
-            for index, call in enumerate(message.tool_calls)
-        ]
+        converted["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
     return converted
 
 
@@ -133,20 +127,14 @@ def _part(part: ContentPart, where: str, sees: bool) -> dict[str, Any]:
     raise InvalidRequest(f"{where} must be a text part with its text.", param=where)
 
 
-def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
+def _tool_call(call: ToolCall) -> dict[str, Any]:
     assert call.function is not None, "settled before"
-    arguments: Any = call.function.arguments
-    if isinstance(arguments, str):
-        try:
-            arguments = _ARGUMENTS.decode(arguments) if arguments.strip() else {}
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            raise InvalidRequest(
-                f"{where}.function.arguments must be a JSON object.",
-                param=f"{where}.function.arguments",
-            ) from None
     converted: dict[str, Any] = {
         "type": call.type or "function",
-        "function": {"name": call.function.name, "arguments": arguments or {}},
+        "function": {
+            "name": call.function.name,
+            "arguments": told_arguments(call.function.arguments),
+        },
     }
     if call.id is not None:
         converted["id"] = call.id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from jinja2 import nodes
 
+from openai_api.call_shapes import call_shapes
 from openai_api.content_form import ContentForm, Forms, can_read_parts, find_forms
 from openai_api.template_check import find_doubt
 from openai_api.template_process import LIMITS, Job, TemplateProcess, raise_error
@@ -21,7 +23,7 @@ from openai_api.template_render import (
     parse_template,
 )
 from runtime.client.offload import OffloadPool
-from runtime.errors import HeadraceError, InvalidRequest, StartupError
+from runtime.errors import HeadraceError, InvalidRequest, StartupError, TooLong
 
 if TYPE_CHECKING:
     from openai_api.split_tokens import Marks
@@ -271,17 +273,49 @@ class ChatTemplate:
             "messages": messages,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        text = compiled.render({**values, "tools": tools}, max_chars, timeout_s)
-        if text is None and tools:
-            # Some templates were written for bare functions.
-            bare = [tool.get("function", tool) for tool in tools]
-            text = compiled.render({**values, "tools": bare}, max_chars, timeout_s)
+        text = _first_rendered(compiled, values, tools, max_chars, timeout_s)
         if text is None:
             raise InvalidRequest(
                 "The chat template cannot render these messages: it expects another shape.",
                 param="messages",
             )
         return _cut_at_tag(text) if continue_final_message else text
+
+
+def _first_rendered(
+    compiled: _Compiled,
+    values: Mapping[str, Any],
+    tools: list[dict[str, Any]] | None,
+    max_chars: int,
+    timeout_s: float,
+) -> str | None:
+    """What a template makes of the first shape of calls and tools that it takes.
+
+    Raises:
+        InvalidRequest: it takes none; its words on the first one.
+    """
+    refusal: InvalidRequest | None = None
+    deadline = time.monotonic() + timeout_s
+    for messages in call_shapes(values["messages"]):
+        for shown in _tool_shapes(tools):
+            given = {**values, "messages": messages, "tools": shown}
+            try:
+                text = compiled.render(given, max_chars, deadline - time.monotonic())
+            except (TooLong, RenderTimeout):
+                raise
+            except InvalidRequest as error:
+                refusal = refusal or error
+            else:
+                if text is not None:
+                    return text
+    if refusal is not None:
+        raise refusal
+    return None
+
+
+def _tool_shapes(tools: list[dict[str, Any]] | None) -> list[list[dict[str, Any]] | None]:
+    """Tools in OpenAI's wrapping, and bare functions, which some templates were written for."""
+    return [tools, [tool.get("function", tool) for tool in tools]] if tools else [tools]
 
 
 def _is_small(value: object) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from openai_api.call_arguments import told_text
 from openai_api.custom_tools import arguments_of, custom_function, text_of
 from openai_api.schemas.chat import (
     AllowedTools,
@@ -72,7 +73,7 @@ def _settle_message(message: ChatMessage, where: str) -> None:
         message.function_call = None
     for index, call in enumerate(message.tool_calls or ()):
         if call.function is None and call.custom is not None:
-            arguments = arguments_of(call.custom.input)
+            arguments = arguments_of(told_text(call.custom.input))
             call.function = FunctionCall(name=call.custom.name, arguments=dict(arguments))
             call.type, call.custom = "function", None
         if call.function is None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
+from openai_api.call_arguments import told_text
 from openai_api.content_parts import Content, image_part, joined, text_part
 from openai_api.custom_tools import arguments_of
 from openai_api.responses import local_shell
@@ -123,7 +122,7 @@ class _Turns:
                 self._call(item.call_id, name, item.arguments)
             case CustomCallItem():
                 name = self._tools.name_in_chat(item.name, item.namespace)
-                self._call(item.call_id, name, orjson.dumps(arguments_of(item.input)).decode())
+                self._call(item.call_id, name, dict(arguments_of(told_text(item.input))))
             case CallOutputItem():
                 self._returned(item.call_id, _content(item.output, where, sees=self._sees))
             case ShellCallItem():
@@ -149,7 +148,7 @@ class _Turns:
     def _returned(self, call_id: str, content: Content) -> None:
         self.messages.append(ChatMessage(role="tool", tool_call_id=call_id, content=content))
 
-    def _call(self, call_id: str, name: str, arguments: str) -> None:
+    def _call(self, call_id: str, name: str, arguments: Any) -> None:
         message = self._assistant()
         call = ToolCall(
             id=call_id, type="function", function=FunctionCall(name=name, arguments=arguments)

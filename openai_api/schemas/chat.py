@@ -43,17 +43,21 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
-    """A call that the assistant made earlier; `arguments` is JSON text, or the object itself."""
+    """A call that the assistant made earlier.
+
+    Attributes:
+        arguments: JSON text, or the object itself. Whatever else a model wrote is taken as well.
+    """
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: Any = None
 
 
 class CustomCall(msgspec.Struct, kw_only=True):
-    """A call of a tool that takes plain text."""
+    """A call of a tool that takes plain text; an `input` that is not a text is shown as JSON."""
 
     name: str
-    input: str
+    input: Any = None
 
 
 class ToolCall(msgspec.Struct, kw_only=True):

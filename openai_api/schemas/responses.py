@@ -70,11 +70,11 @@ class MessageItem(msgspec.Struct, kw_only=True):
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True):
-    """A call that the model made earlier."""
+    """A call that the model made earlier, with whatever it wrote for arguments."""
 
     call_id: str
     name: str
-    arguments: str
+    arguments: Any = None
     namespace: str | None = None
 
 
@@ -83,7 +83,7 @@ class CustomCallItem(msgspec.Struct, kw_only=True):
 
     call_id: str
     name: str
-    input: str
+    input: Any = None
     namespace: str | None = None
 
 

@@ -402,9 +402,9 @@ async def test_history_with_calls(make_front: Any) -> None:
     assert shown[2]["tool_calls"][0]["function"]["arguments"] == {"a": [1]}
     assert shown[3]["tool_call_id"] == "c1"
     call["function"]["arguments"] = "{oops"  # type: ignore[index]
-    bad = await front.post("/v1/chat/completions", {"messages": messages})
-    assert bad.status_code == 400
-    assert bad.json()["param"] == "messages[2].tool_calls[0].function.arguments"
+    answer = await front.post("/v1/chat/completions", {"messages": messages})
+    shown = json.loads(answer.json()["choices"][0]["message"]["content"].splitlines()[2])
+    assert shown["tool_calls"][0]["function"]["arguments"] == "{oops"
 
 
 async def test_continue_final_message(make_front: Any) -> None:

@@ -1,0 +1,86 @@
+"""Earlier calls in other shapes, for chat templates that do not take them as they are.
+
+Some read arguments as an object alone, some as text alone, and some know one call a message. What
+a model wrote has to be rendered by any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from openai_api.call_arguments import arguments_text
+
+Message = dict[str, Any]
+
+# Holds arguments that are no object, where there must be one.
+_WHOLE = "arguments"
+
+
+def call_shapes(messages: list[Message]) -> Iterator[list[Message]]:
+    """The messages as they are, then in each shape that is different and may be taken instead."""
+    yield messages
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    if any(not _is_object(call) for call in calls):
+        yield _with_arguments(messages, _as_object)
+    if any(map(_is_object, calls)):
+        yield _with_arguments(messages, _as_text)
+    if any(len(message.get("tool_calls") or ()) > 1 for message in messages):
+        yield _one_call_each(messages)
+
+
+def _is_object(call: Message) -> bool:
+    return isinstance(call["function"]["arguments"], dict)
+
+
+def _as_object(arguments: Any) -> dict[str, Any]:
+    return arguments if isinstance(arguments, dict) else {_WHOLE: arguments}
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else arguments_text(arguments)
+
+
+def _with_arguments(messages: list[Message], change: Callable[[Any], Any]) -> list[Message]:
+    return [
+        {**message, "tool_calls": [_changed(call, change) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _changed(call: Message, change: Callable[[Any], Any]) -> Message:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": change(function["arguments"])}}
+
+
+def _one_call_each(messages: list[Message]) -> list[Message]:
+    """Each call in a message of its own, what it returned behind it."""
+    found: list[Message] = []
+    place = 0
+    while place < len(messages):
+        message = messages[place]
+        calls = message.get("tool_calls") or ()
+        place += 1
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        returned = []
+        while place < len(messages) and messages[place]["role"] == "tool":
+            returned.append(messages[place])
+            place += 1
+        for index, call in enumerate(calls):
+            said = message if index == 0 else {"role": message["role"], "content": ""}
+            answer = _answer_of(call, returned)
+            found += [{**said, "tool_calls": [call]}, *([answer] if answer else [])]
+        found += returned
+    return found
+
+
+def _answer_of(call: Message, returned: list[Message]) -> Message | None:
+    """Take a call's answer out of those that came; without ids they stand in the calls' order."""
+    for index, answer in enumerate(returned):
+        if answer.get("tool_call_id") == call.get("id"):
+            return returned.pop(index)
+    return None
