@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from anthropic_api.message_answers import AnswerBlock, BlockEvent
 from openai_api.call_arguments import arguments_object
+from openai_api.call_ids import PREFIX
 from openai_api.output_parser import (
     BeginCall,
     ContentText,
@@ -16,6 +18,9 @@ from openai_api.output_parser import (
     OutputEvent,
 )
 from openai_api.responses.opaque_text import wrapped
+
+# What Anthropic's clients take for an id.
+_PLAIN_ID = re.compile(r"[a-zA-Z0-9_-]{1,57}")
 
 
 class BlockWriter:
@@ -32,7 +37,7 @@ class BlockWriter:
         """The events of more output."""
         for output in outputs:
             if isinstance(output, BeginCall):
-                yield from self._begin_call(output.name)
+                yield from self._begin_call(output)
             elif isinstance(output, MoreArguments):
                 yield self._delta({"type": "input_json_delta", "partial_json": output.text})
             elif isinstance(output, EndCall):
@@ -61,9 +66,16 @@ class BlockWriter:
             yield self._stop()
         self._open = None
 
-    def _begin_call(self, name: str) -> Iterator[BlockEvent]:
-        call_id = f"toolu_{secrets.token_hex(12)}"
-        yield from self._begin(None, {"type": "tool_use", "id": call_id, "name": name, "input": {}})
+    def _begin_call(self, call: BeginCall) -> Iterator[BlockEvent]:
+        # The model's own id where it fits here: the next turn's template shows it again.
+        own = call.id if call.id and _PLAIN_ID.fullmatch(call.id) else secrets.token_hex(12)
+        block: AnswerBlock = {
+            "type": "tool_use",
+            "id": f"{PREFIX}{own}",
+            "name": call.name,
+            "input": {},
+        }
+        yield from self._begin(None, block)
 
     def _begin(
         self, kind: Literal["text", "thinking"] | None, block: AnswerBlock

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from openai_api.call_ids import with_ids
 from openai_api.chat_messages import TemplateShape, image_items, template_messages
 from openai_api.openai_context import OpenAIContext
 from openai_api.schemas.chat import ChatCompletionRequest, ThinkingSwitch
@@ -73,15 +74,17 @@ async def build_chat_prompt(request: ChatCompletionRequest, context: OpenAIConte
         splits = context.service.config.http.split_special_tokens
     marks = Marks(context.split_tokens) if splits else None
     tools = request.tools if request.tools and request.tool_choice != "none" else None
-    text = await template.render_async(
-        template_messages(
-            request.messages,
-            TemplateShape(
-                form_of=partial(template.content_form, with_tools=tools is not None),
-                knows_developer=template.choose(with_tools=tools is not None).knows_developer,
-                sees=context.sees,
-            ),
+    with_tools = tools is not None
+    messages = template_messages(
+        request.messages,
+        TemplateShape(
+            form_of=partial(template.content_form, with_tools=with_tools),
+            knows_developer=template.choose(with_tools=with_tools).knows_developer,
+            sees=context.sees,
         ),
+    )
+    text = await template.render_async(
+        with_ids(messages, context.id_form),
         tools=tools,
         variables=template_variables(request),
         add_generation_prompt=request.add_generation_prompt is not False,

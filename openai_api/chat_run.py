@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from openai_api.call_ids import AnswerIds
 from openai_api.chat_choice import ChatChoice
 from openai_api.chat_grammar import constrained
 from openai_api.chat_prompt import ChatPrompt, build_chat_prompt
@@ -186,6 +187,7 @@ def _choice(
     context: OpenAIContext,
     calls_freely: bool,
 ) -> ChatChoice:
+    num_calls = sum(len(message.tool_calls or ()) for message in body.messages)
     parser: OutputParser = context.parsers.make(
         prompt_is_open=prompt.is_open,
         separate_reasoning=_separates(body),
@@ -194,6 +196,7 @@ def _choice(
         max_calls=1 if body.parallel_tool_calls is False else None,
         forces_call=forces_call(body),
         may_call=calls_freely,
+        ids=AnswerIds(context.id_form, num_calls),
     )
     thinking = context.parsers.thinking if _separates(body) else None
     if thinking is not None:

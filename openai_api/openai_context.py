@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from openai_api.call_ids import IdForm
 from openai_api.chat_template import ChatTemplate, load_chat_template
 from openai_api.infill import Infill
-from openai_api.parser_choice import choose_parsers
+from openai_api.parser_choice import choose_parsers, id_form_of
 from openai_api.parsers import ParserSet
 from openai_api.responses.background_responses import BackgroundResponses
 from openai_api.responses.response_store import ResponseStore, open_store
@@ -55,6 +56,11 @@ class OpenAIContext:
     def sees(self) -> bool:
         """Whether the model takes images."""
         return self.service.model.vision is not None
+
+    @cached_property
+    def id_form(self) -> IdForm | None:
+        """The form of calls' ids; None where any will do."""
+        return id_form_of(self.parsers.tools, self.chat_template)
 
     @cached_property
     def split_tokens(self) -> SplitTokens:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from openai_api.call_ids import AnswerIds
 from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser, SplitText
 from openai_api.tool_parsers.tool_parser import CallArguments, CallBegin, ToolParser, ToolPart
 
@@ -73,11 +74,20 @@ class OutputParser:
         tools: ToolParser | None = None,
         *,
         stream_reasoning: bool = True,
+        ids: AnswerIds | None = None,
     ) -> None:
-        """With `stream_reasoning` false, reasoning comes out in one piece when it is over."""
+        """Read from the beginning.
+
+        Args:
+            reasoning: splits the reasoning off.
+            tools: finds calls in what is left.
+            stream_reasoning: if false, reasoning comes out in one piece when it is over.
+            ids: of the calls; the model's own when absent.
+        """
         self._reasoning = reasoning
         self._tools = tools
         self._stream_reasoning = stream_reasoning
+        self._ids = ids or AnswerIds()
         self._held: list[str] = []
         self.num_calls = 0
 
@@ -129,7 +139,8 @@ class OutputParser:
             if isinstance(part, str):
                 events.append(ContentText(part))
             elif isinstance(part, CallBegin):
-                events.append(BeginCall(self.num_calls, part.name, part.id))
+                call_id = self._ids.of(part.name, part.id, self.num_calls)
+                events.append(BeginCall(self.num_calls, part.name, call_id))
                 self.num_calls += 1
             elif isinstance(part, CallArguments):
                 events.append(MoreArguments(self.num_calls - 1, part.text))

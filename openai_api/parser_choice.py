@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from openai_api.call_ids import IdForm
 from openai_api.chat_template import ChatTemplate
 from openai_api.parser_signs import Signs, by_chat_template, by_response_template, fields_of
 from openai_api.parsers import DESCRIBED, Described
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.response_template import described_reasoning, described_tools
 from openai_api.tool_parsers.registry import TOOL_PARSERS
+from openai_api.tool_parsers.tool_parser import ToolParser
 from runtime.config.options import AUTO_PARSER, NO_PARSER
 from runtime.config.registry import Registry
 
@@ -80,6 +82,20 @@ def choose_parsers(
             reasoning_reason,
         )
     return ParserNames(reasoning_name, tool_name, described)
+
+
+def id_form_of(tools: type[ToolParser] | None, template: ChatTemplate | None) -> IdForm | None:
+    """The form that calls' ids have: of the parser in use, else of the one that a template shows.
+
+    The template wants its ids also where calls are forced, or read by a parser of another family.
+    """
+    if tools is not None and tools.id_form is not None:
+        return tools.id_form
+    if template is None:
+        return None
+    candidates = {name: TOOL_PARSERS.load(name).signs for name in TOOL_PARSERS}
+    found = by_chat_template(candidates, template.written)
+    return None if found is None else TOOL_PARSERS.load(found).id_form
 
 
 def _choose(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from openai_api.call_ids import AnswerIds
 from openai_api.output_parser import OutputParser
 from openai_api.reasoning_parsers.reasoning_parser import ReasoningParser, implied_ends
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
@@ -148,6 +149,7 @@ class ParserSet:
         max_calls: int | None,
         forces_call: bool = False,
         may_call: bool = True,
+        ids: AnswerIds | None = None,
     ) -> OutputParser:
         """A fresh machine for one choice; a forced call needs no parser of the model's family.
 
@@ -159,6 +161,7 @@ class ParserSet:
             max_calls: most calls.
             forces_call: the output is a forced call.
             may_call: the model may call in a form of its own.
+            ids: of the calls; the model's own when absent.
         """
         reasoning = None
         # A forced call begins where thoughts end, so that is looked for in any case.
@@ -169,7 +172,7 @@ class ParserSet:
             tools = JsonArrayParser(functions, max_calls=max_calls)
         elif self.tools is not None and functions:
             tools = self.tools(functions, max_calls=max_calls)
-        return OutputParser(reasoning, tools, stream_reasoning=stream_reasoning)
+        return OutputParser(reasoning, tools, stream_reasoning=stream_reasoning, ids=ids)
 
 
 def _load(name: str | None, registry: Registry[type[T]], made: type[T] | None) -> type[T] | None:

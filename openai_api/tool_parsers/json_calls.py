@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+from openai_api.call_ids import IdForm
 from openai_api.tag_scan import UntilTag
 from openai_api.tool_parsers.call_object import CallArgumentsObject, CallObject
 from openai_api.tool_parsers.call_writer import CallWriter
@@ -33,6 +34,7 @@ class JsonCalls:
 
     markers: tuple[str, ...] = ()
     call_form: CallForm | None = None
+    id_form: IdForm | None = None
     opens: ClassVar[tuple[str, ...]] = ()
     header: ClassVar[re.Pattern[str] | None] = None
     header_end: ClassVar[str] = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from openai_api.call_ids import NameAndIndex
 from openai_api.parser_signs import Signs
 from openai_api.tool_parsers.json_calls import JsonCalls
 from openai_api.tool_parsers.tool_parser import CallForm
@@ -29,6 +30,7 @@ class KimiK2Parser(JsonCalls):
         closing=SECTION_END,
         others=(CallForm(CALL, lambda name: f"functions.{name}:", CALL_END, between=_INDEX),),
     )
+    id_form = NameAndIndex()
     opens = (SECTION, CALL)
     header = re.compile(
         rf"(?:{re.escape(CALL)}\s*)?(?P<id>(?:functions\.)?(?P<name>[^\s:<>{{}}]+)(?::[0-9]+)?)"

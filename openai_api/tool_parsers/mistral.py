@@ -6,6 +6,7 @@ import re
 
 import orjson
 
+from openai_api.call_ids import NineAlphanumerics
 from openai_api.parser_signs import Signs
 from openai_api.tool_parsers.json_calls import JsonCalls
 from openai_api.tool_parsers.tool_parser import CallForm
@@ -34,6 +35,7 @@ class MistralParser(JsonCalls):
             ),
         ),
     )
+    id_form = NineAlphanumerics()
     opens = (OPEN_TAG,)
     header = re.compile(r"(?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\](?P<id>[^\s\[\]{}]+))?(?:\[ARGS\])?")
     has_array = True

@@ -8,6 +8,7 @@ import re
 
 import orjson
 
+from openai_api.call_ids import IdForm
 from openai_api.json_scan import MAX_DEPTH
 from openai_api.parser_signs import Signs
 from openai_api.tool_parsers.call_writer import CallWriter
@@ -35,6 +36,7 @@ class PythonicParser:
     markers = ("<|python_start|>", "<|python_end|>")
     signs = Signs(template=("[func_name1(params_name1=params_value1",))
     call_form: CallForm | None = None
+    id_form: IdForm | None = None
 
     def __init__(self, functions: Functions, *, max_calls: int | None) -> None:
         """Accept calls of these functions only, and at most `max_calls` of them."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import orjson
 
+from openai_api.call_ids import IdForm
 from openai_api.tag_scan import UntilTag
 from openai_api.tool_parsers.call_writer import CallWriter
 from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
@@ -38,6 +39,7 @@ class TaggedCalls:
 
     markers: tuple[str, ...] = ()
     call_form: CallForm | None = None
+    id_form: IdForm | None = None
     opens: ClassVar[tuple[str, ...]]
     header: ClassVar[re.Pattern[str]]
     name_end: ClassVar[str]

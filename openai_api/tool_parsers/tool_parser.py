@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from openai_api.call_ids import IdForm
 from openai_api.parser_signs import Signs
 
 # The functions that a request offers: parameters' schemas by name, unchecked.
@@ -95,11 +96,13 @@ class ToolParser(Protocol):
         markers: texts that must stay visible in the output for the parser to work.
         signs: what shows that a model writes calls so.
         call_form: `None` where no grammar can describe a call.
+        id_form: of calls' ids; `None` where the family's templates take any.
     """
 
     markers: tuple[str, ...]
     signs: Signs
     call_form: CallForm | None
+    id_form: IdForm | None
 
     def __init__(self, functions: Functions, *, max_calls: int | None) -> None:
         """Accept calls of these functions only, and at most `max_calls` of them."""

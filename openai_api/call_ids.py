@@ -1,0 +1,187 @@
+"""Ids of calls: those that a model's template takes, for answers and for calls of earlier turns.
+
+Some families know any id. Templates of others refuse one that is not of their form, or the model
+was trained to count its calls by them. Ids that come from elsewhere are mapped, in the call and
+in what it returned alike. An id depends on what stands before it alone, so that prompts that begin
+alike stay alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Message = dict[str, Any]
+
+_ALPHANUMERICS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_NINE = re.compile(r"[a-zA-Z0-9]{9}")
+_NAME_AND_INDEX = re.compile(r"functions\.(.+):[0-9]+", re.DOTALL)
+# What `/v1/messages` puts before ids.
+PREFIX = "toolu_"
+
+
+class IdForm(Protocol):
+    """How the ids of one family's calls look."""
+
+    def fits(self, call_id: str) -> bool:
+        """Whether an id has this form."""
+
+    def new(self, name: str, index: int) -> str:
+        """The id of a call that the model makes now.
+
+        Args:
+            name: of the function.
+            index: of the call among all of the conversation.
+        """
+
+    def mapped(self, call_id: str, name: str, index: int) -> str:
+        """The id of an earlier call that has another one, or none; always the same.
+
+        Args:
+            call_id: as it came; empty where there is none.
+            name: of the function.
+            index: of the call among all of the conversation.
+        """
+
+
+class NineAlphanumerics:
+    """`a1B2c3D4e`: Mistral's, whose templates refuse others."""
+
+    def fits(self, call_id: str) -> bool:
+        """See `IdForm`."""
+        return _NINE.fullmatch(call_id) is not None
+
+    def new(self, name: str, index: int) -> str:
+        """See `IdForm`."""
+        del name, index
+        return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(9))
+
+    def mapped(self, call_id: str, name: str, index: int) -> str:
+        """See `IdForm`."""
+        named = call_id or f"{name}:{index}"
+        number = int.from_bytes(hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest())
+        letters = []
+        for _ in range(9):
+            number, letter = divmod(number, len(_ALPHANUMERICS))
+            letters.append(_ALPHANUMERICS[letter])
+        return "".join(letters)
+
+
+class NameAndIndex:
+    """`functions.name:0`, where the index counts the calls of the conversation: Kimi K2's."""
+
+    def fits(self, call_id: str) -> bool:
+        """See `IdForm`."""
+        return _NAME_AND_INDEX.fullmatch(call_id) is not None
+
+    def new(self, name: str, index: int) -> str:
+        """See `IdForm`."""
+        return f"functions.{name}:{index}"
+
+    def mapped(self, call_id: str, name: str, index: int) -> str:
+        """See `IdForm`."""
+        del call_id
+        return self.new(name, index)
+
+
+@dataclass(frozen=True)
+class AnswerIds:
+    """The ids of an answer's calls.
+
+    Attributes:
+        form: that all of them have; without one, calls have the ids that the model gives.
+        calls_before: calls of the conversation so far, which some ids count.
+    """
+
+    form: IdForm | None = None
+    calls_before: int = 0
+
+    def of(self, name: str, own: str | None, index: int) -> str | None:
+        """The id of the answer's call `index`, which the model calls `own`, if it says so."""
+        if self.form is None or (own is not None and self.form.fits(own)):
+            return own
+        return self.form.new(name, self.calls_before + index)
+
+
+def with_ids(messages: list[Message], form: IdForm | None) -> list[Message]:
+    """Messages of a template with the ids that it takes; without a form they stay as they are."""
+    if form is None:
+        return messages
+    ids = _Ids(form)
+    return [ids.settled(message) for message in messages]
+
+
+def _calls(message: Message) -> list[Message]:
+    return message.get("tool_calls") or []
+
+
+class _Ids:
+    """The ids of a conversation, from its beginning on."""
+
+    def __init__(self, form: IdForm) -> None:
+        self._form = form
+        self._num_calls = 0
+        # By what was sent, the last one of a kind.
+        self._mapped: dict[str, str] = {}
+        self._waiting = _Waiting()
+
+    def settled(self, message: Message) -> Message:
+        if calls := _calls(message):
+            self._waiting = _Waiting()
+            return {**message, "tool_calls": [self._settled_call(call) for call in calls]}
+        if message["role"] == "tool" and (found := self._returned(message)):
+            return {**message, "tool_call_id": found}
+        return message
+
+    def _settled_call(self, call: Message) -> Message:
+        sent, name = call.get("id") or "", call["function"]["name"]
+        found = self._in_form(sent, name)
+        self._num_calls += 1
+        self._mapped[sent] = found
+        self._waiting.add(sent, name, found)
+        return {**call, "id": found}
+
+    def _returned(self, message: Message) -> str:
+        sent = message.get("tool_call_id") or ""
+        found = self._waiting.take(sent, message.get("name") or "")
+        if not found and sent:
+            found = self._mapped.get(sent) or self._in_form(sent, message.get("name") or "")
+        return found
+
+    def _in_form(self, sent: str, name: str) -> str:
+        for known in (sent, sent.removeprefix(PREFIX)):
+            if self._form.fits(known):
+                return known
+        return self._form.mapped(sent, name, self._num_calls)
+
+
+class _Waiting:
+    """The calls of one message that have not been answered yet."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+        self._answered: set[int] = set()
+        self._by_id: dict[str, deque[int]] = defaultdict(deque)
+        self._by_name: dict[str, deque[int]] = defaultdict(deque)
+        self._in_order: deque[int] = deque()
+
+    def add(self, sent: str, name: str, found: str) -> None:
+        place = len(self._found)
+        self._found.append(found)
+        for queue in (self._by_id[sent], self._by_name[name], self._in_order):
+            queue.append(place)
+
+    def take(self, sent: str, name: str) -> str:
+        """The id of the call that is answered: by its id, else by its name, else the next one."""
+        queues = [self._by_id[sent]] if sent else [self._by_name[name], self._in_order]
+        for queue in queues:
+            while queue:
+                place = queue.popleft()
+                if place not in self._answered:
+                    self._answered.add(place)
+                    return self._found[place]
+        return ""
