@@ -5,22 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from anthropic_api.message_request import (
-    ContentBlock,
-    DocumentBlock,
     ImageBlock,
     ImageData,
     Message,
     MessagesRequest,
     PromptFields,
     RedactedThinkingBlock,
-    ResultPart,
     TextBlock,
     ThinkingBlock,
     ToolChoice,
     ToolDefinition,
     ToolResultBlock,
     ToolUseBlock,
+    read_block,
 )
+from anthropic_api.shown_blocks import note, shown_text
 from openai_api.billing_line import without_billing
 from openai_api.content_parts import Content, appended, image_part, inline_image, joined, text_part
 from openai_api.responses.opaque_text import unwrapped
@@ -36,6 +35,7 @@ from openai_api.schemas.chat import (
 )
 from runtime.errors import InvalidRequest
 
+_IMAGE_SOURCES = ("base64", "url")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -143,8 +143,10 @@ def _add(turns: _Turns, message: Message, where: str) -> None:
         _add_block(turns, message.role, block, f"{where}.content[{index}]")
 
 
-def _add_block(turns: _Turns, role: str, block: ContentBlock, where: str) -> None:
-    match block:
+def _add_block(turns: _Turns, role: str, given: dict[str, Any], where: str) -> None:
+    match block := read_block(given, where):
+        case None:
+            turns.say(role, text_part(shown_text(given)))
         case TextBlock():
             turns.say(role, text_part(block.text))
         case ToolResultBlock() if role == "user":
@@ -158,8 +160,6 @@ def _add_block(turns: _Turns, role: str, block: ContentBlock, where: str) -> Non
             pass
         case ImageBlock() if role == "user":
             turns.say(role, _image(block, where, turns.sees))
-        case ImageBlock() | DocumentBlock():
-            raise _not_taken(where, turns.sees)
         case _:
             raise InvalidRequest(
                 f"{where}: a block of this type cannot be in a message of the {role}.", param=where
@@ -177,30 +177,31 @@ def _result(block: ToolResultBlock, where: str, sees: bool) -> Content:
     return joined(parts)
 
 
-def _result_part(part: ResultPart, where: str, sees: bool) -> ContentPart:
-    match part:
+def _result_part(given: dict[str, Any], where: str, sees: bool) -> ContentPart:
+    match block := read_block(given, where):
+        case None:
+            return text_part(shown_text(given))
         case TextBlock():
-            return text_part(part.text)
+            return text_part(block.text)
+        case ImageBlock() if sees and block.source and block.source.type in _IMAGE_SOURCES:
+            return _image(block, where, sees)
         case ImageBlock():
-            return _image(part, where, sees)
-        case _:
-            raise _not_taken(where, sees)
+            # A tool may give a picture to any model: that is no reason to lose the conversation.
+            return text_part(note("image"))
+    raise InvalidRequest(
+        f"{where}: a block of this type cannot be in what a tool returned.", param=where
+    )
 
 
 def _image(block: ImageBlock, where: str, sees: bool) -> ContentPart:
     source = block.source or ImageData()
-    if sees and source.type not in ("base64", "url"):
+    if sees and source.type not in _IMAGE_SOURCES:
         raise InvalidRequest(
             f"{where}.source.type must be base64 or url, got {str(source.type)[:64]!r}.",
             param=f"{where}.source.type",
         )
     url = source.url if source.type == "url" else inline_image(source.data or "")
     return image_part(url, where, sees=sees)
-
-
-def _not_taken(where: str, sees: bool) -> InvalidRequest:
-    takes = "text and images of the user only" if sees else "text only"
-    return InvalidRequest(f"{where}: this model takes {takes}.", param=where)
 
 
 def _set_tools(
@@ -228,6 +229,11 @@ def _function(tool: ToolDefinition, where: str) -> dict[str, Any]:
             f"{where}: {tool.type[:64]!r} is a tool that Anthropic's servers run; this server "
             "takes tools of the client, with an input_schema.",
             param=f"{where}.type",
+        )
+    if tool.input_schema is None:
+        raise InvalidRequest(
+            f"{where}.input_schema must be given: a JSON schema of the tool's input.",
+            param=f"{where}.input_schema",
         )
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:

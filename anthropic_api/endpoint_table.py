@@ -14,7 +14,7 @@ from anthropic_api.message_answers import (
     Ping,
     TokenTotal,
 )
-from anthropic_api.message_request import CountTokensRequest, MessagesRequest
+from anthropic_api.message_request import BLOCKS, CountTokensRequest, MessagesRequest
 from openai_api.operation import events_of, json_of, operation
 from openai_api.router import Endpoint
 
@@ -35,13 +35,17 @@ ENDPOINTS = (
         "/v1/messages",
         "anthropic_api.messages:create_message",
         "Answer a conversation, in Anthropic's words",
-        operation(MessagesRequest, ok={**json_of(MessageAnswer), **events_of(*_EVENTS)}),
+        operation(
+            MessagesRequest,
+            ok={**json_of(MessageAnswer), **events_of(*_EVENTS)},
+            mentions=BLOCKS,
+        ),
     ),
     Endpoint(
         "POST",
         "/v1/messages/count_tokens",
         "anthropic_api.messages:count_tokens",
         "Count the tokens of a conversation",
-        operation(CountTokensRequest, ok=json_of(TokenTotal)),
+        operation(CountTokensRequest, ok=json_of(TokenTotal), mentions=BLOCKS),
     ),
 )

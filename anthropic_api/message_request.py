@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from anthropic_api.shown_blocks import is_shown
+from openai_api.operation import described_as
+from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
 from runtime.requests.sampling_params import INT64_MAX, StopStrings, Temperature, TopK, TopP
 
@@ -38,12 +42,6 @@ class ImageBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="image"):
     cache_control: Any = None
 
 
-class DocumentBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="document"):
-    """A file, which is refused."""
-
-    source: Any = None
-
-
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
     """A call that the assistant made earlier, with whatever it wrote for `input`."""
 
@@ -53,14 +51,11 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
     cache_control: Any = None
 
 
-ResultPart = TextBlock | ImageBlock | DocumentBlock
-
-
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
     """What a call returned; an error is said before its text."""
 
     tool_use_id: str
-    content: str | list[ResultPart] | None = None
+    content: str | list[AnyBlock] | None = None
     is_error: bool | None = None
     cache_control: Any = None
 
@@ -80,22 +75,40 @@ class RedactedThinkingBlock(
     data: str | None = None
 
 
+class ShownBlock(msgspec.Struct, kw_only=True):
+    """A block of another type, shown as text: a document, a search result, a server's tool."""
+
+    type: str
+
+
 ContentBlock = (
-    TextBlock
-    | ImageBlock
-    | DocumentBlock
-    | ToolUseBlock
-    | ToolResultBlock
-    | ThinkingBlock
-    | RedactedThinkingBlock
+    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
 )
+
+BLOCKS: tuple[type[msgspec.Struct], ...] = (*get_args(ContentBlock), ShownBlock)
+# Blocks get their types one by one: newer clients send more of them than are known here.
+AnyBlock = Annotated[dict[str, Any], described_as(*BLOCKS)]
+
+
+def read_block(block: Mapping[str, Any], where: str) -> ContentBlock | None:
+    """Give a block its type; `None` for one that is shown as text.
+
+    Raises:
+        InvalidRequest: an unknown type, or a wrong field, named by its place.
+    """
+    if is_shown(block.get("type")):
+        return None
+    try:
+        return msgspec.convert(block, ContentBlock)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{where}: {error}", param=where) from None
 
 
 class Message(msgspec.Struct, kw_only=True):
     """One message; coding agents also send `system` between the others."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[ContentBlock]
+    content: str | list[AnyBlock]
 
 
 class ToolDefinition(msgspec.Struct, kw_only=True):

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from pydantic_core import from_json
 
+from runtime.errors import InvalidRequest
+
 _ANY = msgspec.json.Decoder(Any)
 
 
@@ -58,10 +60,17 @@ def told_text(told: object) -> str:
 
 
 def arguments_text(arguments: object) -> str:
-    """Arguments as JSON: the text that they were read from where that is known."""
+    """Arguments as JSON: the text that they were read from where that is known.
+
+    Raises:
+        InvalidRequest: they nest too deep.
+    """
     if isinstance(arguments, WrittenArguments):
         return arguments.text
-    return json.dumps(arguments, ensure_ascii=False)
+    try:
+        return json.dumps(arguments, ensure_ascii=False)
+    except RecursionError:
+        raise InvalidRequest("The arguments of a call nest too deep.") from None
 
 
 def arguments_object(text: str) -> dict[str, Any]:

@@ -41,9 +41,14 @@ def lines_of(*kinds: Any) -> Content:
     return {"application/x-ndjson": kinds}
 
 
-def described_as(kind: type[msgspec.Struct]) -> msgspec.Meta:
-    """What is decoded as an object and checked as `kind` later; the operation mentions `kind`."""
-    return msgspec.Meta(extra_json_schema={"$ref": REFERENCE.format(name=kind.__name__)})
+def described_as(*kinds: type[msgspec.Struct]) -> msgspec.Meta:
+    """What is decoded as an object and checked later as one of `kinds`.
+
+    The operation mentions them.
+    """
+    references = [{"$ref": REFERENCE.format(name=kind.__name__)} for kind in kinds]
+    one = references[0] if len(references) == 1 else {"anyOf": references}
+    return msgspec.Meta(extra_json_schema=one)
 
 
 @dataclass(frozen=True)

@@ -271,7 +271,7 @@ FORCED = '[{"name": "f", "parameters": {}}, {"name": "f", "parameters": {}}]'
             "auto",
             ["functions.f:1"],
         ),
-        ("hermes", NINE.replace("[TOOL_CALLS]", ""), FORCED, "required", ["call_", "call_"]),
+        ("hermes", TEMPLATES["json"], FORCED, "required", ["call_", "call_"]),
     ],
 )
 async def test_answers_have_ids_of_the_form(

@@ -1,0 +1,82 @@
+"""Blocks that a chat has no place for, as the text that a model reads in their place.
+
+Documents, results of searches, and what tools of Anthropic's servers were asked and gave. What is
+text in them is shown. What cannot be is a short note, so that no conversation is lost for a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from openai_api.call_arguments import arguments_text
+
+_SHOWN = frozenset(
+    {
+        *("document", "search_result", "tool_reference", "container_upload", "compaction"),
+        *("tool_addition", "tool_removal", "mcp_tool_listing", "browser_state", "fallback"),
+    }
+)
+# What servers' tools are asked, and what they give: `web_search_tool_result` and the like.
+_ENDINGS = ("_tool_use", "_tool_result")
+_TEXTS = (
+    *("title", "tool_name", "name", "source", "url", "page_age", "text", "stdout", "stderr"),
+    *("error_code", "error_message"),
+)
+_INNER = ("content", "tool_references", "tools", "tool", "tabs", "lines")
+# Of blocks within blocks; clients send three.
+_MAX_DEPTH = 8
+
+
+def is_shown(kind: object) -> bool:
+    """Whether blocks of this type are shown as text."""
+    return isinstance(kind, str) and (kind in _SHOWN or kind.endswith(_ENDINGS))
+
+
+def shown_text(block: Mapping[str, Any]) -> str:
+    """The text for a block of such a type, whose other fields are unchecked; never empty."""
+    kind = block["type"]
+    if kind.endswith("_tool_use"):
+        return f"[{block.get('name')} {arguments_text(block.get('input'))}]"
+    return "\n".join(_lines(block)) or note(kind)
+
+
+def note(kind: str) -> str:
+    """What stands for a block that cannot be shown."""
+    return f"[{kind}: not shown, this model reads text only]"
+
+
+def _lines(value: object, depth: int = 0) -> list[str]:
+    """The texts of a block, or of a list of them."""
+    if isinstance(value, str):
+        return [value] if value else []
+    if depth == _MAX_DEPTH:
+        return []
+    if isinstance(value, list):
+        return [line for each in value for line in _lines(each, depth + 1)]
+    if not isinstance(value, dict):
+        return []
+    match value.get("type"):
+        case "image":
+            return [note("image")]
+        case "document":
+            return _document(value, depth)
+    own = _strings(value, _TEXTS)
+    return own + [line for name in _INNER for line in _lines(value.get(name), depth + 1)]
+
+
+def _document(document: dict[str, Any], depth: int) -> list[str]:
+    source = document.get("source")
+    described = source if isinstance(source, dict) else {}
+    match described.get("type"):
+        case "text":
+            body = _strings(described, ("data",))
+        case "content":
+            body = _lines(described.get("content"), depth + 1)
+        case _:
+            body = [*_strings(described, ("url",)), note("document")]
+    return _strings(document, ("title", "context")) + body
+
+
+def _strings(block: dict[str, Any], names: tuple[str, ...]) -> list[str]:
+    return [text for name in names if isinstance(text := block.get(name), str) and text]
