@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from anthropic_api.message_answers import AnswerBlock, BlockEvent
-from openai_api.call_arguments import arguments_object
+from openai_api.call_arguments import ObjectText, arguments_object
 from openai_api.call_ids import PREFIX
 from openai_api.output_parser import (
     BeginCall,
@@ -30,6 +30,7 @@ class BlockWriter:
         """Begin with no block; thoughts that are hidden stand in their signature alone."""
         self._hides_thoughts = hides_thoughts
         self._hidden: list[str] = []
+        self._input = ObjectText()
         self._index = -1
         self._open: Literal["text", "thinking"] | None = None
 
@@ -39,8 +40,9 @@ class BlockWriter:
             if isinstance(output, BeginCall):
                 yield from self._begin_call(output)
             elif isinstance(output, MoreArguments):
-                yield self._delta({"type": "input_json_delta", "partial_json": output.text})
+                yield from self._add_json(self._input.feed(output.text))
             elif isinstance(output, EndCall):
+                yield from self._add_json(self._input.finish())
                 yield self._stop()
             elif isinstance(output, ContentText):
                 if self._open != "text":
@@ -66,6 +68,10 @@ class BlockWriter:
             yield self._stop()
         self._open = None
 
+    def _add_json(self, text: str) -> Iterator[BlockEvent]:
+        if text:
+            yield self._delta({"type": "input_json_delta", "partial_json": text})
+
     def _begin_call(self, call: BeginCall) -> Iterator[BlockEvent]:
         # The model's own id where it fits here: the next turn's template shows it again.
         own = call.id if call.id and _PLAIN_ID.fullmatch(call.id) else secrets.token_hex(12)
@@ -75,6 +81,7 @@ class BlockWriter:
             "name": call.name,
             "input": {},
         }
+        self._input = ObjectText()
         yield from self._begin(None, block)
 
     def _begin(

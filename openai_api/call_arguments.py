@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from pydantic_core import from_json
 
+from openai_api.json_scan import MAX_DEPTH, JsonValue
 from runtime.errors import InvalidRequest
 
 _ANY = msgspec.json.Decoder(Any)
@@ -73,14 +74,39 @@ def arguments_text(arguments: object) -> str:
         raise InvalidRequest("The arguments of a call nest too deep.") from None
 
 
+class ObjectText:
+    """Arguments as clients read them that want an object: JSON, or the beginning of it.
+
+    From where a model's text stops being JSON, or nests deeper than clients read, the rest of it
+    is a string in that place.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._value = JsonValue(MAX_DEPTH)
+        self._rest: list[str] = []
+
+    def feed(self, text: str) -> str:
+        """What can be told of more arguments."""
+        end = self._value.feed(text)
+        if self._value.is_broken:
+            self._rest.append(text[end:])
+        return text[:end]
+
+    def finish(self) -> str:
+        """The arguments are over: what was held back."""
+        return self._value.ending_with("".join(self._rest)) if self._value.is_broken else ""
+
+
 def arguments_object(text: str) -> dict[str, Any]:
-    """The object; of one that the output breaks off in, what is complete.
+    """The object that `ObjectText` tells; of one that the output breaks off in, what is complete.
 
     Args:
-        text: JSON, as a tool-call parser hands it on.
+        text: of the arguments, as a tool-call parser hands it on.
     """
+    told = ObjectText()
     try:
-        found = from_json(text, allow_partial=True)
+        found = from_json(told.feed(text) + told.finish(), allow_partial=True)
     except ValueError:
         # Nothing yet, or half a surrogate pair: JSON, but no text.
         return {}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from enum import Enum, auto
 
-# Deeper values are refused: those who decode them have limits of their own.
+# What clients decode: some have limits not far above it.
 MAX_DEPTH = 128
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -46,20 +48,60 @@ class JsonValue:
 
     Attributes:
         is_done: the value is complete.
-        is_broken: what came is no JSON.
+        is_broken: what came is not JSON, or is deeper than wanted.
+        open: the closing brackets of what is open.
     """
 
-    def __init__(self) -> None:
-        """Expect a value, perhaps after whitespace."""
+    def __init__(self, max_depth: float = math.inf) -> None:
+        """Expect a value, perhaps after whitespace, of at most so many brackets in each other."""
         self.is_done = False
         self.is_broken = False
+        self._max_depth = max_depth
         self._place = _Place.VALUE
-        # Closing brackets of what is open.
-        self._open: list[str] = []
+        self.open: list[str] = []
         self._is_key = False
         self._number = ""
         # Of a literal, or so many hexadecimal digits of an escape.
         self._rest = ""
+
+    @property
+    def is_string(self) -> bool:
+        """Whether the text ends, or is broken, within a string."""
+        return self._place in (_Place.STRING, _Place.ESCAPE)
+
+    def ending_with(self, rest: str) -> str:
+        """What makes a broken value whole: a string of `rest` stands where it stopped being JSON.
+
+        Args:
+            rest: from where reading ended on. Brackets at its end that close the value do so.
+        """
+        text = json.dumps(_without(rest, self.open), ensure_ascii=False)
+        more = f", {text}"
+        match self._place:
+            case _Place.VALUE | _Place.FIRST_VALUE | _Place.KEY | _Place.FIRST_KEY:
+                more = text
+            case _Place.COLON:
+                more = f": {text}"
+            case _Place.STRING:
+                more = text[1:]
+            case _Place.ESCAPE:
+                # Digits of a character, or the backslash itself.
+                more = f"{'0' * len(self._rest) or chr(92)}{text[1:]}"
+            case _Place.NUMBER:
+                more = f"0{more}"
+            case _Place.LITERAL:
+                more = f"{self._rest}{more}"
+        if self.open and self.open[-1] == "}" and self._is_at_key():
+            more += ": null"
+        return more + "".join(reversed(self.open))
+
+    def _is_at_key(self) -> bool:
+        match self._place:
+            case _Place.STRING | _Place.ESCAPE:
+                return self._is_key
+            case _Place.VALUE | _Place.COLON:
+                return False
+        return True
 
     def feed(self, text: str, begin: int = 0) -> int:
         """Read `text` from `begin` on.
@@ -103,15 +145,15 @@ class JsonValue:
                 self._place = _Place.VALUE
                 return place + 1
             case _Place.AFTER if char == ",":
-                self._place = _Place.KEY if self._open[-1] == "}" else _Place.VALUE
+                self._place = _Place.KEY if self.open[-1] == "}" else _Place.VALUE
                 return place + 1
-            case _Place.AFTER if char == self._open[-1]:
+            case _Place.AFTER if char == self.open[-1]:
                 return self._close(place)
         return self._break(place)
 
     def _value(self, char: str, place: int) -> int:
-        if char in "{[" and len(self._open) < MAX_DEPTH:
-            self._open.append("}" if char == "{" else "]")
+        if char in "{[" and len(self.open) < self._max_depth:
+            self.open.append("}" if char == "{" else "]")
             self._place = _Place.FIRST_KEY if char == "{" else _Place.FIRST_VALUE
         elif char == '"':
             self._place = _Place.STRING
@@ -181,14 +223,24 @@ class JsonValue:
         return place + 1
 
     def _close(self, place: int) -> int:
-        self._open.pop()
+        self.open.pop()
         self._end_value()
         return place + 1
 
     def _end_value(self) -> None:
         self._place = _Place.AFTER
-        self.is_done = not self._open
+        self.is_done = not self.open
 
     def _break(self, place: int) -> int:
         self.is_broken = True
         return place
+
+
+def _without(rest: str, closers: list[str]) -> str:
+    """`rest` without the brackets at its end, where these are all of `closers`."""
+    kept = rest.rstrip()
+    for closer in closers:
+        if not kept.endswith(closer):
+            return rest
+        kept = kept[:-1].rstrip()
+    return kept

@@ -46,7 +46,7 @@ class MoreArguments:
 
 @dataclass(frozen=True)
 class EndCall:
-    """A call is over; unless it is complete, its arguments are only the beginning of an object."""
+    """A call is over; unless it is complete, its arguments are cut off or not JSON."""
 
     index: int
     is_complete: bool

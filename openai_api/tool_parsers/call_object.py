@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import Enum, auto
 
 import msgspec
 
 from openai_api.json_scan import JsonValue
+from openai_api.loose_scan import LooseRest
 from openai_api.tool_parsers.call_writer import CallWriter
 
 NAME_KEYS = frozenset({"name"})
@@ -28,6 +30,40 @@ class _Place(Enum):
     AFTER = auto()
 
 
+class _Arguments:
+    """The arguments of a call that has begun: they leave as they come, JSON or not.
+
+    Attributes:
+        is_done: they are over, and so is the call.
+        is_at_end: because of a text behind every call of the family.
+        is_held: what is left of the text may be the beginning of such a text.
+    """
+
+    def __init__(self, writer: CallWriter, ends: Sequence[str]) -> None:
+        self.is_done = self.is_at_end = self.is_held = False
+        self._writer = writer
+        self._ends = ends
+        self._value = JsonValue()
+        self._rest: LooseRest | None = None
+
+    def feed(self, text: str, begin: int) -> int:
+        """Read `text` from `begin` on, at first a brace; where reading ended."""
+        end = begin
+        if self._rest is None:
+            end = self._value.feed(text, begin)
+            if self._value.is_broken:
+                # What a model wrote is told all the same: cut off, it would be no JSON either.
+                self._rest = LooseRest(self._value, self._ends)
+        if self._rest is not None:
+            end = self._rest.feed(text, end)
+            self.is_at_end, self.is_held = self._rest.is_at_end, self._rest.is_held
+        self._writer.arguments(text[begin:end])
+        self.is_done = self._value.is_done or (self._rest is not None and self._rest.is_done)
+        if self.is_done:
+            self._writer.end(is_complete=self._rest is None)
+        return end
+
+
 class CallObject:
     """An object such as `{"name": "f", "arguments": {...}}`.
 
@@ -37,15 +73,17 @@ class CallObject:
     Attributes:
         is_done: the object is complete.
         is_broken: it is no call, or none any more.
+        is_held: what is left of the text may be the beginning of one of `ends`.
         read: what was read while no call has begun; empty once one has.
     """
 
-    def __init__(self, writer: CallWriter) -> None:
-        """Tell the call to `writer`."""
-        self.is_done = False
-        self.is_broken = False
+    def __init__(self, writer: CallWriter, ends: Sequence[str] = ()) -> None:
+        """Tell the call to `writer`; `ends` are texts behind every call."""
+        self.is_done = self.is_broken = self.is_held = False
         self.read: list[str] = []
         self._writer = writer
+        self._ends = ends
+        self._told: _Arguments | None = None
         self._has_begun = False
         self._place = _Place.OPEN
         self._value = JsonValue()
@@ -58,7 +96,8 @@ class CallObject:
     def feed(self, text: str, begin: int) -> int:
         """Read `text` from `begin` on; where reading ended, as `JsonValue.feed`."""
         place, end = begin, len(text)
-        while place < end and not (self.is_done or self.is_broken):
+        self.is_held = False
+        while place < end and not (self.is_done or self.is_broken or self.is_held):
             before = place
             place = self._read(text, place)
             if self._has_begun:
@@ -93,9 +132,12 @@ class CallObject:
                 return place + 1
             case _Place.BEFORE_VALUE:
                 self._begin_value(_Place.IN_VALUE)
-                if self._key in ARGUMENT_KEYS and char == "{" and self._name is not None:
+                is_call = self._key in ARGUMENT_KEYS and char == "{" and self._name is not None
+                if is_call and not self._has_begun:
+                    assert self._name is not None
                     # Offered: else reading has stopped at the name.
-                    self._has_begun = self._has_begun or self._writer.begin(self._name)
+                    self._has_begun = self._writer.begin(self._name)
+                    self._told = _Arguments(self._writer, self._ends)
                 return place
             case _Place.AFTER if char == ",":
                 self._place = _Place.KEY
@@ -114,16 +156,21 @@ class CallObject:
         self._place, self._value, self._text = place, JsonValue(), []
 
     def _read_value(self, text: str, begin: int) -> int:
+        if self._told is not None:
+            return self._read_told(self._told, text, begin)
         end = self._value.feed(text, begin)
-        if self._writer.is_open:
-            self._writer.arguments(text[begin:end])
-        else:
-            self._text.append(text[begin:end])
+        self._text.append(text[begin:end])
         if self._value.is_broken:
             self.is_broken = True
-            self.finish()
         elif self._value.is_done:
             self._end_value()
+        return end
+
+    def _read_told(self, told: _Arguments, text: str, begin: int) -> int:
+        end = told.feed(text, begin)
+        self.is_held, self.is_done = told.is_held, told.is_at_end
+        if told.is_done:
+            self._told, self._place = None, _Place.AFTER
         return end
 
     def _end_value(self) -> None:
@@ -134,11 +181,9 @@ class CallObject:
             self.is_broken = not self._has_begun and self._key not in known
             return
         self._place = _Place.AFTER
-        if self._writer.is_open:
-            self._writer.end(is_complete=True)
-        elif self._has_begun:
+        if self._has_begun:
             return
-        elif self._key in NAME_KEYS:
+        if self._key in NAME_KEYS:
             self._name = _string(value)
             self.is_broken = not self._writer.offers(self._name)
         elif self._key in ARGUMENT_KEYS:
@@ -158,21 +203,17 @@ class CallObject:
 class CallArgumentsObject:
     """The arguments of a call that has begun, alone; a `CallObject` otherwise."""
 
-    def __init__(self, writer: CallWriter) -> None:
-        """Tell them to `writer`."""
-        self.is_done = False
-        self.is_broken = False
+    def __init__(self, writer: CallWriter, ends: Sequence[str] = ()) -> None:
+        """Tell them to `writer`; see `CallObject`."""
+        self.is_done = self.is_broken = self.is_held = False
         self.read: list[str] = []
         self._writer = writer
-        self._value = JsonValue()
+        self._told = _Arguments(writer, ends)
 
     def feed(self, text: str, begin: int) -> int:
         """Read `text` from `begin` on, at first a brace; see `CallObject.feed`."""
-        end = self._value.feed(text, begin)
-        self._writer.arguments(text[begin:end])
-        self.is_done, self.is_broken = self._value.is_done, self._value.is_broken
-        if self.is_done or self.is_broken:
-            self._writer.end(is_complete=self.is_done)
+        end = self._told.feed(text, begin)
+        self.is_done, self.is_held = self._told.is_done, self._told.is_held
         return end
 
     def finish(self) -> None:

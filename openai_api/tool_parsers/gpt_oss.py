@@ -27,7 +27,7 @@ _HEADER_END = (
 class GptOssParser(JsonCalls):
     """The recipient stands before the channel or behind it; what tells the type is skipped."""
 
-    markers = (START, CHANNEL, MESSAGE, CALL)
+    markers = (START, CHANNEL, MESSAGE, CALL, END, RETURN)
     signs = Signs(template=(f"{CHANNEL}commentary", "functions.", MESSAGE, CALL))
     # What stands before the recipient is one message's header like any other.
     call_form = CallForm(_FUNCTION, lambda name: name, "", between=_HEADER_END, stands_alone=False)

@@ -48,6 +48,8 @@ class JsonCalls:
         self._writer = CallWriter(functions, max_calls)
         self._outside = UntilTag(*self.opens) if self.opens else None
         self._behind = sorted((*self.opens, *self.tails, *self.separators), key=len, reverse=True)
+        # Behind every call, and in no argument: for what is not JSON brackets tell little.
+        self._ends = [tag for tag in (*self.opens, *self.tails) if tag in self.markers]
         self._object: CallObject | CallArgumentsObject | None = None
         self._in_array = False
         # Read, and not yet known to be of a call: space and tags, then the header.
@@ -69,6 +71,9 @@ class JsonCalls:
     def finish(self) -> list[ToolPart]:
         """The output is over: what was held back, and the end of a call that is open."""
         if self._object is not None:
+            if self._writer.is_open:
+                self._writer.arguments(self._held)
+                self._held = ""
             self._object.finish()
             self._header = self._object.read
         rest = "".join([*self._lead, *self._header, self._held])
@@ -111,7 +116,7 @@ class JsonCalls:
             self._lead.append("[")
             return place + 1
         if text[place] == "{":
-            self._object = CallObject(self._writer)
+            self._object = CallObject(self._writer, self._ends)
             self._state = self._in_object
         elif self.header is None or self._in_array:
             self._give_back()
@@ -153,7 +158,7 @@ class JsonCalls:
             self._give_back()
             return place
         self._lead, self._header = [], []
-        self._object = CallArgumentsObject(self._writer)
+        self._object = CallArgumentsObject(self._writer, self._ends)
         self._state = self._in_object
         return place
 
@@ -162,6 +167,9 @@ class JsonCalls:
         end = self._object.feed(text, place)
         if not self._object.read:
             self._lead = []
+        if self._object.is_held:
+            self._held = text[end:]
+            return len(text)
         if self._object.is_done:
             self._object, self._state = None, self._behind_call
         elif self._object.is_broken:

@@ -81,7 +81,7 @@ class TaggedCalls:
         """The output is over: what was held back, and the end of a call that is open."""
         rest = "".join([*self._lead, *self._header, self._held, self._outside.finish()])
         if self._writer.is_open:
-            self._break_off()
+            self._writer.end(is_complete=False)
         elif not (self._writer.has_called and rest.isspace()):
             self._writer.text(rest)
         self._lead, self._header, self._held = [], [], ""
@@ -120,14 +120,15 @@ class TaggedCalls:
         """Between arguments."""
         place, tag = self._tag(text, place, (self.key_open, self.close))
         if tag == self.close:
-            self._writer.arguments("}" if self._num_arguments else "{}")
-            self._writer.end(is_complete=True)
+            self._close_call()
             self._state = self._behind_call
         elif tag:
             self._inside = UntilTag(self.key_end, keep_space=True)
             self._value, self._state = [], self._in_key
         elif place < len(text):
-            self._break_off()
+            # The call is over here: the arguments that were written are whole ones.
+            self._close_call()
+            self._state = self._in_text
         return place
 
     def _in_key(self, text: str, place: int) -> int:
@@ -147,7 +148,9 @@ class TaggedCalls:
         if tag:
             self._begin_value()
         elif place < len(text):
-            self._break_off()
+            # The call is over here: the arguments that were written are whole ones.
+            self._close_call()
+            self._state = self._in_text
         return place
 
     def _begin_value(self) -> None:
@@ -209,9 +212,9 @@ class TaggedCalls:
                 return len(text), ""
         return place, ""
 
-    def _break_off(self) -> None:
-        self._writer.end(is_complete=False)
-        self._state = self._in_text
+    def _close_call(self) -> None:
+        self._writer.arguments("}" if self._num_arguments else "{}")
+        self._writer.end(is_complete=True)
 
     def _give_back(self) -> None:
         """What was read is text after all."""

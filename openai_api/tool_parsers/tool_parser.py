@@ -27,7 +27,7 @@ class CallBegin:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """More of the arguments: together with those before them, the beginning of a JSON object."""
+    """More of the arguments: the beginning of a JSON object, or of what the model wrote instead."""
 
     text: str
 
@@ -37,7 +37,8 @@ class CallEnd:
     """The call is over.
 
     Attributes:
-        is_complete: its arguments are a whole JSON object; else the output broke off in them.
+        is_complete: its arguments are a whole JSON object. Else the output broke off in them, or
+            they are not JSON.
     """
 
     is_complete: bool
@@ -89,8 +90,8 @@ class CallForm:
 class ToolParser(Protocol):
     """Splits a model's output into text and calls.
 
-    A call that has begun stays one: where its arguments stop being JSON it ends, not complete, and
-    what follows is text.
+    A call that has begun stays one: where its arguments stop being JSON they go on as the model
+    wrote them, up to the end of the call.
 
     Attributes:
         markers: texts that must stay visible in the output for the parser to work.

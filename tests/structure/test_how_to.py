@@ -124,7 +124,7 @@ async def test_a_tool_parser(follow: Any, make_front: Any, monkeypatch: pytest.M
     arguments = ['{"a": 1, "b": 2}', '{"a": ', '{"a"']
     assert functions == [{"name": "add", "arguments": each} for each in arguments]
     assert whole["finish_reason"] == "tool_calls"
-    assert whole["message"]["content"] == "Sum: and [[fly {}]]]] [x]"
+    assert whole["message"]["content"] == "Sum: and [[fly {}]] [x]"
     # One character a step.
     deltas = [
         event["choices"][0]["delta"]

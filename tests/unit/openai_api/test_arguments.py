@@ -70,10 +70,14 @@ def test_nothing_else_is(text: str) -> None:
         assert not any(is_value(broken + end) for end in ("", "]", '"]', "0]", "}]", '":0}]'))
 
 
-def test_depth_is_bounded() -> None:
+def test_depth_is_bounded_where_it_is_asked_for() -> None:
     deep = "[" * MAX_DEPTH + "]" * MAX_DEPTH
-    assert scanned([deep]) == (True, False, len(deep))
-    assert scanned(["[" * (MAX_DEPTH + 1)]) == (False, True, MAX_DEPTH)
+    value = JsonValue(MAX_DEPTH)
+    assert (value.feed(deep), value.is_done) == (len(deep), True)
+    value = JsonValue(MAX_DEPTH)
+    assert (value.feed(f"[{deep}]"), value.is_broken) == (MAX_DEPTH, True)
+    deeper = "[" * 100_000 + "]" * 100_000
+    assert scanned([deeper]) == (True, False, len(deeper))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from jiter import from_json
 
+from openai_api.call_arguments import arguments_object
 from tests.support.model_outputs import BOTH, FUNCTIONS, TOOL_OUTPUTS, Recorded
 
 TOOLS = [
@@ -140,3 +142,52 @@ async def test_a_call_that_is_cut_off_stays_unfinished(make_front: Any, events: 
     body = {"model": "m", "messages": body["messages"], "tools": TOOLS, "stream": False}
     line = (await front.post("/api/chat", {**body, "options": {"num_predict": limit - 8}})).json()
     assert line["message"]["tool_calls"][0]["function"]["arguments"] == {"query": "abc"}
+
+
+@pytest.mark.parametrize("given", ['{"query": NaN}', '{"query": ' * 5000 + "1" + "}" * 5000])
+async def test_a_call_is_told_as_it_was_written(make_front: Any, events: Any, given: str) -> None:
+    """Deeper than most clients read, or not JSON: no wire cuts it off, and it comes back."""
+    text = f'<tool_call>\n{{"name": "search", "arguments": {given}}}\n</tool_call>'
+    options = {"context_len": 2**18, "step_tokens": 500}
+    front = make_front(lambda _: text, tools="hermes", engine_options=options)
+    answer = (await front.chat(tools=TOOLS)).json()["choices"][0]
+    assert answer["finish_reason"] == "tool_calls"
+    (call,) = answer["message"]["tool_calls"]
+    assert (call["function"]["arguments"], answer["message"]["content"]) == (given, None)
+    chunks = events(await front.chat(tools=TOOLS, stream=True))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    parts = [part for delta in deltas for part in delta.get("tool_calls", ())]
+    assert "".join(part["function"]["arguments"] for part in parts) == given
+    asked = {"role": "user", "content": "Go"}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "done"}
+    again = {"messages": [asked, answer["message"], result]}
+    assert (await front.post("/v1/chat/completions", again)).status_code == 200
+
+    functions = [
+        {"type": "function", "name": name, "parameters": FUNCTIONS[name]} for name in FUNCTIONS
+    ]
+    response = (await front.post("/v1/responses", {"input": "Go", "tools": functions})).json()
+    (item,) = response["output"]
+    assert item["arguments"] == given
+    output = {"type": "function_call_output", "call_id": item["call_id"], "output": "done"}
+    again = {"input": [asked, item, output]}
+    assert (await front.post("/v1/responses", again)).status_code == 200
+
+    tools = [{"name": name, "input_schema": FUNCTIONS[name]} for name in FUNCTIONS]
+    body = {"model": "m", "max_tokens": 2**17, "messages": [asked], "tools": tools}
+    whole = (await front.post("/v1/messages", body)).json()
+    (block,) = whole["content"]
+    assert whole["stop_reason"] == "tool_use"
+    streamed = (await front.post("/v1/messages", {**body, "stream": True})).text
+    data = [json.loads(line[6:]) for line in streamed.split("\n") if line.startswith("data: ")]
+    deltas = [each.get("delta", {}) for each in data]
+    partial = "".join(delta.get("partial_json", "") for delta in deltas)
+    # As Anthropic's client reads it.
+    assert from_json(partial.encode(), partial_mode=True) == block["input"]
+    assert block["input"] == ({"query": "NaN"} if "NaN" in given else arguments_object(given))
+    body = {"model": "m", "messages": [asked], "tools": TOOLS}
+    line = (await front.post("/api/chat", {**body, "stream": False})).json()
+    lines = [json.loads(each) for each in (await front.post("/api/chat", body)).text.splitlines()]
+    for said in (line, lines[0]):
+        (called,) = said["message"]["tool_calls"]
+        assert called["function"]["arguments"] == block["input"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openai_api.json_scan import JsonValue
+from openai_api.call_arguments import ObjectText, arguments_object
+from openai_api.json_scan import MAX_DEPTH, JsonValue
 from openai_api.output_parser import (
     BeginCall,
     ContentText,
@@ -21,10 +23,12 @@ from openai_api.output_parser import (
     ReasoningText,
 )
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
+from openai_api.tool_parsers.json_calls import JsonCalls
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from tests.support.growth import assert_linear
 from tests.support.model_outputs import (
     BOTH,
+    CALL_WRITERS,
     FUNCTIONS,
     REASONING_OUTPUTS,
     TOOL_OUTPUTS,
@@ -34,6 +38,7 @@ from tests.support.model_outputs import (
 # Names that are one and the same parser.
 _BY_PATH = {TOOL_PARSERS.entries[name]: name for name in TOOL_OUTPUTS}
 TOOL_NAMES = {name: _BY_PATH[path] for name, path in TOOL_PARSERS.entries.items()}
+TOOL_KINDS = {name: TOOL_PARSERS.load(name) for name in TOOL_OUTPUTS}
 CASES = [
     *((None, name, each) for name in TOOL_OUTPUTS for each in TOOL_OUTPUTS[name]),
     *((name, None, each) for name in REASONING_PARSERS for each in REASONING_OUTPUTS[name]),
@@ -102,14 +107,19 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 def check_calls(parsed: Parsed) -> None:
-    """Complete arguments are an object, others the beginning of one."""
+    """Complete arguments are an object, others are not, and clients that want one get one."""
     for _, arguments, is_complete in parsed.calls:
+        value = JsonValue()
+        is_object = value.feed(arguments) == len(arguments) and value.is_done
+        assert is_object == is_complete
         if is_complete:
             assert isinstance(json.loads(arguments), dict)
+        told = ObjectText()
+        text = told.feed(arguments) + told.finish()
+        if value.is_done or value.is_broken:
+            assert isinstance(json.loads(text), dict)
         else:
-            value = JsonValue()
-            assert value.feed(arguments) == len(arguments)
-            assert not value.is_done
+            assert text == arguments
 
 
 def test_every_parser_has_outputs() -> None:
@@ -234,13 +244,105 @@ def test_the_name_comes_first_and_arguments_follow(name: str) -> None:
         assert parts >= len(recorded.calls[0][1])
 
 
+DEEP = '{"a": ' * 5000 + "1" + "}" * 5000
+# What models write for arguments that is not JSON, or deeper than most clients read.
+STRANGE = [
+    DEEP,
+    '{"a": NaN}',
+    '{"a": [-Infinity, {"b": NaN}], "c": 1}',
+    '{"a": True, "b": None}',
+    '{"a": undefined}',
+    '{"a": 1, }',
+    '{"a": [1,, 2]}',
+    "{'a': 1}",
+    '{a: {"b": "}"}}',
+    '{"a" 1}',
+    '{"a": "two\nlines", "b": "}"}',
+    '{"a": "C:\\dir", "b": "\\uZ"}',
+    '{"a": .5, "b": 1e}',
+    '{"a": tru}',
+    '{"a": 1 "b": 2}',
+    '{"a": {"b": 1, "c": "\x00"}}',
+]
+WITH_JSON = [name for name, kind in TOOL_KINDS.items() if issubclass(kind, JsonCalls)]
+
+
+@pytest.mark.parametrize("given", STRANGE, ids=range(len(STRANGE)))
+@pytest.mark.parametrize("name", WITH_JSON)
+def test_arguments_are_what_the_model_wrote(name: str, given: str) -> None:
+    mark = {"mark": 0}
+    text = CALL_WRITERS[name]([("now", mark), ("now", {})]).replace(json.dumps(mark), given)
+    whole = parse((None, name, Recorded("")), [text])
+    calls = [("now", given, given is DEEP), ("now", "{}", True)]
+    assert (whole.calls, whole.content.strip()) == (calls, "")
+    case = (None, name, Recorded(""))
+    if given is not DEEP:
+        assert parse(case, list(text)) == whole
+    assert parse(case, cut(text, [*range(0, len(text), 7)])) == whole
+
+
+@pytest.mark.parametrize("name", WITH_JSON)
+def test_brackets_that_never_close_end_with_the_call(name: str) -> None:
+    mark = {"mark": 0}
+    given = '{"a": [1, {"b": 2 '
+    text = CALL_WRITERS[name]([("now", mark)]).replace(json.dumps(mark), given + "x")
+    parsed = parse((None, name, Recorded("")), [text])
+    ((_, arguments, is_complete),) = parsed.calls
+    assert arguments.startswith(given)
+    assert not is_complete
+    assert parse((None, name, Recorded("")), list(text)) == parsed
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ('{"a": NaN}', {"a": "NaN"}),
+        ('{"a": [1, NaN]}', {"a": [1, "NaN"]}),
+        ('{"a": NaN, "b": 2}', {"a": 'NaN, "b": 2'}),
+        ('{"a": "two\nlines"}', {"a": 'two\nlines"'}),
+        ('{"a": "C:\\dir"}', {"a": 'C:\\dir"'}),
+        ('{"a": "\\u00x"}', {"a": '\x00x"'}),
+        ("{'a': 1}", {"'a': 1": None}),
+        ('{"a" 1}', {"a": "1"}),
+        ('{"a": 1 "b": 2}', {"a": 1, '"b": 2': None}),
+        ('{"a": tru}', {"a": True, "": None}),
+        ('{"a": -x}', {"a": -0, "x": None}),
+        ('{"a\n": 1}', {'a\n": 1': None}),
+        ('{"a": [1', {"a": [1]}),
+    ],
+)
+def test_clients_that_want_an_object_get_one(given: str, told: dict[str, Any]) -> None:
+    assert arguments_object(given) == told
+
+
+def test_objects_are_as_deep_as_clients_read() -> None:
+    found: Any = arguments_object(DEEP)
+    for _ in range(MAX_DEPTH):
+        assert list(found) == ["a"]
+        found = found["a"]
+    assert found == '{"a": ' * (5000 - MAX_DEPTH) + "1" + "}" * (5000 - MAX_DEPTH)
+
+
+@pytest.mark.parametrize("name", ["glm45", "qwen3_coder", "minimax-m2"])
+def test_arguments_in_tags_are_whole_where_a_call_ends_early(name: str) -> None:
+    text = CALL_WRITERS[name]([("write_file", {"path": "a", "mode": 7})])
+    at = text.index("mode")
+    # Something else in the place of the second argument's tag.
+    at = text.rindex("<", 0, at)
+    parsed = parse((None, name, Recorded("")), [f"{text[:at]}Well. {text[at:]}"])
+    assert [(json.loads(given), done) for _, given, done in parsed.calls] == [({"path": "a"}, True)]
+    assert "Well." in parsed.content
+
+
 FLOODS = ("<", " ", "{", "[", '"', "\\", "(", '{"name": "now"}', "</think>")
 
 
 def floods(name: str) -> list[str]:
-    """What to repeat: single marks, the parser's own, its calls and their beginnings."""
+    """What to repeat: single marks, the parser's own, its calls, their beginnings, broken ones."""
     call = TOOL_OUTPUTS[name][0].text
-    return [*FLOODS, *TOOL_PARSERS.load(name).markers, call, call[: len(call) // 2]]
+    mark = {"mark": 0}
+    broken = CALL_WRITERS[name]([("now", mark)]).replace(json.dumps(mark), '{"a": [NaN}]"')
+    return [*FLOODS, *TOOL_PARSERS.load(name).markers, call, call[: len(call) // 2], broken]
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
