@@ -205,12 +205,27 @@ def _read_call(source: str) -> tuple[str, str] | None:
         if not isinstance(call, ast.Call) or call.args:
             return None
         arguments = {each.arg: _value(each.value, MAX_DEPTH) for each in call.keywords}
-        if None in arguments or not isinstance(call.func, ast.Name | ast.Attribute):
+        if None in arguments:
             return None
-        return ast.unparse(call.func), orjson.dumps(arguments).decode()
+        return _dotted(call.func), orjson.dumps(arguments).decode()
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         # TypeError: orjson's, for a number beyond 64 bits.
         return None
+
+
+def _dotted(node: ast.expr) -> str:
+    """The name of what is called.
+
+    Raises:
+        ValueError: it has none.
+    """
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        raise ValueError("called by another expression")
+    return ".".join([node.id, *reversed(names)])
 
 
 def _value(node: ast.expr, depth: int) -> object:

@@ -63,6 +63,7 @@ class TaggedCalls:
         self._held = ""
         self._name = self._key = ""
         self._types: frozenset[str] = frozenset()
+        self._known_types: dict[tuple[str, str], frozenset[str]] = {}
         self._num_arguments = 0
         self._is_first_line = False
         self._value: list[str] = []
@@ -154,7 +155,11 @@ class TaggedCalls:
         return place
 
     def _begin_value(self) -> None:
-        self._types = types_of(self._writer.functions[self._name], self._key)
+        place = (self._name, self._key)
+        if place not in self._known_types:
+            # Once for many calls: a schema may list a hundred thousand values.
+            self._known_types[place] = types_of(self._writer.functions[self._name], self._key)
+        self._types = self._known_types[place]
         opening = ", " if self._num_arguments else "{"
         self._num_arguments += 1
         quote = '"' if self._types == _TEXT else ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, TypedDict
 
 import msgspec
@@ -12,6 +15,7 @@ from openai_api.operation import json_of, operation
 from openai_api.output_parser import (
     Call,
     ContentText,
+    OutputEvent,
     OutputParser,
     ReasoningText,
     WholeCalls,
@@ -21,20 +25,26 @@ from openai_api.schemas.chat import MAX_TOOLS, FunctionTool
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from runtime.client.json_body import read_json
 from runtime.client.offload import OffloadPool
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, Overloaded
 from runtime.requests.bounds import at_most
 from runtime.service.context import ServiceContext
 from server.access import Access, AccessRouter
 from server.error_responses import json_response
+from server.event_stream import unless_disconnected
 
 # A name that is unknown is repeated in the answer.
 ParserName = Annotated[str, msgspec.Meta(max_length=64)]
 
-# Characters: the output of about a quarter of a million tokens, read in a fifth of a second.
+# Characters: the output of about a quarter of a million tokens, read in a second or two.
 MAX_TEXT_LEN = 1024 * 1024
 Text = Annotated[str, at_most(chars=MAX_TEXT_LEN)]
+# Characters that are read in one go: 20 ms at most. Long texts take turns with short ones, and end
+# with their clients.
+SLICE_CHARS = 8 * 1024
+MAX_AT_ONCE = 32
+_TIMEOUT_S = 30.0
 # One thread: parsing holds the interpreter, so more would only take turns with the event loop.
-_PARSING = OffloadPool("parsing", workers=1, max_queued=32, timeout_s=30.0)
+_PARSING = OffloadPool("parsing", workers=1, max_queued=2 * MAX_AT_ONCE, timeout_s=_TIMEOUT_S)
 
 
 class SeparateReasoningBody(msgspec.Struct, kw_only=True):
@@ -83,6 +93,7 @@ def create_router(context: ServiceContext) -> AccessRouter:
     """Both routes."""
     del context
     router = AccessRouter(Access.KEY, tags=["native"])
+    parsing = _Parsing()
 
     @router.post(
         "/separate_reasoning",
@@ -97,7 +108,10 @@ def create_router(context: ServiceContext) -> AccessRouter:
             )
         _check_length(body.text)
         reasoning = REASONING_PARSERS.load(body.reasoning_parser)(prompt_is_open=False)
-        return await _PARSING.run(_separate, OutputParser(reasoning=reasoning), body.text)
+        found = _Found(OutputParser(reasoning=reasoning))
+        return await unless_disconnected(
+            request.receive, parsing.answer(found, body.text, _separated)
+        )
 
     @router.post(
         "/parse_function_call",
@@ -112,8 +126,9 @@ def create_router(context: ServiceContext) -> AccessRouter:
         names = [tool.function.name for tool in body.tools]
         functions = {tool.function.name: tool.function.parameters or {} for tool in body.tools}
         kind = TOOL_PARSERS.load(body.tool_call_parser)
-        parser = OutputParser(tools=kind(functions, max_calls=None))
-        return await _PARSING.run(_find_calls, parser, body.text, names)
+        found = _Found(OutputParser(tools=kind(functions, max_calls=None)))
+        work = parsing.answer(found, body.text, partial(_called, names=names))
+        return await unless_disconnected(request.receive, work)
 
     return router
 
@@ -125,35 +140,78 @@ def _check_length(text: str) -> None:
         )
 
 
-# Both make the answer's bytes, too: a hundred thousand calls take as long to write as to find.
+class _Found:
+    """What was found in a text so far."""
+
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+        self._whole = WholeCalls()
+        self.reasoning: list[str] = []
+        self.content: list[str] = []
+        self.calls: list[Call] = []
+
+    def feed(self, text: str) -> None:
+        self._take(self._parser.feed(text))
+
+    def finish(self) -> None:
+        self._take(self._parser.finish())
+
+    def _take(self, events: list[OutputEvent]) -> None:
+        for event in self._whole.feed(events):
+            if isinstance(event, ReasoningText):
+                self.reasoning.append(event.text)
+            elif isinstance(event, ContentText):
+                self.content.append(event.text)
+            else:
+                self.calls.append(event)
 
 
-def _separate(parser: OutputParser, text: str) -> Response:
-    reasoning, content, _ = _parse(parser, text)
-    return json_response({"reasoning_text": reasoning, "text": content})
+class _Parsing:
+    """Texts that are being parsed, a slice of each in turn."""
+
+    def __init__(self) -> None:
+        self._num_running = 0
+
+    async def answer(
+        self, found: _Found, text: str, answer: Callable[[_Found], Response]
+    ) -> Response:
+        """Parse, and make the answer.
+
+        Raises:
+            Overloaded: many are being parsed, or it took too long beside them.
+        """
+        busy = Overloaded("The server is busy with the parsing of other requests.")
+        if self._num_running == MAX_AT_ONCE:
+            raise busy
+        self._num_running += 1
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                for begin in range(0, len(text), SLICE_CHARS):
+                    await _PARSING.run(found.feed, text[begin : begin + SLICE_CHARS])
+                await _PARSING.run(found.finish)
+                # Its bytes, too: a hundred thousand calls take as long to write as to find.
+                return await _PARSING.run(answer, found)
+        except TimeoutError:
+            raise busy from None
+        finally:
+            self._num_running -= 1
 
 
-def _find_calls(parser: OutputParser, text: str, names: list[str]) -> Response:
-    _, content, calls = _parse(parser, text)
+def _separated(found: _Found) -> Response:
+    return json_response(
+        {"reasoning_text": "".join(found.reasoning), "text": "".join(found.content)}
+    )
+
+
+def _called(found: _Found, names: list[str]) -> Response:
     # Of a name that is there twice, the first.
     places = {name: index for index, name in reversed(list(enumerate(names)))}
     return json_response(
         {
-            "normal_text": content,
+            "normal_text": "".join(found.content),
             "calls": [
-                {
-                    "tool_index": places[found.name],
-                    "name": found.name,
-                    "parameters": found.arguments,
-                }
-                for found in calls
+                {"tool_index": places[call.name], "name": call.name, "parameters": call.arguments}
+                for call in found.calls
             ],
         }
     )
-
-
-def _parse(parser: OutputParser, text: str) -> tuple[str, str, list[Call]]:
-    events = list(WholeCalls().feed(parser.feed(text) + parser.finish()))
-    reasoning = "".join(each.text for each in events if isinstance(each, ReasoningText))
-    content = "".join(each.text for each in events if isinstance(each, ContentText))
-    return reasoning, content, [each for each in events if isinstance(each, Call)]

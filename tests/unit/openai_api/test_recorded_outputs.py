@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -357,3 +358,20 @@ def test_floods_take_linear_time(name: str, is_cut: bool) -> None:
             parser.finish()
 
     assert_linear(work, 600, 4800)
+
+
+@pytest.mark.parametrize("name", ["glm45", "qwen3_coder", "minimax-m2"])
+def test_a_schema_is_looked_through_once(name: str) -> None:
+    values = [str(number) for number in range(100_000)]
+    functions = {"now": {"properties": {"a": {"enum": values}}}}
+
+    def work(num_calls: int) -> None:
+        parser = TOOL_PARSERS.load(name)(functions, max_calls=None)
+        parser.feed(CALL_WRITERS[name]([("now", {"a": "1"})] * num_calls))
+
+    started = time.thread_time()
+    work(1)
+    one_s = time.thread_time() - started
+    started = time.thread_time()
+    work(100)
+    assert time.thread_time() - started < 20 * one_s
