@@ -51,9 +51,9 @@ class ClaudeCodeSession(AgentSession):
         "x-app": "cli",
     }
 
-    def __init__(self) -> None:
+    def __init__(self, cut_turn: int | None = None) -> None:
         self._messages: list[dict[str, Any]] = []
-        super().__init__()
+        super().__init__(cut_turn)
 
     def request(self) -> dict[str, Any]:
         messages = [dict(message) for message in self._messages]

@@ -54,6 +54,7 @@ class CodexSession(AgentSession):
     """A conversation in Codex."""
 
     path = "/v1/responses"
+    limit_field = "max_output_tokens"
     headers: ClassVar[dict[str, str]] = {
         "authorization": "Bearer none",
         "accept": "text/event-stream",
@@ -62,13 +63,13 @@ class CodexSession(AgentSession):
         "session_id": _SESSION,
     }
 
-    def __init__(self) -> None:
+    def __init__(self, cut_turn: int | None = None) -> None:
         context = "<environment_context>\n  <cwd>/repo</cwd>\n  <shell>bash</shell>\n"
         self._input: list[dict[str, Any]] = [
             _message("developer", "<permissions>Commands run in a sandbox.</permissions>"),
             _message("user", f"# AGENTS.md\n{REPOSITORY}", f"{context}</environment_context>"),
         ]
-        super().__init__()
+        super().__init__(cut_turn)
 
     def request(self) -> dict[str, Any]:
         return {

@@ -6,6 +6,7 @@ Source: `packages/openai-compatible` (vercel/ai) for the forms of messages and t
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any, ClassVar
 
@@ -42,12 +43,12 @@ class OpenCodeSession(AgentSession):
         "user-agent": "ai-sdk/openai-compatible/2.0.38",
     }
 
-    def __init__(self) -> None:
+    def __init__(self, cut_turn: int | None = None) -> None:
         self._messages: list[dict[str, Any]] = [
             {"role": "system", "content": f"{SYSTEM}\n<env>\n  Platform: linux\n</env>"},
             {"role": "system", "content": REPOSITORY},
         ]
-        super().__init__()
+        super().__init__(cut_turn)
 
     def request(self) -> dict[str, Any]:
         return {
@@ -88,7 +89,10 @@ class OpenCodeSession(AgentSession):
 
 
 def _again(call: dict[str, Any]) -> dict[str, Any]:
-    # The SDK has read the arguments, and writes them its own way.
-    arguments = json.dumps(json.loads(call["function"]["arguments"]), separators=(",", ":"))
+    # The SDK has read the arguments, and writes them its own way; of what it cannot read, the text.
+    arguments: Any = call["function"]["arguments"]
+    with contextlib.suppress(json.JSONDecodeError):
+        arguments = json.loads(arguments)
+    arguments = json.dumps(arguments, separators=(",", ":"))
     function = {"name": call["function"]["name"], "arguments": arguments}
     return {"id": call["id"], "type": "function", "function": function}

@@ -7,15 +7,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from anthropic.types import RawMessageStreamEvent
+from jiter import from_json
 from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
+# What an answer put together is, and its usage.
+Answered = tuple[dict[str, Any], dict[str, Any]]
 _RESPONSES: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _MESSAGES: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
-def read_responses(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def read_responses(
+    text: str, *, is_cut: bool = False
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The items that a stream of `/v1/responses` ended, and its usage."""
     events = list(named_events(text))
     for event in events:
@@ -23,7 +28,7 @@ def read_responses(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
     kinds = [event["type"] for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]
-    assert kinds[-1] == "response.completed", events[-1]
+    assert kinds[-1] == f"response.{'incomplete' if is_cut else 'completed'}", events[-1]
     done: list[dict[str, Any]] = []
     open_item: str | None = None
     for event in events[2:-1]:
@@ -44,7 +49,7 @@ def read_responses(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return done, response["usage"]
 
 
-def read_messages(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_messages(text: str, *, is_cut: bool = False) -> Answered:
     """The message that a stream of `/v1/messages` puts together, and its usage."""
     events = [event for event in named_events(text) if event["type"] != "ping"]
     for event in events:
@@ -69,11 +74,12 @@ def read_messages(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
             assert (kind, event["index"]) == ("content_block_stop", len(blocks) - 1)
             _fill(blocks[-1], parts)
     called = any(block["type"] == "tool_use" for block in blocks)
-    assert events[-2]["delta"]["stop_reason"] == ("tool_use" if called else "end_turn")
+    reason = "max_tokens" if is_cut else "tool_use" if called else "end_turn"
+    assert events[-2]["delta"]["stop_reason"] == reason
     return message, events[-2]["usage"]
 
 
-def read_chat(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_chat(text: str, *, is_cut: bool = False) -> Answered:
     """The message that a stream of `/v1/chat/completions` puts together, and its usage."""
     blocks = text.removesuffix("\n\n").split("\n\n")
     assert blocks.pop() == "data: [DONE]"
@@ -95,7 +101,7 @@ def read_chat(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
                 function = message["tool_calls"][part["index"]]["function"]
                 function["arguments"] += part["function"]["arguments"]
     reason = chunks[-1]["choices"][0]["finish_reason"]
-    assert reason == ("tool_calls" if message["tool_calls"] else "stop")
+    assert reason == ("length" if is_cut else "tool_calls" if message["tool_calls"] else "stop")
     return message, last["usage"]
 
 
@@ -106,7 +112,8 @@ def _fill(block: dict[str, Any], parts: dict[str, str]) -> None:
         case "thinking":
             block |= {"thinking": parts["thinking"], "signature": parts["signature"]}
         case "tool_use":
-            block["input"] = json.loads(parts["partial_json"])
+            # As the official client does.
+            block["input"] = from_json(parts["partial_json"].encode(), partial_mode=True)
 
 
 def named_events(text: str) -> Iterator[dict[str, Any]]:

@@ -43,7 +43,7 @@ ALL_THOUGHTS = """{%- if tools %}{{- '<|im_start|>system\n' }}
 TOKENIZER = byte_tokenizer()
 QWEN3 = Path(__file__).parents[2] / "support" / "chat_templates" / "qwen3.jinja"
 TEMPLATES = {"all thoughts": lambda: ALL_THOUGHTS, "qwen3": QWEN3.read_text}
-Reader = Callable[[str], tuple[Any, dict[str, Any]]]
+Reader = Callable[..., tuple[Any, dict[str, Any]]]
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 AGENTS: dict[str, tuple[type[AgentSession], Reader]] = {
     "codex": (CodexSession, read_responses),
@@ -87,9 +87,11 @@ async def replay(
     async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
         while not session.is_over and len(turns) < num_turns:
             body = change(session.request())
+            if session.is_cut:
+                body[session.limit_field] = num_tokens(session.reply(""))
             answer = await client.post(session.path, json=body, headers=session.headers)
             assert answer.status_code == 200, answer.text
-            answered, usage = read(answer.text)
+            answered, usage = read(answer.text, is_cut=session.is_cut)
             prompt = engine.prompts[-1]
             same = max((shared(prompt, each) for each in seen), default=0)
             reusable = num_tokens(prompt[:same]) // PAGE * PAGE
@@ -145,6 +147,25 @@ async def test_a_session(agent: str, template: str, tmp_path: Path) -> None:
     assert all(again)
     assert len(again) == 23 if template == "all thoughts" else len(again) >= 18
     assert not any("billing" in turn.prompt for turn in turns)
+
+
+@pytest.mark.parametrize("cut_turn", [4, 8])
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_a_session_goes_on_behind_a_call_that_was_cut(
+    agent: str, cut_turn: int, tmp_path: Path
+) -> None:
+    """A command in one turn, a patch in the other: the agent says what is wrong, and goes on."""
+    kind, read = AGENTS[agent]
+    session = kind(cut_turn)
+    turns = await replay(session, read, ALL_THOUGHTS, tmp_path, num_turns=99)
+    assert session.is_over
+    assert len(turns) == 25
+    for turn in turns[cut_turn + 1 :]:
+        assert "it is cut off" in turn.prompt
+    assert all(turn.num_cached >= 0.95 * turn.num_reusable for turn in turns[1:])
+    # What was said before the call is found again.
+    behind, before = turns[cut_turn + 1], turns[cut_turn]
+    assert behind.num_cached >= 0.95 * before.num_prompt
 
 
 async def test_claude_code_counts_what_it_sends(tmp_path: Path) -> None:
