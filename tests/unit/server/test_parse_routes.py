@@ -80,10 +80,7 @@ async def test_a_text_ends_with_its_client(tmp_path: Path) -> None:
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
-        if parts:
-            return parts.pop()
-        await asyncio.sleep(0.05)
-        return {"type": "http.disconnect"}
+        return parts.pop() if parts else {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         sent.append(message)
