@@ -293,11 +293,15 @@ def _first_rendered(
 
     Raises:
         InvalidRequest: it takes none; its words on the first one.
+        RenderTimeout: there was no time for all of them.
     """
     refusal: InvalidRequest | None = None
     deadline = time.monotonic() + timeout_s
     for messages in call_shapes(values["messages"]):
         for shown in _tool_shapes(tools):
+            if refusal is not None and time.monotonic() > deadline:
+                # Tried again in a thread where this was no more than the event loop's time.
+                raise RenderTimeout(refusal.message, param=refusal.param)
             given = {**values, "messages": messages, "tools": shown}
             try:
                 text = compiled.render(given, max_chars, deadline - time.monotonic())
