@@ -30,6 +30,7 @@ from openai_api.chat_prompt import build_chat_prompt
 from openai_api.chat_tools import settle_tools
 from openai_api.openai_context import OpenAIContext, make_context
 from openai_api.schemas.chat import ChatCompletionRequest, check_chat_request
+from runtime.client.absent_nulls import convert
 from runtime.errors import InvalidRequest
 from runtime.launch.command_line import parse_args
 
@@ -151,7 +152,7 @@ async def _answer(engine: Engine, chat: OpenAIContext, line: BatchLine) -> dict[
 async def _render(chat: OpenAIContext, messages: Any, variables: Any) -> list[int]:
     body = {"model": "", "messages": messages, "chat_template_kwargs": variables}
     try:
-        request = msgspec.convert(body, ChatCompletionRequest)
+        request = convert(body, ChatCompletionRequest)
     except msgspec.ValidationError as error:
         raise ValueError(str(error).replace("`$.", "`")) from None
     with translated():

@@ -24,6 +24,7 @@ from openai_api.schemas.chat import (
     NamedToolChoice,
     ToolCall,
 )
+from runtime.client.absent_nulls import convert
 from runtime.errors import InvalidRequest
 
 Delta = dict[str, Any]
@@ -124,7 +125,7 @@ def _replace_customs(request: ChatCompletionRequest) -> frozenset[str]:
 
 def _custom_of(tool: dict[str, Any], where: str) -> CustomSpec:
     try:
-        return msgspec.convert(tool.get("custom"), CustomSpec)
+        return convert(tool.get("custom"), CustomSpec)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{where}: {error}", param=where) from None
 

@@ -11,6 +11,7 @@ import msgspec
 from openai_api.custom_tools import custom_function
 from openai_api.responses import local_shell
 from openai_api.schemas.chat import AllowedTools, CustomGrammar, NamedFunction, NamedToolChoice
+from runtime.client.absent_nulls import convert
 from runtime.errors import InvalidRequest
 
 # Between a name space and a function's name, which chat knows as one.
@@ -170,7 +171,7 @@ def _custom(tool: dict[str, Any], name: str, where: str) -> dict[str, Any]:
     form, description, grammar = tool.get("format"), tool.get("description"), None
     if isinstance(form, dict) and form.get("type") == "grammar":
         try:
-            grammar = msgspec.convert(form, CustomGrammar)
+            grammar = convert(form, CustomGrammar)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"{where}.format: {error}", param=f"{where}.format") from None
     return custom_function(name, None if description is None else str(description), grammar)

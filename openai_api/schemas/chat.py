@@ -15,6 +15,7 @@ from openai_api.schemas.common import (
     refuse_unsupported,
 )
 from openai_api.schemas.neutral import neutral
+from runtime.client.absent_nulls import convert
 from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
 from runtime.grammar.schema_check import check_well_formed
@@ -322,7 +323,7 @@ def _typed_tools(tools: list[dict[str, Any]]) -> list[FunctionTool]:
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"At most {MAX_TOOLS} tools are allowed.", param="tools")
     try:
-        return msgspec.convert(tools, list[FunctionTool])
+        return convert(tools, list[FunctionTool])
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"tools: {error}", param="tools") from None
 

@@ -12,6 +12,7 @@ from openai_api.responses.local_shell import ShellAction
 from openai_api.schemas.chat import ThinkingSwitch
 from openai_api.schemas.common import Salt
 from openai_api.schemas.neutral import neutral
+from runtime.client.absent_nulls import convert
 from runtime.client.expected import fields_of_type
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
@@ -188,7 +189,7 @@ def read_item(item: Mapping[str, Any], where: str) -> Item:
             param=f"{where}.type",
         )
     try:
-        return msgspec.convert(item, known)
+        return convert(item, known)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{where}: {error}", param=where) from None
 

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import msgspec
 
+from runtime.client import absent_nulls
 from runtime.client.expected import InvalidBody, explain, not_json
 from runtime.client.ignored_fields import note_ignored, unknown_fields
 from runtime.client.large_body import PIECE_BYTES, WINDOW, Body, split_lists
@@ -91,7 +92,7 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         InvalidBody: not JSON, a wrong type (with its JSON path), a key twice, nested too deeply.
     """
     try:
-        decoded = decoder.decode(body)
+        decoded = absent_nulls.decode(body, decoder)
         if len(body) <= DUPLICATE_CHECK_BYTES and not _all_keys_differ(body):
             json.loads(body, object_pairs_hook=_unique)
     except msgspec.ValidationError as error:

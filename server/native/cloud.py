@@ -12,6 +12,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from openai_api.operation import json_of, operation
+from runtime.client.absent_nulls import convert
 from runtime.client.expected import InvalidBody, explain
 from runtime.client.json_body import read_json, work_out
 from runtime.client.tokenization import encode_prompts
@@ -102,6 +103,6 @@ def _as_generate(body: VertexBody) -> GenerateBody:
         raise InvalidRequest(f"{_MEDIA} is not taken on this route; use /generate.", param=_MEDIA)
     fields = {**parameters, kind: [instance[kind] for instance in body.instances]}
     try:
-        return msgspec.convert(fields, GenerateBody)
+        return convert(fields, GenerateBody)
     except msgspec.ValidationError as error:
         raise InvalidBody(explain(error, GenerateBody)) from None
