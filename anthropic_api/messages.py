@@ -20,6 +20,7 @@ from anthropic_api.message_answers import (
 from anthropic_api.message_blocks import BlockWriter, whole_blocks
 from anthropic_api.message_request import CountTokensRequest, MessagesRequest
 from anthropic_api.named_events import message_event
+from openai_api.aborted import ended
 from openai_api.call import Call, Reply, Streamed, Whole
 from openai_api.chat_choice import ChatChoice
 from openai_api.chat_prompt import build_chat_prompt
@@ -29,7 +30,7 @@ from openai_api.output_parser import OutputEvent
 from openai_api.request_body import read_body
 from openai_api.schemas.chat import check_chat_request
 from openai_api.thinking import keeps_budget
-from runtime.errors import HeadraceError, InvalidRequest, TooLong
+from runtime.errors import InvalidRequest, TooLong
 from runtime.service.events import Chunk, joined
 from runtime.service.streams import Indexed
 
@@ -37,12 +38,6 @@ _MESSAGES = msgspec.json.Decoder(MessagesRequest)
 # Anthropic sends one behind the beginning; clients take it for a sign of life.
 _PING = message_event({"type": "ping"})
 _COUNT = msgspec.json.Decoder(CountTokensRequest)
-
-
-class Aborted(HeadraceError):
-    """The request was aborted: no `stop_reason` says so."""
-
-    status_code = 400
 
 
 async def create_message(call: Call, context: OpenAIContext) -> Reply:
@@ -134,11 +129,9 @@ def _end(choice: ChatChoice, max_tokens: int) -> MessageEnd:
         max_tokens: as asked for; fewer may have had room behind the prompt.
 
     Raises:
-        Aborted: nobody wanted it any more.
+        Aborted: the answer is not complete.
     """
-    reason = choice.reason
-    if reason is None or reason.type == "abort":
-        raise Aborted((reason and reason.message) or "The request was aborted.")
+    reason = ended(choice.reason)
     word: StopReason = "end_turn"
     if reason.type == "length":
         is_asked_for = choice.count.completion >= max_tokens

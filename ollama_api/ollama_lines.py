@@ -10,19 +10,13 @@ from typing import Any, Literal
 import orjson
 
 from ollama_api.ollama_answers import Counts, DoneReason
+from openai_api.aborted import ended
 from openai_api.call_arguments import arguments_object
 from openai_api.chat_choice import ChatChoice
 from openai_api.output_parser import Call, ContentText, OutputEvent, ReasoningText, WholeCalls
-from runtime.errors import HeadraceError
 from runtime.service.error_table import describe_error
 
 MAX_MESSAGE_CHARS = 2000
-
-
-class Aborted(HeadraceError):
-    """The request was aborted: no `done_reason` says so."""
-
-    status_code = 400
 
 
 class LineWriter:
@@ -69,9 +63,7 @@ class LineWriter:
         return {**line, "done": False}
 
     def _counts(self, choice: ChatChoice) -> Counts:
-        reason = choice.reason
-        if reason is None or reason.type == "abort":
-            raise Aborted((reason and reason.message) or "The request was aborted.")
+        reason = ended(choice.reason)
         word: DoneReason = "length" if reason.type == "length" else "stop"
         now = time.perf_counter_ns()
         first = now if self._first is None else self._first

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
+from openai_api.aborted import ended
 from openai_api.chat_tools import CallWriter
 from openai_api.logprobs import chat_logprobs
 from openai_api.output_parser import (
@@ -71,10 +72,12 @@ class ChatChoice:
         return chat_logprobs(chunks, self.pieces)
 
     def end(self) -> dict[str, Any]:
-        """`finish_reason` and `matched_stop`."""
-        reason = self.reason
-        if reason is None:
-            return {"finish_reason": None, "matched_stop": None}
+        """`finish_reason` and `matched_stop`.
+
+        Raises:
+            Aborted: the answer is not complete.
+        """
+        reason = ended(self.reason)
         if reason.type == "stop" and self.parser.num_calls:
             word = "function_call" if self.calls and self.calls.forms.is_old else "tool_calls"
             return {"finish_reason": word, "matched_stop": None}

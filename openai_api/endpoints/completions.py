@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from openai_api.aborted import ended
 from openai_api.best_of import SampleScores
 from openai_api.call import Call, Reply, Streamed, Whole
 from openai_api.infill import required_infill
@@ -272,6 +273,8 @@ async def _whole(plan: _Plan, streams: list[GenerationStream]) -> Whole:
                 lists.add(chunk)
             if scores is not None:
                 scores.add(index, chunk)
+    for reason in reasons:
+        ended(reason)
     choices = (
         {
             **_choice(number, "".join(texts[index]), reasons[index], logprobs[index]),
@@ -312,6 +315,8 @@ async def _events(
             echoes[index] = ""
             if not text and chunk.finish_reason is None:
                 continue
+            if chunk.finish_reason is not None:
+                ended(chunk.finish_reason)
             choice = _choice(index, text, chunk.finish_reason, lists)
             content = {**head, "choices": [choice]}
             if plan.options.continuous_usage_stats:

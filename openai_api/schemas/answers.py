@@ -6,7 +6,7 @@ from typing import Literal, NotRequired, TypedDict
 
 from runtime.service.cache_break import CacheBreak
 
-FinishWord = Literal["stop", "length", "tool_calls", "function_call", "abort"]
+FinishWord = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class PromptTokens(TypedDict):
