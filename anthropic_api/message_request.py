@@ -11,7 +11,7 @@ from anthropic_api.shown_blocks import is_shown
 from openai_api.operation import described_as
 from runtime.errors import InvalidRequest
 from runtime.requests.bounds import within
-from runtime.requests.sampling_params import INT64_MAX, StopStrings, Temperature, TopK, TopP
+from runtime.requests.sampling_params import INT64_MAX, StopStrings, Temperature, TopKOrOff, TopP
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
@@ -189,7 +189,7 @@ class MessagesRequest(PromptFields, kw_only=True):
     stop_sequences: StopStrings | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: TopK | None = None
+    top_k: TopKOrOff | None = None
     # Labels for bills.
     metadata: Any = None
     service_tier: Any = None

@@ -15,7 +15,7 @@ from runtime.requests.sampling_params import (
     StopString,
     StopStrings,
     Temperature,
-    TopK,
+    TopKOrOff,
     TopP,
 )
 
@@ -30,7 +30,7 @@ class Options(msgspec.Struct, kw_only=True):
     num_predict: int | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: TopK | None = None
+    top_k: TopKOrOff | None = None
     min_p: MinP | None = None
     stop: StopString | StopStrings | None = None
     seed: Int64 | None = None

@@ -24,7 +24,6 @@ MODEL_DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 _SAME_NAMES = (
     "temperature",
     "top_p",
-    "top_k",
     "min_p",
     "n",
     "frequency_penalty",
@@ -69,11 +68,14 @@ def sampling_of(
         # Counted before each entry is looked at: streams share this thread.
         if len(getattr(request, name) or ()) > vocab_size:
             raise InvalidRequest(f"{name} has more entries than there are tokens.", param=name)
+    # The reference's own API refuses 0; the clients of every other mean "off" by it.
+    top_k = -1 if request.top_k == 0 else request.top_k
     constraint = requested_constraint(request)
     asked: dict[str, Any] = {} if constraint is None else {constraint.kind: constraint.text}
     fields = SamplingFields(
         **{name: getattr(request, name) for name in _SAME_NAMES},
         **asked,
+        top_k=top_k,
         max_new_tokens=msgspec.UNSET if max_tokens is None else max_tokens,
         min_new_tokens=request.min_tokens,
         sampling_seed=request.seed,

@@ -31,7 +31,11 @@ async def create_embeddings(call: Call, context: OpenAIContext) -> Whole:
         prompt_name=body.prompt_name,
         priority=body.priority,
     )
-    found = await embed(context.service, text_inputs(body.input), options)
+    inputs = text_inputs(body.input)
+    if not all(inputs):
+        # Its vector would be that of the special tokens alone; OpenAI refuses it, too.
+        raise InvalidRequest("input must hold no empty text and no empty list.", param="input")
+    found = await embed(context.service, inputs, options)
     num_tokens = sum(each.prompt_tokens for each in found)
     answer = {
         "object": "list",

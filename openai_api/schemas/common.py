@@ -26,7 +26,7 @@ from runtime.requests.sampling_params import (
     StopStrings,
     Temperature,
     TokenId,
-    TopK,
+    TopKOrOff,
     TopP,
 )
 
@@ -66,7 +66,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: TopK | None = None
+    top_k: TopKOrOff | None = None
     min_p: MinP | None = None
     n: NumSamples | None = None
     seed: Int64 | None = None

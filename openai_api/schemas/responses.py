@@ -25,7 +25,7 @@ from runtime.requests.sampling_params import (
     StopString,
     StopStrings,
     Temperature,
-    TopK,
+    TopKOrOff,
     TopP,
 )
 
@@ -292,7 +292,7 @@ class ResponseRequest(ItemsRequest, kw_only=True):
     context_management: list[ContextManagement] | None = None
 
     # Ours, as in chat.
-    top_k: TopK | None = None
+    top_k: TopKOrOff | None = None
     min_p: MinP | None = None
     stop: StopString | StopStrings | None = None
     frequency_penalty: FrequencyPenalty | None = None

@@ -149,6 +149,8 @@ MAX_BIAS = 1e4
 Temperature = Annotated[float, _RULES["temperature"].meta]
 TopP = Annotated[float, _RULES["top_p"].meta]
 TopK = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": -1, "not": {"const": 0}})]
+# 0 is off as well, for the wires whose clients say so.
+TopKOrOff = Annotated[int, within(-1)]
 MinP = Annotated[float, _RULES["min_p"].meta]
 FrequencyPenalty = Annotated[float, _RULES["frequency_penalty"].meta]
 PresencePenalty = Annotated[float, _RULES["presence_penalty"].meta]
