@@ -114,14 +114,15 @@ class CompletionLogprobs:
         """The lists so far; they begin anew."""
         first, self._first = self._first, []
         rows, self._rows = self._rows, []
-        text, num_top = self.pieces.text, self.spec.top_num
+        text, num_top = self.pieces.spelled, self.spec.top_num
         num = len(first) + sum(len(logprobs) for _, logprobs in rows)
 
         def best(_id: int, logprobs: LogprobRows, at: int) -> dict[str, float]:
             found: dict[str, float] = {}
             for value, each in zip(*logprobs.top_columns(at), strict=True):
-                # Tokens that read the same share a key: the most probable one has it.
-                found.setdefault(text(each), value)
+                key = text(each)
+                # Tokens may read the same: the most probable one has the text as its key.
+                found[key if key not in found else f"token_id:{each}"] = value
             return found
 
         tokens = _each(rows, lambda token_id, _rows, _at: text(token_id))

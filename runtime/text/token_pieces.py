@@ -23,3 +23,11 @@ class TokenPieces:
     def text(self, token_id: int) -> str:
         """The same as text, with U+FFFD for what is no whole character."""
         return self.data(token_id).decode(errors="replace")
+
+    def spelled(self, token_id: int) -> str:
+        r"""The same as OpenAI writes it: what is no whole character as `bytes:\xe2\x80`."""
+        data = self.data(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return f"bytes:{data.decode(errors='backslashreplace')}"

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from openai.types.completion_choice import Logprobs
 
 from openai_api.best_of import SampleScores
 from runtime.client.generation_stream import GenerationChunk
@@ -14,6 +15,7 @@ from runtime.extras.logprobs.positions import LogprobArrays
 from runtime.ipc.messages import FinishReason
 from runtime.requests.extra_spec import ExtraBlock
 from tests.support.fake_engine import EOS_ID
+from tests.unit.openai_api.conftest import events_of
 
 
 async def test_whole_answer(make_front: Any) -> None:
@@ -180,6 +182,30 @@ async def test_a_prompt_is_scored_without_generating(make_front: Any, top: int) 
     tops = lists["top_logprobs"] or []
     assert [len(each) for each in tops[1:]] == [top] * 4 * bool(top)
     assert answer["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_position_has_all_alternatives(make_front: Any, stream: bool) -> None:
+    # The fake's most probable ones are the bytes from 97 on: beyond 127 none is a character.
+    front = make_front(lambda _: "a\u201d")
+    answer = await front.complete("Hi", logprobs=100, stream=stream)
+    bodies = events_of(answer) if stream else [answer.json()]
+    lists = [Logprobs.model_validate(body["choices"][0]["logprobs"]) for body in bodies]
+    tokens = [each for one in lists for each in one.tokens or []]
+    tops = [each for one in lists for each in one.top_logprobs or []]
+    assert tokens[:4] == ["a", r"bytes:\xe2", r"bytes:\x80", r"bytes:\x9d"]
+    assert len(tops) == len(tokens)
+    for top in tops:
+        assert len(top) == 100
+        assert r"bytes:\x80" in top
+        assert list(top)[:2] == ["a", "b"]
+
+
+async def test_alternatives_that_read_the_same_are_all_there(make_front: Any) -> None:
+    front = make_front()
+    # Ids beyond the vocabulary stand for no text.
+    lists = (await front.complete("Hi", logprobs=300)).json()["choices"][0]["logprobs"]
+    assert all(len(top) == 300 for top in lists["top_logprobs"])
 
 
 async def test_log_probabilities_have_their_own_name_in_refusals(make_front: Any) -> None:
