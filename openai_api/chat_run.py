@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+import msgspec
+
 from openai_api.call_ids import AnswerIds
 from openai_api.chat_choice import ChatChoice
 from openai_api.chat_grammar import constrained
@@ -14,6 +16,7 @@ from openai_api.forced_tools import forces_call
 from openai_api.logprobs import chat_spec
 from openai_api.openai_context import OpenAIContext
 from openai_api.output_parser import OutputParser
+from openai_api.reasoning_parsers.reasoning_parser import thought_texts
 from openai_api.sampling import sampling_of, wire_names
 from openai_api.schemas.chat import (
     ChatCompletionRequest,
@@ -35,7 +38,12 @@ from runtime.client.router import wanted_rank
 from runtime.errors import InvalidRequest
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import SamplingParams, check_priority, nth_sample
+from runtime.requests.sampling_params import (
+    SamplingParams,
+    ThoughtTexts,
+    check_priority,
+    nth_sample,
+)
 from runtime.service.cache_break import CacheBreak, cached_prefix, check_reported
 from runtime.service.streams import (
     Indexed,
@@ -111,6 +119,9 @@ async def open_chat(
         if prompt is None:
             prompt = await build_chat_prompt(body, context)
         sampling = with_thoughts(sampling, body, prompt, context)
+        thoughts = _thought_texts(body, sampling, prompt, context)
+        if sampling.stop or sampling.stop_regex:
+            sampling = msgspec.structs.replace(sampling, thought_texts=thoughts)
         session = session_of(body)
         if session is not None and prompt.images:
             raise InvalidRequest("Images cannot come with a session.", param="session_params")
@@ -178,6 +189,22 @@ def _sampling(
 
 def _separates(body: ChatCompletionRequest) -> bool:
     return body.separate_reasoning is not False
+
+
+def _thought_texts(
+    body: ChatCompletionRequest,
+    sampling: SamplingParams,
+    prompt: ChatPrompt,
+    context: OpenAIContext,
+) -> ThoughtTexts | None:
+    """What tells the thoughts of the answer; `None` where they stay in its content."""
+    kind = context.parsers.splitting(
+        separate_reasoning=_separates(body), forces_call=forces_call(body)
+    )
+    if kind is None:
+        return None
+    calls_freely = may_call(body, sampling)
+    return thought_texts(kind, prompt_is_open=prompt.is_open, may_call=calls_freely)
 
 
 def _choice(

@@ -139,6 +139,13 @@ class ParserSet:
             special_calls,
         )
 
+    def splitting(
+        self, *, separate_reasoning: bool, forces_call: bool
+    ) -> type[ReasoningParser] | None:
+        """What splits the thoughts of an answer off, if anything; see `make`."""
+        # A forced call begins where thoughts end, so that is looked for in any case.
+        return self.reasoning if separate_reasoning or forces_call else None
+
     def make(
         self,
         *,
@@ -164,9 +171,9 @@ class ParserSet:
             ids: of the calls; the model's own when absent.
         """
         reasoning = None
-        # A forced call begins where thoughts end, so that is looked for in any case.
-        if self.reasoning is not None and (separate_reasoning or forces_call):
-            reasoning = self.reasoning(prompt_is_open=prompt_is_open, may_call=may_call)
+        kind = self.splitting(separate_reasoning=separate_reasoning, forces_call=forces_call)
+        if kind is not None:
+            reasoning = kind(prompt_is_open=prompt_is_open, may_call=may_call)
         tools: ToolParser | None = None
         if forces_call:
             tools = JsonArrayParser(functions, max_calls=max_calls)

@@ -9,11 +9,10 @@ import re
 
 from openai_api.parser_signs import Signs
 from openai_api.reasoning_parsers.reasoning_parser import SplitText
-from openai_api.tag_scan import UntilTag
 from openai_api.tool_parsers.gpt_oss import CALL, CHANNEL, END, MESSAGE, RETURN, START
+from runtime.text.tag_scan import UntilTag
+from runtime.text.thoughts import MAX_HEADER
 
-# Characters of a header: a role, a channel, a recipient, a type.
-MAX_HEADER = 512
 _ANALYSIS = f"{CHANNEL}analysis"
 _FINAL = f"{CHANNEL}final{MESSAGE}"
 _CHANNEL_NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from openai_api.parser_signs import Signs
+from runtime.requests.sampling_params import ThoughtTexts
 
 
 class SplitText(NamedTuple):
@@ -65,3 +66,28 @@ def implied_ends(kind: type[ReasoningParser], *, may_call: bool) -> tuple[str, .
             a call is a thought.
     """
     return (*kind.ends_before, *(kind.call_opens if may_call else ()))
+
+
+def thought_texts(
+    kind: type[ReasoningParser], *, prompt_is_open: bool, may_call: bool
+) -> ThoughtTexts:
+    """What `kind` looks for, for those who need its places in the text.
+
+    Args:
+        kind: how the model reasons.
+        prompt_is_open: whether the prompt itself ends inside reasoning.
+        may_call: whether it may call tools in a form of its own.
+    """
+    if kind.reopen_tag:
+        # Messages, each with a header that says what it is.
+        return ThoughtTexts(
+            headers=list(kind.ends_before),
+            body=kind.open_tag.removeprefix(kind.reopen_tag),
+            thought=kind.reopen_tag,
+        )
+    return ThoughtTexts(
+        is_open=kind(prompt_is_open=prompt_is_open, may_call=may_call).is_reasoning,
+        open=kind.open_tag,
+        ends=[kind.close_tag],
+        implied=list(implied_ends(kind, may_call=may_call)),
+    )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from openai_api.parser_signs import Signs
 from openai_api.reasoning_parsers.reasoning_parser import SplitText, implied_ends
-from openai_api.tag_scan import UntilTag
+from runtime.text.tag_scan import UntilTag
+from runtime.text.thoughts import MAX_LEADING_SPACE
 
 OPEN_TAG = "<think>"
 CLOSE_TAG = "</think>"
-
-# Whitespace that may stand before the open tag: a bound keeps a flood of it linear.
-MAX_LEADING_SPACE = 64
 
 
 class ThinkTags:

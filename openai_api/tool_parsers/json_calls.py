@@ -10,6 +10,7 @@ from openai_api.tag_scan import UntilTag
 from openai_api.tool_parsers.call_object import CallArgumentsObject, CallObject
 from openai_api.tool_parsers.call_writer import CallWriter
 from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
+from runtime.text.tag_scan import UntilTag
 
 # Characters between the beginning of a call and its arguments: tags, a name, perhaps an id.
 MAX_HEADER = 512

@@ -12,6 +12,7 @@ from openai_api.tag_scan import UntilTag
 from openai_api.tool_parsers.call_writer import CallWriter
 from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
 from openai_api.tool_parsers.typed_values import json_of, types_of
+from runtime.text.tag_scan import UntilTag
 
 # Characters between a tag that opens a call and the end of its name.
 MAX_HEADER = 512

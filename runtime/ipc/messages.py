@@ -19,7 +19,7 @@ from runtime.ipc.weight_messages import (
 from runtime.requests.extra_spec import ExtraBlock
 from runtime.requests.image_input import ImageInput
 from runtime.requests.request_spec import RequestSpec
-from runtime.requests.sampling_params import GrammarSpec
+from runtime.requests.sampling_params import GrammarSpec, ThoughtTexts
 
 Phase = Literal[
     "starting", "importing", "loading_weights", "allocating_cache", "warming_up", "ready", "failed"
@@ -248,6 +248,8 @@ class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         admitted_at: `time.monotonic()` when it left the queue; 0 where it never did.
+        min_new_tokens: tokens by whose end no stop string or pattern counts.
+        thoughts: what tells the part of the output in which these are not looked for.
     """
 
     request_id: int
@@ -260,6 +262,8 @@ class StreamStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tail: bytes
     stop_regex: list[str] = []
     admitted_at: float = 0.0
+    min_new_tokens: int = 0
+    thoughts: ThoughtTexts | None = None
 
 
 class StreamEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):

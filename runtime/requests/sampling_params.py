@@ -60,12 +60,36 @@ class ThinkingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     forced_ids: list[int] = []
 
 
+class ThoughtTexts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Texts that tell an output's thoughts from its answer.
+
+    Attributes:
+        is_open: the output begins among thoughts.
+        open: begins them at the beginning of an output; empty where nothing does.
+        ends: each ends them; neither it nor the blanks behind it are of the answer.
+        implied: each ends them as well, and is of the answer.
+        headers: each begins a message's header, whose text is of no message. Empty where an output
+            is not made of messages.
+        body: ends a header.
+        thought: a text in the header of a message that is a thought.
+    """
+
+    is_open: bool = False
+    open: str = ""
+    ends: list[str] = []
+    implied: list[str] = []
+    headers: list[str] = []
+    body: str = ""
+    thought: str = ""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Sampling and stopping of one request, already validated.
 
     Attributes:
         max_new_tokens: most tokens to generate; `None` means up to the context length.
-        min_new_tokens: end-of-sequence and stop ids are masked until this many are generated.
+        min_new_tokens: end-of-sequence and stop ids are masked until this many are generated; of
+            stop strings and patterns those that are complete by then are passed over.
         temperature: below `GREEDY_TEMPERATURE` the most likely token is taken.
         top_k: keep this many most likely tokens; -1 keeps all.
         seed: 64-bit seed; `None` draws one at admission.
@@ -75,6 +99,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         grammar: what the output must match; `None` for free text.
         thinking: thoughts that come before, and may have a budget; `None` where nothing is to be
             done about them.
+        thought_texts: where stop strings and patterns end the answer alone; `None` where they are
+            looked for everywhere.
     """
 
     max_new_tokens: int | None = None
@@ -99,6 +125,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stream_interval: int | None = None
     grammar: GrammarSpec | None = None
     thinking: ThinkingSpec | None = None
+    thought_texts: ThoughtTexts | None = None
 
     @property
     def is_greedy(self) -> bool:

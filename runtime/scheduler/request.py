@@ -212,6 +212,8 @@ class Request:
             prompt_tail=b"" if self.embeds else self._prompt_tail(),
             stop_regex=sampling.stop_regex,
             admitted_at=self.admitted_at,
+            min_new_tokens=sampling.min_new_tokens,
+            thoughts=sampling.thought_texts,
         )
 
     def _prompt_tail(self) -> bytes:

@@ -18,11 +18,15 @@ class StopSearch(Protocol):
 
     matched: str | None
 
-    def push(self, text: str) -> str:
-        """Add `text`; what may be shown now."""
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        """Add `text`; what may be shown now. A match counts only where it `may_match`."""
         ...
 
-    def finish(self) -> str:
+    def let_go(self) -> str:
+        """What is held back: the text breaks off here, and something else follows."""
+        ...
+
+    def finish(self, *, may_match: bool = True) -> str:
         """The text is over: what may be shown of the rest; it may be a match only now."""
         ...
 
@@ -58,8 +62,13 @@ class RegexStopMatcher:
         self._threads: dict[int, int] = {}
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
-        """Add `text`; what may be shown now. After a match `matched` is set and nothing follows."""
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        """Add `text`; what may be shown now. After a match `matched` is set and nothing follows.
+
+        Args:
+            text: more of it.
+            may_match: whether a pattern that is complete with it counts.
+        """
         if not text or self.matched is not None:
             return ""
         advance, threads, before = self._program.advance, self._threads, self._before
@@ -68,7 +77,7 @@ class RegexStopMatcher:
         for place, char in enumerate(text, self._held_len):
             if threads or char not in idle:
                 threads, match = advance(threads, place, before, char)
-                if match is not None:
+                if match is not None and may_match:
                     return self._found(match)
             before = char
         self._before = before
@@ -84,9 +93,15 @@ class RegexStopMatcher:
         self._held_len -= start
         return held[:start]
 
-    def finish(self) -> str:
+    def let_go(self) -> str:
+        """What is held back: the text breaks off here, and something else follows."""
+        held, self._held, self._held_len = "".join(self._held), [], 0
+        self._threads, self._before = {}, ""
+        return held
+
+    def finish(self, *, may_match: bool = True) -> str:
         """What was held back; a pattern that asks for the end of the text matches now."""
-        if self.matched is None:
+        if self.matched is None and may_match:
             match = self._program.finish(self._threads, self._held_len, self._before)
             if match is not None:
                 return self._found(match)
@@ -102,24 +117,40 @@ class RegexStopMatcher:
 class _Both:
     """Stop strings first; patterns look at what these let through."""
 
-    __slots__ = ("_patterns", "_strings", "matched")
+    __slots__ = ("_num_early", "_num_passed", "_patterns", "_strings", "matched")
 
     def __init__(self, strings: StopMatcher, patterns: RegexStopMatcher) -> None:
         self._strings = strings
         self._patterns = patterns
+        # Characters that came before a match counts, and those that the strings let through.
+        self._num_early = 0
+        self._num_passed = 0
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
-        shown = self._patterns.push(self._strings.push(text))
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        if not may_match:
+            self._num_early += len(text)
+        shown = self._pass(self._strings.push(text, may_match=may_match))
         if self._patterns.matched is None and self._strings.matched is not None:
             shown += self._patterns.finish()
         self.matched = self._patterns.matched or self._strings.matched
         return shown
 
-    def finish(self) -> str:
-        shown = self._patterns.push(self._strings.finish()) + self._patterns.finish()
+    def let_go(self) -> str:
+        shown = self._pass(self._strings.let_go()) + self._patterns.let_go()
         self.matched = self._patterns.matched
         return shown
+
+    def finish(self, *, may_match: bool = True) -> str:
+        shown = self._pass(self._strings.finish()) + self._patterns.finish(may_match=may_match)
+        self.matched = self._patterns.matched
+        return shown
+
+    def _pass(self, text: str) -> str:
+        num_early = max(self._num_early - self._num_passed, 0)
+        self._num_passed += len(text)
+        shown = self._patterns.push(text[:num_early], may_match=False)
+        return shown + self._patterns.push(text[num_early:])
 
 
 def stop_search(start: StreamStart) -> StopSearch | None:

@@ -23,13 +23,18 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
-        """Add `text`; what may be shown now. After a match `matched` is set and nothing follows."""
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        """Add `text`; what may be shown now. After a match `matched` is set and nothing follows.
+
+        Args:
+            text: more of it.
+            may_match: whether a stop string that is complete with it counts.
+        """
         if not text or self.matched is not None:
             return ""
         held_len = len(self._held)
         text = self._held + text
-        match = self._first_match(text, held_len)
+        match = self._first_match(text, held_len) if may_match else None
         if match is not None:
             start, end, self.matched = match
             self._held = ""
@@ -38,10 +43,14 @@ class StopMatcher:
         self._held = text[keep_from:]
         return text[:keep_from]
 
-    def finish(self) -> str:
+    def finish(self, *, may_match: bool = True) -> str:  # noqa: ARG002  # all ends were seen
         """The text that was held back for a stop string that did not come."""
         held, self._held = self._held, ""
         return held
+
+    def let_go(self) -> str:
+        """What is held back: the text breaks off here, and something else follows."""
+        return self.finish()
 
     def _first_match(self, text: str, held_len: int) -> tuple[int, int, str] | None:
         best: tuple[int, int, str] | None = None

@@ -19,11 +19,11 @@ from openai_api.output_parser import (
 )
 from openai_api.reasoning_parsers.registry import REASONING_PARSERS
 from openai_api.reasoning_parsers.think_tags import ThinkTags
-from openai_api.tag_scan import UntilTag
 from openai_api.tool_parsers.hermes import HermesParser
 from openai_api.tool_parsers.json_array import JsonArrayParser
 from openai_api.tool_parsers.registry import TOOL_PARSERS
 from openai_api.tool_parsers.tool_parser import ToolParser
+from runtime.text.tag_scan import UntilTag
 from tests.support.growth import assert_linear
 
 Parts = tuple[str, str, list[tuple[str, str]]]

@@ -1,0 +1,126 @@
+"""Where an output's thoughts end and its answer begins, in text that arrives in pieces.
+
+The parsers of the front split the two for the client. This says where in the text they stand: for
+stops, which end the answer, and for counts and log-probabilities of the tokens of one of the two.
+"""
+
+from __future__ import annotations
+
+from runtime.requests.sampling_params import ThoughtTexts
+from runtime.text.tag_scan import UntilTag
+
+# Whitespace that may stand before the text that opens thoughts: a bound keeps a flood of it linear.
+MAX_LEADING_SPACE = 64
+# Characters of a message's header: a role, a channel, a recipient, a type.
+MAX_HEADER = 512
+
+Part = tuple[str, bool]
+
+
+class ThoughtScan:
+    """Cuts an output into parts of the answer and what is around them; no character is left out.
+
+    Attributes:
+        is_over: nothing but the answer follows.
+    """
+
+    def __init__(self, texts: ThoughtTexts) -> None:
+        """Look for `texts`."""
+        self._texts = texts
+        self.is_over = False
+        self._start: str | None = "" if texts.open else None
+        self._header = ""
+        self._until_end = UntilTag(*texts.ends, *texts.implied, keep_space=True)
+        self._until_header = UntilTag(*texts.headers, keep_space=True)
+        self._until_body = UntilTag(texts.body, keep_space=True)
+        self._state = self._in_thoughts if texts.is_open else self._in_answer
+
+    def feed(self, text: str) -> list[Part]:
+        """Take more output: texts, and whether each is of the answer, in their order."""
+        parts: list[Part] = []
+        if self._start is not None:
+            text = self._decide_start(text, parts)
+        place = 0
+        while place < len(text):
+            place = self._state(text, place, parts)
+        return [part for part in parts if part[0]]
+
+    def finish(self) -> list[Part]:
+        """The output is over: what was held back."""
+        held, self._start = self._start or "", None
+        is_answer = self._state == self._in_answer
+        for each in (self._until_end, self._until_header, self._until_body):
+            held += each.finish()
+        return [(held, is_answer)] if held else []
+
+    def _decide_start(self, text: str, parts: list[Part]) -> str:
+        start = f"{self._start}{text}"
+        begun = start.lstrip()
+        num_blank = len(start) - len(begun)
+        if num_blank <= MAX_LEADING_SPACE:
+            if len(begun) < len(self._texts.open) and self._texts.open.startswith(begun):
+                self._start = start
+                return ""
+            if begun.startswith(self._texts.open):
+                end = num_blank + len(self._texts.open)
+                parts.append((start[:end], False))
+                start = start[end:]
+                self._state = self._in_thoughts
+        self._start = None
+        return start
+
+    # ---- states: each reads from a place, and says where it ended ----
+
+    def _in_thoughts(self, text: str, place: int, parts: list[Part]) -> int:
+        passed, end = self._until_end.feed(text, place)
+        if end is None:
+            parts.append((passed, False))
+            return len(text)
+        tag = self._until_end.found
+        if tag in self._texts.implied:
+            parts += [(passed, False), (tag, True)]
+            self._state = self._in_answer
+        else:
+            parts.append((passed + tag, False))
+            self._state = self._behind_thoughts
+        self.is_over = True
+        return end
+
+    def _behind_thoughts(self, text: str, place: int, parts: list[Part]) -> int:
+        begin = len(text) - len(text[place:].lstrip())
+        parts.append((text[place:begin], False))
+        if begin < len(text):
+            self._state = self._in_answer
+        return begin
+
+    def _in_answer(self, text: str, place: int, parts: list[Part]) -> int:
+        if not self._texts.headers:
+            parts.append((text[place:], True))
+            return len(text)
+        return self._in_message(text, place, parts, is_answer=True)
+
+    def _in_hidden_message(self, text: str, place: int, parts: list[Part]) -> int:
+        return self._in_message(text, place, parts, is_answer=False)
+
+    def _in_message(self, text: str, place: int, parts: list[Part], *, is_answer: bool) -> int:
+        passed, end = self._until_header.feed(text, place)
+        parts.append((passed, is_answer))
+        if end is None:
+            return len(text)
+        self._header = self._until_header.found
+        parts.append((self._header, False))
+        self._state = self._in_header
+        return end
+
+    def _in_header(self, text: str, place: int, parts: list[Part]) -> int:
+        passed, end = self._until_body.feed(text, place)
+        parts.append((passed, False))
+        self._header += passed
+        if end is not None:
+            parts.append((self._until_body.found, False))
+            is_thought = self._texts.thought in self._header
+            self._state = self._in_hidden_message if is_thought else self._in_answer
+        elif len(self._header) > MAX_HEADER:
+            parts.append((self._until_body.finish(), False))
+            self._state = self._in_answer
+        return len(text) if end is None else end
