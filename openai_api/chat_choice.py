@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from openai_api.aborted import ended
+from openai_api.answer_logprobs import AnswerLogprobs
 from openai_api.chat_tools import CallWriter
-from openai_api.logprobs import chat_logprobs
 from openai_api.output_parser import (
     BeginCall,
     ContentText,
@@ -21,7 +21,6 @@ from openai_api.usage import TokenCount
 from runtime.client.generation_stream import GenerationChunk
 from runtime.extras.hidden_states.answer import HiddenAnswer
 from runtime.ipc.messages import FinishReason
-from runtime.text.token_pieces import TokenPieces
 
 
 @dataclass
@@ -29,7 +28,7 @@ class ChatChoice:
     """A choice while it grows, and how it ended.
 
     Attributes:
-        pieces: set when log-probabilities are wanted.
+        logprobs: set when they are wanted.
         hidden: set when hidden states are wanted.
         calls: set when calls are told in another form than that of functions.
     """
@@ -38,10 +37,9 @@ class ChatChoice:
     parser: OutputParser
     count: TokenCount
     reason: FinishReason | None = None
-    pieces: TokenPieces | None = None
+    logprobs: AnswerLogprobs | None = None
     hidden: HiddenAnswer | None = None
     calls: CallWriter | None = None
-    _unreported: list[GenerationChunk] = field(default_factory=list)
 
     def feed(self, chunk: GenerationChunk) -> list[dict[str, Any]]:
         """The deltas of one chunk, in OpenAI's form; each carries one kind of thing."""
@@ -55,21 +53,18 @@ class ChatChoice:
         self.count.add(chunk)
         if self.hidden is not None:
             self.hidden.add(chunk)
-        if self.pieces is not None:
-            self._unreported.append(chunk)
         events = self.parser.feed(chunk.text)
         if chunk.finish_reason is not None:
             self.reason = chunk.finish_reason
             events += self.parser.finish()
         self.count.has_reasoned = self.parser.has_reasoned
+        if self.logprobs is not None:
+            self.logprobs.add(chunk, events)
         return events
 
     def take_logprobs(self) -> dict[str, Any] | None:
-        """Those of the tokens since the last call, `None` where nobody asked."""
-        if self.pieces is None:
-            return None
-        chunks, self._unreported = self._unreported, []
-        return chat_logprobs(chunks, self.pieces)
+        """Those of the answer's tokens since the last call, `None` where nobody asked."""
+        return None if self.logprobs is None else self.logprobs.take()
 
     def end(self) -> dict[str, Any]:
         """`finish_reason` and `matched_stop`.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from openai_api.answer_logprobs import AnswerLogprobs
 from openai_api.call_ids import AnswerIds
 from openai_api.chat_choice import ChatChoice
 from openai_api.chat_grammar import constrained
@@ -32,6 +33,7 @@ from openai_api.schemas.common import (
     session_of,
 )
 from openai_api.thinking import may_call, with_thoughts
+from openai_api.thought_count import ThoughtCount
 from openai_api.usage import TokenCount
 from runtime.client.generation_stream import GenerationInput, GenerationStream
 from runtime.client.router import wanted_rank
@@ -54,6 +56,11 @@ from runtime.service.streams import (
     open_streams,
     sample_rids,
 )
+from runtime.text.decoders import TextDecoder
+from runtime.text.thoughts import ThoughtScan
+
+# As many of the prompt's last tokens as the detokenizer looks at.
+_PROMPT_TAIL = 8
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,8 @@ async def open_chat(
         ]
         calls_freely = may_call(body, sampling)
         choices = [
-            _choice(index, body, prompt, context, calls_freely) for index in range(sampling.n)
+            _choice(index, body, prompt, context, calls_freely, thoughts)
+            for index in range(sampling.n)
         ]
         for choice in choices:
             choice.count.cache_break, choice.calls = broken, forms.writer()
@@ -213,6 +221,7 @@ def _choice(
     prompt: ChatPrompt,
     context: OpenAIContext,
     calls_freely: bool,
+    thoughts: ThoughtTexts | None,
 ) -> ChatChoice:
     num_calls = sum(len(message.tool_calls or ()) for message in body.messages)
     parser: OutputParser = context.parsers.make(
@@ -228,9 +237,24 @@ def _choice(
     thinking = context.parsers.thinking if _separates(body) else None
     if thinking is not None:
         thinking = thinking.where(may_call=calls_freely)
-    count = TokenCount(thinking, images=sum(each.image.num_tokens for each in prompt.images))
-    pieces = context.service.token_pieces if body.logprobs else None
+    pieces = context.service.token_pieces
+
+    def decoder() -> TextDecoder:
+        return pieces.decoder(
+            skip_special_tokens=body.skip_special_tokens is not False,
+            prompt_tail=prompt.input_ids[-_PROMPT_TAIL:],
+        )
+
+    by_text = logprobs = None
+    if thoughts is not None and thinking is None:
+        by_text = ThoughtCount(ThoughtScan(thoughts), decoder())
+    if body.logprobs:
+        kept_in = thoughts if parser.splits_thoughts else None
+        scan = None if kept_in is None else ThoughtScan(kept_in)
+        logprobs = AnswerLogprobs(pieces, decoder(), scan)
+    num_image_tokens = sum(each.image.num_tokens for each in prompt.images)
+    count = TokenCount(thinking, by_text=by_text, images=num_image_tokens)
     hidden = None
     if body.return_hidden_states:
         hidden = HiddenAnswer(context.service.model.hidden_size, only_last=True)
-    return ChatChoice(index, parser, count, pieces=pieces, hidden=hidden)
+    return ChatChoice(index, parser, count, logprobs=logprobs, hidden=hidden)

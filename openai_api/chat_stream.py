@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from openai_api.chat_choice import ChatChoice
@@ -70,10 +70,8 @@ async def chat_events(
                 is_first = False
                 role = {"role": "assistant", "content": "", "reasoning_content": None}
                 sent = [chunk_event(choice.index, role, _OPEN) for choice in choices]
-            for at, delta in enumerate(deltas):
-                # Tokens without a text of their own go with the next text, or with the end.
-                logprobs = choices[index].take_logprobs() if at == 0 else None
-                sent.append(chunk_event(index, delta, _OPEN, logprobs))
+            told = zip(deltas, _logprobs(choices[index], deltas), strict=True)
+            sent += [chunk_event(index, delta, _OPEN, logprobs) for delta, logprobs in told]
             for ready in joined(sent):
                 yield ready
     empty = {"reasoning_content": None}
@@ -89,3 +87,14 @@ async def chat_events(
         yield ready
     if options.include_usage:
         yield event({**head, "choices": [], "usage": usage()})
+
+
+def _logprobs(
+    choice: ChatChoice, deltas: Sequence[dict[str, Any]]
+) -> Iterator[dict[str, Any] | None]:
+    """Those that go with each delta: all with the first text, what is known later with the next."""
+    is_told = False
+    for delta in deltas:
+        is_first = bool(delta.get("content")) and not is_told
+        is_told = is_told or is_first
+        yield choice.take_logprobs() if is_first else None

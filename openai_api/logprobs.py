@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any
@@ -48,22 +48,8 @@ def completion_spec(wanted: int | bool | None, echo: bool) -> LogprobSpec | None
     return LogprobSpec(start_len=0 if echo else -1, top_num=wanted)
 
 
-def chat_logprobs(chunks: Sequence[GenerationChunk], pieces: TokenPieces) -> dict[str, Any]:
-    """`{"content": [...]}` of the chunks' tokens."""
-
-    def entry(token_id: int, logprobs: LogprobRows, at: int) -> dict[str, Any]:
-        top = [
-            _chat_token(each, value, pieces)
-            for value, each in zip(*logprobs.top_columns(at), strict=True)
-        ]
-        return {**_chat_token(token_id, logprobs.chosen[at], pieces), "top_logprobs": top}
-
-    rows = [(chunk.token_ids, outputs_of(chunk)) for chunk in chunks]
-    cost = sum(len(logprobs) * (1 + logprobs.num_top) for _, logprobs in rows)
-    return {"content": JsonList(cost, _each(rows, entry)), "refusal": None}
-
-
-def _chat_token(token_id: int, value: float, pieces: TokenPieces) -> dict[str, Any]:
+def chat_token(token_id: int, value: float, pieces: TokenPieces) -> dict[str, Any]:
+    """A token in chat's words."""
     data = pieces.data(token_id)
     return {"token": data.decode(errors="replace"), "bytes": [*data], "logprob": value}
 

@@ -92,6 +92,11 @@ class OutputParser:
         self.num_calls = 0
 
     @property
+    def splits_thoughts(self) -> bool:
+        """Whether thoughts are told apart; else they stay in the content."""
+        return self._reasoning is not None and self._reasoning.splits
+
+    @property
     def has_reasoned(self) -> bool:
         """Whether some of the output was reasoning."""
         return self._reasoning is not None and self._reasoning.has_reasoned

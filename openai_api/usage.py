@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openai_api.parsers import ThinkingTokens
+from openai_api.thought_count import ThoughtCount
 from runtime.client.generation_stream import GenerationChunk
 from runtime.service.cache_break import CacheBreak
 
@@ -17,6 +18,7 @@ class TokenCount:
 
     Attributes:
         thinking: how tokens tell what is reasoning; `None` when they do not.
+        by_text: counts it where no single token ends it; `None` where one does, or there is none.
         reasoning: tokens of it up to and including the one that ends it, or all so far.
         has_reasoned: whether there was reasoning at all; else nothing counts as such.
         images: placeholder tokens of the prompt's images.
@@ -24,6 +26,7 @@ class TokenCount:
     """
 
     thinking: ThinkingTokens | None = None
+    by_text: ThoughtCount | None = None
     images: int = 0
     prompt: int = 0
     cached: int = 0
@@ -42,6 +45,8 @@ class TokenCount:
         """Count a chunk."""
         self.prompt, self.cached = chunk.prompt_tokens, chunk.cached_tokens
         self.completion += len(chunk.token_ids)
+        if self.by_text is not None:
+            self.reasoning += self.by_text.add(chunk)
         if self.thinking is not None and (self._is_inside or self.thinking.reopen_ids):
             for token_id in chunk.token_ids:
                 self._follow(token_id, self.thinking)

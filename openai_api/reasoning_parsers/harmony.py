@@ -32,6 +32,7 @@ class HarmonyChannels:
     forced_end = END
     bridge = f"{START}assistant{_FINAL}"
     reopen_tag = _ANALYSIS
+    splits = True
     markers: tuple[str, ...] = (CHANNEL, MESSAGE, START, END)
     signs = Signs(template=(_ANALYSIS, MESSAGE, END))
 

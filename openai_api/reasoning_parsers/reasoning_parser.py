@@ -29,6 +29,7 @@ class ReasoningParser(Protocol):
         bridge: the text between that and an answer; empty where nothing must stand there.
         reopen_tag: the text that begins reasoning again after `close_tag`; empty: nothing does.
         markers: texts that must stay visible in the output for the parser to work.
+        splits: thoughts are told apart from the answer.
         signs: what shows that a model reasons so.
         has_reasoned: whether reasoning has begun.
         is_reasoning: whether the output fed so far ends inside reasoning.
@@ -43,6 +44,7 @@ class ReasoningParser(Protocol):
     bridge: str
     reopen_tag: str
     markers: tuple[str, ...]
+    splits: bool
     signs: Signs
     has_reasoned: bool
     is_reasoning: bool

@@ -26,6 +26,7 @@ class ThinkTags:
     forced_end = f"\n{CLOSE_TAG}\n\n"
     bridge = ""
     reopen_tag = ""
+    splits = True
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
     # Some templates cut earlier reasoning off and never write the open tag.
     signs = Signs(template=(CLOSE_TAG,), response={"open": OPEN_TAG, "content": "text"})
@@ -121,6 +122,7 @@ class AppendThink:
     forced_end = f"\n{CLOSE_TAG}\n\n"
     bridge = ""
     reopen_tag = ""
+    splits = False
     markers: tuple[str, ...] = (OPEN_TAG, CLOSE_TAG)
     signs = Signs()
 

@@ -16,6 +16,7 @@ from openai_api.chat_choice import ChatChoice
 from openai_api.chat_run import ChatRun
 from openai_api.openai_context import OpenAIContext
 from openai_api.openai_errors import MAX_MESSAGE_CHARS
+from openai_api.output_parser import ContentText
 from openai_api.responses.chat_of_items import THOUGHTS
 from openai_api.responses.compaction import Compaction
 from openai_api.responses.item_writer import Event, ItemWriter
@@ -75,7 +76,6 @@ class ResponseRun:
         keeps = THOUGHTS in (request.include or ()) or not self.is_stored
         self._writer = ItemWriter(tools, keeps_thoughts=keeps)
         self._compaction = compaction
-        self._num_scored = 0
 
     def close(self) -> None:
         """Stop; what still runs is aborted."""
@@ -135,7 +135,11 @@ class ResponseRun:
         async with contextlib.aclosing(chunks):
             async for _, chunk in chunks:
                 outputs = choice.read(chunk)
-                for each in writer.feed(outputs, self._logprobs(choice) if outputs else []):
+                logprobs = self._logprobs(choice)
+                if not any(isinstance(output, ContentText) for output in outputs):
+                    # Of a text that has been told.
+                    writer.add_logprobs(logprobs)
+                for each in writer.feed(outputs, logprobs):
                     yield each
         writer.add_logprobs(self._logprobs(choice))
         reason = choice.reason
@@ -152,13 +156,10 @@ class ResponseRun:
         yield {"type": f"response.{word}", "response": self.response}
 
     def _logprobs(self, choice: ChatChoice) -> list[Any]:
-        """Those since the last call, thoughts left out; plain, for they are told three times."""
+        """Those since the last call; plain, for they are told three times."""
         found = choice.take_logprobs()
         logprobs: list[Any] = orjson.loads(b"".join(found["content"].pieces())) if found else []
-        num_thoughts = choice.count.reasoning if choice.count.has_reasoned else 0
-        first = max(num_thoughts - self._num_scored, 0)
-        self._num_scored += len(logprobs)
-        return logprobs[first:]
+        return logprobs
 
     async def fail(self, error: Exception) -> None:
         """End with what went wrong."""

@@ -188,7 +188,8 @@ class Stream:
             self._text.append(matcher.push(text, may_match=may_match))
             return
         parts = self._scan.feed(text) + (self._scan.finish() if is_end else [])
-        for part, is_answer in parts:
-            if matcher.matched is None:
-                shown = matcher.push(part, may_match=may_match) if is_answer else matcher.let_go()
-                self._text.append(shown if is_answer else shown + part)
+        for part in parts:
+            if matcher.matched is None and part.is_answer:
+                self._text.append(matcher.push(part.text, may_match=may_match))
+            elif matcher.matched is None:
+                self._text += (matcher.let_go(), part.text)

@@ -6,6 +6,8 @@ stops, which end the answer, and for counts and log-probabilities of the tokens 
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 from runtime.requests.sampling_params import ThoughtTexts
 from runtime.text.tag_scan import UntilTag
 
@@ -14,7 +16,22 @@ MAX_LEADING_SPACE = 64
 # Characters of a message's header: a role, a channel, a recipient, a type.
 MAX_HEADER = 512
 
-Part = tuple[str, bool]
+
+class Part(NamedTuple):
+    """A part of an output.
+
+    Attributes:
+        kind: `thought`, with the text that opens and the one that ends it; `mark` for what is of
+            neither: blanks behind thoughts, headers of messages; `answer`.
+    """
+
+    text: str
+    kind: Literal["thought", "mark", "answer"]
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it is of the answer."""
+        return self.kind == "answer"
 
 
 class ThoughtScan:
@@ -36,22 +53,25 @@ class ThoughtScan:
         self._state = self._in_thoughts if texts.is_open else self._in_answer
 
     def feed(self, text: str) -> list[Part]:
-        """Take more output: texts, and whether each is of the answer, in their order."""
+        """Take more output: its parts in their order."""
         parts: list[Part] = []
         if self._start is not None:
             text = self._decide_start(text, parts)
         place = 0
         while place < len(text):
             place = self._state(text, place, parts)
-        return [part for part in parts if part[0]]
+        return [part for part in parts if part.text]
 
     def finish(self) -> list[Part]:
         """The output is over: what was held back."""
         held, self._start = self._start or "", None
+        is_thought = self._state in (self._in_thoughts, self._in_hidden_message)
         is_answer = self._state == self._in_answer
         for each in (self._until_end, self._until_header, self._until_body):
             held += each.finish()
-        return [(held, is_answer)] if held else []
+        if not held:
+            return []
+        return [Part(held, "answer" if is_answer else "thought" if is_thought else "mark")]
 
     def _decide_start(self, text: str, parts: list[Part]) -> str:
         start = f"{self._start}{text}"
@@ -63,10 +83,11 @@ class ThoughtScan:
                 return ""
             if begun.startswith(self._texts.open):
                 end = num_blank + len(self._texts.open)
-                parts.append((start[:end], False))
+                parts.append(Part(start[:end], "thought"))
                 start = start[end:]
                 self._state = self._in_thoughts
         self._start = None
+        self.is_over = self._state == self._in_answer and not self._texts.headers
         return start
 
     # ---- states: each reads from a place, and says where it ended ----
@@ -74,28 +95,28 @@ class ThoughtScan:
     def _in_thoughts(self, text: str, place: int, parts: list[Part]) -> int:
         passed, end = self._until_end.feed(text, place)
         if end is None:
-            parts.append((passed, False))
+            parts.append(Part(passed, "thought"))
             return len(text)
         tag = self._until_end.found
         if tag in self._texts.implied:
-            parts += [(passed, False), (tag, True)]
+            parts += [Part(passed, "thought"), Part(tag, "answer")]
             self._state = self._in_answer
         else:
-            parts.append((passed + tag, False))
+            parts.append(Part(passed + tag, "thought"))
             self._state = self._behind_thoughts
         self.is_over = True
         return end
 
     def _behind_thoughts(self, text: str, place: int, parts: list[Part]) -> int:
         begin = len(text) - len(text[place:].lstrip())
-        parts.append((text[place:begin], False))
+        parts.append(Part(text[place:begin], "mark"))
         if begin < len(text):
             self._state = self._in_answer
         return begin
 
     def _in_answer(self, text: str, place: int, parts: list[Part]) -> int:
         if not self._texts.headers:
-            parts.append((text[place:], True))
+            parts.append(Part(text[place:], "answer"))
             return len(text)
         return self._in_message(text, place, parts, is_answer=True)
 
@@ -104,23 +125,23 @@ class ThoughtScan:
 
     def _in_message(self, text: str, place: int, parts: list[Part], *, is_answer: bool) -> int:
         passed, end = self._until_header.feed(text, place)
-        parts.append((passed, is_answer))
+        parts.append(Part(passed, "answer" if is_answer else "thought"))
         if end is None:
             return len(text)
         self._header = self._until_header.found
-        parts.append((self._header, False))
+        parts.append(Part(self._header, "mark"))
         self._state = self._in_header
         return end
 
     def _in_header(self, text: str, place: int, parts: list[Part]) -> int:
         passed, end = self._until_body.feed(text, place)
-        parts.append((passed, False))
+        parts.append(Part(passed, "mark"))
         self._header += passed
         if end is not None:
-            parts.append((self._until_body.found, False))
+            parts.append(Part(self._until_body.found, "mark"))
             is_thought = self._texts.thought in self._header
             self._state = self._in_hidden_message if is_thought else self._in_answer
         elif len(self._header) > MAX_HEADER:
-            parts.append((self._until_body.finish(), False))
+            parts.append(Part(self._until_body.finish(), "mark"))
             self._state = self._in_answer
         return len(text) if end is None else end

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runtime.text.decoder_choice import DecoderFactory
+from runtime.text.decoders import TextDecoder
 from runtime.text.tokenizer import Tokenizer
 
 
@@ -14,11 +17,17 @@ class TokenPieces:
         self._tokenizer = tokenizer
         self._decoders: DecoderFactory | None = None
 
+    def decoder(self, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> TextDecoder:
+        """What gives the text of an output token by token, as the detokenizer has it."""
+        return self._made().create(skip_special_tokens=skip_special_tokens, prompt_tail=prompt_tail)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is one that may be hidden."""
+        return token_id in self._tokenizer.special_ids
+
     def data(self, token_id: int) -> bytes:
         """The bytes of a token, which may be a part of a character; empty for an unknown id."""
-        if self._decoders is None:
-            self._decoders = DecoderFactory(self._tokenizer)
-        return self._decoders.token_bytes(token_id)
+        return self._made().token_bytes(token_id)
 
     def text(self, token_id: int) -> str:
         """The same as text, with U+FFFD for what is no whole character."""
@@ -31,3 +40,8 @@ class TokenPieces:
             return data.decode()
         except UnicodeDecodeError:
             return f"bytes:{data.decode(errors='backslashreplace')}"
+
+    def _made(self) -> DecoderFactory:
+        if self._decoders is None:
+            self._decoders = DecoderFactory(self._tokenizer)
+        return self._decoders

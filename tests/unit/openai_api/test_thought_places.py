@@ -42,8 +42,8 @@ def test_the_answer_is_the_parsers(name: str, may_call: bool, is_open: bool) -> 
         split = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
         parts = [part for piece in pieces for part in scan.feed(piece)] + scan.finish()
         text = "".join(pieces)
-        assert "".join(part for part, _ in parts) == text
-        answer = "".join(part for part, is_answer in parts if is_answer)
+        assert "".join(part.text for part in parts) == text
+        answer = "".join(part.text for part in parts if part.is_answer)
         content = "".join(each.content for each in split)
         assert answer == content
 
@@ -60,7 +60,7 @@ def test_the_answer_is_what_the_messages_say(messages: list[str], size: int) -> 
     scan = ThoughtScan(thought_texts(kind, prompt_is_open=False, may_call=False))
     split = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
     parts = [part for piece in pieces for part in scan.feed(piece)] + scan.finish()
-    assert "".join(part for part, _ in parts) == text
-    answer = "".join(part for part, is_answer in parts if is_answer)
+    assert "".join(part.text for part in parts) == text
+    answer = "".join(part.text for part in parts if part.is_answer)
     # The mark behind a message goes with it; nobody stops at it.
     assert answer.replace("<|end|>", "") == "".join(each.content for each in split)

@@ -1,0 +1,210 @@
+"""Chat's `logprobs.content`: entries of the tokens that spell the answer, and of no others.
+
+The text of an output is cut three times: into tokens, into thoughts and what follows them, and by
+the parser of calls. Places in the text bring the three together.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from openai_api.logprobs import chat_token
+from openai_api.output_parser import ContentText, OutputEvent, ReasoningText
+from openai_api.reasoning_parsers.think_tags import OPEN_TAG
+from runtime.client.generation_stream import GenerationChunk
+from runtime.client.json_pieces import JsonList
+from runtime.extras.logprobs.positions import LogprobRows, outputs_of
+from runtime.text.decoders import TextDecoder
+from runtime.text.thoughts import Part, ThoughtScan
+from runtime.text.token_pieces import TokenPieces
+
+_Token = tuple[int, LogprobRows, int]
+
+
+class AnswerLogprobs:
+    """Those of one choice; a stream takes what is known since the last event.
+
+    A token of which only a part is of the answer is told with that part.
+    """
+
+    def __init__(self, pieces: TokenPieces, decoder: TextDecoder, scan: ThoughtScan | None) -> None:
+        """Start with no output.
+
+        Args:
+            pieces: what single tokens stand for.
+            decoder: gives each token's part of the text.
+            scan: tells where thoughts are; `None` where they stay in the content.
+        """
+        self._pieces = pieces
+        self._decoder = decoder
+        self._scan = scan
+        self._tokens: deque[_Token] = deque()
+        self._num_values = 0
+        # Where the next token's text begins; tokens that were read up to a text, and that text.
+        self._begin = 0
+        self._group: list[_Token] = []
+        self._run = ""
+        self._text = _AnswerText()
+        self._is_over = self._is_streamed = False
+
+    def add(self, chunk: GenerationChunk, events: Sequence[OutputEvent]) -> None:
+        """Take in a chunk, and what the parser made of it."""
+        logprobs = outputs_of(chunk)
+        self._num_values += len(logprobs) * (1 + logprobs.num_top)
+        self._tokens += (
+            (token_id, logprobs, at) for at, token_id in enumerate(chunk.token_ids[: len(logprobs)])
+        )
+        self._is_over = chunk.finish_reason is not None
+        if self._scan is None:
+            parts = [Part(chunk.text, "answer")]
+        else:
+            parts = self._scan.feed(chunk.text)
+            if self._is_over:
+                parts += self._scan.finish()
+        for part in parts:
+            self._text.read(part)
+        self._text.keep(events)
+
+    def take(self) -> dict[str, Any]:
+        """`{"content": [...]}` of the tokens that are known to be of the answer by now."""
+        if self._is_over and not self._is_streamed:
+            # A whole answer is long, and its entries are made as it is sent.
+            content = JsonList(self._num_values, self._entries())
+        else:
+            self._is_streamed = True
+            entries = list(self._entries())
+            cost = sum(1 + len(entry["top_logprobs"]) for entry in entries)
+            content = JsonList(cost, iter(entries))
+        return {"content": content, "refusal": None}
+
+    def _entries(self) -> Iterator[dict[str, Any]]:
+        limit = sys.maxsize if self._is_over else self._text.settled
+        while self._read_run():
+            end = self._begin + len(self._run)
+            if end > limit:
+                return
+            kept = self._text.kept_between(self._begin, end)
+            if kept:
+                yield from self._spell(kept)
+            self._begin, self._group, self._run = end, [], ""
+
+    def _read_run(self) -> bool:
+        """Read tokens until they give text; whether they do."""
+        while not self._run and self._tokens:
+            token = self._tokens.popleft()
+            self._run = self._decoder.push(token[0])
+            # A hidden token has no text of its own; another has it together with the next ones.
+            if self._run or not self._pieces.is_special(token[0]):
+                self._group.append(token)
+        if not self._run and self._is_over:
+            self._run = self._decoder.finish()
+        return bool(self._run and self._group)
+
+    def _spell(self, kept: str) -> Iterator[dict[str, Any]]:
+        """The entries of the tokens that were read, which spell `kept` together."""
+        data = [self._pieces.data(token_id) for token_id, _, _ in self._group]
+        if kept != self._run or b"".join(data) != kept.encode():
+            data = _shared_out(kept, data)
+        for (token_id, logprobs, at), spelled in zip(self._group, data, strict=True):
+            if not spelled:
+                continue
+            entry = chat_token(token_id, logprobs.chosen[at], self._pieces)
+            if entry["bytes"] != [*spelled]:
+                entry |= {"token": spelled.decode(errors="replace"), "bytes": [*spelled]}
+            top = zip(*logprobs.top_columns(at), strict=True)
+            entry["top_logprobs"] = [chat_token(each, value, self._pieces) for value, each in top]
+            yield entry
+
+
+def _shared_out(text: str, data: Sequence[bytes]) -> list[bytes]:
+    """A text that is not what tokens stand for one by one, in as many parts."""
+    shared = []
+    for each in data[:-1]:
+        own = each.decode(errors="replace")
+        # Some tokenizers take blanks away.
+        taken = next((part for part in (own, own.strip()) if text.startswith(part)), "")
+        shared.append(taken.encode())
+        text = text[len(taken) :]
+    return [*shared, text.encode()]
+
+
+class _AnswerText:
+    """Which parts of an output's text are the content of the answer.
+
+    Attributes:
+        settled: the place before which that is known.
+    """
+
+    def __init__(self) -> None:
+        """Start with no text."""
+        self.settled = 0
+        self._num_read = 0
+        # Text behind the thoughts that the parser of calls has said nothing about: where each part
+        # of it begins, and the part.
+        self._open: deque[tuple[int, str]] = deque()
+        self._is_behind_call = False
+        self._kept: deque[tuple[int, str]] = deque()
+
+    def read(self, part: Part) -> None:
+        """Take in the next part of the text."""
+        if part.is_answer:
+            self._open.append((self._num_read, part.text))
+        self._num_read += len(part.text)
+        if not self._open:
+            self.settled = self._num_read
+
+    def keep(self, events: Sequence[OutputEvent]) -> None:
+        """Take in what the parser made of the text so far."""
+        last = max(
+            (at for at, each in enumerate(events) if isinstance(each, ContentText)), default=-1
+        )
+        for at, event in enumerate(events):
+            if isinstance(event, ContentText):
+                self._find(event.text, is_last=at == last)
+            elif not isinstance(event, ReasoningText):
+                self._is_behind_call = True
+
+    def kept_between(self, begin: int, end: int) -> str:
+        """What is content from one place to another; asked in order."""
+        found = []
+        while self._kept and self._kept[0][0] < end:
+            start, text = self._kept.popleft()
+            found.append(text[max(begin - start, 0) : end - start])
+            if start + len(text) > end:
+                self._kept.appendleft((end, text[end - start :]))
+                break
+        return "".join(found)
+
+    def _find(self, text: str, *, is_last: bool) -> None:
+        """Find the place of content; before it there may be calls, which are none."""
+        whole = "".join(part for _, part in self._open)
+        if whole.startswith(text) and not self._is_behind_call:
+            place = 0
+        elif is_last:
+            place = whole.rfind(text)
+        else:
+            place = whole.find(text)
+        if place < 0:
+            # A tag that stands in the content and that the model did not write.
+            text = text.removeprefix(OPEN_TAG)
+            place = whole.find(text)
+            if place < 0 or not text:
+                return
+        self._is_behind_call = False
+        end, passed = place + len(text), 0
+        while self._open and passed < end:
+            start, part = self._open.popleft()
+            begin, stop = max(place - passed, 0), min(end - passed, len(part))
+            if begin < stop:
+                self._kept.append((start + begin, part[begin:stop]))
+            if stop < len(part):
+                self._open.appendleft((start + stop, part[stop:]))
+                self.settled = start + stop
+                return
+            passed += len(part)
+            self.settled = start + len(part)
+        if not self._open:
+            self.settled = self._num_read

@@ -1,0 +1,44 @@
+"""How many tokens of an output are thoughts, where the text alone tells."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from runtime.client.generation_stream import GenerationChunk
+from runtime.text.decoders import TextDecoder
+from runtime.text.thoughts import ThoughtScan
+
+
+class ThoughtCount:
+    """Counts the tokens that begin among the thoughts, those that end them included.
+
+    Text may come later than its tokens: these are counted once the text has told what they are.
+    """
+
+    def __init__(self, scan: ThoughtScan, decoder: TextDecoder) -> None:
+        """Start with no output; `decoder` gives each token's part of the text."""
+        self._scan = scan
+        self._decoder = decoder
+        self._waiting: deque[int] = deque()
+        # Where in the text the next token that waits begins, and how far the text has been read.
+        self._begin = 0
+        self._num_read = 0
+
+    def add(self, chunk: GenerationChunk) -> int:
+        """Take in a chunk: the tokens of thoughts that are known now."""
+        if self._scan.is_over and not self._waiting:
+            return 0
+        self._waiting += chunk.token_ids
+        parts = self._scan.feed(chunk.text)
+        if chunk.finish_reason is not None:
+            parts += self._scan.finish()
+        count = 0
+        for part in parts:
+            self._num_read += len(part.text)
+            if part.is_answer and self._scan.is_over:
+                # None of what follows is a thought.
+                self._waiting.clear()
+            while self._waiting and self._begin < self._num_read:
+                count += part.kind == "thought"
+                self._begin += len(self._decoder.push(self._waiting.popleft()))
+        return count
