@@ -238,7 +238,7 @@ def test_completion_logprobs(client: Any, api: Any, top: int) -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"logit_bias": {"99999999": 1}}, "logit_bias"),
-        ({"extra_body": {"top_k": 0}}, "top_k"),
+        ({"extra_body": {"top_k": -2}}, "top_k"),
         ({"extra_body": {"min_tokens": 9, "max_tokens": 3}}, "min_tokens"),
     ],
 )
