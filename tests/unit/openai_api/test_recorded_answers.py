@@ -65,8 +65,7 @@ async def test_streams_equal_the_whole_answer(
             "reason": reason,
         }
         assert streamed[-1]["usage"] == answer["usage"]
-        # The engine's tokenizer has none of gpt-oss's tokens.
-        counts = bool(recorded.reasoning) and tools != "gpt-oss"
+        counts = bool(recorded.reasoning)
         assert (answer["usage"]["reasoning_tokens"] > 0) == counts
 
 
