@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import orjson
+
 from openai_api.logprobs import chat_token
 from openai_api.output_parser import ContentText, OutputEvent, ReasoningText
 from openai_api.reasoning_parsers.think_tags import OPEN_TAG
 from runtime.client.generation_stream import GenerationChunk
-from runtime.client.json_pieces import JsonList
+from runtime.client.json_pieces import BATCH, Pieces
 from runtime.extras.logprobs.positions import LogprobRows, outputs_of
 from runtime.text.decoders import TextDecoder
 from runtime.text.thoughts import Part, ThoughtScan
@@ -41,7 +43,9 @@ class AnswerLogprobs:
         self._pieces = pieces
         self._decoder = decoder
         self._scan = scan
-        self._tokens: deque[_Token] = deque()
+        # As they came, and how many of the first are read: a whole answer has thousands at once.
+        self._tokens: deque[tuple[list[int], LogprobRows]] = deque()
+        self._num_read = 0
         self._num_values = 0
         # Where the next token's text begins; tokens that were read up to a text, and that text.
         self._begin = 0
@@ -54,9 +58,8 @@ class AnswerLogprobs:
         """Take in a chunk, and what the parser made of it."""
         logprobs = outputs_of(chunk)
         self._num_values += len(logprobs) * (1 + logprobs.num_top)
-        self._tokens += (
-            (token_id, logprobs, at) for at, token_id in enumerate(chunk.token_ids[: len(logprobs)])
-        )
+        if len(logprobs) and chunk.token_ids:
+            self._tokens.append((chunk.token_ids, logprobs))
         self._is_over = chunk.finish_reason is not None
         if self._scan is None:
             parts = [Part(chunk.text, "answer")]
@@ -72,15 +75,17 @@ class AnswerLogprobs:
         """`{"content": [...]}` of the tokens that are known to be of the answer by now."""
         if self._is_over and not self._is_streamed:
             # A whole answer is long, and its entries are made as it is sent.
-            content = JsonList(self._num_values, self._entries())
+            content = _Entries(self._num_values, self._entries())
         else:
             self._is_streamed = True
-            entries = list(self._entries())
+            entries = [each for each in self._entries() if each is not None]
             cost = sum(1 + len(entry["top_logprobs"]) for entry in entries)
-            content = JsonList(cost, iter(entries))
+            content = _Entries(cost, iter(entries))
         return {"content": content, "refusal": None}
 
-    def _entries(self) -> Iterator[dict[str, Any]]:
+    def _entries(self) -> Iterator[dict[str, Any] | None]:
+        """What is known by now; None now and then where many tokens are none of the answer's."""
+        num_passed = 0
         limit = sys.maxsize if self._is_over else self._text.settled
         while self._read_run():
             end = self._begin + len(self._run)
@@ -89,12 +94,13 @@ class AnswerLogprobs:
             kept = self._text.kept_between(self._begin, end)
             if kept:
                 yield from self._spell(kept)
+            elif (num_passed := num_passed + 1) % BATCH == 0:
+                yield None
             self._begin, self._group, self._run = end, [], ""
 
     def _read_run(self) -> bool:
         """Read tokens until they give text; whether they do."""
-        while not self._run and self._tokens:
-            token = self._tokens.popleft()
+        while not self._run and (token := self._next_token()) is not None:
             self._run = self._decoder.push(token[0])
             # A hidden token has no text of its own; another has it together with the next ones.
             if self._run or not self._pieces.is_special(token[0]):
@@ -102,6 +108,17 @@ class AnswerLogprobs:
         if not self._run and self._is_over:
             self._run = self._decoder.finish()
         return bool(self._run and self._group)
+
+    def _next_token(self) -> _Token | None:
+        if not self._tokens:
+            return None
+        token_ids, logprobs = self._tokens[0]
+        at = self._num_read
+        self._num_read += 1
+        if self._num_read >= min(len(token_ids), len(logprobs)):
+            self._tokens.popleft()
+            self._num_read = 0
+        return token_ids[at], logprobs, at
 
     def _spell(self, kept: str) -> Iterator[dict[str, Any]]:
         """The entries of the tokens that were read, which spell `kept` together."""
@@ -129,6 +146,25 @@ def _shared_out(text: str, data: Sequence[bytes]) -> list[bytes]:
         shared.append(taken.encode())
         text = text[len(taken) :]
     return [*shared, text.encode()]
+
+
+class _Entries(Pieces):
+    """A list of entries, one of which is made at a time."""
+
+    def __init__(self, cost: int, entries: Iterator[dict[str, Any] | None]) -> None:
+        self.cost = cost
+        self._entries = entries
+
+    def pieces(self) -> Iterator[bytes]:
+        comma = b"["
+        for entry in self._entries:
+            if entry is None:
+                # A blank: it lets others have their turn.
+                yield b" "
+                continue
+            yield comma + orjson.dumps(entry)
+            comma = b","
+        yield b"[]" if comma == b"[" else b"]"
 
 
 class _AnswerText:
