@@ -6,7 +6,6 @@ import re
 from typing import ClassVar
 
 from openai_api.call_ids import IdForm
-from openai_api.tag_scan import UntilTag
 from openai_api.tool_parsers.call_object import CallArgumentsObject, CallObject
 from openai_api.tool_parsers.call_writer import CallWriter
 from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart

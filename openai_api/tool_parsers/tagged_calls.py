@@ -8,7 +8,6 @@ from typing import ClassVar
 import orjson
 
 from openai_api.call_ids import IdForm
-from openai_api.tag_scan import UntilTag
 from openai_api.tool_parsers.call_writer import CallWriter
 from openai_api.tool_parsers.tool_parser import CallForm, Functions, ToolPart
 from openai_api.tool_parsers.typed_values import json_of, types_of
