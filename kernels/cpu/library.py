@@ -39,8 +39,19 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "hr_linear_pack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
     "hr_linear_unpack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
     "hr_linear": (_SIZE, *[_POINTER] * 4, *[_SIZE] * 5),
+    "hr_stored_pack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
+    "hr_stored_unpack": (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
+    "hr_stored_rows": (_SIZE, *[_POINTER] * 4, *[_SIZE] * 3),
+    "hr_stored_linear": (_SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, *[_SIZE] * 4),
     "hr_token_bitmask": (*[_POINTER] * 3, *[_SIZE] * 5),
     "hr_best_tokens": (*[_POINTER] * 4, *[_SIZE] * 6),
+}
+
+# Those that return something: what, then what they take.
+_RESULTS: dict[str, tuple[type, ...]] = {
+    "hr_panel_columns": (_SIZE,),
+    "hr_stored_panel_bytes": (_SIZE, _SIZE, _SIZE),
+    "hr_dots_name": (ctypes.c_char_p,),
 }
 
 
@@ -64,8 +75,9 @@ def _bind(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = argtypes
         function.restype = None
-    library.hr_panel_columns.argtypes = ()
-    library.hr_panel_columns.restype = _SIZE
+    for name, types in _RESULTS.items():
+        function = getattr(library, name)
+        function.restype, *function.argtypes = types
     return library
 
 

@@ -1,20 +1,22 @@
 """Experts one after the other, each a pair of products over its tokens; others are not read."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from kernels.activation import Activation
 from kernels.experts import PackedExperts
-from kernels.linear import pack
+from kernels.linear import PackedLinear, pack
 
 
 class LoopedExperts(PackedExperts):
     """Products of `kernels.linear` for each expert; waits for the device to learn which."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, linear: str | None) -> None:
+    def __init__(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> None:
+        """Keep the products of each expert, however their weights are stored."""
         self.num_experts = len(gate_up)
-        self._gate_up = [pack(weight.contiguous(), None, linear) for weight in gate_up]
-        self._down = [pack(weight.contiguous(), None, linear) for weight in down]
+        self._gate_up, self._down = list(gate_up), list(down)
 
     def __call__(
         self, x: Tensor, expert_ids: Tensor, weights: Tensor, activation: Activation
@@ -59,4 +61,6 @@ class LoopedExperts(PackedExperts):
 
 def pack_experts(gate_up: Tensor, down: Tensor, linear: str | None) -> PackedExperts:
     """See `kernels.experts.pack_experts`."""
-    return LoopedExperts(gate_up, down, linear)
+    return LoopedExperts(
+        *([pack(each.contiguous(), None, linear) for each in plain] for plain in (gate_up, down))
+    )

@@ -1,26 +1,31 @@
 """The C++ library: its build and cache, life without a compiler, other instruction sets."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels.cpu import build as build_module
 from kernels.cpu import library as library_module
 from kernels.norm import NORM
+from kernels.quantized_linear import FORMS, pack
+from tests.kernels.test_quantized_linear import stored_matrix
 
 ROOT = Path(__file__).parents[2]
+CPU = ROOT / "kernels" / "cpu"
 
 needs_compiler = pytest.mark.skipif(
     library_module.unavailable() is not None, reason="no C++ library here"
 )
 
 
-def run_python(code: str, **environment: str) -> str:
+def run_python(code: str, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -157,6 +162,142 @@ sys.exit(pytest.main(["-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider",
     said = run_python(code, XDG_CACHE_HOME=str(tmp_path))
     assert " passed" in said
     assert len(list((tmp_path / "headrace").iterdir())) == 1
+
+
+STORED_PRODUCTS = """
+import hashlib, pathlib, sys, torch
+from kernels.cpu import build, library
+march, folder = sys.argv[1:]
+build._FLAGS = tuple(flag.replace("native", march) for flag in build._FLAGS)
+# Their sources alone: a compiler takes a while for them all.
+for table in (library._SIGNATURES, library._RESULTS):
+    for name in list(table):
+        if not name.startswith(("hr_stored", "hr_dots")):
+            del table[name]
+library.build = lambda: build.build(pathlib.Path(folder))
+from kernels.quantized_linear import FORMS, pack
+from kernels.quantized_linear.cpu import dots_name
+from tests.kernels.test_quantized_linear import TOKENS, stored_matrix
+digest = hashlib.sha256()
+x = torch.randn(max(TOKENS), 768, generator=torch.Generator().manual_seed(0))
+for form in FORMS:
+    packed = pack([stored_matrix(form, 53, 768)], 768)
+    for tokens in TOKENS:
+        digest.update(packed(x[:tokens].contiguous()).numpy().tobytes())
+print(dots_name(), digest.hexdigest(), sep=",")
+"""
+# What a CPU must have, by its flags, for code of a kind; and what the products then use.
+DOTS = {
+    "x86-64": ("sse2", "plain C++"),
+    "x86-64-v2": ("ssse3", "SSSE3"),
+    "x86-64-v3": ("avx2", "AVX2"),
+    "alderlake": ("avx_vnni", "AVX-VNNI"),
+    "x86-64-v4": ("avx512bw", "AVX-512 BW"),
+    "icelake-server": ("avx512_vnni", "AVX-512 VNNI"),
+}
+
+
+def digest_of_stored_products(march: str, folder: Path) -> tuple[str, str]:
+    """The instructions that were used, and what all forms and numbers of rows come to."""
+    sources = folder / "sources"
+    if not sources.exists():
+        sources.mkdir()
+        for path in CPU.iterdir():
+            if path.suffix == ".h" or path.name in ("pool.cpp", "stored.cpp", "stored_linear.cpp"):
+                shutil.copy(path, sources)
+    said = run_python(STORED_PRODUCTS, march, str(sources), XDG_CACHE_HOME=str(folder))
+    name, digest = said.strip().splitlines()[-1].split(",")
+    return name, digest
+
+
+@pytest.fixture(scope="module")
+def native_digest(tmp_path_factory):
+    """With all that this CPU has, tiles among it."""
+    return digest_of_stored_products("native", tmp_path_factory.mktemp("native"))[1]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("march", DOTS)
+def test_stored_products_have_the_same_bits_on_every_instruction_set(
+    march, tmp_path, native_digest
+):
+    if build_module.platform.machine() != "x86_64":
+        pytest.skip("x86 only")
+    needs, name = DOTS[march]
+    if needs not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip(f"no {needs} here")
+    assert digest_of_stored_products(march, tmp_path) == (name, native_digest)
+
+
+# Reads "form in out tokens threads", stored rows and float32 rows; writes the product, and the
+# stored rows once they were packed and unpacked.
+DRIVER = """
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+extern "C" {
+int64_t hr_stored_panel_bytes(int64_t, int64_t);
+const char *hr_dots_name(void);
+void hr_stored_pack(int64_t, const void *, void *, int64_t, int64_t, int64_t);
+void hr_stored_unpack(int64_t, const void *, void *, int64_t, int64_t, int64_t);
+void hr_stored_linear(int64_t, const void *, const void *, int64_t, const void *, void *, int64_t,
+                      int64_t, int64_t, int64_t);
+}
+int main() {
+    std::fprintf(stderr, "%s", hr_dots_name());
+    int64_t form, in, out, tokens, bytes;
+    while (std::scanf("%ld %ld %ld %ld %ld", &form, &in, &out, &tokens, &bytes) == 5) {
+        std::getchar();
+        std::vector<char> stored(bytes), back(bytes);
+        std::vector<float> x(tokens * in), y(tokens * out);
+        if (std::fread(stored.data(), 1, bytes, stdin) != (size_t)bytes) return 1;
+        if (std::fread(x.data(), 4, x.size(), stdin) != x.size()) return 1;
+        int64_t size = (out + 15) / 16 * hr_stored_panel_bytes(form, in);
+        void *panels = std::aligned_alloc(64, (size + 63) / 64 * 64);
+        hr_stored_pack(form, stored.data(), panels, in, out, 2);
+        hr_stored_unpack(form, panels, back.data(), in, out, 2);
+        int64_t part[4] = {form, (int64_t)panels, out, 0};
+        hr_stored_linear(0, x.data(), part, 1, nullptr, y.data(), tokens, in, out, 2);
+        std::fwrite(y.data(), 4, y.size(), stdout);
+        std::fwrite(back.data(), 1, bytes, stdout);
+    }
+}
+"""
+ARM = {
+    "armv8-a": "plain C++",
+    "armv8.2-a+dotprod": "NEON dot",
+    "armv8.2-a+dotprod+i8mm": "NEON i8mm",
+}
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("march", ARM)
+def test_stored_products_on_arm_have_the_bits_of_this_machine(march, tmp_path):
+    compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
+    if compiler is None or emulator is None:
+        pytest.skip("no g++-aarch64-linux-gnu and qemu-user here")
+    (tmp_path / "driver.cpp").write_text(DRIVER)
+    names = ("pool.cpp", "stored.cpp", "stored_linear.cpp")
+    sources = [str(tmp_path / "driver.cpp"), *(str(CPU / n) for n in names)]
+    flags = ["-std=c++20", "-O3", f"-march={march}", "-fno-math-errno", "-pthread"]
+    program = str(tmp_path / "driver")
+    subprocess.run([compiler, *flags, "-static", *sources, "-o", program], check=True)
+    x = torch.randn(6, 768)
+    given, wanted = b"", b""
+    for number, form in enumerate(FORMS):
+        stored = stored_matrix(form, 53, 768)
+        for tokens in (1, 2, 6):
+            rows, data = x[:tokens].contiguous(), stored.data.numpy().tobytes()
+            given += f"{number} 768 53 {tokens} {len(data)}\n".encode()
+            given += data + rows.numpy().tobytes()
+            wanted += pack([stored], 768, None, "cpu")(rows).numpy().tobytes() + data
+    done = subprocess.run([emulator, "-cpu", "max", program], input=given, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.decode() == ARM[march]
+    assert done.stdout == wanted
 
 
 @needs_compiler

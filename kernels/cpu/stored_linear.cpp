@@ -1,0 +1,425 @@
+// Products with weights in stored blocks (see stored.h), rows rounded to 8 bits block by block.
+//
+// Within a block all is integers; blocks are added in float32, in order, by fused additions that
+// are spelled out. So every path here gives the same bits: any instruction set, any number of rows.
+#include <algorithm>
+
+#include "pool.h"
+#include "stored_tiles.h"
+
+namespace hr {
+
+constexpr int64_t MAX_TOKENS = 512;  // quantized at once: the rows of more do not stay in cache
+constexpr int64_t GROUP_BYTES = 256 << 10;  // of panels that one block of rows meets in turn
+#if defined(__AVX512F__)
+constexpr int ROWS = 8;  // of a register block
+#elif !defined(HR_DOT) && !defined(HR_PAIRS)
+constexpr int ROWS = 1;
+#else
+constexpr int ROWS = 4;
+#endif
+constexpr int VECTORS = COLUMNS / W;
+constexpr int PREFETCH = 4096;  // bytes ahead in a panel, for rows that wait for memory
+
+template <class F>
+constexpr bool AS_SIGNED = F::WIDE &&WIDE_IS_SIGNED;
+
+// Word `g` of a block as a product takes it.
+template <class F>
+inline vu operand(const uint8_t *planes, int g, int64_t at) {
+    if constexpr (AS_SIGNED<F>)
+        return signed_quants<F, vu>(planes, g, at);
+    else if constexpr (F::TABLE != 0)
+        return look_up(SHIFTED_TABLES[F::TABLE - 1], quants<F::BITS, vu>(planes, g, at));
+    else
+        return quants<F::BITS, vu>(planes, g, at);
+}
+
+constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
+
+// Integer products of `M` rows and `V` vectors of columns over one group of a block.
+template <class F, int M, int V>
+inline void group_sums(const uint8_t *planes, int64_t at, int group, const int8_t *bytes, int64_t ldb,
+                       const RowBlock *blocks, int64_t ldr, vi (&sum)[V][M]) {
+    constexpr int WORDS = 8 / F::GROUPS;
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+        vi start = {};
+        if constexpr (F::OFFSET != 0 && !AS_SIGNED<F>)
+            start = splat_word(&blocks[m * ldr].negated[F::GROUPS == 1 ? 0 : 1 + group])
+                    << log2_of(F::OFFSET);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) sum[v][m] = start;
+    }
+#if defined(HR_PAIRS)
+    // As many words as 16 bits hold pairs of; -127 to 127 times MOST.
+    constexpr int MOST = F::TABLE == 2 ? 12 : F::WIDE ? 128 : (1 << F::BITS) - 1;
+    constexpr int FIT = std::min(32767 / (MOST * 127 * 2), WORDS);
+    constexpr int STEP = FIT >= 8 ? 8 : FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
+#pragma GCC unroll 8
+    for (int first = 0; first < WORDS; first += STEP) {
+        vi part[V][M];
+#pragma GCC unroll 8
+        for (int i = 0; i < STEP; i++) {
+            const int g = group * WORDS + first + i;
+#pragma GCC unroll 4
+            for (int v = 0; v < V; v++) {
+                vu w = operand<F>(planes, g, at + v * W * 4);
+#pragma GCC unroll 8
+                for (int m = 0; m < M; m++) {
+                    vi two = pairs<AS_SIGNED<F>>(w, splat_word(bytes + m * ldb + g * 4));
+                    part[v][m] = i == 0 ? two : add_pairs(part[v][m], two);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++)
+#pragma GCC unroll 8
+            for (int m = 0; m < M; m++) sum[v][m] += join_pairs(part[v][m]);
+    }
+#else
+#pragma GCC unroll 8
+    for (int i = 0; i < WORDS; i++) {
+        const int g = group * WORDS + i;
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) {
+            vu w = operand<F>(planes, g, at + v * W * 4);
+#pragma GCC unroll 8
+            for (int m = 0; m < M; m++)
+                sum[v][m] = dot<AS_SIGNED<F>>(sum[v][m], w, splat_word(bytes + m * ldb + g * 4));
+        }
+    }
+#endif
+}
+
+// `M` rows times `V` vectors of a panel's columns from the vector `first` on; `tile`: [M, COLUMNS].
+template <class F, int M, int V>
+inline void block_columns(const uint8_t *panel, int64_t k, int first, const int8_t *bytes,
+                          const RowBlock *blocks, float *tile) {
+    const int64_t num_blocks = k / BLOCK, column = first * W;
+    const uint8_t *planes = panel, *head = panel + num_blocks * F::QUANT_BYTES;
+    vf acc[V][M];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++)
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) acc[v][m] = vf{};
+    for (int64_t unit = 0; unit < k / F::VALUES; unit++, head += F::SCALE_BYTES) {
+        Scales<F> scales[V];
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) scales[v].begin(head, column + v * W);
+        for (int block = 0; block < F::BLOCKS; block++) {
+            if constexpr (M <= 2) {
+#pragma GCC unroll 8
+                for (int i = 0; i < F::BITS; i++) __builtin_prefetch(planes + PREFETCH + i * 64);
+            }
+#pragma GCC unroll 2
+            for (int group = 0; group < F::GROUPS; group++) {
+                vi sum[V][M];
+                group_sums<F, M, V>(planes, column * 4, group, bytes, k, blocks, num_blocks, sum);
+#pragma GCC unroll 4
+                for (int v = 0; v < V; v++) {
+                    vf scale = scales[v].of(block, group);
+#pragma GCC unroll 8
+                    for (int m = 0; m < M; m++) {
+                        const RowBlock &row = blocks[m * num_blocks];
+                        acc[v][m] = fma(__builtin_convertvector(sum[v][m], vf),
+                                        scale * in_all(&row.scale), acc[v][m]);
+                    }
+                    if constexpr (F::MIN) {
+                        vf min = scales[v].min_of(block, group);
+#pragma GCC unroll 8
+                        for (int m = 0; m < M; m++) {
+                            const RowBlock &row = blocks[m * num_blocks];
+                            const float &of_row = row.sums[F::GROUPS == 1 ? 0 : 1 + group];
+                            acc[v][m] = fma(min, in_all(&of_row), acc[v][m]);
+                        }
+                    }
+                }
+            }
+            planes += F::QUANT_BYTES;
+            bytes += BLOCK;
+            blocks++;
+        }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++)
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) store(tile + m * COLUMNS + column + v * W, acc[v][m]);
+}
+
+template <class F, int M>
+inline void block_rows(const uint8_t *panel, int64_t k, const int8_t *bytes, const RowBlock *blocks,
+                       float *tile) {
+    // One or two rows read the panel once; more find it in cache and need the registers.
+    constexpr int V = M <= 2 ? VECTORS : 1;
+    for (int first = 0; first < VECTORS; first += V)
+        block_columns<F, M, V>(panel, k, first, bytes, blocks, tile);
+}
+
+// Forms of 16 and 32 bits: the columns of one k side by side, P panels at once.
+inline vf load(const uint16_t *half) { return load_half(half); }
+
+template <class N, int M, int P>
+inline void block_numbers(const uint8_t *panel, int64_t panel_bytes, int64_t k, const float *x,
+                          float *tile) {
+    vf acc[P][VECTORS][M];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++)
+#pragma GCC unroll 8
+            for (int m = 0; m < M; m++) acc[p][v][m] = vf{};
+    for (int64_t i = 0; i < k; i++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) {
+                vf w = load((const N *)(panel + p * panel_bytes) + i * COLUMNS + v * W);
+#pragma GCC unroll 8
+                for (int m = 0; m < M; m++)
+                    acc[p][v][m] = fma(w, in_all(x + m * k + i), acc[p][v][m]);
+            }
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++)
+#pragma GCC unroll 8
+            for (int m = 0; m < M; m++) store(tile + (p * M + m) * COLUMNS + v * W, acc[p][v][m]);
+}
+
+// Calls f(std::integral_constant<int, n>) for n a power of 2 up to ROWS: each is code of its own for
+// every form, and all of it is compiled on the user's machine.
+template <class F>
+inline void with_rows(int64_t n, const F &f) {
+    if constexpr (ROWS > 1)
+        if (n == 1) return f(std::integral_constant<int, 1>{});
+    if constexpr (ROWS > 2)
+        if (n == 2) return f(std::integral_constant<int, 2>{});
+    if constexpr (ROWS > 4)
+        if (n == 4) return f(std::integral_constant<int, 4>{});
+    f(std::integral_constant<int, ROWS>{});
+}
+
+// How many of `left` rows to take next.
+inline int64_t next_of_rows(int64_t left) {
+    int64_t rows = ROWS;
+    while (rows > left) rows /= 2;
+    return rows;
+}
+
+// One stored matrix of a weight; the same fields as 64-bit numbers in Python.
+struct Part {
+    int64_t form;
+    const uint8_t *panels;
+    int64_t rows;    // of the stored matrix: columns of the result
+    int64_t column;  // the first in the result
+    int64_t count() const { return (rows + COLUMNS - 1) / COLUMNS; }
+};
+
+// Where a product goes: bfloat16 or float32 rows, and a bias in float32 or none.
+struct Result {
+    void *out;
+    int64_t is_bf16, stride;
+    const float *bias;
+
+    // `rows` rows of a tile to the columns of panel `index`.
+    void write(const Part &part, int64_t index, int64_t row, int64_t rows, const float *tile) const {
+        const int64_t column = part.column + index * COLUMNS;
+        const int64_t columns = std::min<int64_t>(COLUMNS, part.rows - index * COLUMNS);
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t at = (row + r) * stride + column;
+            if (is_bf16)
+                put((bf16 *)out + at, tile + r * COLUMNS, column, columns);
+            else
+                put((float *)out + at, tile + r * COLUMNS, column, columns);
+        }
+    }
+    template <class T>
+    void put(T *to, const float *from, int64_t column, int64_t columns) const {
+        int64_t i = 0;
+        for (; i + W <= columns; i += W)
+            store(to + i, bias ? hr::load(from + i) + hr::load(bias + column + i) : hr::load(from + i));
+        for (; i < columns; i++) from_float(bias ? from[i] + bias[column + i] : from[i], to + i);
+    }
+};
+
+// Rows of a product: bytes and their blocks, and float32 for forms that take it.
+struct Rows {
+    int64_t tokens, k;
+    const int8_t *bytes;     // [tokens, k], or by tiles
+    const RowBlock *blocks;  // [tokens, k / 32]
+    const float *numbers;    // [tokens, k]
+    const float *tiled;      // null: not by tiles; see `Tiled`
+};
+
+template <class F>
+void sweep_blocks(const Part &part, int64_t begin, int64_t end, const Rows &x, const Result &result) {
+    const int64_t bytes = F::panel_bytes(x.k), num_blocks = x.k / BLOCK;
+    const int64_t group = x.tokens <= ROWS ? 1 : std::max<int64_t>(1, GROUP_BYTES / bytes);
+    alignas(64) float tile[ROWS * COLUMNS];
+    for (int64_t first = begin; first < end; first += group)
+        for (int64_t row = 0, n; row < x.tokens; row += n) {
+            n = next_of_rows(x.tokens - row);
+            for (int64_t i = first; i < std::min(end, first + group); i++) {
+                with_rows(n, [&](auto rows) {
+                    block_rows<F, rows()>(part.panels + i * bytes, x.k, x.bytes + row * x.k,
+                                          x.blocks + row * num_blocks, tile);
+                });
+                result.write(part, i, row, n, tile);
+            }
+        }
+}
+
+template <class N>
+void sweep_numbers(const Part &part, int64_t begin, int64_t end, const Rows &x, const Result &result) {
+    const int64_t bytes = (x.k * COLUMNS * (int64_t)sizeof(N) + 63) / 64 * 64;
+    const int64_t group = x.tokens <= ROWS ? 1 : std::max<int64_t>(1, GROUP_BYTES / bytes);
+    // One row's few sums would wait for one another: take several panels.
+    constexpr int TOGETHER = W == 16 ? 4 : 2;
+    alignas(64) float tile[ROWS * COLUMNS * TOGETHER];
+    for (; x.tokens == 1 && begin + TOGETHER <= end; begin += TOGETHER) {
+        block_numbers<N, 1, TOGETHER>(part.panels + begin * bytes, bytes, x.k, x.numbers, tile);
+        for (int p = 0; p < TOGETHER; p++) result.write(part, begin + p, 0, 1, tile + p * COLUMNS);
+    }
+    for (int64_t first = begin; first < end; first += group)
+        for (int64_t row = 0, n; row < x.tokens; row += n) {
+            n = next_of_rows(x.tokens - row);
+            for (int64_t i = first; i < std::min(end, first + group); i++) {
+                with_rows(n, [&](auto rows) {
+                    block_numbers<N, rows(), 1>(part.panels + i * bytes, bytes, x.k,
+                                                x.numbers + row * x.k, tile);
+                });
+                result.write(part, i, row, n, tile);
+            }
+        }
+}
+
+#if defined(HR_AMX_BYTES)
+template <class F>
+void sweep_tiles(const Part &part, int64_t begin, int64_t end, const Rows &x, const Result &result) {
+    const int64_t bytes = F::panel_bytes(x.k), num_blocks = x.k / BLOCK, wide = x.k * COLUMNS;
+    const int64_t group = std::max<int64_t>(1, 2 * GROUP_BYTES / wide);
+    static thread_local Scratch memory;
+    int8_t *spread = (int8_t *)memory.get(std::min(group, end - begin) * wide);
+    alignas(64) float tile[TILE * COLUMNS];
+    configure_bytes<F>();
+    for (int64_t first = begin; first < end; first += group) {
+        const int64_t last = std::min(end, first + group);
+        for (int64_t i = first; i < last; i++)
+            for (int64_t block = 0; block < num_blocks; block++)
+                for (int g = 0; g < 8; g++) {
+                    vu word = signed_quants<F, vu>(part.panels + i * bytes + block * F::QUANT_BYTES, g, 0);
+                    std::memcpy(spread + (i - first) * wide + (block * 8 + g) * 64, &word, sizeof word);
+                }
+        for (int64_t row = 0; row < x.tokens; row += TILE)
+            for (int64_t i = first; i < last; i++) {
+                tile_rows<F>(x.bytes + row * x.k, x.tiled + row / TILE * num_blocks * Tiled::NUMBERS,
+                             spread + (i - first) * wide,
+                             part.panels + i * bytes + num_blocks * F::QUANT_BYTES, x.k, tile);
+                result.write(part, i, row, std::min<int64_t>(TILE, x.tokens - row), tile);
+            }
+    }
+    _tile_release();
+}
+
+#endif
+
+void sweep(const Part &part, int64_t begin, int64_t end, const Rows &x, const Result &result) {
+    switch (part.form) {
+        case F32: return sweep_numbers<float>(part, begin, end, x, result);
+        case F16: return sweep_numbers<uint16_t>(part, begin, end, x, result);
+        case BF16: return sweep_numbers<bf16>(part, begin, end, x, result);
+    }
+    with_form(part.form, [&](auto f) {
+#if defined(HR_AMX_BYTES)
+        if (x.tiled) return sweep_tiles<decltype(f)>(part, begin, end, x, result);
+#endif
+        sweep_blocks<decltype(f)>(part, begin, end, x, result);
+    });
+}
+
+// Bytes of one row, in row order or in tile order.
+template <class T>
+void quantize_row(const T *x, int64_t row, int64_t k, bool tiles, int8_t *bytes, RowBlock *blocks,
+                  float *tiled) {
+    const int64_t num_blocks = k / BLOCK;
+    for (int64_t i = 0; i < num_blocks; i++) {
+        if (!tiles) {
+            quantize_block(x + i * BLOCK, bytes + row * k + i * BLOCK, blocks + row * num_blocks + i);
+            continue;
+        }
+        const int64_t at = row / TILE * num_blocks + i, r = row % TILE;
+        RowBlock block;
+        quantize_block(x + i * BLOCK, bytes + (at * TILE + r) * BLOCK, &block);
+        float *numbers = tiled + at * Tiled::NUMBERS + r;
+        numbers[0] = block.scale;
+        for (int j = 0; j < 3; j++) numbers[(1 + j) * TILE] = block.sums[j];
+    }
+}
+
+template <class T>
+void linear_stored(const T *x, const Part *parts, int64_t num_parts, const Result &result,
+                   int64_t tokens, int64_t k, int64_t threads) {
+    bool any_blocks = false, any_numbers = false;
+    int64_t panels = 0;
+    for (int64_t i = 0; i < num_parts; i++) {
+        (parts[i].form <= BF16 ? any_numbers : any_blocks) = true;
+        panels += parts[i].count();
+    }
+    const bool tiles = any_blocks && uses_tiles(tokens);
+    const int64_t padded = tiles ? (tokens + TILE - 1) / TILE * TILE : tokens;
+    const int64_t num_blocks = (k + BLOCK - 1) / BLOCK;
+    auto rounded = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+    const int64_t size_bytes = any_blocks ? rounded(padded * k) : 0;
+    const int64_t size_scales = !any_blocks ? 0
+                                : tiles     ? rounded(padded / TILE * num_blocks * Tiled::NUMBERS * 4)
+                                            : rounded(tokens * num_blocks * sizeof(RowBlock));
+    const bool widen = any_numbers && sizeof(T) != 4;
+    const int64_t size_numbers = widen ? tokens * k * 4 : 0;
+    static thread_local Scratch memory;
+    char *at = memory.get(size_bytes + size_scales + size_numbers + 64);
+    int8_t *bytes = (int8_t *)at;
+    RowBlock *blocks = (RowBlock *)(at + size_bytes);
+    float *tiled = (float *)blocks, *numbers = (float *)(at + size_bytes + size_scales);
+    if (tiles && padded > tokens) {
+        // Rows that no result has; whatever bytes were left would do, but numbers may be NaNs.
+        const int64_t full = tokens / TILE * TILE;
+        std::memset(bytes + full * k, 0, TILE * k);
+        std::memset(tiled + full / TILE * num_blocks * Tiled::NUMBERS, 0, num_blocks * Tiled::NUMBERS * 4);
+    }
+    parallel(tokens, threads, tokens * k, [=](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) {
+            if (any_blocks) quantize_row(x + row * k, row, k, tiles, bytes, blocks, tiled);
+            for (int64_t i = 0; widen && i < k; i++) numbers[row * k + i] = to_float(x[row * k + i]);
+        }
+    });
+    const Rows rows{tokens, k, bytes, blocks, widen ? numbers : (const float *)x, tiles ? tiled : nullptr};
+    parallel(panels, threads, panels * COLUMNS * k, [&](int64_t begin, int64_t end) {
+        int64_t first = 0;  // panel of the part, among those of all parts
+        for (int64_t i = 0; i < num_parts; first += parts[i].count(), i++) {
+            const int64_t from = std::max(begin, first), to = std::min(end, first + parts[i].count());
+            if (from < to) sweep(parts[i], from - first, to - first, rows, result);
+        }
+    });
+}
+
+}  // namespace hr
+
+using namespace hr;
+
+// `x`, `out`: float32 or bfloat16; `parts`: `Part`s; `bias`: float32 or null.
+extern "C" void hr_stored_linear(int64_t is_bf16, const void *x, const void *parts, int64_t num_parts,
+                                 const void *bias, void *out, int64_t tokens, int64_t in,
+                                 int64_t out_features, int64_t threads) {
+    const int64_t size = is_bf16 ? 2 : 4;
+    for (int64_t row = 0; row < tokens; row += MAX_TOKENS) {
+        const int64_t count = std::min(MAX_TOKENS, tokens - row);
+        const char *from = (const char *)x + row * in * size;
+        const Result result{(char *)out + row * out_features * size, is_bf16, out_features,
+                            (const float *)bias};
+        if (is_bf16)
+            linear_stored((const bf16 *)from, (const Part *)parts, num_parts, result, count, in, threads);
+        else
+            linear_stored((const float *)from, (const Part *)parts, num_parts, result, count, in, threads);
+    }
+}

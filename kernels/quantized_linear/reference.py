@@ -1,0 +1,55 @@
+"""Products in plain torch with the dequantized weight; nothing of `x` is rounded to 8 bits.
+
+The weight is widened to float32 once: 4 bytes a value beside what was stored.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.quantized_linear import QuantizedLinear, StoredMatrix
+from kernels.quantized_linear.decode import decode
+
+
+class DequantizedLinear(QuantizedLinear):
+    """The stored bytes, and the float32 matrix they stand for."""
+
+    implementation = "reference"
+
+    def __init__(
+        self, parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None
+    ) -> None:
+        super().__init__(parts, in_features)
+        self.bias = bias
+        self._parts = list(parts)
+        self._weight = self._decoded()
+
+    def _decoded(self) -> Tensor:
+        return torch.cat([decode(part.form, part.data) for part in self._parts])
+
+    @property
+    def size_bytes(self) -> int:
+        bias = 0 if self.bias is None else self.bias.nbytes
+        return self._weight.nbytes + sum(part.data.nbytes for part in self._parts) + bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return functional.linear(x.float(), self._weight, bias).to(x.dtype)
+
+    def rows(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        return functional.embedding(ids, self._weight).to(dtype)
+
+    def stored(self) -> list[StoredMatrix]:
+        return list(self._parts)
+
+    def repack_stored(self, parts: Sequence[StoredMatrix]) -> None:
+        self.check_same(parts)
+        self._parts = list(parts)
+        self._weight.copy_(self._decoded())
+
+
+def pack(parts: Sequence[StoredMatrix], in_features: int, bias: Tensor | None) -> DequantizedLinear:
+    """Widen the parts; see `kernels.quantized_linear.pack`."""
+    return DequantizedLinear(parts, in_features, bias)
