@@ -9,7 +9,7 @@ WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of processes; each would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install install-dev serve chat test test-fast test-gpu test-clients check format bench docs clean help
+.PHONY: install install-dev serve chat test test-fast test-gpu test-real test-clients check format bench docs clean help
 
 install: $(VENV)/installed  ## Headrace in .venv
 
@@ -55,6 +55,10 @@ test-fast: install-dev  ## the quick tests, in under two minutes on two cores
 # One process: the GPU is not shared.
 test-gpu: install-dev  ## the tests of what a GPU computes, on a machine with one or two
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
+
+test-real: install-dev  ## the tests with three real GGUF models, which it fetches (840 MB)
+	$(BIN)/python -m tools.real_models
+	$(BIN)/python -m pytest -n 0 tests/real $(ARGS)
 
 # Clients exclude one another's dependencies: tests/clients/environments.py makes one for each.
 test-clients: install-dev  ## the tests with real clients, installed apart; make test-clients ARGS="litellm outlines"

@@ -21,8 +21,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROG,
         description="Say what this machine offers, and what a model needs of it: weights, KV pool, "
-        "longest context, concurrent requests. The numbers come from config.json alone. The exit "
-        "status is 1 when something prevents a start.",
+        "longest context, concurrent requests. The numbers come from config.json, or from a GGUF "
+        "file's header, alone. The exit status is 1 when something prevents a start.",
+        usage=f"{PROG} [MODEL] [-h] [--config FILE] [--json] [options of headrace serve]",
         epilog="Every option of `headrace serve` may be given too, such as --model-path, --dtype, "
         "--mem-fraction-static, --tp-size; without a model the demo model is looked at.",
         # An abbreviation here could be a whole option of the server.
@@ -40,6 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Print the report; 1 when something prevents a start."""
+    if argv and not argv[0].startswith("-"):
+        # A positional of the parser would take the values of the server's options, too.
+        argv = ["--model-path", *argv]
     options, rest = build_parser().parse_known_args(argv)
     # The report says what logs would.
     logging.getLogger().addHandler(logging.NullHandler())

@@ -11,6 +11,7 @@ from pathlib import Path
 from headrace.doctor.findings import Model, Problem, Report
 from headrace.doctor.machine import read_libraries, read_machine
 from runtime.checkpoint.check import check_model_folder
+from runtime.checkpoint.gguf.files import is_gguf
 from runtime.checkpoint.model_spec import ModelSpec, PagedState
 from runtime.config.options import ServerConfig
 from runtime.errors import StartupError
@@ -66,7 +67,7 @@ def examine(config: ServerConfig, config_file: Path | None = None) -> Report:
 def _check_files(report: Report, config: ServerConfig, folder: Path, spec: ModelSpec) -> None:
     """Look at weights and tokenizer, where they lie on this machine."""
     path = config.model.model_path
-    if path is None or not Path(path).expanduser().is_dir():
+    if path is None or not (is_gguf(folder) or Path(path).expanduser().is_dir()):
         report.notes.append("The hub's weights and tokenizer were not looked at, only config.json.")
         return
     if config.model.load_format != "dummy":
@@ -83,7 +84,7 @@ def _describe(resolved: Resolved, spec: ModelSpec) -> Model:
         architecture=spec.architecture,
         gives=spec.gives,
         num_parameters=spec.num_parameters,
-        stored_dtype=spec.dtype,
+        stored_dtype=spec.dtype if spec.quantization is None else spec.quantization.description,
         layer_states=dict(Counter(map(_state_name, spec.layer_states))),
         device=worker.device,
         dtype=worker.dtype,

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.checkpoint.headers import TensorInfo, read_header, read_tensor_infos
-from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.gguf.files import is_gguf
+from runtime.checkpoint.headers import read_header, read_tensor_infos
+from runtime.checkpoint.model_spec import FLOATS, ModelSpec, WeightSpec
+from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 
 # Types we cast from, and the type a model of them runs in.
@@ -55,23 +57,32 @@ def check_model_folder(folder: Path, model: ModelSpec) -> CheckpointSummary:
         if info.shape != specs[name].shape
     ]
     wrong_type = [
-        f"{name} is {info.dtype}" for name, info in used.items() if info.dtype not in _FLOAT_DTYPES
+        f"{name} is {info.dtype}"
+        for name, info in used.items()
+        if info.dtype not in specs[name].dtypes
     ]
     problems = [
         describe("missing", missing),
         describe("of the wrong shape", wrong_shape),
-        describe("not of a floating type", wrong_type),
+        describe(_allowed(specs.values()), wrong_type),
         describe("unexpected", unexpected),
     ]
     if any(problems):
+        words = "metadata describes" if is_gguf(folder) else "config.json describes"
         raise StartupError(
-            f"The weights in {folder} do not fit {model.architecture} as its config.json"
-            f" describes it: {'; '.join(filter(None, problems))}"
+            f"The weights in {folder} do not fit {model.architecture} as its {words} it:"
+            f" {'; '.join(filter(None, problems))}"
         )
     sizes: Counter[str] = Counter()
     for info in used.values():
-        sizes[_FLOAT_DTYPES[info.dtype]] += info.size_bytes
+        sizes[_FLOAT_DTYPES.get(info.dtype, model.dtype)] += info.size_bytes
     return CheckpointSummary(sizes.total(), sizes.most_common(1)[0][0], used)
+
+
+def _allowed(weights: Iterable[WeightSpec]) -> str:
+    if all(weight.dtypes == FLOATS for weight in weights):
+        return "not of a floating type"
+    return "not stored as its scheme of quantization says"
 
 
 def describe(problem: str, names: Iterable[str]) -> str:

@@ -47,9 +47,8 @@ def common_fields(config: Keys, generation: Keys) -> dict[str, Any]:
     """The fields of `ModelSpec` that all families read alike; without `context_len`.
 
     Raises:
-        StartupError: a number that is missing or absurd, or quantized weights; one line.
+        StartupError: a number that is missing or absurd; one line.
     """
-    _refuse_quantized(config)
     vocab_size = config.integer("vocab_size", MAX_VOCAB)
     bos = config.token_ids("bos_token_id")
     return {
@@ -75,16 +74,6 @@ def read_architecture(config: Keys) -> str:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise config.error("architectures", "a list with a class name, such as LlamaForCausalLM")
     return names[0]
-
-
-def _refuse_quantized(config: Keys) -> None:
-    quantization = config.mapping("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown")
-        raise StartupError(
-            f"{config.source}: weights quantized with {method!r} are not supported;"
-            " use a bfloat16, float16 or float32 checkpoint"
-        )
 
 
 def _eos_token_ids(config: Keys, generation: Keys, vocab_size: int) -> tuple[int, ...]:

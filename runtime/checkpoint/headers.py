@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 import os
 import struct
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from runtime.checkpoint.gguf.files import is_gguf
+from runtime.checkpoint.gguf.tensors import gguf_tensor_infos
 from runtime.checkpoint.header_json import Reader, entries
 from runtime.checkpoint.json_file import read_json_object
 from runtime.checkpoint.regular_file import open_regular
+from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
 
 SINGLE_FILE = "model.safetensors"
@@ -33,35 +35,15 @@ DTYPE_BITS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TensorInfo:
-    """One tensor of a checkpoint.
-
-    Attributes:
-        dtype: safetensors' name, such as `BF16`.
-        start, end: byte range in the file.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
-    start: int
-    end: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes on disk."""
-        return self.end - self.start
-
-
 def read_tensor_infos(folder: Path) -> dict[str, TensorInfo]:
-    """Read the headers of all weight files of `folder`.
+    """Read the headers of all weight files of `folder`, which may be a GGUF file.
 
     Raises:
         StartupError: no weights, pickled weights only, a shard that is missing, truncated or
             malformed, a tensor in two files; one line each.
     """
+    if is_gguf(folder):
+        return gguf_tensor_infos(folder)
     tensors: dict[str, TensorInfo] = {}
     for path in weight_files(folder):
         for info in read_header(path):
@@ -102,7 +84,9 @@ def weight_files(folder: Path) -> list[Path]:
             " they can run code; convert to safetensors: load with transformers, then"
             " `save_pretrained`"
         )
-    raise StartupError(f"{folder} has no weights: expected {SINGLE_FILE} or {INDEX_FILE}")
+    raise StartupError(
+        f"{folder} has no weights: expected {SINGLE_FILE}, {INDEX_FILE} or a GGUF file"
+    )
 
 
 def read_header(path: Path) -> list[TensorInfo]:

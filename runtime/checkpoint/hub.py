@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from runtime.checkpoint.gguf.files import SUFFIX, find_gguf, is_gguf, parts_of
 from runtime.checkpoint.headers import weight_files
 from runtime.errors import StartupError
 
@@ -43,6 +44,8 @@ class RepositoryNotFound(StartupError):
         self.repo_id = repo_id
 
 
+# Names of GGUF types and their mixtures, as hubs write them behind a colon.
+_QUANTIZATION = re.compile(r"(UD-)?(I?Q\d\w*|T?Q\d_\d|F16|F32|BF16|MXFP4\w*)", re.IGNORECASE)
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -66,10 +69,11 @@ def resolve_model_folder(
     only_config: bool = False,
     may_download: bool = True,
 ) -> Path:
-    """Return the folder of a model, downloading it when it is on the hub and not yet cached.
+    """Return the folder of a model, or its GGUF file; downloads what is on the hub and not cached.
 
     Args:
-        path_or_id: a local folder, `owner/name` on the hub, or a demo model's name.
+        path_or_id: a local folder, a GGUF file, `owner/name` on the hub, or a demo model's name; a
+            folder or a hub id may end in a quantization, as in `owner/name:Q4_K_M`.
         revision: branch, tag or commit on the hub; a local folder has none.
         only_config: whether `config.json` will do, without weights and tokenizer.
         may_download: whether the hub is asked for what is not cached.
@@ -81,17 +85,10 @@ def resolve_model_folder(
         raise StartupError(
             f"{path_or_id[:64]}... is not a folder: its name has {len(path_or_id)} characters"
         )
-    try:
-        folder = Path(path_or_id).expanduser()
-        if path_or_id and folder.is_dir():
-            return folder
-        is_file = folder.is_file()
-    # A part of it is too long, or it holds a null byte, or `~nobody`.
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise StartupError(f"{path_or_id[:256]!r} is not a folder: {reason}") from error
-    if is_file:
-        raise StartupError(f"{path_or_id} is a file; give the folder that holds config.json")
+    named, quantization = _split(path_or_id)
+    local = _local_model(path_or_id, named, quantization)
+    if local is not None:
+        return local
     if path_or_id in DEMO_MODELS:
         demo = DEMO_MODELS[path_or_id]
         if not (demo / "config.json").is_file():
@@ -99,20 +96,72 @@ def resolve_model_folder(
                 f"{path_or_id}: this demo model is not installed; there is no {demo}"
             )
         return demo
-    if _HUB_ID.fullmatch(path_or_id) is None:
+    if _HUB_ID.fullmatch(named) is None:
         raise StartupError(f"{path_or_id or 'an empty path'} is not a folder")
     patterns = CONFIG_PATTERNS if only_config else ALLOW_PATTERNS
-    cached = _cached_folder(path_or_id, revision)
+    if quantization:
+        patterns = [f"*{quantization}*{SUFFIX}"]
+    cached = _cached_folder(named, revision, quantization)
     if cached is None and not may_download:
         raise RepositoryNotFound(
             path_or_id,
             "no such local folder, it is not in the cache, and nothing is fetched here without "
             "--allow-weights-download",
         )
-    return cached or _download(path_or_id, revision, patterns)
+    if cached is not None:
+        return cached
+    folder = _download(named, revision, patterns)
+    return _gguf_in(folder, quantization) if quantization else _model_in(folder)
 
 
-def _cached_folder(repo_id: str, revision: str | None) -> Path | None:
+def _split(path_or_id: str) -> tuple[str, str]:
+    """The name ahead of a quantization, and that; it is empty where there is none."""
+    named, _, quantization = path_or_id.rpartition(":")
+    if named and _QUANTIZATION.fullmatch(quantization):
+        return named, quantization
+    return path_or_id, ""
+
+
+def _local_model(path_or_id: str, named: str, quantization: str) -> Path | None:
+    """The folder or the GGUF file that a name means on this machine.
+
+    Raises:
+        StartupError: it means something else, or no path can be called so.
+    """
+    try:
+        path = Path(path_or_id).expanduser()
+        if path_or_id and path.is_dir():
+            return _model_in(path)
+        if quantization and (folder := Path(named).expanduser()).is_dir():
+            return _gguf_in(folder, quantization)
+        is_file = path.is_file()
+    # A part of it is too long, or it holds a null byte, or `~nobody`.
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise StartupError(f"{path_or_id[:256]!r} is not a folder: {reason}") from error
+    if is_file and is_gguf(path):
+        return parts_of(path)[0]
+    if is_file:
+        raise StartupError(
+            f"{path_or_id} is a file; give the folder that holds config.json, or a GGUF file"
+        )
+    return None
+
+
+def _model_in(folder: Path) -> Path:
+    """A folder, or the GGUF file in it where that is all that it has."""
+    if any(folder.glob("*.safetensors")):
+        return folder
+    return find_gguf(folder) or folder
+
+
+def _gguf_in(folder: Path, quantization: str) -> Path:
+    found = find_gguf(folder, quantization)
+    assert found is not None, "it names what is missing"
+    return found
+
+
+def _cached_folder(repo_id: str, revision: str | None, quantization: str = "") -> Path | None:
     """Return the cached copy if it is complete; asks nobody."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
@@ -127,6 +176,10 @@ def _cached_folder(repo_id: str, revision: str | None) -> Path | None:
                 ignore_patterns=IGNORE_PATTERNS,
             )
         )
+        model = _gguf_in(folder, quantization) if quantization else _model_in(folder)
+        if is_gguf(model):
+            parts_of(model)
+            return model
         weight_files(folder)
     # LocalEntryNotFoundError is an OSError; an interrupted download leaves a part of the files.
     except (OSError, HFValidationError, StartupError):

@@ -22,6 +22,8 @@ from runtime.checkpoint.vision_spec import VisionSpec
 Gives = Literal["tokens", "vectors", "scores"]
 # What a weight is; norms multiply by theirs, zero-centered ones by 1 more.
 WeightKind = Literal["matrix", "bias", "norm", "zero_centered_norm"]
+# Types of plain numbers that every weight may be stored in, as safetensors calls them.
+FLOATS = ("F32", "F64", "F16", "BF16")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class WeightSpec:
         target: our parameter, such as `model.layers.0.self_attn.qkv_proj.weight`.
         shard: which part of the parameter (`q`, `gate`, ...); empty when it is all of it.
         kind: what it is, for initial values of dummy weights.
+        dtypes: types that it may be stored in.
     """
 
     name: str
@@ -41,6 +44,43 @@ class WeightSpec:
     target: str
     shard: str = ""
     kind: WeightKind = "matrix"
+    dtypes: tuple[str, ...] = FLOATS
+
+
+class Quantization(ABC):
+    """How a model's matrices are stored, where that is not as plain numbers: a method's front half.
+
+    The device half, which makes parameters and products of the same tensors, is the registry's:
+    `runtime.models.quantization`.
+
+    Attributes:
+        method: name in the registry.
+    """
+
+    method: str
+
+    @abstractmethod
+    def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
+        """The stored tensors of a weight: itself where the method leaves it as it is.
+
+        Their targets name the same layer. The parameters that they name there are those that the
+        device half makes.
+        """
+
+    @abstractmethod
+    def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
+        """Bytes that a weight takes on a device, whole.
+
+        Args:
+            weight: as a family lists it.
+            itemsize: bytes of a number of the type that the model is computed in.
+            device: `cpu` or `cuda`.
+        """
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What matrices are stored in, for people: `GGUF: 210 matrices in Q4_1`."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +156,7 @@ class ModelSpec(ABC):
         labels: names of the scores, in order.
         score_activation: of a model with one score, what makes a relevance of it.
         vision: how it takes images; `None` where it sees none.
+        quantization: how its matrices are stored; `None` for plain numbers.
     """
 
     architecture: str
@@ -136,15 +177,24 @@ class ModelSpec(ABC):
     labels: tuple[str, ...] = ()
     score_activation: ScoreActivation = "sigmoid"
     vision: VisionSpec | None = None
+    quantization: Quantization | None = None
+
+    @cached_property
+    def logical_weights(self) -> Sequence[WeightSpec]:
+        """Every weight as the model multiplies by it, in the order of the layers."""
+        return (*self._list_weights(), *head_weights(self.pooling))
 
     @cached_property
     def weights(self) -> Sequence[WeightSpec]:
         """Every tensor that the checkpoint must have, in the order of the layers."""
-        return (*self._list_weights(), *head_weights(self.pooling))
+        if self.quantization is None:
+            return self.logical_weights
+        expand = self.quantization.expand
+        return tuple(stored for weight in self.logical_weights for stored in expand(weight))
 
     @abstractmethod
     def _list_weights(self) -> Sequence[WeightSpec]:
-        """Those of `weights` that are the family's; the layers behind the pooling are not."""
+        """The weights of the family; the layers behind the pooling are not among them."""
 
     def canonical(self, name: str) -> str:
         """Return the name in `weights` of a checkpoint's tensor.
@@ -205,7 +255,19 @@ class ModelSpec(ABC):
     @property
     def num_parameters(self) -> int:
         """Numbers in all weights."""
-        return sum(math.prod(spec.shape) for spec in self.weights)
+        return sum(math.prod(spec.shape) for spec in self.logical_weights)
+
+    def weight_bytes(self, itemsize: int, device: str) -> int:
+        """Bytes of all weights on a device.
+
+        Args:
+            itemsize: bytes of a number of the type that the model is computed in.
+            device: `cpu` or `cuda`.
+        """
+        if self.quantization is None:
+            return self.num_parameters * itemsize
+        kept = self.quantization.kept_bytes
+        return sum(kept(weight, itemsize, device) for weight in self.logical_weights)
 
     @property
     def num_active_parameters(self) -> int:

@@ -22,7 +22,7 @@ class RopeConfig:
     """
 
     theta: float = 10000.0
-    scaling: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    scaling: Literal["default", "linear", "dynamic", "llama3", "yarn", "factors"] = "default"
     parameters: dict[str, Any] = field(default_factory=dict)
 
 
@@ -73,6 +73,13 @@ def read_rope(
         original = int(numbers["original_max_position_embeddings"])
         context_len = max(max_positions, _stretched(original, float(numbers["factor"])))
         return RopeConfig(theta=theta, scaling="yarn", parameters=numbers), context_len
+    if kind == "factors":
+        # Llama 3's and others', worked out: a GGUF file has the results and not the rule.
+        factors = rope.values.get("factors")
+        if not isinstance(factors, list) or not all(isinstance(one, float) for one in factors):
+            raise rope.error("factors", "a number for each angle")
+        parameters = {"factors": factors}
+        return RopeConfig(theta=theta, scaling="factors", parameters=parameters), max_positions
     raise rope.error(
         "rope_type" if rope.values.get("rope_type") else "type",
         "one of default, linear, dynamic, llama3, yarn",

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.checkpoint.gguf.files import is_gguf
 from runtime.checkpoint.hub import is_local, resolve_model_folder
 from runtime.errors import StartupError
 
@@ -14,6 +15,8 @@ from runtime.errors import StartupError
 def default_root(model_folder: Path) -> Path:
     """Where a model's neighbours lie; the folder itself where that would be everything."""
     folder = model_folder.absolute()
+    if is_gguf(folder):
+        folder = folder.parent
     return folder if folder.parent == Path(folder.anchor) else folder.parent
 
 
@@ -45,7 +48,9 @@ class WeightRoots:
         if named.is_absolute() and not self._hold(Path(os.path.normpath(named))):
             raise self._refused(path_or_id)
         folder = resolve_model_folder(path_or_id, may_download=False)
-        if not self._hold(folder.resolve()):
+        # The hub's cache has links to files elsewhere, in folders that are not links.
+        real = folder.parent.resolve() if is_gguf(folder) else folder.resolve()
+        if not self._hold(real):
             raise self._refused(path_or_id)
         return folder
 

@@ -40,7 +40,7 @@ class ModelArgs:
 
     model_path: str | None = option(
         None,
-        "Folder or hub id of the model; the bundled demo model when absent.",
+        "Folder, GGUF file or hub id of the model; the bundled demo model when absent.",
         aliases=("--model",),
     )
     tokenizer_path: str | None = option(None, "Folder of the tokenizer; the model's when absent.")

@@ -38,7 +38,7 @@ def least_weight_bytes(spec: ModelSpec, context: BuildContext) -> int:
 
     Embeddings are whole on each rank, and a layout for the device's kernels may hold a copy.
     """
-    return spec.num_parameters * context.dtype.itemsize // context.tp_size
+    return spec.weight_bytes(context.dtype.itemsize, context.device.type) // context.tp_size
 
 
 def require_room(spec: ModelSpec, context: BuildContext) -> None:

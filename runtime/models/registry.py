@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from runtime.checkpoint.config_keys import read_architecture, read_config
+from runtime.checkpoint.gguf.config import gguf_configs
+from runtime.checkpoint.gguf.files import is_gguf
 from runtime.checkpoint.json_file import Keys
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.checkpoint.pooling_config import Pooling, read_pooling
@@ -21,6 +23,7 @@ from runtime.checkpoint.text_limit import read_text_limit
 from runtime.checkpoint.text_prompts import read_prompts
 from runtime.config.registry import load_object
 from runtime.errors import StartupError
+from runtime.models.quantization.registry import read_quantization
 
 if TYPE_CHECKING:
     from runtime.models.model import Model
@@ -108,7 +111,7 @@ def read_model_spec(
 
     Args:
         folder: local, with `config.json` and perhaps `generation_config.json`; or the file that
-            stands for the first, the second beside it.
+            stands for the first, the second beside it; or a GGUF file.
         overrides: top-level keys that replace those of `config.json`.
         is_embedding: whether a model that generates text is wanted for vectors of texts instead.
 
@@ -116,10 +119,14 @@ def read_model_spec(
         StartupError: no such file, an unsupported architecture or feature, a number that is
             missing or absurd; one line that names the key.
     """
-    config, generation = read_config(folder, overrides)
+    config, generation = _read_words(folder, overrides)
     family = _find(read_architecture(config), brings_code="auto_map" in config.values)
     read = cast("Callable[[Keys, Keys], ModelSpec]", load_object(family.spec))
-    spec = replace(read(config, generation), overrides=overrides or {})
+    spec = replace(
+        read(config, generation),
+        overrides=overrides or {},
+        quantization=read_quantization(folder, config),
+    )
     if family.head:
         with_head = cast("Callable[[ModelSpec, Keys], ModelSpec]", load_object(family.head))
         spec = replace(
@@ -138,6 +145,13 @@ def read_model_spec(
         limit, prompts = read_text_limit(folder), read_prompts(folder)
         return replace(spec, pooling=pooling, text_limit=limit, prompts=prompts)
     return spec
+
+
+def _read_words(folder: Path, overrides: dict[str, Any] | None) -> tuple[Keys, Keys]:
+    if not is_gguf(folder):
+        return read_config(folder, overrides)
+    config, generation = gguf_configs(folder)
+    return Keys(str(folder), {**config, **(overrides or {})}), Keys(str(folder), generation)
 
 
 def model_class(spec: ModelSpec) -> type[Model]:

@@ -14,12 +14,14 @@ from tokenizers import AddedToken, Encoding, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
+from runtime.checkpoint.gguf.files import is_gguf
 from runtime.checkpoint.json_file import read_json_object
 from runtime.errors import InvalidRequest, StartupError
 from runtime.text.chat_template_files import read_chat_template
+from runtime.text.gguf_tokenizer import gguf_tokenizer
 from runtime.text.tokenizer_conversion import converted_tokenizer_file
 
-# `transformers` writes 1e30 where a tokenizer knows no limit; no context is this long.
+# No context is this long: `transformers` writes 1e30 where a tokenizer knows no limit.
 _MAX_PLAUSIBLE_LENGTH = 10**9
 _NAMED_TOKENS = (
     "bos_token",
@@ -45,10 +47,7 @@ _CLEAN_UPS = (
 )
 
 
-_MISSING = (
-    "This server has no tokenizer (--skip-tokenizer-init): send the prompt as input_ids and read "
-    "output_ids."
-)
+_MISSING = "This server has no tokenizer (--skip-tokenizer-init): send input_ids, read output_ids."
 
 
 def clean_up_spaces(text: str) -> str:
@@ -116,12 +115,14 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Load the tokenizer of a model folder.
+        """Load the tokenizer of a model folder, or of a GGUF file.
 
         Raises:
             StartupError: no tokenizer there that can be read.
         """
         folder = Path(folder)
+        if is_gguf(folder):
+            return cls(*gguf_tokenizer(folder))
         path = folder / "tokenizer.json"
         if not path.is_file():
             path = converted_tokenizer_file(folder)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from torch import Tensor
 
 from runtime.checkpoint.check import describe
 from runtime.checkpoint.model_spec import WeightSpec
 from runtime.errors import StartupError
-from runtime.models.layers.parameter import WeightHolder, WeightShard
+from runtime.models.layers.parameter import WeightHolder
 from runtime.models.model import Model
 
 
@@ -48,13 +49,15 @@ def load_weights(
         raise
 
 
-def shards_of(model: Model) -> dict[str, WeightShard]:
-    """Return which part of each checkpoint tensor this rank takes, by the tensor's name."""
+def shards_of(model: Model) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Return what cuts this rank's part out of each checkpoint tensor, by the tensor's name."""
     holders = dict(model.holders())
-    found = {}
+    found: dict[str, Callable[[Tensor], Tensor]] = {}
     for spec in model.spec.weights:
         holder_name, _, parameter = spec.target.rpartition(".")
-        found[spec.name] = dict(holders[holder_name].parameters())[parameter].shards[spec.shard]
+        found[spec.name] = partial(
+            dict(holders[holder_name].parameters())[parameter].cut, spec.shard
+        )
     return found
 
 
@@ -83,12 +86,9 @@ class _Fill:
         shards = self.open[holder_name]
         holder = self.holders[holder_name]
         parameter = dict(holder.parameters())[parameter_name]
-        if tuple(tensor.shape) not in (spec.shape, parameter.shards[spec.shard].local_shape):
-            raise StartupError(
-                f"Tensor {name!r} is {list(tensor.shape)}, expected {list(spec.shape)}"
-            )
-        if not tensor.is_floating_point():
-            raise StartupError(f"Tensor {name!r} is {tensor.dtype}, expected a floating type")
+        problem = parameter.problem(spec, tensor)
+        if problem:
+            raise StartupError(f"Tensor {name!r} is {problem}")
         if self.before is not None and len(shards) == self.sizes[holder_name]:
             self.before(holder_name, holder)
         if shards.pop((parameter_name, spec.shard), None) is None:

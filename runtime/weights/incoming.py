@@ -17,8 +17,8 @@ from torch import Tensor
 from runtime.checkpoint.headers import read_header
 from runtime.errors import InvalidRequest
 from runtime.ipc.weight_messages import CudaHandle
+from runtime.weights.stored_tensors import DTYPES as FILE_DTYPES
 from runtime.weights.update_group import DTYPES, first_line, size_bytes, tensor_at
-from runtime.weights.weight_files import DTYPES as FILE_DTYPES
 from runtime.weights.weight_files import read_tensors
 
 SHARED_MEMORY = Path("/dev/shm")

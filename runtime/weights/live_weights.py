@@ -177,7 +177,7 @@ class LiveWeights:
             InvalidRequest: no such weight.
         """
         self._check_present()
-        tensor, shard = self._part(self._spec(name))
+        tensor, shard = self._part(self._spec(name), as_numbers=True)
         if shard.num_blocks > 1:
             # The first rows are of the first block: they are cut once the ranks' parts are joined.
             num_rows = shard.num_rows
@@ -196,11 +196,12 @@ class LiveWeights:
             param="name",
         )
 
-    def _part(self, spec: WeightSpec) -> tuple[Tensor, WeightShard]:
+    def _part(self, spec: WeightSpec, *, as_numbers: bool = False) -> tuple[Tensor, WeightShard]:
         holder_name, _, parameter_name = spec.target.rpartition(".")
         holder = self._holders[holder_name]
         shard = dict(holder.parameters())[parameter_name].shards[spec.shard]
-        return holder.part(parameter_name, spec.shard), shard
+        read = holder.values if as_numbers else holder.part
+        return read(parameter_name, spec.shard), shard
 
     # ---- a trainer's tests ----
 
@@ -235,7 +236,7 @@ class LiveWeights:
         self._check_present()
         self._source = None
         for holder in self._holders.values():
-            self._put(holder, {name: t.normal_() for name, t in _copies(holder).items()})
+            self._put(holder, {name: _noise(t) for name, t in _copies(holder).items()})
             self._beat()
 
     # ---- memory ----
@@ -314,8 +315,12 @@ class LiveWeights:
     @staticmethod
     def _put(holder: WeightHolder, saved: _Saved) -> None:
         for name, parameter in holder.parameters():
-            parameter.allocate().copy_(saved[name])
+            parameter.restore(saved[name])
         holder.finalize([])
+
+
+def _noise(tensor: Tensor) -> Tensor:
+    return tensor.normal_() if tensor.is_floating_point() else tensor.random_()
 
 
 def _copies(holder: WeightHolder) -> _Saved:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint.check import check_model_folder
-from runtime.checkpoint.model_spec import ModelSpec
+from runtime.checkpoint.model_spec import ModelSpec, WeightSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.model import Model
+from runtime.models.quantization.registry import device_method
 from runtime.models.registry import model_class
 from runtime.weights.fill import load_weights, shards_of
 from runtime.weights.read_tensors import checkpoint_tensors
@@ -63,7 +64,18 @@ def load_model(
 
 def build_model(spec: ModelSpec, context: BuildContext) -> Model:
     """Build the layers of the model that `spec` describes, without weights."""
-    return model_class(spec)(spec, context)
+    model = model_class(spec)(spec, context)
+    if spec.quantization is None:
+        return model
+    method = device_method(spec.quantization)
+    weights: dict[str, dict[str, dict[str, WeightSpec]]] = {}
+    for weight in spec.logical_weights:
+        holder_name, _, parameter = weight.target.rpartition(".")
+        weights.setdefault(holder_name, {}).setdefault(parameter, {})[weight.shard] = weight
+    for name, holder in model.holders():
+        holder.store(method, weights.get(name, {}))
+    method.report()
+    return model
 
 
 def dummy_tensors(spec: ModelSpec, seed: int, device: torch.device) -> Iterator[tuple[str, Tensor]]:
@@ -72,7 +84,7 @@ def dummy_tensors(spec: ModelSpec, seed: int, device: torch.device) -> Iterator[
     They are made on `device`: a CPU would need a minute for what a GPU makes in a second.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    for weight in spec.weights:
+    for weight in spec.logical_weights:
         if weight.kind == "norm":
             yield weight.name, torch.ones(weight.shape, device=device)
         elif weight.kind in ("bias", "zero_centered_norm"):

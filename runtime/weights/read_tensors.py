@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import groupby
@@ -16,9 +16,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from runtime.checkpoint.check import CheckpointSummary
-from runtime.checkpoint.headers import TensorInfo
+from runtime.checkpoint.gguf.files import is_gguf
+from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
-from runtime.models.layers.parameter import WeightShard
+from runtime.weights.stored_tensors import as_tensor, map_file
 
 # One thread moves 3 to 6 GB/s from the page cache to a GPU, several about three times as much.
 _READERS = 4
@@ -27,13 +28,13 @@ _AHEAD_BYTES = 2 * 2**30
 
 
 def checkpoint_tensors(
-    summary: CheckpointSummary, device: torch.device, shards: Mapping[str, WeightShard]
+    summary: CheckpointSummary, device: torch.device, cuts: Mapping[str, Callable[[Tensor], Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a checked folder one by one, in the order of the bytes on disk.
 
     For the CPU they are views of the mapped file: use them before the next one, or copy. For a GPU
     several threads read and copy ahead, from as many shards as there are, and of each tensor only
-    the part in `shards`.
+    the part that `cuts` give.
 
     Raises:
         StartupError: a file changed since it was checked.
@@ -41,12 +42,17 @@ def checkpoint_tensors(
     if device.type == "cpu":
         yield from _views(summary.tensors)
     else:
-        yield from copies(summary.tensors, device, shards)
+        yield from copies(summary.tensors, device, cuts)
 
 
 def _views(infos: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Tensor]]:
     for path, of_file in groupby(infos.items(), key=lambda item: item[1].file):
         try:
+            if is_gguf(path):
+                mapped = map_file(path)
+                for name, info in of_file:
+                    yield name, as_tensor(mapped[info.start : info.end], info)
+                continue
             with safe_open(path, framework="pt", device="cpu") as file:
                 for name, info in of_file:
                     yield name, file.get_tensor(info.name)
@@ -57,7 +63,7 @@ def _views(infos: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Tensor]]:
 def copies(
     infos: Mapping[str, TensorInfo],
     device: torch.device,
-    shards: Mapping[str, WeightShard],
+    cuts: Mapping[str, Callable[[Tensor], Tensor]],
     ahead_bytes: int = _AHEAD_BYTES,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield copies on `device`, in the order of `infos`, made by several threads.
@@ -65,7 +71,7 @@ def copies(
     Args:
         infos: what to read, by the name it is wanted under.
         device: where to.
-        shards: by name, which part of a tensor is wanted; others are copied whole.
+        cuts: by name, what gives the part of a tensor that is wanted; others are copied whole.
         ahead_bytes: of copies that wait for their turn.
 
     Raises:
@@ -75,7 +81,11 @@ def copies(
         files: dict[Path, Any] = {}
         for path in dict.fromkeys(info.file for info in infos.values()):
             try:
-                files[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+                files[path] = (
+                    map_file(path)
+                    if is_gguf(path)
+                    else stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+                )
             except (SafetensorError, OSError) as error:
                 raise _unreadable(path, error) from error
 
@@ -84,12 +94,16 @@ def copies(
 
         def read(name: str, info: TensorInfo) -> Tensor:
             try:
-                with one_by_one:
-                    view: Tensor = files[info.file].get_tensor(info.name)
+                file = files[info.file]
+                if isinstance(file, Tensor):
+                    view = as_tensor(file[info.start : info.end], info)
+                else:
+                    with one_by_one:
+                        view = file.get_tensor(info.name)
             except (SafetensorError, OSError) as error:
                 raise _unreadable(info.file, error) from error
-            if name in shards:
-                view = shards[name].local_part(view)
+            if name in cuts:
+                view = cuts[name](view)
             return view.to(device, copy=True)
 
         pool = stack.enter_context(ThreadPoolExecutor(_READERS, thread_name_prefix="weights"))

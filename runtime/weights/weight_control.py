@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from runtime.checkpoint.check import check_model_folder
+from runtime.checkpoint.gguf.files import is_gguf
 from runtime.checkpoint.headers import read_tensor_infos
 from runtime.checkpoint.hub import RepositoryNotFound, resolve_model_folder
 from runtime.checkpoint.model_spec import ModelSpec
@@ -64,8 +65,16 @@ _FETCHING = OffloadPool("fetching of a model", workers=4, max_queued=16, timeout
 _READING = OffloadPool("reading of model files", workers=4, max_queued=16, timeout_s=120.0)
 # What two configurations may differ in and still give the same tensors the same meaning.
 _IRRELEVANT = frozenset(
-    {"raw", "dtype", "generation_defaults", "eos_token_ids", "bos_token_id", "context_len"}
-    | {"score_activation"}
+    {
+        "raw",
+        "dtype",
+        "generation_defaults",
+        "eos_token_ids",
+        "bos_token_id",
+        "context_len",
+        "quantization",
+        "score_activation",
+    }
 )
 
 
@@ -425,7 +434,7 @@ def _check(folder: Path, model: ModelSpec) -> None:
     Raises:
         StartupError: other shapes, or another model; one line.
     """
-    if (folder / "config.json").is_file():
+    if is_gguf(folder) or (folder / "config.json").is_file():
         other = read_model_spec(folder, model.overrides, is_embedding=model.gives == "vectors")
         if other.architecture != model.architecture:
             raise StartupError(

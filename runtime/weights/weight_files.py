@@ -12,17 +12,12 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint.check import CheckpointSummary, check_model_folder
-from runtime.checkpoint.headers import TensorInfo
 from runtime.checkpoint.model_spec import ModelSpec
 from runtime.checkpoint.regular_file import open_regular
+from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import StartupError
+from runtime.weights.stored_tensors import as_tensor
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
 # A system reads at most 2 GiB at once.
 _READ_BYTES = 1 << 30
 
@@ -103,7 +98,7 @@ def _read(file: FileIO, info: TensorInfo) -> Tensor:
         if not count:
             raise StartupError(f"{info.file} ends inside of tensor {info.name!r}")
         view = view[count:]
-    return raw.view(DTYPES[info.dtype]).view(info.shape)
+    return as_tensor(raw, info)
 
 
 def _stamp(path: Path) -> _Stamp:

@@ -20,12 +20,12 @@ KINDS = {
         # A family of models; `runtime/models/model.py` says what all of them have.
         "spec.py": "runtime/models/*",
         "model.py": "runtime/models/*, runtime/models",
-        # The halves of an extra, and what a large one answers with.
-        "front.py": "runtime/extras/*",
-        "device.py": "runtime/extras/*",
+        # The halves of an extra or a method of quantization, and what a large extra answers with.
+        "front.py": "runtime/extras/*, runtime/models/quantization/*",
+        "device.py": "runtime/extras/*, runtime/models/quantization/*",
         "answer.py": "runtime/extras/*",
-        # What a registry is, and that of the models.
-        "registry.py": "runtime/*",
+        # What a registry is, that of the models and that of methods.
+        "registry.py": "runtime/*, runtime/models/*",
     },
     "openai_api": {
         "registry.py": "openai_api/*_parsers",

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from kernels.embedding import embedding
 from kernels.linear import PackedLinear, pack
 from runtime.models.layers.build_context import BuildContext
-from runtime.models.layers.parameter import Parameter, WeightHolder, whole
+from runtime.models.layers.matrix import Matrix
+from runtime.models.layers.parameter import Parameter, Stored, WeightHolder, whole
+
+if TYPE_CHECKING:
+    from runtime.models.quantization.method import DeviceMethod
 
 
 class Embedding(WeightHolder):
     """The embedding matrix, whole on every rank.
 
     Attributes:
-        weight: `[vocab_size, hidden_size]`; keeps its address until it is released.
+        weight: `[vocab_size, hidden_size]`; keeps its address until it is released. Empty where a
+            method of quantization keeps the matrix.
+        matrix: what keeps it then.
         head: the tied language-model head, of this rank's rows where ranks split it; `None` when
             the model brings its own. Packing copies the matrix where the device's linear wants
             another layout than a row lookup needs (oneDNN: an unpacked product would reorder it at
@@ -24,14 +31,16 @@ class Embedding(WeightHolder):
         head_rows: the rows that this rank's head scores.
     """
 
-    __slots__ = ("head", "head_rows", "implementation", "parameter", "tied", "weight")
+    __slots__ = ("head", "head_rows", "implementation", "matrix", "parameter", "tied", "weight")
 
     def __init__(
         self, vocab_size: int, hidden_size: int, context: BuildContext, *, tied: bool
     ) -> None:
         shape = (vocab_size, hidden_size)
         self.parameter = Parameter(shape, whole(shape), context.dtype, context.device)
+        # Memory that is not written takes none on a CPU; a GPU's is needed anyway.
         self.weight = self.parameter.allocate()
+        self.matrix: Matrix | None = None
         self.tied = tied
         length = vocab_size // context.tp_size if context.splits_head(vocab_size) else vocab_size
         self.head_rows = slice(0, length)
@@ -42,13 +51,32 @@ class Embedding(WeightHolder):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of `ids`, `[num_tokens]` int64, as a new `[num_tokens, hidden_size]`."""
+        if self.matrix is not None:
+            return self.matrix.rows(ids)
         return embedding(ids, self.weight)
 
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        yield "weight", self.parameter
+    def store(self, method: DeviceMethod, weights: Stored) -> None:
+        stored = weights.get("weight", {})
+        self.matrix = method.matrix(self.parameter, stored)
+        if self.matrix is None:
+            self.parameter = method.parameter(self.parameter, stored)
+            self.parameter.tensor = self.weight
+        else:
+            self.parameter.tensor = None
+            self.weight = self.weight.new_empty(0)
 
-    def finalize(self, kept: list[tuple[str, str]]) -> None:  # noqa: ARG002 filled in one go
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        if self.matrix is not None:
+            yield from self.matrix.parameters()
+        else:
+            yield "weight", self.parameter
+
+    def finalize(self, kept: list[tuple[str, str]]) -> None:
         """Pack the head, if it is ours."""
+        if self.matrix is not None:
+            self.matrix.pack(kept, None)
+            self.head = self.matrix.head(self.head_rows) if self.tied else None
+            return
         # Another one only where the last was released.
         self.weight = self.parameter.allocate()
         if not self.tied:
@@ -60,18 +88,35 @@ class Embedding(WeightHolder):
             self.head.repack(scored)
 
     def discard(self) -> None:
-        """Nothing to do: the matrix is filled in one go."""
+        """Drop stored blocks; plain numbers are filled in one go."""
+        if self.matrix is not None:
+            self.matrix.discard()
 
-    def plain(self, name: str) -> Tensor:  # noqa: ARG002  # there is one
-        return self.weight
+    def plain(self, name: str) -> Tensor:
+        return self.weight if self.matrix is None else self.matrix.plain(name)
+
+    def part(self, name: str, shard_name: str) -> Tensor:
+        if self.matrix is None:
+            return super().part(name, shard_name)
+        return self.matrix.part(name, shard_name)
+
+    def values(self, name: str, shard_name: str) -> Tensor:
+        if self.matrix is None:
+            return self.part(name, shard_name)
+        return self.matrix.values(name, shard_name)
 
     def release(self) -> None:
         """Drop the matrix and the head."""
         self.parameter.tensor = self.head = None
         self.weight = self.weight.new_empty(0)
+        if self.matrix is not None:
+            self.matrix.release()
 
     @property
     def size_bytes(self) -> int:
+        if self.matrix is not None:
+            shares = self.head is None or self.head is self.matrix.packed
+            return self.matrix.size_bytes + (0 if shares or not self.head else self.head.size_bytes)
         if self.head is None or self.head.shares_weight:
             return self.weight.nbytes
         return self.weight.nbytes + self.head.size_bytes

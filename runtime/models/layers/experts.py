@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,7 +15,46 @@ from kernels.experts import PackedExperts, pack_experts
 from runtime.models.experts_spec import ExpertsSpec
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.layers.linear import Linear, column
-from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard
+from runtime.models.layers.parameter import Parameter, Stored, WeightHolder, WeightShard
+
+if TYPE_CHECKING:
+    from runtime.models.quantization.method import DeviceMethod
+
+
+class ExpertsStore(ABC):
+    """The matrices of a layer's experts in the form in which a method keeps them.
+
+    Parameters and shards have the names that the plain ones have: `gate_up` with `3.gate` and
+    `3.up`, `down` with `3`.
+    """
+
+    @abstractmethod
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield what a checkpoint fills."""
+
+    @abstractmethod
+    def pack(self, kept: list[tuple[str, str]]) -> PackedExperts:
+        """Make what was filled effective; see `Matrix.pack`."""
+
+    @abstractmethod
+    def plain(self, name: str) -> Tensor:
+        """Return a parameter's value as `Parameter.restore` takes it; do not write to it."""
+
+    @abstractmethod
+    def part(self, name: str, shard_name: str) -> Tensor:
+        """Return what one checkpoint tensor filled, as it was stored; do not write to it."""
+
+    @abstractmethod
+    def values(self, name: str, shard_name: str) -> Tensor:
+        """Return the numbers that `part` stands for."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Drop what was filled since the last `pack`."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the memory back."""
 
 
 class Experts(WeightHolder):
@@ -61,6 +102,7 @@ class Experts(WeightHolder):
             "down": Parameter(shapes[1], down, context.dtype, context.device),
         }
         self.packed: PackedExperts | None = None
+        self._store: ExpertsStore | None = None
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the experts of each token and their weights; see `PackedExperts.choose`.
@@ -94,11 +136,26 @@ class Experts(WeightHolder):
             raise RuntimeError("the weights of this layer were released")
         return self.packed
 
+    def store(self, method: DeviceMethod, weights: Stored) -> None:
+        mine = range(self.first, self.last)
+        self._store = method.experts(self._parameters, weights, mine)
+        if self._store is None:
+            self._parameters = {
+                name: method.parameter(parameter, weights.get(name, {}))
+                for name, parameter in self._parameters.items()
+            }
+
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        yield from self._parameters.items()
+        if self._store is not None:
+            yield from self._store.parameters()
+        else:
+            yield from self._parameters.items()
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
         """Pack the filled weights and drop the plain ones."""
+        if self._store is not None:
+            self.packed = self._store.pack(kept)
+            return
         if self.packed is not None:
             for name, shard_name in kept:
                 self._parameters[name].rows(shard_name).copy_(self.part(name, shard_name))
@@ -112,15 +169,21 @@ class Experts(WeightHolder):
             self.packed.repack(gate_up, down)
 
     def discard(self) -> None:
+        if self._store is not None:
+            self._store.discard()
         for parameter in self._parameters.values():
             parameter.tensor = None
 
     def plain(self, name: str) -> Tensor:
+        if self._store is not None:
+            return self._store.plain(name)
         assert self.packed is not None, "the weights are not loaded"
         gate_up, down = self.packed.unpack()
         return (gate_up if name == "gate_up" else down).flatten(0, 1)
 
     def part(self, name: str, shard_name: str) -> Tensor:
+        if self._store is not None:
+            return self._store.part(name, shard_name)
         shard = self._parameters[name].shards[shard_name]
         if not shard.num_rows or self.packed is None:
             return self.plain(name)[:0]
@@ -130,9 +193,16 @@ class Experts(WeightHolder):
             return down
         return gate_up[: self._inner] if shard_name.endswith("gate") else gate_up[self._inner :]
 
+    def values(self, name: str, shard_name: str) -> Tensor:
+        if self._store is not None:
+            return self._store.values(name, shard_name)
+        return self.part(name, shard_name)
+
     def release(self) -> None:
         self.discard()
         self.packed = None
+        if self._store is not None:
+            self._store.release()
 
     @property
     def size_bytes(self) -> int:

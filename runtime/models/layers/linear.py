@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from kernels.activation import Activation, Unary
-from kernels.linear import PackedLinear, pack
+from kernels.linear import PackedLinear
 from runtime.models.layers.build_context import BuildContext
-from runtime.models.layers.parameter import Parameter, WeightHolder, WeightShard, whole
+from runtime.models.layers.matrix import Matrix, PlainMatrix
+from runtime.models.layers.parameter import Parameter, Stored, WeightHolder, WeightShard, whole
+
+if TYPE_CHECKING:
+    from runtime.models.quantization.method import DeviceMethod
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,9 @@ class Linear(WeightHolder):
         "apply",
         "bias",
         "gated",
-        "implementation",
-        "packed",
+        "matrix",
         "place",
         "reduce",
-        "weight",
     )
 
     apply: Callable[[Tensor], Tensor]
@@ -101,11 +104,9 @@ class Linear(WeightHolder):
         Raises:
             ValueError: a sum over ranks is needed and the context has none.
         """
-        self.weight = weight
+        self.matrix: Matrix = PlainMatrix(weight, context.linear)
         self.bias = bias
         self.adds_bias = not reduce or context.tp_rank == 0
-        self.implementation = context.linear
-        self.packed: PackedLinear | None = None
         self.reduce = context.all_reduce if reduce and context.tp_size > 1 else None
         self.place = context.sum_place
         if reduce and context.tp_size > 1 and self.reduce is None:
@@ -182,49 +183,63 @@ class Linear(WeightHolder):
             context,
         )
 
+    @property
+    def packed(self) -> PackedLinear | None:
+        """The product without the sum over ranks; `None` where the weight is not loaded."""
+        return self.matrix.packed
+
+    def store(self, method: DeviceMethod, weights: Stored) -> None:
+        matrix, stored = self.matrix, weights.get("weight", {})
+        assert isinstance(matrix, PlainMatrix), "a layer is told once how it is stored"
+        kept = method.matrix(matrix.weight, stored)
+        self.matrix = (
+            matrix.filled_by(method.parameter(matrix.weight, stored)) if kept is None else kept
+        )
+
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        yield "weight", self.weight
+        yield from self.matrix.parameters()
         if self.bias is not None:
             yield "bias", self.bias
 
     def finalize(self, kept: list[tuple[str, str]]) -> None:
         """Pack the filled weight and drop the plain one."""
-        old = self.packed
-        if old is not None:
-            for parameter, shard_name in kept:
-                if parameter == "weight":
-                    shard = self.weight.shards[shard_name]
-                    present = old.unpack().narrow(0, shard.offset, shard.num_rows)
-                    self.weight.rows(shard_name).copy_(present)
-        weight, self.weight.tensor = self.weight.allocate(), None
         bias = self.bias.allocate() if self.bias is not None and self.adds_bias else None
-        if old is not None:
-            old.repack(weight, bias)
+        old = self.matrix.packed
+        packed = self.matrix.pack(kept, bias)
+        if packed is old:
             return
-        packed = self.packed = pack(weight, bias, self.implementation)
         if self.reduce is None:
             self.apply, self.activated, self.gated = packed, packed.activated, packed.gated
         else:
             self.apply = partial(_summed, packed, self.reduce, self.place)
 
     def discard(self) -> None:
-        self.weight.tensor = None
+        self.matrix.discard()
 
     def plain(self, name: str) -> Tensor:
         if name == "bias":
             assert self.bias is not None, "the layer has no bias"
             return self.bias.allocate()
-        assert self.packed is not None, "the weight is not loaded"
-        return self.packed.unpack()
+        return self.matrix.plain(name)
+
+    def part(self, name: str, shard_name: str) -> Tensor:
+        return (
+            super().part(name, shard_name) if name == "bias" else self.matrix.part(name, shard_name)
+        )
+
+    def values(self, name: str, shard_name: str) -> Tensor:
+        return (
+            self.part(name, shard_name) if name == "bias" else self.matrix.values(name, shard_name)
+        )
 
     def release(self) -> None:
         """Drop the packed weight; the bias stays."""
-        self.weight.tensor = self.packed = None
+        self.matrix.release()
         self.apply = self.activated = self.gated = _released
 
     @property
     def size_bytes(self) -> int:
-        return 0 if self.packed is None else self.packed.size_bytes
+        return self.matrix.size_bytes
 
 
 def _summed(

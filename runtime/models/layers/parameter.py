@@ -5,9 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from runtime.checkpoint.model_spec import WeightSpec
+    from runtime.models.quantization.method import DeviceMethod
+
+# By parameter and shard, what a checkpoint stores of a layer.
+Stored = Mapping[str, Mapping[str, "WeightSpec"]]
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,23 @@ class Parameter:
         shard = self.shards[shard_name]
         return self.allocate().narrow(0, shard.offset, shard.num_rows)
 
+    def cut(self, shard_name: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of a checkpoint tensor, or more of it where `fill` needs that."""
+        return self.shards[shard_name].local_part(whole)
+
+    def problem(self, spec: WeightSpec, tensor: Tensor) -> str:
+        """Say why a tensor cannot be what `spec` lists: `[3], expected [4]`; empty if it can.
+
+        Either whole or cut to this rank's part.
+        """
+        if tuple(tensor.shape) not in (spec.shape, self.shards[spec.shard].local_shape):
+            return f"{list(tensor.shape)}, expected {list(spec.shape)}"
+        return "" if tensor.is_floating_point() else f"{tensor.dtype}, expected a floating type"
+
+    def restore(self, saved: Tensor) -> None:
+        """Fill all shards with what the holder's `plain` returned before."""
+        self.allocate().copy_(saved)
+
     def fill(self, shard_name: str, tensor: Tensor) -> None:
         """Copy a checkpoint tensor, or this rank's part of it, into its shard, cast to our type."""
         shard = self.shards[shard_name]
@@ -99,6 +124,14 @@ class Parameter:
 
 class WeightHolder(ABC):
     """A layer that owns parameters."""
+
+    def store(self, method: DeviceMethod, weights: Stored) -> None:  # noqa: B027  # most have no matrix
+        """Keep the matrices as a method of quantization has them; called before any fill.
+
+        Args:
+            method: of the model.
+            weights: what the layer holds, by parameter and shard, as the family lists it.
+        """
 
     @abstractmethod
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -129,6 +162,10 @@ class WeightHolder(ABC):
         shard = dict(self.parameters())[name].shards[shard_name]
         part = self.plain(name).narrow(0, shard.offset, shard.num_rows)
         return part.reshape(shard.local_shape)
+
+    def values(self, name: str, shard_name: str) -> Tensor:
+        """Return the numbers that `part` stands for, `shard.local_shape` of a floating type."""
+        return self.part(name, shard_name)
 
     @abstractmethod
     def release(self) -> None:

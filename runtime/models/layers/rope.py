@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint.rope_json import RopeConfig
+from runtime.errors import StartupError
 
 
 class RopeTables:
@@ -62,6 +63,13 @@ def _inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float
     inv_freq = 1.0 / (rope.theta**exponents)
     if rope.scaling == "linear":
         return inv_freq / float(rope.parameters["factor"]), 1.0
+    if rope.scaling == "factors":
+        factors = torch.tensor(rope.parameters["factors"], dtype=inv_freq.dtype)
+        if factors.shape != inv_freq.shape:
+            raise StartupError(
+                f"the rotary embedding has {len(factors)} factors for {len(inv_freq)} angles"
+            )
+        return inv_freq / factors, 1.0
     if rope.scaling == "llama3":
         return _llama3(rope, inv_freq), 1.0
     # "dynamic" changes nothing within the original context, and `context_len` ends there.

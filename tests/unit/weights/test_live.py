@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.checkpoint.headers import TensorInfo
+from runtime.checkpoint.tensor_info import TensorInfo
 from runtime.errors import InvalidRequest, StartupError
 from runtime.models.layers.build_context import BuildContext
 from runtime.models.model import CausalLM

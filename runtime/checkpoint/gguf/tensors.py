@@ -1,0 +1,156 @@
+"""The tensors of a GGUF file under the names, and in the order, of a Hugging Face checkpoint.
+
+llama.cpp renames every tensor, stacks experts, interleaves the halves of Llama's rotated heads and
+adds one to Gemma's norms. All of that is taken back here, so that nothing behind knows of it.
+Front-safe: no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtime.checkpoint.gguf.config import architecture_of
+from runtime.checkpoint.gguf.files import open_gguf
+from runtime.checkpoint.gguf.header import GgufFile, GgufTensor
+from runtime.checkpoint.tensor_info import TensorInfo
+from runtime.errors import StartupError
+
+_BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)\.(weight|bias)")
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_MIXTRAL = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+_GEMMA3 = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# Read with the configuration, not as a weight.
+_SUPERFLUOUS = frozenset({"rope_freqs.weight"})
+
+
+@dataclass(frozen=True)
+class _Dialect:
+    """How an architecture's file differs.
+
+    Attributes:
+        names: of a layer's tensors, over `_LAYER`.
+        heads: of those whose heads' halves are interleaved, the key of the number of heads.
+        norm_offset: what was added to the weights of norms.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
+    heads: dict[str, str] = field(default_factory=dict)
+    norm_offset: float = 0.0
+
+
+_LLAMA_HEADS = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
+
+
+def _dialect(file: GgufFile) -> _Dialect:
+    name = architecture_of(file)
+    if name == "gemma3":
+        return _Dialect(_GEMMA3, norm_offset=1.0)
+    if name == "llama":
+        has_experts = bool(file.metadata.get("llama.expert_count"))
+        return _Dialect(_MIXTRAL if has_experts else {}, _LLAMA_HEADS)
+    return _Dialect()
+
+
+def gguf_tensor_infos(path: Path) -> dict[str, TensorInfo]:
+    """The tensors of a GGUF model, by their names in a Hugging Face checkpoint.
+
+    One whose name is not known keeps it, and is then reported as unexpected.
+
+    Raises:
+        StartupError: the file cannot be read, or a number of heads does not fit; one line.
+    """
+    file = open_gguf(path)
+    dialect = _dialect(file)
+    found: dict[str, TensorInfo] = {}
+    for tensor in file.tensors:
+        if tensor.name in _SUPERFLUOUS:
+            continue
+        for info in _infos(file, dialect, tensor):
+            if info.name in found:
+                raise StartupError(f"{tensor.file}: two tensors are {info.name!r}")
+            found[info.name] = info
+    return found
+
+
+def _infos(file: GgufFile, dialect: _Dialect, tensor: GgufTensor) -> list[TensorInfo]:
+    stem, _, last = tensor.name.rpartition(".")
+    part, kind = "", last
+    if stem in _TOP:
+        name = f"{_TOP[stem]}.{kind}"
+    else:
+        match = _BLOCK.fullmatch(tensor.name)
+        part = match[2] if match else ""
+        known = {**_LAYER, **dialect.names}.get(part)
+        if match is None or known is None:
+            name = tensor.name
+        else:
+            name = f"model.layers.{match[1]}.{known}.{match[3]}"
+    shape = tensor.shape
+    if part == "ffn_gate_inp_shexp" and len(shape) == 1:
+        shape = (1, *shape)
+    end = tensor.start + tensor.size_bytes
+    offset = dialect.norm_offset if stem.endswith("norm") and kind == "weight" else 0.0
+    heads = _num_heads(file, dialect.heads[part], shape) if part in dialect.heads else 0
+    if "{}" not in name:
+        return [
+            TensorInfo(
+                name, tensor.type.name, shape, tensor.file, tensor.start, end,
+                interleaved_heads=heads, offset=offset,
+            )
+        ]  # fmt: skip
+    # Experts are stacked; each is a run of bytes.
+    if len(shape) != 3:
+        raise StartupError(
+            f"{tensor.file}: {tensor.name!r} is {list(shape)}, not a stack of experts"
+        )
+    size = tensor.size_bytes // shape[0]
+    starts = [tensor.start + index * size for index in range(shape[0])]
+    return [
+        TensorInfo(
+            name.format(index), tensor.type.name, shape[1:], tensor.file, start, start + size
+        )
+        for index, start in enumerate(starts)
+    ]
+
+
+def _num_heads(file: GgufFile, key: str, shape: tuple[int, ...]) -> int:
+    count = file.metadata.get(f"llama.{key}", file.metadata.get("llama.attention.head_count"))
+    if not isinstance(count, int) or count < 1 or shape[0] % (2 * count):
+        raise StartupError(f"{file.path}: {shape[0]} rows are not {count!r} heads of halves")
+    return count

@@ -1,0 +1,113 @@
+"""The matrix of a layer: what fills it, what keeps it, what multiplies by it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from kernels.linear import PackedLinear, pack
+from runtime.models.layers.parameter import Parameter
+
+
+class Matrix(ABC):
+    """A matrix in the form in which a method keeps it.
+
+    Attributes:
+        packed: the product; `None` before the first `pack` and after `release`.
+    """
+
+    packed: PackedLinear | None = None
+
+    @abstractmethod
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield what a checkpoint fills, by the names in the targets of the stored tensors."""
+
+    @abstractmethod
+    def pack(self, kept: list[tuple[str, str]], bias: Tensor | None) -> PackedLinear:
+        """Make what was filled effective and return `packed`.
+
+        Args:
+            kept: (parameter, shard) pairs that were not filled and keep their present value.
+            bias: `[out_features]` in the type of the context, added by every product.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Drop what was filled since the last `pack`."""
+
+    @abstractmethod
+    def plain(self, name: str) -> Tensor:
+        """Return a parameter's value as `Parameter.restore` takes it; do not write to it."""
+
+    def part(self, name: str, shard_name: str) -> Tensor:
+        """Return what one checkpoint tensor filled, as it was stored; do not write to it."""
+        shard = dict(self.parameters())[name].shards[shard_name]
+        part = self.plain(name).narrow(0, shard.offset, shard.num_rows)
+        return part.reshape(shard.local_shape)
+
+    def values(self, name: str, shard_name: str) -> Tensor:
+        """Return the numbers that `part` stands for."""
+        return self.part(name, shard_name)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return rows of the matrix in the type of the context, of one that embeds tokens.
+
+        Args:
+            ids: `[num_ids]` int64.
+        """
+        raise NotImplementedError("this matrix is not kept for embeddings")
+
+    def head(self, rows: slice) -> PackedLinear:
+        """Return the product of some rows alone, of one that embeds tokens, once packed."""
+        raise NotImplementedError("this matrix is not kept for embeddings")
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the memory back; to be used again it must be filled and packed."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes held."""
+        return 0 if self.packed is None else self.packed.size_bytes
+
+
+class PlainMatrix(Matrix):
+    """Numbers of the context's type, packed by `kernels.linear`."""
+
+    def __init__(self, weight: Parameter, implementation: str | None) -> None:
+        self.weight = weight
+        self._implementation = implementation
+
+    def filled_by(self, weight: Parameter) -> PlainMatrix:
+        """Return the same matrix, filled by another parameter."""
+        return PlainMatrix(weight, self._implementation)
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield "weight", self.weight
+
+    def pack(self, kept: list[tuple[str, str]], bias: Tensor | None) -> PackedLinear:
+        old = self.packed
+        if old is not None:
+            for parameter, shard_name in kept:
+                if parameter == "weight":
+                    shard = self.weight.shards[shard_name]
+                    present = old.unpack().narrow(0, shard.offset, shard.num_rows)
+                    self.weight.rows(shard_name).copy_(present)
+        weight, self.weight.tensor = self.weight.allocate(), None
+        if old is not None:
+            old.repack(weight, bias)
+            return old
+        self.packed = pack(weight, bias, self._implementation)
+        return self.packed
+
+    def discard(self) -> None:
+        self.weight.tensor = None
+
+    def plain(self, name: str) -> Tensor:  # noqa: ARG002  # there is one
+        assert self.packed is not None, "the weight is not loaded"
+        return self.packed.unpack()
+
+    def release(self) -> None:
+        self.weight.tensor = self.packed = None

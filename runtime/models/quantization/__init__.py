@@ -1,0 +1,1 @@
+"""Methods of quantization: a folder each, with a half for the front and one for the device."""

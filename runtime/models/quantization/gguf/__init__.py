@@ -1,0 +1,1 @@
+"""GGUF: each matrix in blocks of a type of its own."""

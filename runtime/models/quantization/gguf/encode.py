@@ -1,0 +1,272 @@
+"""Numbers to GGUF's blocks, for weights that come in floats: a trainer's, or a folder's.
+
+Scales are the plain ones, of the largest number of a group: llama.cpp's tools search for better
+ones, which takes them minutes. The layouts are ggml's (`ggml-common.h`), codes as `ggml-quants.c`
+packs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels.quantized_linear import find_form
+from kernels.quantized_linear.decode import IQ4_VALUES
+
+_PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+# Magnitudes of the 4-bit float of MXFP4.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# Rows at a time: the work space is a few times their float32 numbers.
+_CHUNK_NUMBERS = 2**22
+
+
+def encode(form: str, numbers: Tensor) -> Tensor:
+    """Store numbers in the blocks of a form.
+
+    Args:
+        form: name in `kernels.quantized_linear.FORMS`.
+        numbers: `[rows, columns]`, of a floating type, on the CPU; columns are whole blocks.
+
+    Returns:
+        `[rows, row_bytes]` uint8; of the plain forms a view where the type is the same already.
+
+    Raises:
+        ValueError: the columns are not whole blocks.
+    """
+    found = find_form(form)
+    rows, columns = numbers.shape
+    width = found.row_bytes(columns)
+    if form in _PLAIN:
+        return numbers.to(_PLAIN[form]).contiguous().view(torch.uint8)
+    out = torch.empty(rows, width, dtype=torch.uint8)
+    step = max(1, _CHUNK_NUMBERS // columns)
+    for start in range(0, rows, step):
+        blocks = numbers[start : start + step].float().reshape(-1, found.block_values)
+        out[start : start + step] = _ENCODERS[form](blocks).view(-1, width)
+    return out
+
+
+def _half(numbers: Tensor) -> Tensor:
+    """`[n, 1]` or `[n]` as two bytes each."""
+    return numbers.reshape(-1, 1).to(torch.float16).view(torch.uint8)
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    return torch.where(scale == 0, 0.0, 1.0 / scale)
+
+
+def _codes(numbers: Tensor, low: int, high: int) -> Tensor:
+    return numbers.round().clamp_(low, high).to(torch.int32)
+
+
+def _bytes(codes: Tensor) -> Tensor:
+    return codes.to(torch.uint8)
+
+
+def _farthest(blocks: Tensor) -> Tensor:
+    """The number of the largest magnitude along the last dimension, with its sign."""
+    return blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))
+
+
+def _halves(codes: Tensor) -> Tensor:
+    """Codes of 4 bits: the first half of a block low, the second high."""
+    first, second = codes.chunk(2, dim=-1)
+    return _bytes(first | second << 4)
+
+
+def _fifth(codes: Tensor) -> Tensor:
+    """The fifth bit of 32 codes, as four bytes."""
+    bits = (codes >> 4 & 1).view(-1, 4, 8) << torch.arange(8)
+    return _bytes(bits.sum(dim=-1))
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    scale = blocks.abs().amax(dim=-1, keepdim=True) / 127
+    codes = _codes(blocks * _inverse(scale), -127, 127)
+    return torch.cat([_half(scale), codes.to(torch.int8).view(torch.uint8)], dim=-1)
+
+
+def _symmetric(blocks: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    scale = _farthest(blocks) / -top
+    return scale, _codes(blocks * _inverse(scale) + top, 0, 2 * top - 1)
+
+
+def _affine(blocks: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    least = blocks.amin(dim=-1, keepdim=True)
+    scale = (blocks.amax(dim=-1, keepdim=True) - least) / top
+    return scale, least, _codes((blocks - least) * _inverse(scale), 0, top)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    scale, codes = _symmetric(blocks, 8)
+    return torch.cat([_half(scale), _halves(codes)], dim=-1)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    scale, least, codes = _affine(blocks, 15)
+    return torch.cat([_half(scale), _half(least), _halves(codes)], dim=-1)
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    scale, codes = _symmetric(blocks, 16)
+    return torch.cat([_half(scale), _fifth(codes), _halves(codes & 15)], dim=-1)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    scale, least, codes = _affine(blocks, 31)
+    return torch.cat([_half(scale), _half(least), _fifth(codes), _halves(codes & 15)], dim=-1)
+
+
+def _groups(blocks: Tensor, size: int, top: int, most: int) -> tuple[Tensor, ...]:
+    """Scales and minima of a block's groups, themselves codes from 0 to `most`, and its codes.
+
+    Returns:
+        The scale of scales and that of minima, `[n, 1]`; both codes, `[n, groups]`; the codes of
+        the numbers, `[n, groups * size]`.
+    """
+    parts = blocks.unflatten(-1, (-1, size))
+    least = parts.amin(dim=-1).clamp(max=0.0)
+    scales, minima = (parts.amax(dim=-1).clamp(min=0.0) - least) / top, -least
+    of_scales = (scales.amax(dim=-1, keepdim=True) / most).half().float()
+    of_minima = (minima.amax(dim=-1, keepdim=True) / most).half().float()
+    scale_codes = _codes(scales * _inverse(of_scales), 0, most)
+    minimum_codes = _codes(minima * _inverse(of_minima), 0, most)
+    scale, minimum = of_scales * scale_codes, of_minima * minimum_codes
+    codes = _codes((parts + minimum[..., None]) * _inverse(scale)[..., None], 0, top)
+    return of_scales, of_minima, scale_codes, minimum_codes, codes.flatten(1)
+
+
+def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:
+    """Eight scales and eight minima of 6 bits, in twelve bytes."""
+    low_scales, high_scales = scales.chunk(2, dim=-1)
+    low_minima, high_minima = minima.chunk(2, dim=-1)
+    return _bytes(
+        torch.cat(
+            [
+                low_scales | high_scales >> 4 << 6,
+                low_minima | high_minima >> 4 << 6,
+                high_scales & 15 | (high_minima & 15) << 4,
+            ],
+            dim=-1,
+        )
+    )
+
+
+def _pairs(codes: Tensor) -> Tensor:
+    """Codes of 4 bits: of each 64 the first 32 low, the others high."""
+    first, second = codes.unflatten(-1, (-1, 2, 32)).unbind(dim=-2)
+    return _bytes(first | second << 4).flatten(1)
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    scale, minimum, scales, minima, codes = _groups(blocks, 32, 15, 63)
+    return torch.cat(
+        [_half(scale), _half(minimum), _six_bits(scales, minima), _pairs(codes)], dim=-1
+    )
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    scale, minimum, scales, minima, codes = _groups(blocks, 32, 31, 63)
+    # Bit j of byte i is the fifth of number i of group j.
+    fifth = ((codes >> 4).view(-1, 8, 32) << torch.arange(8)[:, None]).sum(dim=1)
+    packed = [_half(scale), _half(minimum), _six_bits(scales, minima), _bytes(fifth)]
+    return torch.cat([*packed, _pairs(codes & 15)], dim=-1)
+
+
+def _quarters(codes: Tensor) -> Tensor:
+    """Codes of 2 bits: of each 128 four runs of 32, from the low bits on."""
+    runs = codes.unflatten(-1, (-1, 4, 32))
+    return _bytes((runs << (2 * torch.arange(4))[:, None]).sum(dim=-2)).flatten(1)
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    scale, minimum, scales, minima, codes = _groups(blocks, 16, 3, 15)
+    return torch.cat(
+        [_bytes(scales | minima << 4), _quarters(codes), _half(scale), _half(minimum)], dim=-1
+    )
+
+
+def _signed(blocks: Tensor, size: int, top: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The scale of scales, the groups' signed codes, and the codes of the numbers from 0."""
+    parts = blocks.unflatten(-1, (-1, size))
+    scales = _farthest(parts).squeeze(-1) / -top
+    of_scales = (_farthest(scales) / -most).half().float()
+    scale_codes = _codes(scales * _inverse(of_scales), -most, most - 1)
+    scale = of_scales * scale_codes
+    codes = _codes(parts * _inverse(scale)[..., None] + top, 0, 2 * top - 1)
+    return of_scales, scale_codes, codes.flatten(1)
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    scale, scales, codes = _signed(blocks, 16, 4, 32)
+    high = ((codes >> 2).view(-1, 8, 32) << torch.arange(8)[:, None]).sum(dim=1)
+    coded = scales + 32
+    low = coded[:, :8] & 15 | (coded[:, 8:] & 15) << 4
+    upper = ((coded >> 4).view(-1, 4, 4) << (2 * torch.arange(4))[:, None]).sum(dim=1)
+    packed = [_bytes(high), _quarters(codes & 3), _bytes(low), _bytes(upper), _half(scale)]
+    return torch.cat(packed, dim=-1)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    scale, scales, codes = _signed(blocks, 16, 32, 128)
+    runs = codes.unflatten(-1, (2, 4, 32))
+    low = _bytes(runs[:, :, :2] & 15 | (runs[:, :, 2:] & 15) << 4).flatten(1)
+    high = _bytes((runs >> 4 << (2 * torch.arange(4))[:, None]).sum(dim=-2)).flatten(1)
+    signed = scales.to(torch.int8).view(torch.uint8)
+    return torch.cat([low, high, signed, _half(scale)], dim=-1)
+
+
+def _nearest(numbers: Tensor, values: Tensor) -> Tensor:
+    """Indices of the nearest of `values`, which are in order."""
+    borders = (values[1:] + values[:-1]) / 2
+    return torch.bucketize(numbers.contiguous(), borders).to(torch.int32)
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    values = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    scale = _farthest(blocks) / values[0]
+    return torch.cat([_half(scale), _halves(_nearest(blocks * _inverse(scale), values))], dim=-1)
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    values = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    parts = blocks.unflatten(-1, (-1, 32))
+    scales = _farthest(parts).squeeze(-1) / values[0]
+    of_scales = (_farthest(scales) / -32).half().float()
+    scale_codes = _codes(scales * _inverse(of_scales), -32, 31)
+    scale = of_scales * scale_codes
+    codes = _nearest(parts * _inverse(scale)[..., None], values)
+    coded = scale_codes + 32
+    upper = (coded >> 4 << 2 * torch.arange(8)).sum(dim=-1, keepdim=True)
+    low = coded[:, 0::2] & 15 | (coded[:, 1::2] & 15) << 4
+    packed = [_half(of_scales), _bytes(upper & 255), _bytes(upper >> 8), _bytes(low)]
+    return torch.cat([*packed, _halves(codes).flatten(1)], dim=-1)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    largest = blocks.abs().amax(dim=-1, keepdim=True)
+    # The power of two under which the largest number lies in the last octave, 4 to 6.
+    exponent = torch.where(largest > 0, largest.log2().floor() - 2, -127.0).clamp_(-127, 127)
+    magnitudes = torch.tensor(_E2M1)
+    codes = _nearest(blocks.abs() * torch.exp2(-exponent), magnitudes)
+    signed = codes | (blocks < 0).to(torch.int32) << 3
+    return torch.cat([_bytes(exponent + 127), _halves(signed)], dim=-1)
+
+
+_ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "q8_0": _q8_0,
+    "q4_0": _q4_0,
+    "q4_1": _q4_1,
+    "q5_0": _q5_0,
+    "q5_1": _q5_1,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
+    "q4_k": _q4_k,
+    "q5_k": _q5_k,
+    "q6_k": _q6_k,
+    "iq4_nl": _iq4_nl,
+    "iq4_xs": _iq4_xs,
+    "mxfp4": _mxfp4,
+}

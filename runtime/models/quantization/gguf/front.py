@@ -1,0 +1,70 @@
+"""Which matrix of a GGUF file is stored in which blocks. Front-safe: no torch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from runtime.checkpoint.gguf.files import is_gguf
+from runtime.checkpoint.gguf.tensors import gguf_tensor_infos
+from runtime.checkpoint.gguf.types import BLOCK_TYPES
+from runtime.checkpoint.model_spec import FLOATS, Quantization, WeightSpec
+from runtime.errors import StartupError
+
+_FLOAT_BYTES = {"F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True)
+class GgufQuantization(Quantization):
+    """The types of a file's matrices.
+
+    Attributes:
+        types: by name in a checkpoint, ggml's type: blocks, or 16 bits.
+    """
+
+    types: Mapping[str, str]
+    method: str = "gguf"
+
+    def expand(self, weight: WeightSpec) -> Sequence[WeightSpec]:
+        """See `Quantization`: one tensor, in its blocks or in floats, which become such blocks."""
+        stored = self.types.get(weight.name)
+        if stored not in BLOCK_TYPES:
+            return (weight,)
+        return (replace(weight, dtypes=(stored, *FLOATS)),)
+
+    def kept_bytes(self, weight: WeightSpec, itemsize: int, device: str) -> int:
+        """See `Quantization`: on a CPU what is stored, on a GPU plain numbers."""
+        count = math.prod(weight.shape)
+        stored = self.types.get(weight.name)
+        if stored is None or device != "cpu" or len(weight.shape) != 2:
+            return count * itemsize
+        if stored in BLOCK_TYPES:
+            return weight.shape[0] * BLOCK_TYPES[stored].row_bytes(weight.shape[1])
+        return count * min(itemsize, _FLOAT_BYTES[stored])
+
+    @property
+    def description(self) -> str:
+        """See `Quantization`."""
+        counts = Counter(self.types.values()).most_common()
+        return "GGUF: " + ", ".join(f"{count} matrices in {name}" for name, count in counts)
+
+
+def read(path: Path, words: Mapping[str, Any]) -> GgufQuantization:  # noqa: ARG001  # the file says all
+    """Read the types from the file's header.
+
+    Raises:
+        StartupError: not a GGUF file; one line.
+    """
+    if not is_gguf(path):
+        raise StartupError(f"{path}: quant_method 'gguf' is that of GGUF files; name the file")
+    return GgufQuantization(
+        {
+            name: info.dtype
+            for name, info in gguf_tensor_infos(path).items()
+            if len(info.shape) == 2 and (info.dtype in BLOCK_TYPES or info.dtype in _FLOAT_BYTES)
+        }
+    )

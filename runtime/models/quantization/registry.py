@@ -1,0 +1,78 @@
+"""Methods of quantization: where each one's words are read, and what keeps its tensors. Front-safe.
+
+One line a method, under the `quant_method` of `config.json`; the modules are imported on use, so
+that the front never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from runtime.checkpoint.json_file import Keys
+from runtime.checkpoint.model_spec import Quantization
+from runtime.config.registry import load_object
+from runtime.errors import StartupError
+
+if TYPE_CHECKING:
+    from runtime.models.quantization.method import DeviceMethod
+
+
+@dataclass(frozen=True)
+class Method:
+    """String paths of a method's halves.
+
+    Attributes:
+        front: `(path of the model, quantization_config) -> Quantization`; front-safe.
+        device: class of the device half, made from that; needs torch.
+    """
+
+    front: str
+    device: str
+
+
+def _method(folder: str) -> Method:
+    package = f"runtime.models.quantization.{folder}"
+    return Method(f"{package}.front:read", f"{package}.device:Device")
+
+
+METHODS: dict[str, Method] = {
+    "gguf": _method("gguf"),
+}
+
+
+def read_quantization(path: Path, config: Keys) -> Quantization | None:
+    """How the matrices of a model are stored; `None` for plain numbers.
+
+    Args:
+        path: of the model.
+        config: its `config.json`; files of models that see may say it of the text model alone.
+
+    Raises:
+        StartupError: a method that is not known, or what the method refuses; one line.
+    """
+    inner = config.mapping("text_config").get("quantization_config")
+    words: dict[str, Any] = config.mapping("quantization_config") or (
+        inner if isinstance(inner, dict) else {}
+    )
+    if not words:
+        return None
+    name = words.get("quant_method", "unknown")
+    method = METHODS.get(name) if isinstance(name, str) else None
+    if method is None:
+        raise StartupError(
+            f"{config.source}: weights quantized with {name!r} are not supported;"
+            " use a bfloat16, float16 or float32 checkpoint, or a GGUF file"
+        )
+    read = cast("Callable[[Path, dict[str, Any]], Quantization]", load_object(method.front))
+    return read(path, words)
+
+
+def device_method(quantization: Quantization) -> DeviceMethod:
+    """The device half that belongs to a front half."""
+    make = cast(
+        "Callable[[Quantization], DeviceMethod]", load_object(METHODS[quantization.method].device)
+    )
+    return make(quantization)

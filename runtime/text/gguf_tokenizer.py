@@ -1,0 +1,298 @@
+"""The tokenizer that a GGUF file holds, as the source's `tokenizer.json` would make it. No torch.
+
+Two kinds: byte-level BPE with merges, whose pre-tokenizer the file only names (`gpt2`), and
+SentencePiece BPE, pieces with scores and no merges (`llama`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+
+from runtime.checkpoint.gguf.files import open_gguf
+from runtime.checkpoint.gguf.header import GgufArray
+from runtime.errors import StartupError
+
+# Kinds of tokens, as the file numbers them.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_NAMED = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+_SPACE = "\u2581"
+
+# What a pre-tokenizer's name stands for. Source: `convert_hf_to_gguf_update.py` and
+# `llama-vocab.cpp` of llama.cpp, and the `tokenizer.json` of the models that the names come from.
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    rf"|{_CASED_REST}"
+)
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_CASED_REST}"
+)
+# Names to one splitting expression each; `digits` and `plain` are not expressions but steps.
+_SPLITS = {
+    "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "falcon3": _LLAMA3,
+    "smaug-bpe": _LLAMA3, "dbrx": _LLAMA3, "lfm2": _LLAMA3, "midm-2.0": _LLAMA3,
+    "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2, "stablelm2": _QWEN2, "megrez": _QWEN2,
+    "hunyuan": _QWEN2, "solar-open": _QWEN2,
+    "tekken": _TEKKEN, "gpt-4o": _GPT4O, "llama4": _GPT4O,
+}  # fmt: skip
+_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
+_PLAIN = frozenset({"gpt-2", "gpt2", "phi-2", "olmo", "jais", "mpt", "default"})
+# Their sources compose accents first.
+_NFC = frozenset({"qwen2", "deepseek-r1-qwen", "command-r", "megrez", "olmo", "mpt"})
+# A whole word that is a token is taken as it is, whatever its merges would be.
+_WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"})
+# Those whose file may leave out that a sequence begins with a token, and does.
+_BEGIN_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"})
+
+
+def gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, Any], str | None]:
+    """Make the library's tokenizer of a GGUF file's metadata.
+
+    Returns:
+        The tokenizer, what `tokenizer_config.json` would say, the chat template if there is one.
+
+    Raises:
+        StartupError: the file has no vocabulary, or one of a kind that is not known; one line.
+    """
+    file = open_gguf(path)
+    words = _Words(str(file.path), file.metadata)
+    kind = words.text("model")
+    if kind == "gpt2":
+        backend = _byte_level(words)
+    elif kind == "llama":
+        backend = _sentence_pieces(words)
+    else:
+        known = "gpt2 (byte-level BPE) and llama (SentencePiece)"
+        raise words.error(f"its tokenizer is of the kind {kind!r}; {known} are read")
+    config = _config(words)
+    template = file.metadata.get("tokenizer.chat_template")
+    return backend, config, template if isinstance(template, str) else None
+
+
+class _Words:
+    """What the metadata says of the tokenizer."""
+
+    def __init__(self, source: str, metadata: dict[str, Any]) -> None:
+        self._source, self._metadata = source, metadata
+        self.tokens: list[str] = self._array("tokens", texts=True) or []
+        if not self.tokens:
+            raise self.error("it has no vocabulary ('tokenizer.ggml.tokens')")
+        self.kinds: list[int] = self._array("token_type") or [_NORMAL] * len(self.tokens)
+        if len(self.kinds) != len(self.tokens):
+            raise self.error(f"{len(self.tokens)} tokens and {len(self.kinds)} kinds of them")
+        self.pre = self._metadata.get("tokenizer.ggml.pre", "default")
+
+    def error(self, what: str) -> StartupError:
+        return StartupError(
+            f"{self._source}: {what}; --tokenizer-path may name a folder with a tokenizer.json"
+        )
+
+    def text(self, key: str) -> str:
+        value = self._metadata.get(f"tokenizer.ggml.{key}")
+        return value if isinstance(value, str) else "none"
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._metadata.get(f"tokenizer.ggml.{key}")
+        return value if isinstance(value, bool) else default
+
+    def token(self, key: str) -> str | None:
+        value = self._metadata.get(f"tokenizer.ggml.{key}")
+        if not isinstance(value, int) or not 0 <= value < len(self.tokens):
+            return None
+        return self.tokens[value]
+
+    def merges(self) -> list[tuple[str, str]]:
+        merges: list[tuple[str, str]] = []
+        for line in self._array("merges", texts=True) or []:
+            left, space, right = line.partition(" ")
+            if not space:
+                raise self.error(f"{line[:32]!r} is not two parts of a merge")
+            merges.append((left, right))
+        return merges
+
+    def scores(self) -> list[float]:
+        scores = self._array("scores") or []
+        if len(scores) != len(self.tokens):
+            raise self.error(f"{len(self.tokens)} tokens and {len(scores)} scores of them")
+        return scores
+
+    def _array(self, key: str, *, texts: bool = False) -> list[Any] | None:
+        value = self._metadata.get(f"tokenizer.ggml.{key}")
+        if value is None:
+            return None
+        try:
+            if not isinstance(value, GgufArray):
+                raise ValueError("not an array")
+            return value.texts() if texts else value.numbers()
+        except ValueError as error:
+            raise self.error(f"'tokenizer.ggml.{key}': {error}") from error
+
+    def vocabulary(self) -> dict[str, int]:
+        vocabulary = {token: token_id for token_id, token in enumerate(self.tokens)}
+        if len(vocabulary) != len(self.tokens):
+            raise self.error("a token comes twice in its vocabulary")
+        return vocabulary
+
+    def added(self) -> list[AddedToken]:
+        """Tokens that are looked for in a text before it is split, in the order of their ids."""
+        return [
+            AddedToken(token, special=kind == _CONTROL, normalized=False)
+            for token, kind in zip(self.tokens, self.kinds, strict=True)
+            if kind in (_CONTROL, _USER_DEFINED) and token
+        ]
+
+
+def _config(words: _Words) -> dict[str, Any]:
+    config: dict[str, Any] = {name: words.token(key) for name, key in _NAMED.items()}
+    begins = words.text("model") == "llama" or words.pre in _BEGIN_BY_DEFAULT
+    config["add_bos_token"] = words.flag("add_bos_token", begins)
+    config["add_eos_token"] = words.flag("add_eos_token", False)
+    config["clean_up_tokenization_spaces"] = False
+    return config
+
+
+def _made(words: _Words, model: BPE) -> Backend:
+    backend = Backend(model)
+    backend.add_tokens(words.added())
+    return backend
+
+
+def _byte_level(words: _Words) -> Backend:
+    pre = words.pre
+    steps: list[Any]
+    if pre in _SPLITS:
+        steps = [pre_tokenizers.Split(Regex(_SPLITS[pre]), "isolated")]
+        uses_regex = False
+    elif pre in _DIGITS:
+        steps, uses_regex = [pre_tokenizers.Digits(individual_digits=True)], True
+    elif pre in _PLAIN:
+        steps, uses_regex = [], True
+    else:
+        known = ", ".join(sorted({*_SPLITS, *_DIGITS, *_PLAIN}))
+        raise words.error(f"its pre-tokenizer {pre!r} is not known; these are: {known}")
+    begins_with_space = words.flag("add_space_prefix", False)
+    level = pre_tokenizers.ByteLevel(add_prefix_space=begins_with_space, use_regex=uses_regex)
+    try:
+        model = BPE(
+            vocab=words.vocabulary(),
+            merges=words.merges(),
+            ignore_merges=pre in _WHOLE_WORDS,
+        )
+    except Exception as error:  # the library raises bare Exception
+        raise words.error(f"its merges do not fit its vocabulary: {error}") from error
+    backend = _made(words, model)
+    if pre in _NFC:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, level]) if steps else level
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentence_pieces(words: _Words) -> Backend:
+    unknown = words.token("unknown_token_id")
+    model = BPE(
+        vocab=words.vocabulary(),
+        merges=_merges(words),
+        unk_token=unknown,
+        fuse_unk=True,
+        byte_fallback=_BYTE in words.kinds,
+    )
+    backend = _made(words, model)
+    replaced = normalizers.Replace(" ", _SPACE)
+    prefix = words.flag("add_space_prefix", True)
+    backend.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(_SPACE), replaced]) if prefix else replaced
+    )
+    steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return backend
+
+
+def _merges(words: _Words) -> list[tuple[str, str]]:
+    """Every way to join two pieces to a third, the best scored piece first.
+
+    SentencePiece joins the two neighbours whose piece has the best score; merges in this order say
+    the same. Of pieces with the same score the order is that of `transformers`.
+
+    A quarter of a million pieces have two million places to cut: substrings are compared by their
+    hashes, in arrays, and only what they find is looked at as text.
+    """
+    # Not with the module: a process whose model has another tokenizer does without.
+    import numpy as np
+
+    tokens = words.tokens
+    can_be_joined = np.isin(np.array(words.kinds), (_NORMAL, _USER_DEFINED, _UNUSED))
+    lengths = np.array([len(token) for token in tokens])
+    ends = np.cumsum(lengths)
+    text = "".join(tokens).encode("utf-32-le", errors="surrogatepass")
+    hashes = _Hashes(np.frombuffer(text, dtype=np.uint32))
+    known = np.flatnonzero(can_be_joined & (lengths > 0))
+    of_known = hashes.between(ends[known] - lengths[known], ends[known])
+    order = np.argsort(of_known)
+    of_known, known = of_known[order], known[order]
+
+    def find(first: Any, last: Any) -> Any:
+        """Ids of the pieces that stretches of the text are; -1 where they are none."""
+        wanted = hashes.between(first, last)
+        places = np.minimum(np.searchsorted(of_known, wanted), len(known) - 1)
+        return np.where(of_known[places] == wanted, known[places], -1)
+
+    if not len(known):
+        return []
+    joined = np.flatnonzero(can_be_joined & (lengths > 1))
+    scores = np.array(words.scores(), dtype=np.float64)
+    joined = joined[np.lexsort((joined, -scores[joined]))]
+    counts = lengths[joined] - 1
+    places = np.repeat(np.arange(len(joined)), counts)
+    starts, stops = (ends - lengths)[joined][places], ends[joined][places]
+    cuts = starts + 1 + np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
+    left = find(starts, cuts)
+    places, cuts, stops, left = (each[left >= 0] for each in (places, cuts, stops, left))
+    right = find(cuts, stops)
+    places, left, right = (each[right >= 0] for each in (places, left, right))
+    # The right part follows from the left one.
+    order = np.argsort(places * len(tokens) + left)
+    texts = tokens.__getitem__
+    return list(
+        zip(map(texts, left[order].tolist()), map(texts, right[order].tolist()), strict=True)
+    )
+
+
+class _Hashes:
+    """Hashes of any stretch of a text, by sums of its characters times powers of one odd number."""
+
+    _BASE = 0x9E37_79B9_7F4A_7C15
+
+    def __init__(self, characters: Any) -> None:
+        import numpy as np
+
+        mixed = characters.astype(np.uint64) * np.uint64(0xBF58_476D_1CE4_E5B9) + np.uint64(1)
+        mixed ^= mixed >> np.uint64(29)
+        factors = np.full(len(characters) + 1, self._BASE, dtype=np.uint64)
+        inverses = np.full(len(factors), pow(self._BASE, -1, 2**64), dtype=np.uint64)
+        factors[0] = inverses[0] = 1
+        summed = np.cumsum(mixed * np.cumprod(factors)[:-1])
+        self._sums = np.concatenate([np.zeros(1, np.uint64), summed])
+        self._inverses = np.cumprod(inverses)
+
+    def between(self, first: Any, last: Any) -> Any:
+        """Hashes of the stretches from `first` up to `last`, the same wherever they stand."""
+        return (self._sums[last] - self._sums[first]) * self._inverses[first]

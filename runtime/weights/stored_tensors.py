@@ -1,0 +1,57 @@
+"""Bytes of a file as the tensor that they are."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runtime.checkpoint.regular_file import open_regular
+from runtime.checkpoint.tensor_info import TensorInfo
+
+# By the names of safetensors; every other type that is read is blocks of bytes.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+def map_file(path: Path) -> Tensor:
+    """The bytes of a file, `[size]` uint8, mapped: read when they are first looked at.
+
+    Raises:
+        StartupError: not a regular file; one line.
+        OSError: it cannot be mapped.
+    """
+    with open_regular(path) as file:
+        # Writable, though nothing writes: torch warns of memory that is not.
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+def as_tensor(raw: Tensor, info: TensorInfo) -> Tensor:
+    """The tensor that bytes are, in the order of a Hugging Face checkpoint.
+
+    Args:
+        raw: `[size]` uint8.
+        info: of the tensor.
+
+    Returns:
+        A view where the file has it in this order: numbers in `info.shape`; or, of blocks, a row of
+        uint8 for each row of numbers.
+    """
+    dtype = DTYPES.get(info.dtype)
+    if dtype is None:
+        tensor = raw.view(info.shape[0], -1)
+    else:
+        if raw.storage_offset() % dtype.itemsize:
+            raw = raw.clone()
+        tensor = raw.view(dtype).view(info.shape)
+    if info.interleaved_heads:
+        pairs = tensor.unflatten(0, (info.interleaved_heads, -1, 2))
+        tensor = pairs.transpose(1, 2).flatten(0, 2)
+    return tensor - info.offset if info.offset else tensor

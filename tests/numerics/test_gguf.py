@@ -1,0 +1,189 @@
+"""GGUF files against `transformers` with the numbers that their blocks stand for."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runtime.checkpoint.gguf.types import BLOCK_TYPES
+from runtime.checkpoint.headers import SINGLE_FILE as SINGLE
+from runtime.models.layers.build_context import BuildContext
+from runtime.models.registry import read_model_spec
+from runtime.weights.load_model import load_model
+from tests.support.driver import Driver, load
+from tests.support.gguf_models import write_gguf
+from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, TinyModel, tiny_model
+
+# Blocks of 256 need rows as long.
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+ARCHITECTURES = {
+    "llama": {},
+    "llama_tied": {},
+    "llama_biased": {},
+    "llama_llama3": {},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma3": {"query_pre_attn_scalar": 32},
+    "qwen2_moe": {},
+    "qwen3_moe": {},
+}
+
+
+def variant(name: str, options: dict[str, object]) -> Path:
+    """A tiny model's folder with other options than the table's."""
+    model = TINY_MODELS[name]
+    key = f"{name} {sorted(options.items())}"
+    if options and key not in TINY_MODELS:
+        changed = {**model.options, **options}
+        TINY_MODELS[key] = TinyModel(model.architecture, changed)
+        try:
+            return tiny_model(key)
+        finally:
+            del TINY_MODELS[key]
+    return tiny_model(name)
+
+
+def reference(folder: Path, weights: dict[str, Tensor], tokens: list[int]) -> Tensor:
+    """What `transformers` makes of the folder's model with other weights."""
+    from transformers import AutoModelForCausalLM
+
+    with TemporaryDirectory() as other:
+        shutil.copy(folder / "config.json", other)
+        save_file({name: each.contiguous() for name, each in weights.items()}, f"{other}/{SINGLE}")
+        model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def prompt(length: int = 40) -> list[int]:
+    source = random.Random(length)
+    return [source.randrange(VOCAB_SIZE) for _ in range(length)]
+
+
+def logits(model_path: Path, tokens: list[int]) -> Tensor:
+    driver = Driver(load(model_path))
+    return driver.prefill(driver.start(tokens))
+
+
+def divergence(expected: Tensor, found: Tensor) -> float:
+    """Mean Kullback-Leibler divergence of the positions' distributions."""
+    first, second = (each.log_softmax(dim=-1) for each in (expected, found))
+    return float((first.exp() * (first - second)).sum(dim=-1).mean())
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_in_plain_numbers(name: str, tmp_path: Path) -> None:
+    folder = variant(name, ARCHITECTURES[name])
+    path = tmp_path / "model.gguf"
+    weights = write_gguf(folder, path)
+    tokens = prompt()
+    expected = reference(folder, weights, tokens)
+    found = logits(path, tokens)
+    scale = expected.abs().amax(dim=-1, keepdim=True)
+    assert float(((found - expected).abs() / scale).max()) < 1e-4
+
+
+@pytest.mark.parametrize("kind", [*BLOCK_TYPES, "F16", "BF16"])
+def test_every_type(kind: str, tmp_path: Path) -> None:
+    folder = variant("qwen3", {**WIDE, "tie_word_embeddings": True})
+    path = tmp_path / "model.gguf"
+    weights = write_gguf(folder, path, lambda name: kind)
+    tokens = prompt()
+    expected = reference(folder, weights, tokens)
+    found = logits(path, tokens)
+    assert divergence(expected, found) < 0.005
+    assert float((expected.argmax(-1) == found.argmax(-1)).float().mean()) > 0.85
+
+
+MIXED = {
+    "attn_q": "Q4_K", "attn_k": "Q5_0", "attn_v": "Q8_0", "attn_output": "Q6_K",
+    "ffn_gate": "Q4_1", "ffn_up": "Q5_K", "ffn_down": "Q3_K", "token_embd": "Q6_K",
+}  # fmt: skip
+
+
+def mixed(name: str) -> str:
+    """Another type for each projection, so that fused products have parts of several."""
+    stem = name.removesuffix(".weight").rpartition(".")[2].removesuffix("_exps")
+    return MIXED.get(stem.removesuffix("_shexp"), "Q8_0")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2_moe"])
+def test_types_mix_within_a_layer(name: str, tmp_path: Path) -> None:
+    options: dict[str, object] = dict(WIDE)
+    if name == "qwen2_moe":
+        options = {
+            "hidden_size": 256,
+            "intermediate_size": 256,
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 256,
+        }
+    folder = variant(name, options)
+    path = tmp_path / "model.gguf"
+    weights = write_gguf(folder, path, mixed)
+    tokens = prompt()
+    found = logits(path, tokens)
+    assert divergence(reference(folder, weights, tokens), found) < 0.005
+
+
+def test_chunks_and_batches_give_the_same(tmp_path: Path) -> None:
+    folder = variant("llama", WIDE)
+    path = tmp_path / "model.gguf"
+    write_gguf(folder, path, mixed)
+    tokens = prompt()
+    driver = Driver(load(path))
+    whole = driver.prefill(driver.start(tokens))
+    for chunk in (1, 7):
+        assert torch.equal(driver.prefill(driver.start(tokens), chunk), whole)
+
+
+def test_blocks_stay_blocks(tmp_path: Path) -> None:
+    """Memory is what is stored, and what was stored comes back bit for bit."""
+    folder = variant("llama", WIDE)
+    path = tmp_path / "model.gguf"
+    weights = write_gguf(folder, path, mixed)
+    spec = read_model_spec(path)
+    model = load_model(
+        path,
+        spec,
+        BuildContext(dtype=torch.float32, device=torch.device("cpu")),
+        lambda share: None,
+    )
+    holders = dict(model.holders())
+    for weight in spec.logical_weights:
+        holder, _, parameter = weight.target.rpartition(".")
+        values = holders[holder].values(parameter, weight.shard)
+        assert torch.equal(values.float(), weights[weight.name]), weight.name
+    held = sum(holder.size_bytes for holder in holders.values())
+    assert held < 0.4 * 4 * spec.num_parameters
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_cut_where_blocks_end(rank: int, tmp_path: Path) -> None:
+    folder = variant("llama", {**WIDE, "intermediate_size": 512})
+    path = tmp_path / "model.gguf"
+    # Of `attn_output`, 256 columns wide, half a row is half a block: it is widened, not cut.
+    weights = write_gguf(folder, path, mixed)
+    spec = read_model_spec(path)
+    context = BuildContext(
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        tp_rank=rank,
+        tp_size=2,
+        all_reduce=lambda x: x,
+    )
+    model = load_model(path, spec, context, lambda share: None)
+    holders = dict(model.holders())
+    for weight in spec.logical_weights:
+        holder, _, parameter = weight.target.rpartition(".")
+        shard = dict(holders[holder].parameters())[parameter].shards[weight.shard]
+        values = holders[holder].values(parameter, weight.shard)
+        expected = shard.local_part(weights[weight.name])
+        assert torch.equal(values.float(), expected), weight.name

@@ -1,0 +1,217 @@
+"""GGUF files made of tiny folders, as llama.cpp names and orders their tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from runtime.models.quantization.gguf.encode import encode
+
+Types = Callable[[str], str]
+
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+}
+_GEMMA3 = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "Gemma3ForCausalLM": "gemma3",
+}
+
+
+def write_gguf(
+    folder: Path,
+    path: Path,
+    types: Types = lambda name: "F32",
+    extra: dict[str, Any] | None = None,
+) -> dict[str, Tensor]:
+    """Write the weights of a folder as a GGUF file.
+
+    Args:
+        folder: with `config.json` and safetensors.
+        path: of the new file.
+        types: what a matrix is stored in, by its name in GGUF.
+        extra: string keys over those that the configuration gives.
+
+    Returns:
+        What the file's numbers stand for, by the names of the folder, in float32.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    weights: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights |= load_file(file)
+    name = _ARCHITECTURES[config["architectures"][0]]
+    writer = gguf.GGUFWriter(str(path), name)
+    _write_keys(writer, name, config, weights)
+    for key, value in (extra or {}).items():
+        writer.add_string(key, value)
+    stands_for: dict[str, Tensor] = {}
+    experts: dict[str, dict[int, tuple[str, Tensor]]] = {}
+    for full, weight in weights.items():
+        if full == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        found, expert = _name(full, name)
+        if expert is not None:
+            experts.setdefault(found, {})[expert] = full, weight
+            continue
+        stands_for[full] = _write(writer, found, weight.float(), types, name, config)
+    for found, stack in experts.items():
+        whole = torch.stack([stack[index][1] for index in sorted(stack)]).float()
+        values = _write(writer, found, whole, types, name, config)
+        for index, (full, _) in stack.items():
+            stands_for[full] = values[index]
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return stands_for
+
+
+def _name(full: str, architecture: str) -> tuple[str, int | None]:
+    stem, _, last = full.rpartition(".")
+    if stem in _NAMES:
+        return f"{_NAMES[stem]}.{last}", None
+    _, _, layer, rest = stem.split(".", 3)
+    if ".experts." in rest:
+        _, _, expert, part = rest.split(".")
+        kind = part.removesuffix("_proj")
+        return f"blk.{layer}.ffn_{kind}_exps.weight", int(expert)
+    names = {**_NAMES, **(_GEMMA3 if architecture == "gemma3" else {})}
+    return f"blk.{layer}.{names[rest]}.{last}", None
+
+
+def _heads(name: str, architecture: str, config: dict[str, Any]) -> int:
+    if architecture != "llama":
+        return 0
+    if ".attn_q." in name:
+        return int(config["num_attention_heads"])
+    return int(config["num_key_value_heads"]) if ".attn_k." in name else 0
+
+
+def _write(
+    writer: gguf.GGUFWriter,
+    name: str,
+    weight: Tensor,
+    types: Types,
+    architecture: str,
+    config: dict[str, Any],
+) -> Tensor:
+    """Write one tensor; return what it stands for, in the folder's order."""
+    heads = _heads(name, architecture, config)
+    stored = weight
+    if heads:
+        stored = weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    offset = 1.0 if architecture == "gemma3" and name.endswith("norm.weight") else 0.0
+    if stored.dim() == 1 or "_inp." in name or name.endswith("gate_inp_shexp.weight"):
+        if name.endswith("gate_inp_shexp.weight"):
+            stored = stored.flatten()
+        writer.add_tensor(name, (stored + offset).numpy())
+        return (stored + offset - offset).view(weight.shape) if not heads else weight
+    kind = types(name)
+    if kind in ("F32", "F16"):
+        numbers = stored.numpy().astype(np.float32 if kind == "F32" else np.float16)
+        writer.add_tensor(name, numbers)
+        return weight.half().float() if kind == "F16" else weight
+    blocks = encode(kind.lower(), stored.flatten(0, -2))
+    data = blocks.view(*stored.shape[:-1], -1).numpy()
+    stored_type = gguf.GGMLQuantizationType[kind]
+    writer.add_tensor(name, data, raw_dtype=stored_type)
+    # The package's own, not ours.
+    numbers = torch.from_numpy(gguf.dequantize(data, stored_type).copy()).view(stored.shape)
+    if heads:
+        numbers = numbers.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return numbers
+
+
+def _write_keys(
+    writer: gguf.GGUFWriter, name: str, config: dict[str, Any], weights: dict[str, Tensor]
+) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(float(rope.get("rope_theta", config.get("rope_theta", 10000.0))))
+    if rope.get("rope_type") == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(config, rope))
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    # Version 5 of `transformers` calls them local in some files.
+    experts = config.get("num_experts") or config.get("num_local_experts")
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        if config.get("shared_expert_intermediate_size"):
+            writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if name == "gemma3":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern(
+            [kind == "sliding_attention" for kind in config["layer_types"]]
+        )
+        local = (config.get("rope_parameters") or {}).get("sliding_attention", {})
+        writer.add_float32("gemma3.rope.freq_base_swa", float(local.get("rope_theta", 10000.0)))
+    assert "model.embed_tokens.weight" in weights
+
+
+def _llama3_factors(config: dict[str, Any], rope: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """As llama.cpp's converter works them out."""
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    frequencies = 1.0 / (rope["rope_theta"] ** (np.arange(0, size, 2) / size))
+    low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
+    high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
+    factors = []
+    for frequency in frequencies:
+        wave = 2 * np.pi / frequency
+        if wave < high:
+            factors.append(1.0)
+        elif wave > low:
+            factors.append(rope["factor"])
+        else:
+            smooth = rope["original_max_position_embeddings"] / wave - rope["low_freq_factor"]
+            smooth /= rope["high_freq_factor"] - rope["low_freq_factor"]
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, dtype=np.float32)
